@@ -1,0 +1,327 @@
+"""Blocks: runs of entries in the one form they have on the wire, on disk and in a read's answer.
+
+A block holds `count` entries of one ledger under one content term, ids `first_entry`, `first_entry +
+stride`, …; stride 1 in a ledger whose ensemble equals its write quorum, else the ensemble size (the entries
+of one write set). All of them were sent with one LAC and LAFR. Everything is little-endian:
+
+      0  4s   magic b"BKB1"
+      4  u32  head_crc       CRC32C of the head from byte 8 on (this header and the arrays)
+      8  u32  head_bytes     this header and the arrays
+     12  u32  payload_bytes
+     16  u32  count          1 … 65,536
+     20  u32  stride         1 … 64
+     24  u64  ledger_id
+     32  u64  content_term
+     40  u64  first_entry
+     48  i64  lac            last add confirmed when the entries were sent, −1 for none
+     56  i64  lafr           rule 11; −1 where it is not used
+     64  u32  lac_crc        CRC32C of (ledger_id, content_term, lac, lafr), the *LAC statement*
+     68  u32  payload_crc    CRC32C of the payload; 0 with flag PARTIAL
+     72  u16  mac_bytes      0, or 32 in a ledger with authentication codes
+     74  u16  flags          1 PARTIAL: cut out of a larger block, payload_crc is not set
+     76  u32  reserved, 0
+     80  u64[count]  running    payload bytes of the ledger up to and including this entry
+      …  u32[count]  lengths    payload bytes of this entry
+      …  u32[count]  checksums  CRC32C of (entry_id, running, payload), seeded with lac_crc
+      …  mac_bytes              code of the LAC statement
+      …  mac_bytes × count      code of each entry
+      …  payload                the entries' bytes, one after another
+
+So an entry's checksum covers ledger, content term, LAC, LAFR, id, running length and payload, and can be
+checked by whoever holds the bytes; the codes can be made and checked only with the ledger's key
+(`client_aio.core.digest`). Both survive cutting a block, and so does the statement of the LAC.
+
+Invariant: `Block.parse` accepts only bytes in which all lengths agree and the head's checksum holds.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from itertools import accumulate, repeat
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from metadata.errors import MalformedFrameError
+from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+if sys.byteorder != "little":  # the arrays of a block are used in place
+    raise ImportError("bookie-aio runs on little-endian machines only")
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC = b"BKB1"
+ENTRIES_MAX = 65_536
+STRIDE_MAX = 64
+FLAG_PARTIAL = 1
+MAC_BYTES = (0, 32)
+
+HEADER = struct.Struct("<4sIIIIIQQQqqIIHHI")
+HEADER_BYTES = HEADER.size
+_STATEMENT = struct.Struct("<QQqq")
+_ENTRY = struct.Struct("<QQ")
+_HEAD_COVERED_FROM = 8
+_CRC_FIELD = struct.Struct("<I")
+assert HEADER_BYTES == 80
+
+
+class LacStatement(NamedTuple):
+    """What an entry, or an idle writer, states about its ledger's LAC, with the proof (rule 12b)."""
+
+    content_term: int
+    lac: int
+    lafr: int
+    crc: int
+    mac: bytes = b""
+
+
+def statement_crc(ledger_id: int, content_term: int, lac: int, lafr: int) -> int:
+    """Give the CRC32C that goes with a LAC statement, the seed of the checksums of its entries."""
+    return crc32c(_STATEMENT.pack(ledger_id, content_term, lac, lafr))
+
+
+def statement_is_intact(ledger_id: int, statement: LacStatement) -> bool:
+    """Tell whether a LAC statement about that ledger carries the right checksum."""
+    return statement.crc == statement_crc(ledger_id, statement.content_term, statement.lac, statement.lafr)
+
+
+def entry_checksums(
+    lac_crc: int, entry_ids: Sequence[int], running: Sequence[int], payloads: Sequence[Buffer]
+) -> list[int]:
+    """Give the checksum of each entry. All loops run in C: this is the client's hottest line."""
+    seeds = map(crc32c, map(_ENTRY.pack, entry_ids, running), repeat(lac_crc))
+    return list(map(crc32c, payloads, seeds))
+
+
+def encode_block(
+    *,
+    ledger_id: int,
+    content_term: int,
+    first_entry: int,
+    stride: int,
+    lac: int,
+    lafr: int,
+    payloads: Sequence[Buffer],
+    running: Sequence[int],
+    macs: Sequence[bytes] = (),
+) -> bytes:
+    """Build a whole block.
+
+    Args:
+        payloads: the entries' bytes, 1 to `ENTRIES_MAX` of them.
+        running: for each entry, the ledger's payload bytes up to and including it.
+        macs: nothing, or the code of the LAC statement followed by that of each entry.
+    """
+    count = len(payloads)
+    assert 1 <= count <= ENTRIES_MAX
+    assert len(running) == count
+    assert len(macs) in (0, count + 1)
+    lac_crc = statement_crc(ledger_id, content_term, lac, lafr)
+    ids = range(first_entry, first_entry + stride * count, stride)
+    payload = b"".join(payloads)
+    arrays = struct.pack(
+        f"<{count}Q{count}I{count}I",
+        *running,
+        *map(len, payloads),
+        *entry_checksums(lac_crc, ids, running, payloads),
+    )
+    mac_bytes = len(macs[0]) if macs else 0
+    head_bytes = HEADER_BYTES + len(arrays) + mac_bytes * len(macs)
+    fixed = HEADER.pack(
+        MAGIC, 0, head_bytes, len(payload), count, stride, ledger_id, content_term, first_entry,
+        lac, lafr, lac_crc, crc32c(payload), mac_bytes, 0, 0,
+    )  # fmt: skip
+    head = b"".join((fixed[_HEAD_COVERED_FROM:], arrays, *macs))
+    return b"".join((MAGIC, _CRC_FIELD.pack(crc32c(head)), head, payload))
+
+
+class Block:
+    """A block's header, and views of its parts, over the bytes it was parsed from."""
+
+    __slots__ = (
+        "content_term", "count", "first_entry", "flags", "head_bytes", "lac", "lac_crc", "lafr",
+        "ledger_id", "mac_bytes", "payload_bytes", "payload_crc", "stride", "view",
+    )  # fmt: skip
+
+    def __init__(self, view: memoryview) -> None:
+        """Take a view of at least a head; use `parse` or `parse_head`, which check it."""
+        self.view = view
+        (
+            _, _, self.head_bytes, self.payload_bytes, self.count, self.stride, self.ledger_id,
+            self.content_term, self.first_entry, self.lac, self.lafr, self.lac_crc, self.payload_crc,
+            self.mac_bytes, self.flags, _,
+        ) = HEADER.unpack_from(view)  # fmt: skip
+
+    @classmethod
+    def parse_head(cls, view: memoryview) -> Block:
+        """Parse and check a head; the payload may be missing from the view.
+
+        Raises:
+            MalformedFrameError: too short, wrong magic, lengths that disagree, ids out of range, or a
+                checksum over head or LAC statement that does not hold.
+        """
+        if len(view) < HEADER_BYTES or view[:4] != MAGIC:
+            raise MalformedFrameError(f"no block starts with {bytes(view[:8])!r}")
+        block = cls(view)
+        block._check_head()
+        return block
+
+    @classmethod
+    def parse(cls, view: memoryview) -> Block:
+        """Parse and check the block at the start of the view, which holds all of it.
+
+        The checksum over the payload is `payload_is_intact`'s. Raises as `parse_head` does.
+        """
+        block = cls.parse_head(view)
+        if len(view) < block.total_bytes:
+            raise MalformedFrameError(f"a block of {block.total_bytes} bytes ends after {len(view)}")
+        block.view = view[: block.total_bytes]
+        return block
+
+    def _check_head(self) -> None:
+        if not 1 <= self.count <= ENTRIES_MAX or not 1 <= self.stride <= STRIDE_MAX:
+            raise MalformedFrameError(f"a block of {self.count} entries with stride {self.stride}")
+        if self.mac_bytes not in MAC_BYTES:
+            raise MalformedFrameError(f"a block with codes of {self.mac_bytes} bytes")
+        macs = self.mac_bytes * (self.count + 1)
+        if self.head_bytes != HEADER_BYTES + 16 * self.count + macs or len(self.view) < self.head_bytes:
+            raise MalformedFrameError(
+                f"a block's head of {self.head_bytes} bytes does not fit its {self.count} entries"
+            )
+        crc = crc32c(self.view[_HEAD_COVERED_FROM : self.head_bytes])
+        if crc != int.from_bytes(self.view[4:8], "little"):
+            raise MalformedFrameError("the checksum over a block's head does not hold")
+        if (
+            self.ledger_id > LEDGER_ID_MAX
+            or self.content_term > TERM_FINAL
+            or self.last_entry > ENTRY_ID_MAX
+            or not NO_ENTRY <= self.lac < self.first_entry
+            or not NO_ENTRY <= self.lafr <= ENTRY_ID_MAX
+        ):
+            raise MalformedFrameError(
+                f"a block of ledger {self.ledger_id}, term {self.content_term}, first entry "
+                f"{self.first_entry}, LAC {self.lac}, LAFR {self.lafr} is out of range"
+            )
+        if self.lac_crc != statement_crc(self.ledger_id, self.content_term, self.lac, self.lafr):
+            raise MalformedFrameError("the checksum over a block's LAC statement does not hold")
+        if sum(self.lengths) != self.payload_bytes:
+            raise MalformedFrameError("the entries of a block do not fill its payload")
+
+    @property
+    def total_bytes(self) -> int:
+        """Give the size of head and payload."""
+        return self.head_bytes + self.payload_bytes
+
+    @property
+    def last_entry(self) -> int:
+        """Give the id of the last entry."""
+        return self.first_entry + (self.count - 1) * self.stride
+
+    @property
+    def entry_ids(self) -> range:
+        """Give the ids of the entries."""
+        return range(self.first_entry, self.last_entry + 1, self.stride)
+
+    @property
+    def is_partial(self) -> bool:
+        """Tell whether the block was cut out of a larger one."""
+        return bool(self.flags & FLAG_PARTIAL)
+
+    @property
+    def running(self) -> memoryview:
+        """Give the running lengths, u64."""
+        return self.view[HEADER_BYTES : HEADER_BYTES + 8 * self.count].cast("Q")
+
+    @property
+    def lengths(self) -> memoryview:
+        """Give the entries' lengths, u32."""
+        start = HEADER_BYTES + 8 * self.count
+        return self.view[start : start + 4 * self.count].cast("I")
+
+    @property
+    def checksums(self) -> memoryview:
+        """Give the entries' checksums, u32."""
+        start = HEADER_BYTES + 12 * self.count
+        return self.view[start : start + 4 * self.count].cast("I")
+
+    @property
+    def statement(self) -> LacStatement:
+        """Give what the block states about the LAC."""
+        mac = bytes(self.view[HEADER_BYTES + 16 * self.count :][: self.mac_bytes])
+        return LacStatement(self.content_term, self.lac, self.lafr, self.lac_crc, mac)
+
+    @property
+    def macs(self) -> list[bytes]:
+        """Give the entries' codes; empty without authentication codes."""
+        if not self.mac_bytes:
+            return []
+        start, size = HEADER_BYTES + 16 * self.count + self.mac_bytes, self.mac_bytes
+        return [bytes(self.view[at : at + size]) for at in range(start, self.head_bytes, size)]
+
+    @property
+    def payload(self) -> memoryview:
+        """Give all entries' bytes, one after another."""
+        return self.view[self.head_bytes : self.total_bytes]
+
+    def payloads(self) -> list[memoryview]:
+        """Give a view of each entry's bytes."""
+        payload, lengths = self.payload, self.lengths
+        return [payload[end - n : end] for end, n in zip(accumulate(lengths), lengths, strict=True)]
+
+    def payload_is_intact(self) -> bool:
+        """Check the payload as a whole, or entry by entry where the block is a partial one."""
+        if self.is_partial:
+            return not self.damaged_entries()
+        return crc32c(self.payload) == self.payload_crc
+
+    def damaged_entries(self) -> list[int]:
+        """Give the ids of the entries whose own checksum does not hold."""
+        found = entry_checksums(self.lac_crc, self.entry_ids, self.running, self.payloads())
+        if found == list(self.checksums):
+            return []
+        pairs = zip(self.entry_ids, found, self.checksums, strict=True)
+        return [entry_id for entry_id, is_, ought in pairs if is_ != ought]
+
+    def payload_range(self, start: int, stop: int) -> tuple[int, int]:
+        """Give the byte range, within the block, of the payloads of entries number start to stop − 1."""
+        lengths = self.lengths
+        begin = self.head_bytes + sum(lengths[:start])
+        return begin, begin + sum(lengths[start:stop])
+
+    def cut_head(self, start: int, stop: int) -> bytes:
+        """Give the head of a PARTIAL block of the entries number start to stop − 1 of this one."""
+        assert 0 <= start < stop <= self.count
+        count, size = stop - start, self.mac_bytes
+        lengths = self.lengths[start:stop]
+        macs = HEADER_BYTES + 16 * self.count
+        parts = [
+            self.running[start:stop].tobytes(),
+            lengths.tobytes(),
+            self.checksums[start:stop].tobytes(),
+            bytes(self.view[macs : macs + size]),
+            bytes(self.view[macs + size * (1 + start) : macs + size * (1 + stop)]),
+        ]
+        head_bytes = HEADER_BYTES + sum(map(len, parts))
+        fixed = HEADER.pack(
+            MAGIC, 0, head_bytes, sum(lengths), count, self.stride, self.ledger_id, self.content_term,
+            self.first_entry + start * self.stride, self.lac, self.lafr, self.lac_crc, 0, size,
+            self.flags | FLAG_PARTIAL, 0,
+        )  # fmt: skip
+        covered = b"".join((fixed[_HEAD_COVERED_FROM:], *parts))
+        return b"".join((MAGIC, _CRC_FIELD.pack(crc32c(covered)), covered))
+
+
+def parse_blocks(body: memoryview) -> Iterator[Block]:
+    """Yield the blocks that follow one another in a body, to its end.
+
+    Raises:
+        MalformedFrameError: bytes left over, or a block that does not parse.
+    """
+    while body:
+        block = Block.parse(body)
+        yield block
+        body = body[block.total_bytes :]

@@ -1,0 +1,145 @@
+"""Frames: the unit of the byte stream between client and bookie.
+
+    0  u32 big-endian   length of all that follows
+    4  u32 big-endian   length of the header
+    8  header           one msgpack array (`bookie_aio.wire.messages`)
+    …  body             raw bytes: blocks of entries, or nothing
+
+Owns the cutting of a stream into frames and the receive buffer. Bodies are views into that buffer: they
+stay valid for as long as somebody holds them, since a full buffer is left to its views and a new one begun.
+
+Invariants: a length is checked against the limit before anything is allocated for it, and the buffer
+grows only as bytes arrive, so that a claim alone costs a peer's victim nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import msgpack
+
+from metadata.errors import FrameTooLargeError, MalformedFrameError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HANDSHAKE_FRAME_BYTES_MAX = 4 * 1024
+FRAME_BYTES_MAX = 5 * 1024 * 1024
+HEADER_BYTES_MAX = 64 * 1024
+
+_PREFIX = struct.Struct(">II")
+_BUFFER_BYTES_MIN = 16 * 1024
+_BUFFER_BYTES_MAX = 4 * 1024 * 1024
+_ROOM_MIN = 4 * 1024
+
+Header = list[object]
+
+
+def encode_frame(header: list[object], body_bytes: int = 0) -> bytes:
+    """Give prefix and header of a frame whose body of `body_bytes` follows in separate buffers."""
+    packed = msgpack.packb(header)
+    return _PREFIX.pack(4 + len(packed) + body_bytes, len(packed)) + packed
+
+
+def decode_header(packed: memoryview) -> Header:
+    """Decode a frame's header under tight limits.
+
+    Raises:
+        MalformedFrameError: not one msgpack array of plain values within the limits.
+    """
+    try:
+        header = msgpack.unpackb(
+            packed,
+            max_array_len=64,
+            max_map_len=0,
+            max_str_len=4096,
+            max_bin_len=4096,
+            max_ext_len=0,
+            strict_map_key=True,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise MalformedFrameError(f"the header is not msgpack within the limits: {error!r}") from error
+    if not isinstance(header, list):
+        raise MalformedFrameError(f"the header is a msgpack {type(header).__name__}, not an array")
+    return header
+
+
+class FrameParser:
+    """Cuts a byte stream into frames without copying bodies.
+
+    Made for `asyncio.BufferedProtocol`: hand out `get_buffer`, tell `buffer_updated`, then iterate `frames`.
+    """
+
+    __slots__ = ("_buffer", "_filled", "_next_bytes", "_parsed", "_view", "frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._next_bytes = _BUFFER_BYTES_MIN
+        self._parsed = self._filled = 0
+        self._renew(_BUFFER_BYTES_MIN)
+
+    @property
+    def is_mid_frame(self) -> bool:
+        """Tell whether a part of a frame has arrived and the rest has not."""
+        return self._filled > self._parsed
+
+    def get_buffer(self) -> memoryview:
+        """Give room for the next bytes of the stream; never empty."""
+        if len(self._buffer) - self._filled < _ROOM_MIN:
+            # Twice what is held: a large frame's buffer grows with the bytes that did arrive.
+            held = self._filled - self._parsed
+            self._renew(max(self._next_bytes, 2 * held + _ROOM_MIN))
+        return self._view[self._filled :]
+
+    def buffer_updated(self, count: int) -> None:
+        """Note that `count` bytes have been written to the buffer last handed out."""
+        self._filled += count
+        if self._filled == len(self._buffer):
+            self._next_bytes = min(2 * self._next_bytes, _BUFFER_BYTES_MAX)
+
+    def feed(self, data: bytes) -> None:
+        """Append bytes that arrived by other means than `get_buffer`."""
+        view = memoryview(data)
+        while view:
+            room = self.get_buffer()
+            count = min(len(room), len(view))
+            room[:count] = view[:count]
+            self.buffer_updated(count)
+            view = view[count:]
+
+    def frames(self) -> Iterator[tuple[Header, memoryview]]:
+        """Yield the complete frames: decoded header and body.
+
+        Raises:
+            FrameTooLargeError: a length above `frame_bytes_max`.
+            MalformedFrameError: lengths that disagree, or a header that does not decode.
+        """
+        while self._filled - self._parsed >= 4:
+            at = self._parsed
+            length = int.from_bytes(self._view[at : at + 4], "big")
+            if not 4 < length <= self.frame_bytes_max:
+                if length <= 4:
+                    raise MalformedFrameError(f"a frame of {length} bytes has no room for a header")
+                raise FrameTooLargeError(
+                    f"a frame of {length:,} bytes is above the limit of {self.frame_bytes_max:,}"
+                )
+            end = at + 4 + length
+            if end > self._filled:
+                return
+            header_bytes = int.from_bytes(self._view[at + 4 : at + 8], "big")
+            if not 0 < header_bytes <= min(length - 4, HEADER_BYTES_MAX):
+                raise MalformedFrameError(f"a header of {header_bytes} bytes in a frame of {length}")
+            body_start = at + 8 + header_bytes
+            # Parsed before it is yielded: a caller that stops here does not see the frame twice.
+            self._parsed = end
+            yield decode_header(self._view[at + 8 : body_start]), self._view[body_start:end]
+        if self._parsed == self._filled and self._filled * 4 < len(self._buffer):
+            self._next_bytes = max(self._next_bytes // 2, _BUFFER_BYTES_MIN)
+
+    def _renew(self, size: int) -> None:
+        rest = self._view[self._parsed : self._filled] if self._filled else b""
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
+        self._view[: len(rest)] = rest
+        self._parsed, self._filled = 0, len(rest)

@@ -1,0 +1,436 @@
+"""Requests and answers: what stands in a frame's header.
+
+A request's header is the msgpack array `[op, request_id, auth, *fields]`; the answer to it is
+`[op | 0x80, request_id, status, *fields]` when the status is OK, else
+`[op | 0x80, request_id, status, message, value]`. `auth` is the place for authorisation: nil or bytes.
+Answers may come in any order; each names its request. Blocks travel in the body.
+
+Every header is checked against the message's schema: number, types and ranges of its fields.
+
+Owns the form of the messages. What they mean, and when a bookie may answer them, is in docs/PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from bookie_aio.wire.blocks import LacStatement
+from metadata.errors import MalformedFrameError
+from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL
+
+VERSION_MIN = 1
+VERSION_MAX = 1
+ANSWER = 0x80
+NO_TERM = -1
+"""A read's `term` when it does not fence."""
+REQUEST_ID_MAX = 2**32 - 1
+WAIT_MS_MAX = 30_000
+
+
+class Op(enum.IntEnum):
+    """The operations."""
+
+    HELLO = 1
+    PING = 2
+    ADD = 3
+    READ = 4
+    READ_LAC = 5
+    WRITE_LAC = 6
+    LIST_ENTRIES = 7
+    LIST_LEDGERS = 8
+    INFO = 9
+
+
+class Status(enum.IntEnum):
+    """How a request ended."""
+
+    OK = 0
+    BAD_REQUEST = 1
+    UNSUPPORTED_VERSION = 2
+    UNAUTHORIZED = 3
+    INVALID_TERM = 4  # value: the term the bookie holds
+    READ_ONLY = 5
+    TOO_MANY_REQUESTS = 6
+    STALE_METADATA = 7  # value: the content term the bookie holds
+    NO_SUCH_LEDGER = 8  # the ledger has been deleted
+    DATA_LOST = 9  # this bookie lost data of the ledger and takes no ordinary adds to it (rule 4)
+    WRONG_BOOKIE = 10
+    SHUTTING_DOWN = 11
+    INTERNAL_ERROR = 12
+
+
+class Stop(enum.IntEnum):
+    """Why a read's answer ends where it ends."""
+
+    END = 0  # everything asked for is there
+    BUDGET = 1  # the budget of bytes is used up
+    NO_SUCH_ENTRY = 2  # the bookie knows that it does not hold `stop_entry`
+    UNKNOWN = 3  # it cannot say whether it held `stop_entry` (rule 4)
+    STALE_METADATA = 4  # it holds `stop_entry` under a higher content term
+
+
+class AddFlag(enum.IntFlag):
+    """How an add is to be treated."""
+
+    NONE = 0
+    RECOVERY = 1  # by a recovering client: accepted from the reserve of a read-only bookie
+    REPAIR = 2  # reserved for re-replication (rule 14)
+    DEFERRED_SYNC = 4  # reserved
+
+
+class _Kind:
+    """A field's schema: checks and converts what msgpack decoded."""
+
+    def decode(self, value: object) -> Any:
+        raise NotImplementedError
+
+    def encode(self, value: Any) -> object:
+        return value
+
+
+class _Integer(_Kind):
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high = low, high
+
+    def decode(self, value: object) -> int:
+        if type(value) is not int or not self.low <= value <= self.high:
+            raise ValueError(f"{value!r:.80} is not an integer from {self.low} to {self.high}")
+        return value
+
+
+class _Text(_Kind):
+    def decode(self, value: object) -> str:
+        if type(value) is not str:
+            raise ValueError(f"{value!r:.80} is not text")
+        return value
+
+
+class _Bytes(_Kind):
+    def decode(self, value: object) -> bytes:
+        if type(value) is not bytes:
+            raise ValueError(f"{value!r:.80} is not bytes")
+        return value
+
+
+class _Flag(_Kind):
+    def decode(self, value: object) -> bool:
+        if type(value) is not bool:
+            raise ValueError(f"{value!r:.80} is not a boolean")
+        return value
+
+
+class _Statement(_Kind):
+    """A LAC statement, or nil where none is known."""
+
+    def decode(self, value: object) -> LacStatement | None:
+        if value is None:
+            return None
+        if type(value) is not list or len(value) != 5:
+            raise ValueError(f"{value!r:.80} is not a LAC statement")
+        term, lac, lafr, crc, mac = value
+        return LacStatement(
+            _TERM.decode(term), _LAC.decode(lac), _LAC.decode(lafr), _U32.decode(crc), _BYTES.decode(mac)
+        )
+
+    def encode(self, value: LacStatement | None) -> object:
+        return None if value is None else list(value)
+
+
+_U16 = _Integer(0, 2**16 - 1)
+_U32 = _Integer(0, 2**32 - 1)
+_U64 = _Integer(0, 2**64 - 1)
+_LEDGER = _Integer(0, LEDGER_ID_MAX)
+_ENTRY = _Integer(0, ENTRY_ID_MAX)
+_LAC = _Integer(NO_ENTRY, ENTRY_ID_MAX)
+_TERM = _Integer(0, TERM_FINAL)
+_TERM_OR_NONE = _Integer(NO_TERM, TERM_FINAL)
+_CURSOR = _Integer(-1, LEDGER_ID_MAX)
+_TEXT = _Text()
+_BYTES = _Bytes()
+_FLAG = _Flag()
+_STATEMENT = _Statement()
+
+
+@dataclass(slots=True)
+class Message:
+    """A request's or an answer's fields. Subclasses name them, and their schema in the same order."""
+
+    op: ClassVar[Op]
+    schema: ClassVar[tuple[_Kind, ...]] = ()
+
+    def encode(self) -> list[object]:
+        """Give the fields as they stand in the header."""
+        return [
+            kind.encode(getattr(self, name))
+            for name, kind in zip(type(self).__slots__, self.schema, strict=True)
+        ]
+
+    @classmethod
+    def decode(cls, values: list[object]) -> Self:
+        """Check the fields against the schema.
+
+        Raises:
+            MalformedFrameError: a field is missing, too many, of the wrong type or out of range.
+        """
+        if len(values) != len(cls.schema):
+            raise MalformedFrameError(f"{cls.__name__} has {len(cls.schema)} fields, not {len(values)}")
+        try:
+            return cls(*[kind.decode(value) for kind, value in zip(cls.schema, values, strict=True)])
+        except ValueError as error:
+            name = _field_at_fault(cls, values)
+            raise MalformedFrameError(f"{cls.__name__}.{name}: {error}") from error
+
+
+def _field_at_fault(cls: type[Message], values: list[object]) -> str:
+    for field, kind, value in zip(fields(cls), cls.schema, values, strict=True):
+        try:
+            kind.decode(value)
+        except ValueError:
+            return field.name
+    return "?"
+
+
+@dataclass(slots=True)
+class Hello(Message):
+    """Opens every connection: offers versions, and says whom the caller expects to reach."""
+
+    op = Op.HELLO
+    schema = (_U16, _U16, _TEXT, _TEXT, _TEXT)
+    version_min: int
+    version_max: int
+    client: str  # for the bookie's log
+    instance_id: str  # of the cluster; "" when the caller does not know it
+    bookie_id: str  # whom the caller expects; "" for whoever answers
+
+
+@dataclass(slots=True)
+class HelloAnswer(Message):
+    """Fixes the version and the limits of the connection."""
+
+    op = Op.HELLO
+    schema = (_U16, _TEXT, _TEXT, _TEXT, _U32, _U32)
+    version: int
+    bookie_id: str
+    instance_id: str
+    nonce: str  # drawn at each start of the bookie
+    frame_bytes_max: int
+    entry_bytes_max: int
+
+
+@dataclass(slots=True)
+class Ping(Message):
+    """Asks for a sign of life."""
+
+    op = Op.PING
+
+
+@dataclass(slots=True)
+class Add(Message):
+    """Stores the one block in the body, durably, if the term is not below the stored one."""
+
+    op = Op.ADD
+    schema = (_LEDGER, _TERM, _U16)
+    ledger_id: int
+    term: int
+    flags: int
+
+
+@dataclass(slots=True)
+class Read(Message):
+    """Asks for the entries `first`, `first + stride`, … up to `last`; fences where it carries a term."""
+
+    op = Op.READ
+    schema = (_LEDGER, _TERM_OR_NONE, _TERM, _ENTRY, _ENTRY, _Integer(1, 64), _U32)
+    ledger_id: int
+    term: int
+    content_term: int
+    first: int
+    last: int
+    stride: int
+    bytes_max: int  # of blocks in the answer; one entry comes in any case
+
+
+@dataclass(slots=True)
+class ReadAnswer(Message):
+    """The blocks follow in the body; `stop_entry` is the first entry asked for that is not there."""
+
+    op = Op.READ
+    schema = (_U16, _ENTRY, _STATEMENT)
+    stop: int
+    stop_entry: int
+    statement: LacStatement | None
+
+
+@dataclass(slots=True)
+class ReadLac(Message):
+    """Asks for the LAC: at once, or (`wait_ms` > 0) when it is above `known_lac`; fences with a term."""
+
+    op = Op.READ_LAC
+    schema = (_LEDGER, _TERM_OR_NONE, _LAC, _Integer(0, WAIT_MS_MAX))
+    ledger_id: int
+    term: int
+    known_lac: int
+    wait_ms: int
+
+
+@dataclass(slots=True)
+class ReadLacAnswer(Message):
+    """The highest LAC statement the bookie has, and the highest entry it holds (−1: none)."""
+
+    op = Op.READ_LAC
+    schema = (_STATEMENT, _LAC)
+    statement: LacStatement | None
+    last_entry: int
+
+
+@dataclass(slots=True)
+class WriteLac(Message):
+    """Publishes the LAC of an idle writer."""
+
+    op = Op.WRITE_LAC
+    schema = (_LEDGER, _TERM, _STATEMENT)
+    ledger_id: int
+    term: int
+    statement: LacStatement | None
+
+
+@dataclass(slots=True)
+class ListEntries(Message):
+    """Asks which entries of a ledger the bookie holds, from an entry on."""
+
+    op = Op.LIST_ENTRIES
+    schema = (_LEDGER, _ENTRY)
+    ledger_id: int
+    from_entry: int
+
+
+@dataclass(slots=True)
+class ListEntriesAnswer(Message):
+    """Rows `<QQII` (first entry, content term, count, stride) in the body; `next_entry` −1: that is all."""
+
+    op = Op.LIST_ENTRIES
+    schema = (_LAC, _FLAG)
+    next_entry: int
+    is_damaged: bool
+
+
+@dataclass(slots=True)
+class ListLedgers(Message):
+    """Asks which ledgers the bookie holds anything of, from an id on."""
+
+    op = Op.LIST_LEDGERS
+    schema = (_LEDGER,)
+    from_ledger: int
+
+
+@dataclass(slots=True)
+class ListLedgersAnswer(Message):
+    """Ids as little-endian u64 in the body, ascending; `next_ledger` −1: that is all."""
+
+    op = Op.LIST_LEDGERS
+    schema = (_CURSOR,)
+    next_ledger: int
+
+
+@dataclass(slots=True)
+class Info(Message):
+    """Asks for the bookie's figures: a JSON object in the body."""
+
+    op = Op.INFO
+
+
+@dataclass(slots=True)
+class Done(Message):
+    """The answer that says nothing but OK: to PING, ADD, WRITE_LAC, INFO."""
+
+    op = Op.PING
+
+
+REQUESTS: dict[int, type[Message]] = {
+    message.op: message
+    for message in (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info)
+}
+ANSWERS: dict[int, type[Message]] = {
+    Op.HELLO: HelloAnswer,
+    Op.PING: Done,
+    Op.ADD: Done,
+    Op.READ: ReadAnswer,
+    Op.READ_LAC: ReadLacAnswer,
+    Op.WRITE_LAC: Done,
+    Op.LIST_ENTRIES: ListEntriesAnswer,
+    Op.LIST_LEDGERS: ListLedgersAnswer,
+    Op.INFO: Done,
+}
+
+
+@dataclass(slots=True)
+class Failure:
+    """An answer other than OK."""
+
+    status: Status
+    message: str
+    value: int = 0
+
+
+def encode_request(request: Message, request_id: int, auth: bytes | None = None) -> list[object]:
+    """Give a request's header."""
+    return [int(request.op), request_id, auth, *request.encode()]
+
+
+def decode_request(header: list[object]) -> tuple[int, bytes | None, Message]:
+    """Give request id, authorisation and request.
+
+    Raises:
+        MalformedFrameError: the header is not that of a request.
+    """
+    if len(header) < 3:
+        raise MalformedFrameError(f"a request's header has at least 3 fields, not {len(header)}")
+    op, request_id, auth = header[:3]
+    message = REQUESTS.get(op) if type(op) is int else None
+    if message is None:
+        raise MalformedFrameError(f"{op!r:.80} is no operation")
+    if type(request_id) is not int or not 0 <= request_id <= REQUEST_ID_MAX:
+        raise MalformedFrameError(f"{request_id!r:.80} is no request id")
+    if auth is not None and type(auth) is not bytes:
+        raise MalformedFrameError("the authorisation is neither nil nor bytes")
+    return request_id, auth, message.decode(header[3:])
+
+
+def encode_answer(op: int, request_id: int, answer: Message) -> list[object]:
+    """Give the header of an answer that is OK."""
+    return [op | ANSWER, request_id, int(Status.OK), *answer.encode()]
+
+
+def encode_failure(op: int, request_id: int, failure: Failure) -> list[object]:
+    """Give the header of an answer that is not OK."""
+    return [op | ANSWER, request_id, int(failure.status), failure.message[:1000], failure.value]
+
+
+def decode_answer(header: list[object]) -> tuple[int, int, Message | Failure]:
+    """Give operation, request id and answer.
+
+    Raises:
+        MalformedFrameError: the header is not that of an answer.
+    """
+    if len(header) < 3:
+        raise MalformedFrameError(f"an answer's header has at least 3 fields, not {len(header)}")
+    op, request_id, status = header[:3]
+    if type(op) is not int or op & ANSWER == 0 or (op ^ ANSWER) not in ANSWERS:
+        raise MalformedFrameError(f"{op!r:.80} answers no operation")
+    if type(request_id) is not int or not 0 <= request_id <= REQUEST_ID_MAX:
+        raise MalformedFrameError(f"{request_id!r:.80} is no request id")
+    op ^= ANSWER
+    if status == Status.OK and type(status) is int:
+        return op, request_id, ANSWERS[op].decode(header[3:])
+    return op, request_id, _decode_failure(status, header[3:])
+
+
+def _decode_failure(status: object, values: list[object]) -> Failure:
+    try:
+        if type(status) is not int or len(values) != 2:
+            raise ValueError(f"{[status, *values]!r:.200} is no failure")
+        return Failure(Status(status), _TEXT.decode(values[0]), _U64.decode(values[1]))
+    except ValueError as error:
+        raise MalformedFrameError(str(error)) from error

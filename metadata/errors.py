@@ -1,0 +1,314 @@
+"""The error tree: every exception this project raises on purpose.
+
+    BookKeeperError
+    ├── InvalidArgumentError            (also a ValueError) the caller's mistake; raised at once
+    │   └── EntryTooLargeError
+    ├── BackpressureError               too many bytes in flight; nothing was sent
+    ├── ClientClosedError               the handle or the client is closed
+    ├── OperationTimeoutError           (also a TimeoutError)
+    ├── UnauthorizedAccessError         wrong password, or an operation that needs one
+    ├── LedgerError
+    │   ├── NoSuchLedgerError
+    │   ├── LedgerExistsError
+    │   ├── LedgerClosedError           the ledger takes no more adds
+    │   ├── LedgerFencedError           somebody else took the ledger over
+    │   ├── LedgerRecoveryError         recovery is inconclusive for now
+    │   ├── NoSuchEntryError
+    │   ├── DigestMismatchError         no replica gave intact bytes
+    │   └── LogFencedError              somebody else took the log over
+    ├── NotEnoughBookiesError
+    ├── BookieError                     a bookie answered with an error, or did not answer
+    │   ├── BookieUnavailableError
+    │   ├── BookieReadOnlyError
+    │   ├── EntryUnknownError           the bookie lost data and cannot say what it held
+    │   ├── StaleMetadataError          the bookie knows a newer content term
+    │   ├── TooManyRequestsError
+    │   └── ProtocolError               the peer broke the wire protocol
+    │       ├── MalformedFrameError
+    │       ├── FrameTooLargeError
+    │       ├── UnsupportedVersionError
+    │       └── NotABookieError
+    ├── MetadataError
+    │   ├── MetadataUnavailableError
+    │   ├── KeyExistsError
+    │   ├── NoSuchKeyError
+    │   ├── VersionConflictError
+    │   ├── MetadataCorruptError
+    │   └── InvalidTransitionError      an illegal change of a ledger's metadata
+    └── StorageError                    a bookie's own disk
+        ├── CorruptRecordError
+        ├── CookieMismatchError         the directory belongs to another bookie or cluster
+        ├── DirectoryInUseError
+        ├── DiskFullError
+        └── DiskFailedError
+
+An error's `outcome` says what is known about the operation that raised it: it was certainly *not done*,
+it was *done*, or that is *unknown* (rule 8 in ARCHITECTURE.md: fenced means unknown, never not written).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+__all__ = [
+    "BackpressureError",
+    "BookKeeperError",
+    "BookieError",
+    "BookieReadOnlyError",
+    "BookieUnavailableError",
+    "ClientClosedError",
+    "CookieMismatchError",
+    "CorruptRecordError",
+    "DigestMismatchError",
+    "DirectoryInUseError",
+    "DiskFailedError",
+    "DiskFullError",
+    "EntryTooLargeError",
+    "EntryUnknownError",
+    "FrameTooLargeError",
+    "InvalidArgumentError",
+    "InvalidTransitionError",
+    "KeyExistsError",
+    "LedgerClosedError",
+    "LedgerError",
+    "LedgerExistsError",
+    "LedgerFencedError",
+    "LedgerRecoveryError",
+    "LogFencedError",
+    "MalformedFrameError",
+    "MetadataCorruptError",
+    "MetadataError",
+    "MetadataUnavailableError",
+    "NoSuchEntryError",
+    "NoSuchKeyError",
+    "NoSuchLedgerError",
+    "NotABookieError",
+    "NotEnoughBookiesError",
+    "OperationTimeoutError",
+    "Outcome",
+    "ProtocolError",
+    "StaleMetadataError",
+    "StorageError",
+    "TooManyRequestsError",
+    "UnauthorizedAccessError",
+    "UnsupportedVersionError",
+    "VersionConflictError",
+]
+
+
+class Outcome(enum.Enum):
+    """What is known about the operation that raised an error."""
+
+    NOT_DONE = "not done"
+    DONE = "done"
+    UNKNOWN = "unknown"
+
+
+class BookKeeperError(Exception):
+    """The root of all errors of this project."""
+
+    outcome: ClassVar[Outcome] = Outcome.NOT_DONE
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        ledger_id: int | None = None,
+        entry_id: int | None = None,
+        bookie_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
+        self.bookie_id = bookie_id
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Spark pickles a task's exception on its way to the driver; keyword-only arguments need help.
+        return (_rebuild, (type(self), self.args, self.__dict__))
+
+
+def _rebuild(
+    cls: type[BookKeeperError], args: tuple[object, ...], state: dict[str, object]
+) -> BookKeeperError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidArgumentError(BookKeeperError, ValueError):
+    """An argument is wrong; the message names it, its value and what is allowed."""
+
+
+class EntryTooLargeError(InvalidArgumentError):
+    """The entry is larger than the limit; nothing was sent."""
+
+
+class BackpressureError(BookKeeperError):
+    """More than four times `max_in_flight_bytes` are in flight: await `drain()` first. Not sent."""
+
+
+class ClientClosedError(BookKeeperError):
+    """The client or handle has been closed."""
+
+
+class OperationTimeoutError(BookKeeperError, TimeoutError):
+    """No answer in time. The operation may have taken effect."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class UnauthorizedAccessError(BookKeeperError):
+    """The password is wrong, or the operation needs one."""
+
+
+class LedgerError(BookKeeperError):
+    """An operation on a ledger failed."""
+
+
+class NoSuchLedgerError(LedgerError):
+    """The metadata store has no such ledger."""
+
+
+class LedgerExistsError(LedgerError):
+    """A ledger of that id exists already."""
+
+
+class LedgerClosedError(LedgerError):
+    """The ledger is closed and takes no more adds. This add was not done."""
+
+
+class LedgerFencedError(LedgerError):
+    """Another client took the ledger over. Outstanding adds may or may not survive."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class LedgerRecoveryError(LedgerError):
+    """Recovery could not decide where the ledger ends; run it again when more bookies answer."""
+
+
+class NoSuchEntryError(LedgerError):
+    """The entry does not exist, or lies beyond what may be read."""
+
+
+class DigestMismatchError(LedgerError):
+    """No replica returned bytes that match the entry's digest."""
+
+
+class LogFencedError(LedgerError):
+    """Another writer took the log over. Outstanding appends may or may not survive."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class NotEnoughBookiesError(BookKeeperError):
+    """Fewer bookies are available than the operation needs.
+
+    Raised for an add it means *unknown*: some replicas may hold the entry.
+    """
+
+    outcome = Outcome.UNKNOWN
+
+
+class BookieError(BookKeeperError):
+    """A bookie answered with an error."""
+
+
+class BookieUnavailableError(BookieError):
+    """The bookie cannot be reached, or the connection was lost before it answered."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class BookieReadOnlyError(BookieError):
+    """The bookie takes no ordinary adds (out of space, or told so)."""
+
+
+class EntryUnknownError(BookieError):
+    """The bookie lost data of this ledger and cannot say whether it held the entry (rule 4)."""
+
+
+class StaleMetadataError(BookieError):
+    """The bookie holds the entry under a higher content term: read the metadata again."""
+
+
+class TooManyRequestsError(BookieError):
+    """The bookie's queue is full; the request was not accepted."""
+
+
+class ProtocolError(BookieError):
+    """The peer broke the wire protocol; the connection is closed."""
+
+
+class MalformedFrameError(ProtocolError):
+    """A frame, header or block does not parse, or a checksum over it is wrong."""
+
+
+class FrameTooLargeError(ProtocolError):
+    """A frame's length is above the limit of the connection's state."""
+
+
+class UnsupportedVersionError(ProtocolError):
+    """The two sides share no version of the wire protocol."""
+
+
+class NotABookieError(ProtocolError):
+    """What answers at that address does not speak this protocol, or is another bookie."""
+
+
+class MetadataError(BookKeeperError):
+    """The metadata store refused or failed an operation."""
+
+
+class MetadataUnavailableError(MetadataError):
+    """The metadata store cannot be reached. A write that was under way may have taken effect."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class KeyExistsError(MetadataError):
+    """The key to be created exists already, and it was not this call that created it."""
+
+
+class NoSuchKeyError(MetadataError):
+    """There is no such key."""
+
+
+class VersionConflictError(MetadataError):
+    """The key's version is not the expected one: somebody else changed it."""
+
+
+class MetadataCorruptError(MetadataError):
+    """A value in the metadata store does not parse, or breaks an invariant."""
+
+
+class InvalidTransitionError(MetadataError):
+    """That change of a ledger's metadata is not legal in its present state."""
+
+
+class StorageError(BookKeeperError):
+    """A bookie's own disk."""
+
+
+class CorruptRecordError(StorageError):
+    """Stored bytes do not match their checksum or their layout."""
+
+
+class CookieMismatchError(StorageError):
+    """The data directory belongs to another bookie, another cluster, or has been emptied (rule 6)."""
+
+
+class DirectoryInUseError(StorageError):
+    """Another process has the data directory open."""
+
+
+class DiskFullError(StorageError):
+    """No space left for a new segment."""
+
+
+class DiskFailedError(StorageError):
+    """A write or an fsync failed; the bookie stops (rule 2)."""
+
+    outcome = Outcome.UNKNOWN

@@ -1,0 +1,74 @@
+"""Ids and where they live in the metadata store.
+
+Owns the form of ledger ids, entry ids and bookie ids, and the layout of keys. The layout keeps every
+node of the tree below 10,000 children: a ledger id is written as 19 decimal digits, cut 3-4-4-4-4.
+"""
+
+from __future__ import annotations
+
+import re
+
+from metadata.errors import InvalidArgumentError, MetadataCorruptError
+
+LEDGER_ID_MAX = 2**63 - 1
+ENTRY_ID_MAX = 2**62 - 1
+NO_ENTRY = -1
+"""The LAC of an empty ledger, and the last entry of an empty closed one."""
+
+TERM_WRITER = 0
+TERM_FINAL = 2**63 - 1
+"""A bounded ledger knows only these two terms (rule 7)."""
+
+_BOOKIE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:\-]{0,99}")
+_CUTS = (3, 7, 11, 15, 19)
+
+KEY_CLUSTER = "cluster"
+KEY_LEDGERS = "ledgers"
+KEY_AVAILABLE = "bookies/available"
+KEY_COOKIES = "bookies/cookies"
+
+
+def check_bookie_id(bookie_id: str) -> str:
+    """Return the id, or raise InvalidArgumentError when it could not be a node's name."""
+    if not isinstance(bookie_id, str) or not _BOOKIE_ID.fullmatch(bookie_id):
+        raise InvalidArgumentError(
+            f"bookie id {bookie_id!r} is not legal: 1 to 100 letters, digits, '_', '.', ':' or '-', "
+            "starting with a letter or digit"
+        )
+    return bookie_id
+
+
+def check_ledger_id(ledger_id: int) -> int:
+    """Return the id, or raise InvalidArgumentError."""
+    if not isinstance(ledger_id, int) or isinstance(ledger_id, bool) or not 0 <= ledger_id <= LEDGER_ID_MAX:
+        raise InvalidArgumentError(f"ledger id {ledger_id!r} is not an integer from 0 to 2**63 - 1")
+    return ledger_id
+
+
+def ledger_key(ledger_id: int) -> str:
+    """Give the key of a ledger's metadata: 7 lives at `ledgers/000/0000/0000/0000/0007`."""
+    digits = f"{check_ledger_id(ledger_id):019d}"
+    parts = [digits[start:end] for start, end in zip((0, *_CUTS), _CUTS, strict=False)]
+    return "/".join([KEY_LEDGERS, *parts])
+
+
+def ledger_id_of(key: str) -> int:
+    """Invert `ledger_key`; raises MetadataCorruptError for a key that is no ledger's."""
+    head, _, rest = key.partition("/")
+    digits = rest.replace("/", "")
+    if head != KEY_LEDGERS or not digits.isdecimal() or len(digits) != 19:
+        raise MetadataCorruptError(f"{key!r} is not the key of a ledger")
+    ledger_id = int(digits)
+    if ledger_id > LEDGER_ID_MAX or ledger_key(ledger_id) != key:
+        raise MetadataCorruptError(f"{key!r} is not the key of a ledger")
+    return ledger_id
+
+
+def available_key(bookie_id: str) -> str:
+    """Give the key of a bookie's ephemeral registration."""
+    return f"{KEY_AVAILABLE}/{check_bookie_id(bookie_id)}"
+
+
+def cookie_key(bookie_id: str) -> str:
+    """Give the key of a bookie's cookie."""
+    return f"{KEY_COOKIES}/{check_bookie_id(bookie_id)}"
