@@ -1,0 +1,60 @@
+# What a person types here; each target makes its own environment first, in .venv.
+#
+#   make demo     three bookies, a real file, one bookie killed on the way, read back and compared
+#                 FILE=path          stream this file (default: the standard library's sources, 30 MB)
+#                 METADATA=zk        a real three-server ZooKeeper ensemble instead of the embedded store
+#                 KILL_ZK_LEADER=1   ... whose leader is killed midway
+#                 NO_SPARE=1         no spare bookie: writing goes on at the ack quorum
+#   make test     all tests             ARGS="tests/metadata -x" is handed to pytest
+#   make check    format, lint, types, layering
+#   make bench    throughput and latency on a local cluster   ARGS="--entry-bytes 100 --in-flight 10000"
+#   make clean    remove the environment and everything that was built
+#
+# PYTHON=/path/to/python names the interpreter the environment is made with (3.11 or newer).
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+export PYTHON
+
+demo_arguments := $(if $(FILE),--file "$(FILE)") $(if $(METADATA),--metadata $(METADATA)) \
+	$(if $(filter-out 0,$(NO_SPARE)),--no-spare) $(if $(filter-out 0,$(KILL_ZK_LEADER)),--kill-zookeeper-leader)
+demo_needs := $(if $(filter zk,$(METADATA)),spark,plain)
+# Evaluated in a recipe, once the environment exists: Java may have to come out of it.
+java := JAVA_HOME="$$(.ci/java $(VENV))" && export JAVA_HOME
+
+.PHONY: help demo test check bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+# One stamp per set of extras: installed again only when pyproject.toml changed.
+$(VENV)/plain.stamp: pyproject.toml
+	@.ci/environment $(VENV)
+	@touch $@
+
+$(VENV)/%.stamp: pyproject.toml
+	@.ci/environment $(VENV) $*
+	@touch $@
+
+demo: $(VENV)/$(demo_needs).stamp
+	@$(if $(filter zk,$(METADATA)),$(java) &&) $(BIN)/python examples/demo.py $(demo_arguments) $(ARGS)
+
+test: $(VENV)/dev.stamp
+	@$(java) && $(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/dev.stamp
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_tidy.py
+
+bench: $(VENV)/bench.stamp
+	@$(BIN)/python examples/bench.py $(ARGS)
+
+clean:
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "clean: removed $(VENV), builds and caches"

@@ -1,0 +1,129 @@
+"""Style that matters is a failing test: sizes, leftovers, ambient clocks and randomness.
+
+What ruff and mypy check is not repeated here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("metadata", "bookie_aio", "client_aio", "benchmarks", "examples", "tests")
+FILE_LINES_MAX = 600  # aim at 500
+FUNCTION_LINES_MAX = 70
+
+# Where wall clocks and random sources enter; from there they travel as arguments.
+SHELLS = (
+    "client_aio/cli/",
+    "metadata/memory.py",
+    "metadata/sqlite.py",
+    "metadata/zookeeper.py",
+    "bookie_aio/server/bookie.py",
+    "client_aio/client.py",
+    "client_aio/spark.py",
+)
+AMBIENT = {
+    ("time", "time"),
+    ("time", "time_ns"),
+    ("time", "monotonic"),
+    ("time", "perf_counter"),
+    ("time", "sleep"),
+    ("datetime", "now"),
+    ("datetime", "utcnow"),
+    ("os", "urandom"),
+    ("uuid", "uuid4"),
+    ("uuid", "uuid1"),
+}
+AMBIENT_MODULES = {"random", "secrets"}
+
+# Split in two so that this list does not find itself.
+LEFTOVERS = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b|breakpoint\(\)|\bpdb\b")
+
+
+def _sources() -> list[Path]:
+    """Give the project's Python files: tracked ones, and new ones that git does not ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "--", *(f"{folder}/*.py" for folder in FOLDERS)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode == 0 and listed.stdout:
+        return [path for name in sorted(listed.stdout.split()) if (path := ROOT / name).exists()]
+    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+
+SOURCES = _sources()
+PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in FOLDERS[:3]]
+
+
+def _ids(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_ids(SOURCES))
+def test_file_fits_in_the_head(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= FILE_LINES_MAX
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_ids(SOURCES))
+def test_functions_are_short(path: Path) -> None:
+    too_long = {
+        node.name: lines
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+    }
+    assert not too_long
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_ids(SOURCES))
+def test_nothing_is_left_over(path: Path) -> None:
+    found = [
+        f"{number}: {line.strip()}"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if LEFTOVERS.search(line)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=_ids(PRODUCT))
+def test_module_says_what_it_owns(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "a module opens with a docstring"
+
+
+def _ambient_uses(source: str) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            pair = (node.value.id, node.attr)
+            if pair in AMBIENT or (pair[0] in AMBIENT_MODULES and pair[1] != "Random"):
+                found.append(f"{node.lineno}: {pair[0]}.{pair[1]}")
+        elif isinstance(node, ast.ImportFrom):
+            found += [
+                f"{node.lineno}: from {node.module} import {alias.name}"
+                for alias in node.names
+                if (node.module, alias.name) in AMBIENT
+                or (node.module in AMBIENT_MODULES and alias.name != "Random")
+            ]
+    return found
+
+
+@pytest.mark.parametrize("path", PRODUCT, ids=_ids(PRODUCT))
+def test_time_and_randomness_come_in_as_arguments(path: Path) -> None:
+    if str(path.relative_to(ROOT)).startswith(SHELLS):
+        return
+    assert not _ambient_uses(path.read_text())
+
+
+def test_the_check_for_ambient_time_sees_it() -> None:
+    assert _ambient_uses("import time\nx = time.time()\n") == ["2: time.time"]
+    assert _ambient_uses("from random import choice\n") == ["1: from random import choice"]
+    assert not _ambient_uses("import random\nx = random.Random(1)\n")
