@@ -42,37 +42,35 @@ PURE = (
 )
 # Interfaces: they may declare coroutines, and otherwise keep the same rule.
 PURE_BUT_FOR_COROUTINES = ("metadata.store",)
-IMPURE_MODULES = frozenset(
-    [
-        "asyncio",
-        "concurrent",
-        "datetime",
-        "fcntl",
-        "glob",
-        "io",
-        "logging",
-        "mmap",
-        "multiprocessing",
-        "os",
-        "pathlib",
-        "queue",
-        "random",
-        "secrets",
-        "select",
-        "selectors",
-        "shutil",
-        "signal",
-        "socket",
-        "sqlite3",
-        "ssl",
-        "subprocess",
-        "tempfile",
-        "threading",
-        "time",
-        "uuid",
-        "uvloop",
-    ]
-)
+IMPURE_MODULES = {
+    "asyncio",
+    "concurrent",
+    "datetime",
+    "fcntl",
+    "glob",
+    "io",
+    "logging",
+    "mmap",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "queue",
+    "random",
+    "secrets",
+    "select",
+    "selectors",
+    "shutil",
+    "signal",
+    "socket",
+    "sqlite3",
+    "ssl",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "uuid",
+    "uvloop",
+}
 IMPURE_CALLS = frozenset({"open", "print", "input"})
 
 # Third parties that exactly one module may know.
