@@ -1,0 +1,136 @@
+"""What a bookie is told at its start: identity, addresses, limits.
+
+Owns the values, their defaults and the checks that make no system call. Where a value comes from (command
+line, environment, file) is the command line's business; what it does is said where it is used.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bookie_aio.wire.blocks import HEADER_BYTES
+from bookie_aio.wire.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from metadata.bookies import split_address
+from metadata.errors import InvalidArgumentError
+from metadata.ids import check_bookie_id
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.engine import StorageConfig
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what peers can make a bookie hold. Memory is bounded by these, not by load."""
+
+    connections_max: int = 10_000
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    entry_bytes_max: int = 4 * MIB
+
+    bytes_pending_max: int = 256 * MIB
+    """Adds accepted and not yet durable, over all connections. Above it no connection is read."""
+    connection_bytes_pending_max: int = 32 * MIB
+    """The same for one connection. One frame may overshoot each of the two."""
+
+    read_bytes_max: int = 4 * MIB
+    """Blocks in one answer to a READ; a request's own budget may be lower, never higher."""
+    reads_bytes_max: int = 256 * MIB
+    """Answers to READs that are being computed or wait for a slow reader, over all connections."""
+    connection_reads_max: int = 32
+    connection_reads_bytes_max: int = 16 * MIB
+    connection_polls_max: int = 4096
+    """Long polls waiting on one connection; above it TOO_MANY_REQUESTS."""
+
+    list_rows_max: int = 16_384
+    list_ledgers_max: int = 65_536
+
+    handshake_timeout_s: float = 10.0
+    frame_progress_timeout_s: float = 30.0
+    """A frame is complete within this time of its first byte, or its connection is closed."""
+    write_stall_timeout_s: float = 60.0
+    """A peer that takes no byte of its answers for this long is disconnected."""
+    shutdown_timeout_s: float = 5.0
+    """How long a clean shutdown waits for peers to take their last answers."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) <= 0:
+                raise InvalidArgumentError(f"{name} {getattr(self, name)!r} is not above zero")
+        if self.frame_bytes_max > FRAME_BYTES_MAX:
+            raise InvalidArgumentError(
+                f"frame_bytes_max {self.frame_bytes_max:,} is above the protocol's {FRAME_BYTES_MAX:,}"
+            )
+        # A frame with one entry of the largest size has room for its header and the block's head.
+        room = self.frame_bytes_max - HEADER_BYTES_MAX - 2 * HEADER_BYTES
+        for name in ("entry_bytes_max", "read_bytes_max"):
+            if getattr(self, name) > room:
+                raise InvalidArgumentError(
+                    f"{name} {getattr(self, name):,} does not fit frames of {self.frame_bytes_max:,} bytes"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class BookieConfig:
+    """One bookie.
+
+    `listen` is host and port (0: any free one). `advertise` are the addresses that clients get from the
+    metadata store, `host:port`, best first; a port 0 in them stands for the one listened on. None: the
+    address listened on. `storage` None: the storage engine's defaults.
+    """
+
+    bookie_id: str
+    directories: tuple[str, ...]
+    listen: tuple[str, int] = ("127.0.0.1", 0)
+    advertise: list[str] | None = None
+    rack: str = ""
+    weight: float = 1.0
+    properties: dict[str, str] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    storage: StorageConfig | None = None
+    allow_remote_without_auth: bool = False
+
+    def __post_init__(self) -> None:
+        check_bookie_id(self.bookie_id)
+        if isinstance(self.directories, str) or len(self.directories) != 1:
+            raise InvalidArgumentError(
+                f"a bookie has exactly one data directory in this release, not {self.directories!r}"
+            )
+        host, port = self.listen
+        if not host or not 0 <= port <= 65_535:
+            raise InvalidArgumentError(f"cannot listen on {self.listen!r}: expected a host and a port")
+        if not self.allow_remote_without_auth and not is_loopback(host):
+            raise InvalidArgumentError(
+                f"listening on {host!r} lets anybody who reaches this machine read and write without "
+                "authentication; say so with allow_remote_without_auth, or listen on 127.0.0.1"
+            )
+        for address in self.advertise or ():
+            try:
+                split_address(address)
+            except ValueError as error:
+                raise InvalidArgumentError(f"cannot advertise: {error}") from error
+        if not self.advertise and is_wildcard(host):
+            raise InvalidArgumentError(
+                f"listening on {host!r}, which no client can connect to: say what to advertise"
+            )
+        if not self.weight >= 0:
+            raise InvalidArgumentError(f"weight {self.weight!r} is below zero")
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host to listen on is reachable from this machine only. Names other than localhost: no."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_wildcard(host: str) -> bool:
+    """Tell whether a host to listen on stands for all interfaces."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
