@@ -18,7 +18,7 @@ of one write set). All of them were sent with one LAC and LAFR. Everything is li
      64  u32  lac_crc        CRC32C of (ledger_id, content_term, lac, lafr), the *LAC statement*
      68  u32  payload_crc    CRC32C of the payload; 0 with flag PARTIAL
      72  u16  mac_bytes      0, or 32 in a ledger with authentication codes
-     74  u16  flags          1 PARTIAL: cut out of a larger block, payload_crc is not set
+     74  u16  flags          1 PARTIAL: cut out of a larger block, payload_crc is not set; no other is legal
      76  u32  reserved, 0
      80  u64[count]  running    payload bytes of the ledger up to and including this entry
       …  u32[count]  lengths    payload bytes of this entry
@@ -65,6 +65,8 @@ HEADER_BYTES = HEADER.size
 _STATEMENT = struct.Struct("<QQqq")
 _ENTRY = struct.Struct("<QQ")
 _HEAD_COVERED_FROM = 8
+_RESERVED_FROM = 76
+_RESERVED = bytes(HEADER_BYTES - _RESERVED_FROM)
 _CRC_FIELD = struct.Struct("<I")
 assert HEADER_BYTES == 80
 
@@ -150,6 +152,19 @@ class Block:
     def __init__(self, view: memoryview) -> None:
         """Take a view of at least a head; use `parse` or `parse_head`, which check it."""
         self.view = view
+        self.head_bytes: int
+        self.payload_bytes: int
+        self.count: int
+        self.stride: int
+        self.ledger_id: int
+        self.content_term: int
+        self.first_entry: int
+        self.lac: int
+        self.lafr: int
+        self.lac_crc: int
+        self.payload_crc: int
+        self.mac_bytes: int
+        self.flags: int
         (
             _, _, self.head_bytes, self.payload_bytes, self.count, self.stride, self.ledger_id,
             self.content_term, self.first_entry, self.lac, self.lafr, self.lac_crc, self.payload_crc,
@@ -185,6 +200,8 @@ class Block:
     def _check_head(self) -> None:
         if not 1 <= self.count <= ENTRIES_MAX or not 1 <= self.stride <= STRIDE_MAX:
             raise MalformedFrameError(f"a block of {self.count} entries with stride {self.stride}")
+        if self.flags & ~FLAG_PARTIAL or self.view[_RESERVED_FROM:HEADER_BYTES] != _RESERVED:
+            raise MalformedFrameError(f"a block with flags {self.flags:#x} is of a later version")
         if self.mac_bytes not in MAC_BYTES:
             raise MalformedFrameError(f"a block with codes of {self.mac_bytes} bytes")
         macs = self.mac_bytes * (self.count + 1)

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 
 HANDSHAKE_FRAME_BYTES_MAX = 4 * 1024
 FRAME_BYTES_MAX = 5 * 1024 * 1024
-HEADER_BYTES_MAX = 64 * 1024
+HEADER_BYTES_MAX = 16 * 1024
+"""Well above the largest legal header. Small, since nested empty arrays take 60 times their size."""
 
 _PREFIX = struct.Struct(">II")
 _BUFFER_BYTES_MIN = 16 * 1024
 _BUFFER_BYTES_MAX = 4 * 1024 * 1024
+_SHRINK_BELOW = 8  # a buffer that no single read filled to an eighth is followed by one of half the size
 _ROOM_MIN = 4 * 1024
 
 Header = list[object]
@@ -71,13 +73,13 @@ class FrameParser:
     Made for `asyncio.BufferedProtocol`: hand out `get_buffer`, tell `buffer_updated`, then iterate `frames`.
     """
 
-    __slots__ = ("_buffer", "_filled", "_next_bytes", "_parsed", "_view", "frame_bytes_max")
+    __slots__ = ("_filled", "_largest_read", "_next_bytes", "_parsed", "_view", "frame_bytes_max")
 
     def __init__(self, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
         self._next_bytes = _BUFFER_BYTES_MIN
-        self._parsed = self._filled = 0
-        self._renew(_BUFFER_BYTES_MIN)
+        self._parsed = self._filled = self._largest_read = 0
+        self._view = memoryview(bytearray(_BUFFER_BYTES_MIN))
 
     @property
     def is_mid_frame(self) -> bool:
@@ -86,16 +88,17 @@ class FrameParser:
 
     def get_buffer(self) -> memoryview:
         """Give room for the next bytes of the stream; never empty."""
-        if len(self._buffer) - self._filled < _ROOM_MIN:
-            # Twice what is held: a large frame's buffer grows with the bytes that did arrive.
-            held = self._filled - self._parsed
-            self._renew(max(self._next_bytes, 2 * held + _ROOM_MIN))
+        if len(self._view) - self._filled <= _ROOM_MIN:
+            self._renew()
         return self._view[self._filled :]
 
     def buffer_updated(self, count: int) -> None:
         """Note that `count` bytes have been written to the buffer last handed out."""
         self._filled += count
-        if self._filled == len(self._buffer):
+        assert self._filled <= len(self._view)
+        if count > self._largest_read:
+            self._largest_read = count
+        if self._filled == len(self._view):
             self._next_bytes = min(2 * self._next_bytes, _BUFFER_BYTES_MAX)
 
     def feed(self, data: bytes) -> None:
@@ -115,31 +118,43 @@ class FrameParser:
             FrameTooLargeError: a length above `frame_bytes_max`.
             MalformedFrameError: lengths that disagree, or a header that does not decode.
         """
-        while self._filled - self._parsed >= 4:
+        while (held := self._filled - self._parsed) >= 8:
             at = self._parsed
-            length = int.from_bytes(self._view[at : at + 4], "big")
-            if not 4 < length <= self.frame_bytes_max:
-                if length <= 4:
-                    raise MalformedFrameError(f"a frame of {length} bytes has no room for a header")
-                raise FrameTooLargeError(
-                    f"a frame of {length:,} bytes is above the limit of {self.frame_bytes_max:,}"
-                )
-            end = at + 4 + length
-            if end > self._filled:
-                return
-            header_bytes = int.from_bytes(self._view[at + 4 : at + 8], "big")
+            length, header_bytes = _PREFIX.unpack_from(self._view, at)
+            self._check_length(length)
             if not 0 < header_bytes <= min(length - 4, HEADER_BYTES_MAX):
                 raise MalformedFrameError(f"a header of {header_bytes} bytes in a frame of {length}")
-            body_start = at + 8 + header_bytes
+            if 4 + length > held:
+                return
+            body_start, end = at + 8 + header_bytes, at + 4 + length
+            header = decode_header(self._view[at + 8 : body_start])
             # Parsed before it is yielded: a caller that stops here does not see the frame twice.
             self._parsed = end
-            yield decode_header(self._view[at + 8 : body_start]), self._view[body_start:end]
-        if self._parsed == self._filled and self._filled * 4 < len(self._buffer):
-            self._next_bytes = max(self._next_bytes // 2, _BUFFER_BYTES_MIN)
+            yield header, self._view[body_start:end]
+        if held >= 4:
+            # A peer that speaks another protocol may wait for our answer after very few bytes.
+            self._check_length(int.from_bytes(self._view[self._parsed : self._parsed + 4], "big"))
 
-    def _renew(self, size: int) -> None:
-        rest = self._view[self._parsed : self._filled] if self._filled else b""
-        self._buffer = bytearray(size)
-        self._view = memoryview(self._buffer)
+    def _check_length(self, length: int) -> None:
+        if length > self.frame_bytes_max:
+            raise FrameTooLargeError(
+                f"a frame of {length:,} bytes is above the limit of {self.frame_bytes_max:,}"
+            )
+        if length <= 4:
+            raise MalformedFrameError(f"a frame of {length} bytes has no room for a header")
+
+    def _renew(self) -> None:
+        """Begin a new buffer with what is not yet parsed; the old one is left to the views of it."""
+        if self._largest_read * _SHRINK_BELOW < len(self._view):
+            self._next_bytes = max(self._next_bytes // 2, _BUFFER_BYTES_MIN)
+        rest = self._view[self._parsed : self._filled]
+        want = 2 * len(rest)
+        if len(rest) >= 4:
+            # Twice what has arrived, so that all copying together costs no more than the frame itself, but
+            # no more than the frame at hand needs, nor than a frame may have.
+            claimed = 4 + min(int.from_bytes(rest[:4], "big"), self.frame_bytes_max)
+            if claimed > len(rest):
+                want = min(want, claimed)
+        self._view = memoryview(bytearray(max(self._next_bytes, want + 2 * _ROOM_MIN)))
         self._view[: len(rest)] = rest
-        self._parsed, self._filled = 0, len(rest)
+        self._parsed, self._filled, self._largest_read = 0, len(rest), 0

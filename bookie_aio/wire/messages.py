@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bookie_aio.wire.blocks import LacStatement
 from metadata.errors import MalformedFrameError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 VERSION_MIN = 1
 VERSION_MAX = 1
@@ -80,6 +83,11 @@ class AddFlag(enum.IntFlag):
     DEFERRED_SYNC = 4  # reserved
 
 
+def _show(value: object) -> str:
+    """Give a value for an error message: short, and never nested, since `repr` recurses."""
+    return f"a {type(value).__name__}" if isinstance(value, (list, dict)) else f"{value!r:.80}"
+
+
 class _Kind:
     """A field's schema: checks and converts what msgpack decoded."""
 
@@ -96,28 +104,28 @@ class _Integer(_Kind):
 
     def decode(self, value: object) -> int:
         if type(value) is not int or not self.low <= value <= self.high:
-            raise ValueError(f"{value!r:.80} is not an integer from {self.low} to {self.high}")
+            raise ValueError(f"{_show(value)} is not an integer from {self.low} to {self.high}")
         return value
 
 
 class _Text(_Kind):
     def decode(self, value: object) -> str:
         if type(value) is not str:
-            raise ValueError(f"{value!r:.80} is not text")
+            raise ValueError(f"{_show(value)} is not text")
         return value
 
 
 class _Bytes(_Kind):
     def decode(self, value: object) -> bytes:
         if type(value) is not bytes:
-            raise ValueError(f"{value!r:.80} is not bytes")
+            raise ValueError(f"{_show(value)} is not bytes")
         return value
 
 
 class _Flag(_Kind):
     def decode(self, value: object) -> bool:
         if type(value) is not bool:
-            raise ValueError(f"{value!r:.80} is not a boolean")
+            raise ValueError(f"{_show(value)} is not a boolean")
         return value
 
 
@@ -128,7 +136,7 @@ class _Statement(_Kind):
         if value is None:
             return None
         if type(value) is not list or len(value) != 5:
-            raise ValueError(f"{value!r:.80} is not a LAC statement")
+            raise ValueError(f"{_show(value)} is not a LAC statement")
         term, lac, lafr, crc, mac = value
         return LacStatement(
             _TERM.decode(term), _LAC.decode(lac), _LAC.decode(lafr), _U32.decode(crc), _BYTES.decode(mac)
@@ -162,10 +170,8 @@ class Message:
 
     def encode(self) -> list[object]:
         """Give the fields as they stand in the header."""
-        return [
-            kind.encode(getattr(self, name))
-            for name, kind in zip(type(self).__slots__, self.schema, strict=True)
-        ]
+        names: Iterable[str] = type(self).__slots__
+        return [kind.encode(getattr(self, name)) for name, kind in zip(names, self.schema, strict=True)]
 
     @classmethod
     def decode(cls, values: list[object]) -> Self:
@@ -231,10 +237,10 @@ class Add(Message):
     """Stores the one block in the body, durably, if the term is not below the stored one."""
 
     op = Op.ADD
-    schema = (_LEDGER, _TERM, _U16)
+    schema = (_LEDGER, _TERM, _Integer(0, 7))
     ledger_id: int
     term: int
-    flags: int
+    flags: int  # of `AddFlag`
 
 
 @dataclass(slots=True)
@@ -257,9 +263,9 @@ class ReadAnswer(Message):
     """The blocks follow in the body; `stop_entry` is the first entry asked for that is not there."""
 
     op = Op.READ
-    schema = (_U16, _ENTRY, _STATEMENT)
-    stop: int
-    stop_entry: int
+    schema = (_Integer(0, max(Stop)), _Integer(0, ENTRY_ID_MAX + 1), _STATEMENT)
+    stop: int  # a `Stop`
+    stop_entry: int  # one above the last asked for where all of them are there
     statement: LacStatement | None
 
 
@@ -390,9 +396,9 @@ def decode_request(header: list[object]) -> tuple[int, bytes | None, Message]:
     op, request_id, auth = header[:3]
     message = REQUESTS.get(op) if type(op) is int else None
     if message is None:
-        raise MalformedFrameError(f"{op!r:.80} is no operation")
+        raise MalformedFrameError(f"{_show(op)} is no operation")
     if type(request_id) is not int or not 0 <= request_id <= REQUEST_ID_MAX:
-        raise MalformedFrameError(f"{request_id!r:.80} is no request id")
+        raise MalformedFrameError(f"{_show(request_id)} is no request id")
     if auth is not None and type(auth) is not bytes:
         raise MalformedFrameError("the authorisation is neither nil nor bytes")
     return request_id, auth, message.decode(header[3:])
@@ -405,7 +411,9 @@ def encode_answer(op: int, request_id: int, answer: Message) -> list[object]:
 
 def encode_failure(op: int, request_id: int, failure: Failure) -> list[object]:
     """Give the header of an answer that is not OK."""
-    return [op | ANSWER, request_id, int(failure.status), failure.message[:1000], failure.value]
+    # A message may quote what is no text, the name of a file for one.
+    message = failure.message[:1000].encode("utf-8", "backslashreplace").decode()
+    return [op | ANSWER, request_id, int(failure.status), message[:1000], failure.value]
 
 
 def decode_answer(header: list[object]) -> tuple[int, int, Message | Failure]:
@@ -418,9 +426,9 @@ def decode_answer(header: list[object]) -> tuple[int, int, Message | Failure]:
         raise MalformedFrameError(f"an answer's header has at least 3 fields, not {len(header)}")
     op, request_id, status = header[:3]
     if type(op) is not int or op & ANSWER == 0 or (op ^ ANSWER) not in ANSWERS:
-        raise MalformedFrameError(f"{op!r:.80} answers no operation")
+        raise MalformedFrameError(f"{_show(op)} answers no operation")
     if type(request_id) is not int or not 0 <= request_id <= REQUEST_ID_MAX:
-        raise MalformedFrameError(f"{request_id!r:.80} is no request id")
+        raise MalformedFrameError(f"{_show(request_id)} is no request id")
     op ^= ANSWER
     if status == Status.OK and type(status) is int:
         return op, request_id, ANSWERS[op].decode(header[3:])
@@ -430,7 +438,7 @@ def decode_answer(header: list[object]) -> tuple[int, int, Message | Failure]:
 def _decode_failure(status: object, values: list[object]) -> Failure:
     try:
         if type(status) is not int or len(values) != 2:
-            raise ValueError(f"{[status, *values]!r:.200} is no failure")
+            raise ValueError(f"status {_show(status)} with {len(values)} fields is no failure")
         return Failure(Status(status), _TEXT.decode(values[0]), _U64.decode(values[1]))
     except ValueError as error:
         raise MalformedFrameError(str(error)) from error
