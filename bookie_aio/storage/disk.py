@@ -1,0 +1,326 @@
+"""The `Disk` seam: every touch of a file by the bookie goes through it.
+
+Owns the protocols `File`, `Disk` and `DirectoryLock`, and `RealDisk`, their implementation on an operating
+system. The same engine runs on a simulated disk that implements the protocols, so nothing else in the
+bookie opens files, starts threads or asks the operating system anything.
+
+Threads: one writes and syncs the journal, so that a group costs one hop and never waits behind a read; a
+small pool does the rest (reads that would block, preallocation, index files). They touch no state of ours.
+
+Errors: no space (ENOSPC, EDQUOT) is `DiskFullError`; any other failure is `DiskFailedError`, which is
+fail-stop when it comes from a write or a sync (rule 2). A file that is not there is `FileNotFoundError`.
+A short write is continued; a write that makes no progress is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+
+from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bookie_aio.wire.blocks import Buffer
+
+_IOV_MAX = 1024
+_POOL_THREADS = 4
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+_FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class File(Protocol):
+    """An open file. Offsets and sizes are bytes."""
+
+    def write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+        """Write the buffers one after another from `offset` on, and fdatasync: the journal's path.
+
+        The buffers must not change before the future is done. Calls are executed in order.
+        """
+
+    async def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """Write without a sync, off the journal's path."""
+
+    def read_nowait(self, offset: int, size: int) -> Buffer | None:
+        """Read what is in memory already; None where the read would block (or the system cannot tell)."""
+
+    async def read(self, offset: int, size: int) -> Buffer:
+        """Read `size` bytes; fewer only where the file ends."""
+
+    async def preallocate(self, size: int) -> None:
+        """Reserve blocks for the first `size` bytes and make the file that long."""
+
+    async def truncate(self, size: int) -> None:
+        """Cut the file."""
+
+    async def sync(self) -> None:
+        """Make the file's data and size durable."""
+
+    def size(self) -> int:
+        """Give the file's length."""
+
+    def close(self) -> None:
+        """Close it. Reads under way may fail."""
+
+
+class DirectoryLock(Protocol):
+    """An exclusive hold on a directory, gone with its process."""
+
+    def release(self) -> None:
+        """Let go."""
+
+
+class Disk(Protocol):
+    """What the bookie needs of a file system. Paths are as the operating system takes them."""
+
+    async def create(self, path: str) -> File:
+        """Create a file; an existing one of that name is replaced by an empty one."""
+
+    async def open(self, path: str) -> File:
+        """Open an existing file for reading and writing; raises FileNotFoundError."""
+
+    async def list_directory(self, path: str) -> list[str]:
+        """Give the names in a directory, sorted; raises FileNotFoundError."""
+
+    async def make_directory(self, path: str) -> None:
+        """Create a directory and its parents where they are missing."""
+
+    async def rename(self, old: str, new: str) -> None:
+        """Rename, replacing what is there. Durable after `sync_directory`."""
+
+    async def unlink(self, path: str) -> None:
+        """Remove a file; one that is not there is no error. Durable after `sync_directory`."""
+
+    async def sync_directory(self, path: str) -> None:
+        """Make the directory's entries durable."""
+
+    def lock_directory(self, path: str) -> DirectoryLock:
+        """Hold the directory exclusively.
+
+        Raises:
+            DirectoryInUseError: somebody else holds it.
+        """
+
+    def free_bytes(self, path: str) -> int:
+        """Give the space left on the file system of `path`."""
+
+
+def _typed(error: OSError, what: str) -> StorageError:
+    kind = DiskFullError if error.errno in _NO_SPACE else DiskFailedError
+    return kind(f"{what}: {error.strerror or error}")
+
+
+def _write_all(descriptor: int, buffers: Sequence[Buffer], offset: int) -> None:
+    """Write all buffers, in as few calls as the system allows, and continue after a short write."""
+    for start in range(0, len(buffers), _IOV_MAX):
+        batch = buffers if len(buffers) <= _IOV_MAX else buffers[start : start + _IOV_MAX]
+        size = sum(map(len, batch))
+        written = os.pwritev(descriptor, batch, offset)
+        offset += written
+        while written < size:
+            rest = memoryview(b"".join(batch))[written:]
+            progress = os.pwrite(descriptor, rest, offset)
+            if not progress:
+                raise OSError(errno.EIO, "a write made no progress")
+            written += progress
+            offset += progress
+
+
+class RealFile:
+    """A file of the operating system. Made by `RealDisk`."""
+
+    def __init__(self, disk: RealDisk, descriptor: int, path: str) -> None:
+        self._disk = disk
+        self._descriptor = descriptor
+        self._path = path
+
+    def write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+        """See `File`."""
+        return asyncio.get_running_loop().run_in_executor(
+            self._disk.journal_thread, self._write_and_sync, buffers, offset
+        )
+
+    def _write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> None:
+        try:
+            _write_all(self._descriptor, buffers, offset)
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise _typed(error, f"writing {self._path} at {offset}") from error
+
+    async def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """See `File`."""
+        await self._disk.call(
+            f"writing {self._path} at {offset}", _write_all, self._descriptor, buffers, offset
+        )
+
+    def read_nowait(self, offset: int, size: int) -> Buffer | None:
+        """See `File`."""
+        buffer = bytearray(size)
+        try:
+            # Cold pages answer EAGAIN, and tmpfs EOPNOTSUPP; a short count is a cold page further on.
+            count = os.preadv(self._descriptor, [buffer], offset, _RWF_NOWAIT) if _RWF_NOWAIT else -1
+        except OSError:
+            return None
+        return buffer if count == size else None
+
+    async def read(self, offset: int, size: int) -> Buffer:
+        """See `File`."""
+        found = self.read_nowait(offset, size)
+        if found is None:
+            found = await self._disk.call(f"reading {self._path} at {offset}", self._read, offset, size)
+        return found
+
+    def _read(self, offset: int, size: int) -> Buffer:
+        parts: list[bytes] = []
+        while size:
+            part = os.pread(self._descriptor, size, offset)
+            if not part:
+                break
+            parts.append(part)
+            offset += len(part)
+            size -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def preallocate(self, size: int) -> None:
+        """See `File`."""
+        await self._disk.call(f"reserving {size} bytes for {self._path}", self._preallocate, size)
+
+    def _preallocate(self, size: int) -> None:
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self._descriptor, 0, size)
+            except OSError as error:
+                if error.errno not in _FALLOCATE_UNSUPPORTED:
+                    raise
+            else:
+                return
+        # No such call here: writing zeros reserves the blocks just as surely.
+        step = bytes(1024 * 1024)
+        for offset in range(0, size, len(step)):
+            _write_all(self._descriptor, [step[: size - offset]], offset)
+
+    async def truncate(self, size: int) -> None:
+        """See `File`."""
+        await self._disk.call(f"cutting {self._path}", os.ftruncate, self._descriptor, size)
+
+    async def sync(self) -> None:
+        """See `File`."""
+        await self._disk.call(f"syncing {self._path}", os.fsync, self._descriptor)
+
+    def size(self) -> int:
+        """See `File`."""
+        return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        """See `File`."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class RealLock:
+    """A flock on the file `lock` in the directory; the system drops it with the process."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise DirectoryInUseError(f"another process has {path} open") from error
+            raise
+
+    def release(self) -> None:
+        """See `DirectoryLock`."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class RealDisk:
+    """The operating system's files. Close it when every file is closed."""
+
+    def __init__(self) -> None:
+        self.journal_thread = ThreadPoolExecutor(1, "journal")
+        self._pool = ThreadPoolExecutor(_POOL_THREADS, "disk")
+
+    async def call(self, what: str, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run a blocking call in the pool, with the errors this module promises."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._pool, partial(function, *args, **kwargs))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _typed(error, what) from error
+
+    async def create(self, path: str) -> RealFile:
+        """See `Disk`."""
+        return await self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+
+    async def open(self, path: str) -> RealFile:
+        """See `Disk`."""
+        return await self._open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    async def _open(self, path: str, flags: int) -> RealFile:
+        return RealFile(self, await self.call(f"opening {path}", os.open, path, flags, 0o644), path)
+
+    async def list_directory(self, path: str) -> list[str]:
+        """See `Disk`."""
+        return sorted(await self.call(f"listing {path}", os.listdir, path))
+
+    async def make_directory(self, path: str) -> None:
+        """See `Disk`."""
+        await self.call(f"creating {path}", os.makedirs, path, exist_ok=True)
+
+    async def rename(self, old: str, new: str) -> None:
+        """See `Disk`."""
+        await self.call(f"renaming {old}", os.replace, old, new)
+
+    async def unlink(self, path: str) -> None:
+        """See `Disk`."""
+        try:
+            await self.call(f"removing {path}", os.unlink, path)
+        except FileNotFoundError:
+            return
+
+    async def sync_directory(self, path: str) -> None:
+        """See `Disk`."""
+        await self.call(f"syncing {path}", _sync_directory, path)
+
+    def lock_directory(self, path: str) -> RealLock:
+        """See `Disk`."""
+        try:
+            return RealLock(path)
+        except OSError as error:
+            raise _typed(error, f"locking {path}") from error
+
+    def free_bytes(self, path: str) -> int:
+        """See `Disk`."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+    def close(self) -> None:
+        """End the threads, after what they are doing."""
+        self.journal_thread.shutdown()
+        self._pool.shutdown()
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
