@@ -15,7 +15,8 @@
     │   ├── LedgerRecoveryError         recovery is inconclusive for now
     │   ├── NoSuchEntryError
     │   ├── DigestMismatchError         no replica gave intact bytes
-    │   └── LogFencedError              somebody else took the log over
+    │   ├── LogFencedError              somebody else took the log over
+    │   └── WriterAbortedError          the writer gave up; its outstanding adds may survive
     ├── NotEnoughBookiesError
     ├── BookieError                     a bookie answered with an error, or did not answer
     │   ├── BookieUnavailableError
@@ -94,6 +95,7 @@ __all__ = [
     "UnauthorizedAccessError",
     "UnsupportedVersionError",
     "VersionConflictError",
+    "WriterAbortedError",
 ]
 
 
@@ -199,6 +201,12 @@ class DigestMismatchError(LedgerError):
 
 class LogFencedError(LedgerError):
     """Another writer took the log over. Outstanding appends may or may not survive."""
+
+    outcome = Outcome.UNKNOWN
+
+
+class WriterAbortedError(LedgerError):
+    """The writer was aborted. Outstanding adds may or may not survive; the ledger is left to recovery."""
 
     outcome = Outcome.UNKNOWN
 

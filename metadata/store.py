@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
     from types import TracebackType
 
 VALUE_BYTES_MAX = 512 * 1024
@@ -146,7 +146,7 @@ class MetadataStore(abc.ABC):
         """List the names (last segments) right below the key, sorted; empty when the key is missing."""
 
     @abc.abstractmethod
-    def watch(self, key: str) -> AsyncIterator[None]:
+    def watch(self, key: str) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever the key's value or its children may have changed.
 
         Changes coalesce; a yield may be spurious (after a reconnect); none is missed: a read made after a

@@ -1,0 +1,71 @@
+"""The client's settings, with their defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metadata.errors import InvalidArgumentError
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Settings of one client. Times are in seconds, sizes in bytes."""
+
+    max_in_flight_bytes: int = 64 * MIB
+    """Per writer: above it `drain()` waits; above four times it `add_entry` raises BackpressureError."""
+
+    lag_bytes_max: int = 64 * MIB
+    """Per writer and bookie: a bookie that owes acknowledgements for more counts as failed."""
+
+    connect_timeout_s: float = 5.0
+    """For one connection, with its handshake."""
+
+    add_timeout_s: float = 10.0
+    """A bookie that has not acknowledged an add within this time counts as failed."""
+
+    read_timeout_s: float = 10.0
+    """For one answer to a read from one bookie."""
+
+    speculative_read_s: float = 1.0
+    """A read not answered within this time is sent to the next bookie as well."""
+
+    metadata_timeout_s: float = 10.0
+    """For one operation on the metadata store."""
+
+    session_timeout_s: float = 10.0
+    """Of the session with the metadata store."""
+
+    ensemble_change_timeout_s: float = 60.0
+    """How long a writer waits for a definite answer to an ensemble change before it gives up."""
+
+    replacement_retry_s: float = 1.0
+    """How long a writer without a replacement for a failed bookie waits before it looks again."""
+
+    quarantine_s: float = 10.0
+    """How long a bookie that failed is not chosen for a new ensemble while there are others."""
+
+    explicit_lac_delay_s: float = 0.01
+    """How long a writer is idle before it publishes its LAC to the bookies (rule 13)."""
+
+    read_ahead_bytes: int = 1 * MIB
+    """The budget of one read's answer."""
+
+    read_ahead_requests: int = 4
+    """How many answers a sequential read asks for ahead of its consumer."""
+
+    long_poll_s: float = 10.0
+    """How long one long poll for the LAC waits at a bookie."""
+
+    entry_bytes_max: int = 4 * MIB
+    """Larger entries are refused before anything is sent."""
+
+    ledger_id_block: int = 32
+    """How many ledger ids are drawn from the metadata store at a time."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+                raise InvalidArgumentError(f"{name} {value!r} is not a positive number")

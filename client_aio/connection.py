@@ -1,0 +1,315 @@
+"""A connection to one bookie: frames out, answers in, each matched to its request.
+
+Owns one socket and the requests outstanding on it. Does not own reconnecting (`client_aio.pool`), nor what
+a failure means for a ledger.
+
+Every request is answered exactly once: by the bookie's answer, or by the error that ended the connection.
+A connection that ends never comes back; a new one has new request ids, so that no answer can be taken for
+another's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+from bookie_aio.wire.blocks import Buffer
+from bookie_aio.wire.frames import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, FrameParser, encode_frame
+from bookie_aio.wire.messages import (
+    REQUEST_ID_MAX,
+    VERSION_MAX,
+    VERSION_MIN,
+    Failure,
+    Hello,
+    HelloAnswer,
+    Message,
+    Status,
+    decode_answer,
+    encode_request,
+)
+from metadata.bookies import split_address
+from metadata.errors import (
+    BookieError,
+    BookieReadOnlyError,
+    BookieUnavailableError,
+    BookKeeperError,
+    EntryUnknownError,
+    LedgerFencedError,
+    MalformedFrameError,
+    NoSuchLedgerError,
+    NotABookieError,
+    OperationTimeoutError,
+    ProtocolError,
+    StaleMetadataError,
+    TooManyRequestsError,
+    UnauthorizedAccessError,
+    UnsupportedVersionError,
+)
+
+logger = logging.getLogger(__name__)
+
+Outcome = Message | Failure | BookKeeperError
+OnAnswer = Callable[[Outcome, memoryview], None]
+Answer = TypeVar("Answer", bound=Message)
+
+NO_BODY = memoryview(b"")
+_WATCH_INTERVAL_S = 0.25
+_WRITE_BUFFER_HIGH_BYTES = 1024 * 1024
+
+_ERRORS: dict[Status, type[BookKeeperError]] = {
+    Status.BAD_REQUEST: MalformedFrameError,
+    Status.UNSUPPORTED_VERSION: UnsupportedVersionError,
+    Status.UNAUTHORIZED: UnauthorizedAccessError,
+    Status.INVALID_TERM: LedgerFencedError,
+    Status.READ_ONLY: BookieReadOnlyError,
+    Status.TOO_MANY_REQUESTS: TooManyRequestsError,
+    Status.STALE_METADATA: StaleMetadataError,
+    Status.NO_SUCH_LEDGER: NoSuchLedgerError,
+    Status.DATA_LOST: EntryUnknownError,
+    Status.WRONG_BOOKIE: NotABookieError,
+    Status.SHUTTING_DOWN: BookieUnavailableError,
+    Status.INTERNAL_ERROR: BookieError,
+}
+
+
+def error_of(failure: Failure, *, bookie_id: str, ledger_id: int | None = None) -> BookKeeperError:
+    """Give the typed error for a bookie's failure."""
+    return _ERRORS[failure.status](
+        f"bookie {bookie_id} answered {failure.status.name}: {failure.message}",
+        bookie_id=bookie_id,
+        ledger_id=ledger_id,
+    )
+
+
+class _Request(NamedTuple):
+    on_answer: OnAnswer
+    sent_at: float
+    deadline: float
+
+
+class BookieConnection(asyncio.BufferedProtocol):
+    """One live connection; made by `connect`."""
+
+    def __init__(self, bookie_id: str, on_lost: Callable[[BookieConnection], None]) -> None:
+        self.bookie_id = bookie_id
+        self.nonce = ""
+        self.error: BookKeeperError | None = None
+        self._on_lost = on_lost
+        self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX)
+        self._requests: dict[int, _Request] = {}
+        self._overdue: set[int] = set()
+        self._received_at = 0.0
+        self._next_id = 0
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._watch: asyncio.TimerHandle | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether requests can be sent."""
+        return self.error is None
+
+    def request(
+        self,
+        request: Message,
+        on_answer: OnAnswer,
+        *,
+        body: Sequence[Buffer] = (),
+        body_bytes: int = 0,
+        timeout_s: float,
+    ) -> None:
+        """Send a request; `on_answer` is called once, later, with the answer or the error that came instead.
+
+        When the time is over that is OperationTimeoutError. The connection lives on if the bookie said
+        anything at all since the request was sent; if it did not, all that is outstanding is given up.
+        """
+        if self.error is not None:
+            self._loop.call_soon(on_answer, self.error, NO_BODY)
+            return
+        assert self._transport is not None
+        request_id = self._next_id
+        self._next_id = (request_id + 1) & REQUEST_ID_MAX
+        now = self._loop.time()
+        self._requests[request_id] = _Request(on_answer, now, now + timeout_s)
+        head = encode_frame(encode_request(request, request_id), body_bytes)
+        if body_bytes:
+            self._transport.writelines([head, *body])
+        else:
+            self._transport.write(head)
+        if self._watch is None:
+            self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
+
+    async def call(
+        self, request: Message, expected: type[Answer], *, timeout_s: float, ledger_id: int | None = None
+    ) -> tuple[Answer, memoryview]:
+        """Send a request and wait for its answer.
+
+        Cancelling leaves the request running at the bookie; its answer is dropped.
+
+        Raises:
+            BookKeeperError: the bookie's failure as a typed error, or what ended the connection.
+        """
+        future: asyncio.Future[tuple[Outcome, memoryview]] = self._loop.create_future()
+
+        def on_answer(outcome: Outcome, body: memoryview) -> None:
+            if not future.done():
+                future.set_result((outcome, body))
+
+        self.request(request, on_answer, timeout_s=timeout_s)
+        outcome, body = await future
+        if isinstance(outcome, expected):
+            return outcome, body
+        if isinstance(outcome, Failure):
+            raise error_of(outcome, bookie_id=self.bookie_id, ledger_id=ledger_id)
+        assert isinstance(outcome, BookKeeperError)
+        raise outcome.__class__(str(outcome), bookie_id=self.bookie_id, ledger_id=ledger_id)
+
+    def close(self) -> None:
+        """End the connection; outstanding requests get BookieUnavailableError."""
+        self._end(
+            BookieUnavailableError("the connection was closed by this client", bookie_id=self.bookie_id)
+        )
+
+    # --- asyncio.BufferedProtocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER_HIGH_BYTES)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._parser.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._parser.buffer_updated(nbytes)
+        self._received_at = self._loop.time()
+        try:
+            for header, body in self._parser.frames():
+                _, request_id, outcome = decode_answer(header)
+                waiting = self._requests.pop(request_id, None)
+                if waiting is not None:
+                    waiting.on_answer(outcome, body)
+                elif request_id in self._overdue:
+                    self._overdue.remove(request_id)
+                else:
+                    raise MalformedFrameError(f"an answer to request {request_id}, which is not outstanding")
+        except ProtocolError as error:
+            error.bookie_id = self.bookie_id
+            logger.warning("bookie=%s broke the protocol: %s", self.bookie_id, error)
+            self._end(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = f": {exc}" if exc else ""
+        self._end(
+            BookieUnavailableError(
+                f"the connection to bookie {self.bookie_id} was lost{reason}", bookie_id=self.bookie_id
+            )
+        )
+
+    # --- inside ---
+
+    async def _handshake(self, instance_id: str, timeout_s: float) -> None:
+        hello = Hello(VERSION_MIN, VERSION_MAX, "bookie-aio", instance_id, self.bookie_id)
+        answer, _ = await self.call(hello, HelloAnswer, timeout_s=timeout_s)
+        if not VERSION_MIN <= answer.version <= VERSION_MAX:
+            raise UnsupportedVersionError(
+                f"bookie {self.bookie_id} chose version {answer.version} of the protocol; "
+                f"this client speaks {VERSION_MIN} to {VERSION_MAX}",
+                bookie_id=self.bookie_id,
+            )
+        if self.bookie_id and answer.bookie_id != self.bookie_id:
+            raise NotABookieError(
+                f"expected bookie {self.bookie_id}, found {answer.bookie_id}", bookie_id=self.bookie_id
+            )
+        self.bookie_id = answer.bookie_id
+        self.nonce = answer.nonce
+        self._parser.frame_bytes_max = (
+            max(FRAME_BYTES_MAX, answer.frame_bytes_max) + HANDSHAKE_FRAME_BYTES_MAX
+        )
+
+    def _check_deadlines(self) -> None:
+        self._watch = None
+        if not self._requests or self.error is not None:
+            return
+        now = self._loop.time()
+        error = OperationTimeoutError(
+            f"bookie {self.bookie_id} did not answer in time", bookie_id=self.bookie_id
+        )
+        # Long polls and adds have deadlines of their own, so the oldest request need not be the first due.
+        overdue = [(key, request) for key, request in self._requests.items() if request.deadline < now]
+        if any(request.sent_at > self._received_at for _, request in overdue):
+            self._end(error)
+            return
+        for key, request in overdue:
+            del self._requests[key]
+            self._overdue.add(key)
+            request.on_answer(error, NO_BODY)
+        self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
+
+    def _end(self, error: BookKeeperError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        if self._transport is not None:
+            # Not close(): it would wait for a peer that may never read what is still buffered.
+            self._transport.abort()
+        requests, self._requests = self._requests, {}
+        self._on_lost(self)
+        for request in requests.values():
+            request.on_answer(error, NO_BODY)
+
+
+async def connect(
+    address: str,
+    *,
+    bookie_id: str,
+    instance_id: str,
+    timeout_s: float,
+    on_lost: Callable[[BookieConnection], None] = lambda _: None,
+) -> BookieConnection:
+    """Open a connection and shake hands.
+
+    Args:
+        bookie_id: whom we expect there; "" for whoever answers.
+
+    Raises:
+        BookieUnavailableError: nobody listens, or the time is over.
+        NotABookieError: what listens does not speak the protocol, or is another bookie.
+        UnsupportedVersionError: it speaks no version that we do.
+    """
+    host, port = split_address(address)
+    connection: BookieConnection | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(
+                lambda: BookieConnection(bookie_id, on_lost), host, port
+            )
+            # One deadline for all of it: the handshake's own may only come later.
+            await connection._handshake(instance_id, 2 * timeout_s)
+    except TimeoutError:
+        where = "shake hands" if connection else "connect"
+        error: BookKeeperError = BookieUnavailableError(
+            f"bookie {bookie_id} at {address} did not {where} within {timeout_s:g} s", bookie_id=bookie_id
+        )
+    except OSError as failure:
+        error = BookieUnavailableError(
+            f"bookie {bookie_id} at {address} cannot be reached: {failure}", bookie_id=bookie_id
+        )
+    except (MalformedFrameError, BookieUnavailableError) as failure:
+        error = NotABookieError(f"what answers at {address} is not a bookie: {failure}", bookie_id=bookie_id)
+    except BookKeeperError as failure:
+        error = failure
+    else:
+        return connection
+    if connection is not None:
+        connection.close()
+    raise error

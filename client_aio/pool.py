@@ -1,0 +1,198 @@
+"""Connections to bookies, and what is known of where the bookies are.
+
+Owns one connection per bookie, made when it is first asked for and again after it was lost, and a view of
+the registrations in the metadata store that follows them by a watch. The view outlives outages of the
+store: a bookie that vanished from it keeps the address it had last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+
+from client_aio.config import ClientConfig
+from client_aio.connection import BookieConnection, connect
+from metadata.bookies import BookieRecord, available_bookies
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    ClientClosedError,
+    MetadataError,
+    NotABookieError,
+)
+from metadata.ids import KEY_AVAILABLE
+from metadata.store import MetadataStore
+
+logger = logging.getLogger(__name__)
+
+_REFRESH_RETRY_S = 0.5
+
+
+class BookieDirectory:
+    """The running bookies, as last read from the metadata store, and which of them failed lately."""
+
+    def __init__(self, store: MetadataStore, config: ClientConfig) -> None:
+        self._store = store
+        self._config = config
+        self._available: dict[str, BookieRecord] = {}
+        self._last_known: dict[str, BookieRecord] = {}
+        self._failed_at: dict[str, float] = {}
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read the registrations, and follow them from now on."""
+        await self.refresh()
+        self._task = self._loop.create_task(self._follow(), name="bookie directory")
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def available(self) -> Mapping[str, BookieRecord]:
+        """Give the running bookies by id."""
+        return self._available
+
+    def quarantined(self) -> set[str]:
+        """Give the bookies that failed within the last `quarantine_s` seconds."""
+        oldest = self._loop.time() - self._config.quarantine_s
+        return {bookie_id for bookie_id, at in self._failed_at.items() if at > oldest}
+
+    def note_failure(self, bookie_id: str) -> None:
+        """Put a bookie into quarantine."""
+        self._failed_at[bookie_id] = self._loop.time()
+
+    def note_success(self, bookie_id: str) -> None:
+        """Take a bookie out of quarantine."""
+        self._failed_at.pop(bookie_id, None)
+
+    def addresses(self, bookie_id: str) -> list[str]:
+        """Give where the bookie is, or was when last heard of; empty when nobody ever heard of it."""
+        record = self._available.get(bookie_id) or self._last_known.get(bookie_id)
+        return list(record.addresses) if record else []
+
+    async def refresh(self) -> None:
+        """Read the registrations now."""
+        self._available = await available_bookies(self._store)
+        self._last_known.update(self._available)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until the registrations were read again, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with contextlib.aclosing(self._store.watch(KEY_AVAILABLE)) as changes:  # type: ignore[type-var]
+                    async for _ in changes:
+                        await self.refresh()
+            except MetadataError as error:
+                logger.warning("the list of bookies cannot be read, the last one stays in use: %s", error)
+            await asyncio.sleep(_REFRESH_RETRY_S)
+
+
+class BookiePool:
+    """One connection per bookie."""
+
+    def __init__(self, directory: BookieDirectory, config: ClientConfig, instance_id: str) -> None:
+        self.directory = directory
+        self._config = config
+        self._instance_id = instance_id
+        self._open: dict[str, BookieConnection] = {}
+        self._opening: dict[str, asyncio.Task[BookieConnection]] = {}
+        self._is_closed = False
+
+    def peek(self, bookie_id: str) -> BookieConnection | None:
+        """Give the live connection to the bookie, if there is one."""
+        return self._open.get(bookie_id)
+
+    async def get(self, bookie_id: str) -> BookieConnection:
+        """Give a live connection to the bookie, connecting where there is none.
+
+        Cancelling leaves the connecting to whoever else waits for it, and to the next caller.
+
+        Raises:
+            BookieUnavailableError: unknown, unreachable, or too slow to answer.
+            ProtocolError: what listens there is not that bookie.
+        """
+        connection = self._open.get(bookie_id)
+        if connection is not None:
+            return connection
+        if self._is_closed:
+            raise ClientClosedError("the client is closed")
+        task = self._opening.get(bookie_id)
+        if task is None:
+            task = asyncio.get_running_loop().create_task(self._connect(bookie_id), name=f"to {bookie_id}")
+            self._opening[bookie_id] = task
+            task.add_done_callback(lambda done: self._opened(bookie_id, done))
+        return await asyncio.shield(task)
+
+    async def get_all(self, bookie_ids: Iterable[str]) -> dict[str, BookieConnection | BookKeeperError]:
+        """Give the connections to several bookies, or the errors that came instead."""
+        names = list(bookie_ids)
+        found = await asyncio.gather(*map(self.get, names), return_exceptions=True)
+        result: dict[str, BookieConnection | BookKeeperError] = {}
+        for name, outcome in zip(names, found, strict=True):
+            if not isinstance(outcome, (BookieConnection, BookKeeperError)):
+                raise outcome
+            result[name] = outcome
+        return result
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._is_closed = True
+        opening = list(self._opening.values())
+        for task in opening:
+            task.cancel()
+        await asyncio.gather(*opening, return_exceptions=True)
+        for connection in list(self._open.values()):
+            connection.close()
+
+    async def _connect(self, bookie_id: str) -> BookieConnection:
+        addresses = self.directory.addresses(bookie_id)
+        if not addresses:
+            await self.directory.refresh()
+            addresses = self.directory.addresses(bookie_id)
+        error: BookKeeperError = BookieUnavailableError(
+            f"bookie {bookie_id} is not registered, so its address is not known", bookie_id=bookie_id
+        )
+        for address in addresses:
+            try:
+                return await connect(
+                    address,
+                    bookie_id=bookie_id,
+                    instance_id=self._instance_id,
+                    timeout_s=self._config.connect_timeout_s,
+                    on_lost=self._lost,
+                )
+            except (BookieUnavailableError, NotABookieError) as failure:
+                error = failure
+        self.directory.note_failure(bookie_id)
+        raise error
+
+    def _opened(self, bookie_id: str, task: asyncio.Task[BookieConnection]) -> None:
+        del self._opening[bookie_id]
+        if task.cancelled() or task.exception() is not None:
+            return
+        connection = task.result()
+        if self._is_closed:
+            connection.close()
+        elif connection.is_open:
+            self._open[bookie_id] = connection
+            self.directory.note_success(bookie_id)
+
+    def _lost(self, connection: BookieConnection) -> None:
+        if self._open.get(connection.bookie_id) is connection:
+            del self._open[connection.bookie_id]
+            if not self._is_closed:
+                logger.info("bookie=%s connection lost: %s", connection.bookie_id, connection.error)

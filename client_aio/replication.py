@@ -1,0 +1,191 @@
+"""Sends the batches of an add window to the bookies of an ensemble, and reports what comes of it.
+
+The shell around `client_aio.core.window`, shared by a ledger's writer and by recovery. Owns the seats: which
+bookie sits where, over which connection, and how many bytes it owes acknowledgements for. Does not own what
+a failure leads to: its owner decides on ensemble changes and calls `reseat`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from bookie_aio.wire.messages import Add, AddFlag, Done, Failure, Message, Status
+from client_aio.config import ClientConfig
+from client_aio.connection import BookieConnection, Outcome, error_of
+from client_aio.core.quorum import indexes_of
+from client_aio.core.window import AddWindow, Send, Turn
+from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError
+
+logger = logging.getLogger(__name__)
+
+Token = TypeVar("Token")
+
+
+@dataclass(slots=True)
+class _Seat:
+    bookie_id: str
+    connection: BookieConnection | None
+    bytes_owed: int = 0
+
+
+class Replicator(Generic[Token]):
+    """Replicates the entries of one window to one ensemble.
+
+    Args:
+        term: the term that every add carries (rule 7).
+        on_turns: called with the turns that have just been acknowledged, in order.
+        on_seat_failed: called once for each seat whose bookie has newly failed.
+        on_fenced: called when a bookie refuses the term, or knows the ledger to be deleted.
+    """
+
+    def __init__(
+        self,
+        window: AddWindow[Token],
+        *,
+        term: int,
+        flags: AddFlag,
+        config: ClientConfig,
+        on_turns: Callable[[list[Turn[Token]]], None],
+        on_seat_failed: Callable[[str, BookKeeperError], None],
+        on_fenced: Callable[[BookKeeperError], None],
+    ) -> None:
+        self.window = window
+        self._config = config
+        self._message = Add(window.ledger_id, term, int(flags))
+        self._on_turns = on_turns
+        self._on_seat_failed = on_seat_failed
+        self._on_fenced = on_fenced
+        self._loop = asyncio.get_running_loop()
+        self._seats: list[_Seat] = []
+        self._flush_is_due = False
+
+    @property
+    def bookies(self) -> tuple[str, ...]:
+        """Give the ensemble, in seat order."""
+        return tuple(seat.bookie_id for seat in self._seats)
+
+    @property
+    def failed_bookies(self) -> list[str]:
+        """Give the bookies of the failed seats."""
+        return [self._seats[index].bookie_id for index in indexes_of(self.window.failed)]
+
+    def connection(self, seat: int) -> BookieConnection | None:
+        """Give the connection of a seat."""
+        return self._seats[seat].connection
+
+    def seat(
+        self, bookies: Sequence[str], connections: dict[str, BookieConnection | BookKeeperError]
+    ) -> None:
+        """Take the first ensemble; a bookie that could not be reached counts as failed."""
+        for bookie_id in bookies:
+            found = connections[bookie_id]
+            self._seats.append(_Seat(bookie_id, found if isinstance(found, BookieConnection) else None))
+        for index, bookie_id in enumerate(bookies):
+            found = connections[bookie_id]
+            if isinstance(found, BookKeeperError):
+                self._fail(index, self.window.epoch(index), found)
+
+    def reseat(self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]) -> None:
+        """Put new bookies into the seats of the mask `replaced` and send them what they owe."""
+        for index in indexes_of(replaced):
+            self._seats[index] = _Seat(bookies[index], connections[bookies[index]])
+        self._transmit(self.window.commit_change(replaced))
+        self.advance()
+
+    def advance(self) -> None:
+        """Report the turns that are acknowledged by now."""
+        self._report(self.window.advance())
+
+    def broadcast(self, message: Message) -> None:
+        """Send a message to every seat that has not failed; the answers are not looked at."""
+        for seat in self._seats:
+            if seat.connection is not None and seat.connection.is_open:
+                seat.connection.request(message, _ignore, timeout_s=self._config.add_timeout_s)
+
+    def schedule_flush(self) -> None:
+        """Send what was added, once this turn of the loop is over: the batch is the unit."""
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send what was added now."""
+        self._flush_is_due = False
+        self._transmit(self.window.flush())
+
+    def _transmit(self, sends: list[Send]) -> None:
+        for send in sends:
+            seat = self._seats[send.seat]
+            connection = seat.connection
+            if connection is None:
+                continue
+            if connection.error is not None:
+                self._fail(send.seat, send.epoch, connection.error)
+                continue
+            block = send.batch.block
+            seat.bytes_owed += len(block)
+            connection.request(
+                self._message,
+                partial(self._answered, send, seat),
+                body=(block,),
+                body_bytes=len(block),
+                timeout_s=self._config.add_timeout_s,
+            )
+            if seat.bytes_owed > self._config.lag_bytes_max:
+                self._fail(
+                    send.seat,
+                    send.epoch,
+                    BookieUnavailableError(
+                        f"bookie {seat.bookie_id} owes acknowledgements for {seat.bytes_owed:,} bytes",
+                        bookie_id=seat.bookie_id,
+                    ),
+                )
+
+    def _answered(self, send: Send, seat: _Seat, outcome: Outcome, body: memoryview) -> None:
+        seat.bytes_owed -= len(send.batch.block)
+        if isinstance(outcome, Done):
+            turns = self.window.acknowledged(send)
+            if turns:
+                self._report(turns)
+            return
+        if isinstance(outcome, Failure):
+            error = error_of(outcome, bookie_id=seat.bookie_id, ledger_id=self.window.ledger_id)
+            if outcome.status in (Status.INVALID_TERM, Status.NO_SUCH_LEDGER):
+                if send.epoch == self.window.epoch(send.seat):
+                    self._on_fenced(self._withdrawal(error))
+                return
+        else:
+            assert isinstance(outcome, BookKeeperError)
+            error = outcome
+        self._fail(send.seat, send.epoch, error)
+
+    def _withdrawal(self, error: BookKeeperError) -> BookKeeperError:
+        if not isinstance(error, LedgerFencedError):
+            return error
+        return LedgerFencedError(
+            f"ledger {self.window.ledger_id} has been taken over by another client ({error})",
+            ledger_id=self.window.ledger_id,
+            bookie_id=error.bookie_id,
+        )
+
+    def _fail(self, index: int, epoch: int, error: BookKeeperError) -> None:
+        if not self.window.fail(index, epoch):
+            return
+        seat = self._seats[index]
+        logger.warning("ledger=%d bookie=%s failed: %s", self.window.ledger_id, seat.bookie_id, error)
+        # A bookie that answered with an error keeps its connection: others may be using it.
+        seat.connection = None
+        self._on_seat_failed(seat.bookie_id, error)
+
+    def _report(self, turns: list[Turn[Token]]) -> None:
+        if turns:
+            self._on_turns(turns)
+
+
+def _ignore(outcome: Outcome, body: memoryview) -> None:
+    pass
