@@ -1,0 +1,85 @@
+"""Which keys, values and writer tokens are legal in a metadata store, whatever kind it is.
+
+Owns the checks that every store makes before it does anything, so that all of them refuse the same
+input with the same error. Does not own the layout of keys (`metadata.ids`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from metadata.errors import InvalidArgumentError
+from metadata.store import VALUE_BYTES_MAX
+
+KEY_CHARACTERS_MAX = 1000
+TOKEN = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
+ID_BLOCK_MAX = 1_000_000
+
+_SEGMENT = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+")
+
+
+def check_key(key: str, *, root_allowed: bool = False) -> str:
+    """Return the key, or raise InvalidArgumentError saying what is wrong with it."""
+    if not isinstance(key, str):
+        raise InvalidArgumentError(f"key {key!r} is not a string")
+    if key == "" and root_allowed:
+        return key
+    if len(key) > KEY_CHARACTERS_MAX:
+        raise InvalidArgumentError(f"key {key[:40]!r}… is longer than {KEY_CHARACTERS_MAX} characters")
+    for segment in key.split("/"):
+        if not _SEGMENT.fullmatch(segment) or segment in (".", "..") or key == "zookeeper":
+            raise InvalidArgumentError(
+                f"key {key!r} is not a relative path: its segment {segment!r} is empty, reserved, "
+                "or holds a character that no store accepts"
+            )
+    return key
+
+
+def check_value(value: bytes) -> bytes:
+    """Return the value as bytes, or raise InvalidArgumentError: it is too large, or not UTF-8 JSON."""
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise InvalidArgumentError(f"a value is bytes, not {type(value).__name__}")
+    value = bytes(value)
+    if len(value) > VALUE_BYTES_MAX:
+        raise InvalidArgumentError(f"a value of {len(value)} bytes is above the limit of {VALUE_BYTES_MAX}")
+    try:
+        json.loads(value.decode("utf-8"))
+    except ValueError as error:
+        raise InvalidArgumentError(f"a value is UTF-8 JSON, not {value[:80]!r}: {error}") from error
+    return value
+
+
+def check_token(token: str) -> str:
+    """Return the writer token, or raise InvalidArgumentError."""
+    if not isinstance(token, str) or not TOKEN.fullmatch(token):
+        raise InvalidArgumentError(
+            f"writer token {token!r} is not legal: 1 to 64 letters, digits, '_', '.', ':' or '-'"
+        )
+    return token
+
+
+def check_count(name: str, count: int) -> int:
+    """Return the size of a block of ids, or raise InvalidArgumentError."""
+    check_key(name)
+    if "/" in name:
+        raise InvalidArgumentError(f"the name of a sequence of ids is one segment, not {name!r}")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= ID_BLOCK_MAX:
+        raise InvalidArgumentError(f"count {count!r} is not an integer from 1 to {ID_BLOCK_MAX}")
+    return count
+
+
+def parent_of(key: str) -> str:
+    """Give the parent's key; the root's is the empty string."""
+    return key.rpartition("/")[0]
+
+
+def name_of(key: str) -> str:
+    """Give the key's last segment."""
+    return key.rpartition("/")[2]
+
+
+def ancestors_of(key: str) -> list[str]:
+    """List the keys above this one, topmost first, without the root."""
+    segments = key.split("/")
+    return ["/".join(segments[:end]) for end in range(1, len(segments))]

@@ -1,0 +1,86 @@
+"""What became of a write, judged by what is stored now.
+
+Every write leaves its writer's token with the value, and the last `WRITERS_KEPT` of them stay there, so a
+write whose answer was lost is settled by content and never by guess (rule 10). These are pure functions;
+each store calls them with what it has read.
+
+They rest on one invariant: each write of a key adds exactly one to its number and one token to its list.
+"""
+
+from __future__ import annotations
+
+from metadata.errors import KeyExistsError, MetadataUnavailableError, VersionConflictError
+from metadata.store import WRITERS_KEPT, Version
+
+
+def add_writer(writers: tuple[str, ...], token: str) -> tuple[str, ...]:
+    """Append a token, dropping the oldest beyond `WRITERS_KEPT`."""
+    return (*writers, token)[-WRITERS_KEPT:]
+
+
+def version_made(current: Version, token: str) -> Version | None:
+    """Give the version that the token's write made, if that state is the present one or before it."""
+    if token not in current.writers:
+        return None
+    later = current.writers[::-1].index(token)
+    return Version(
+        current.number - later, current.incarnation, current.writers[: len(current.writers) - later]
+    )
+
+
+def settle_create(key: str, current: Version, token: str, *, maybe_sent: bool) -> Version:
+    """Decide what a create means that found the key in place.
+
+    Args:
+        key: for the error's message.
+        current: the version found.
+        token: the create's own.
+        maybe_sent: an earlier attempt under this token may have taken effect.
+
+    Raises:
+        KeyExistsError: somebody else created it.
+        MetadataUnavailableError: so many others have written since that nobody can tell.
+    """
+    made = version_made(current, token)
+    if made is not None:
+        return made
+    if maybe_sent and len(current.writers) >= WRITERS_KEPT:
+        raise _forgotten(key)
+    raise KeyExistsError(f"key {key!r} exists already")
+
+
+def settle_compare_and_set(
+    key: str, expected: Version, current: Version, token: str, *, maybe_sent: bool
+) -> Version:
+    """Decide what a compare-and-set means that found the key at another version than expected.
+
+    A key that was deleted and created anew counts as a conflict: what this write may have done is gone
+    with the former incarnation.
+
+    Raises:
+        VersionConflictError: somebody else changed the key, and this write took no effect.
+        MetadataUnavailableError: so many others have written since that nobody can tell.
+    """
+    assert current != expected, "only a changed key needs settling"
+    made = version_made(current, token)
+    if made is not None and current.incarnation == expected.incarnation:
+        return made
+    writes_since = current.number - expected.number
+    if maybe_sent and current.incarnation == expected.incarnation and writes_since > len(current.writers):
+        raise _forgotten(key)
+    raise conflict(key, expected, current)
+
+
+def conflict(key: str, expected: Version, current: Version) -> VersionConflictError:
+    """Build the error for a key that is not at the version expected."""
+    return VersionConflictError(
+        f"key {key!r} is at version {current.number} of incarnation {current.incarnation}, "
+        f"not at {expected.number} of {expected.incarnation}"
+    )
+
+
+def _forgotten(key: str) -> MetadataUnavailableError:
+    return MetadataUnavailableError(
+        f"the answer to a write of key {key!r} was lost, and more than {WRITERS_KEPT} others have written "
+        "since: whether it took effect cannot be told any more"
+    )

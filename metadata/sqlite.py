@@ -1,0 +1,320 @@
+"""The embedded metadata store: one SQLite file, shared by several processes of one machine.
+
+Owns what is asynchronous about it: one worker thread for all calls into SQLite (`metadata._sqlite_tables`
+has the statements), waiting for other processes' write lock, watches by polling, and sessions by leases.
+
+- Watches: `PRAGMA data_version` is polled every `POLL_INTERVAL_S` while somebody watches.
+- Sessions: begun with the first registration; its lease is renewed every quarter of `lease_s`. Whoever has
+  the store open removes what dead sessions left. A process that was stopped for longer than its lease
+  finds it gone, begins another session and registers anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from metadata._sqlite_tables import BusyError, Tables
+from metadata.errors import (
+    BookKeeperError,
+    ClientClosedError,
+    InvalidArgumentError,
+    KeyExistsError,
+    MetadataUnavailableError,
+)
+from metadata.keys import check_count, check_key, check_token, check_value
+from metadata.store import MetadataStore, Registration, Version, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from metadata._sqlite_tables import Signature
+
+Result = TypeVar("Result")
+
+POLL_INTERVAL_S = 0.025
+LEASE_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class _Watch:
+    """One running `watch`."""
+
+    __slots__ = ("changed", "key", "signature")
+
+    def __init__(self, key: str, signature: Signature) -> None:
+        self.key = key
+        self.signature = signature
+        self.changed = asyncio.Event()
+
+
+class SqliteMetadataStore(MetadataStore):
+    """A metadata store in an SQLite file. Open it with `open`."""
+
+    def __init__(self, path: Path, *, lease_s: float, operation_timeout_s: float) -> None:
+        """Prepare; `open` does the rest."""
+        self.uri = f"sqlite://{path}"
+        self._path = path
+        self._lease_s = lease_s
+        self._operation_timeout_s = operation_timeout_s
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-sqlite")
+        self._opened: Tables | None = None
+        self._closed = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watches: set[_Watch] = set()
+        self._poke = asyncio.Event()
+        self._session: str | None = None
+        self._registrations: set[_SqliteRegistration] = set()
+
+    @classmethod
+    async def open(
+        cls, path: str | Path, *, lease_s: float = LEASE_S, operation_timeout_s: float = 10.0
+    ) -> Self:
+        """Open the store, creating its file where it is missing (its directory must exist).
+
+        Args:
+            path: absolute path of the database file.
+            lease_s: how long a registration outlives its process.
+            operation_timeout_s: how long an operation waits for other processes' transactions.
+
+        Raises:
+            InvalidArgumentError: the path is not absolute, or cannot hold a database.
+            MetadataCorruptError: the file is no metadata store, is damaged, or has an unknown schema.
+            MetadataUnavailableError: the file is locked for too long, or the disk fails.
+        """
+        path = Path(path)
+        if not path.is_absolute():
+            raise InvalidArgumentError(f"the path of an SQLite metadata store is absolute, not {str(path)!r}")
+        store = cls(path, lease_s=lease_s, operation_timeout_s=operation_timeout_s)
+        try:
+            store._opened = await store._submit(lambda: Tables(path, lease_s=lease_s))
+            await store._submit(store._tables.remove_dead)
+        except BaseException:
+            store._abandon()
+            raise
+        store._tasks = [asyncio.create_task(store._poll()), asyncio.create_task(store._maintain())]
+        return store
+
+    async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
+        check_key(key)
+        value = check_value(value)
+        given, token = token is not None, _token(token)
+        return await self._write(lambda: self._tables.create(key, value, token, given))
+
+    async def read(self, key: str) -> Versioned:
+        check_key(key)
+        return await self._submit(lambda: self._tables.read(key))
+
+    async def compare_and_set(
+        self, key: str, value: bytes, version: Version, *, token: str | None = None
+    ) -> Version:
+        check_key(key)
+        value = check_value(value)
+        given, token = token is not None, _token(token)
+        return await self._write(lambda: self._tables.compare_and_set(key, value, version, token, given))
+
+    async def delete(self, key: str, version: Version | None = None) -> None:
+        check_key(key)
+        await self._write(lambda: self._tables.delete(key, version))
+
+    async def children(self, key: str) -> list[str]:
+        check_key(key, root_allowed=True)
+        return await self._submit(lambda: self._tables.children(key))
+
+    async def watch(self, key: str) -> AsyncGenerator[None, None]:
+        check_key(key, root_allowed=True)
+        watch = _Watch(key, await self._submit(lambda: self._tables.signature(key)))
+        self._watches.add(watch)
+        self._poke.set()
+        try:
+            while True:
+                watch.changed.clear()
+                yield
+                await watch.changed.wait()
+                self._check_open()
+        finally:
+            self._watches.discard(watch)
+
+    async def register(self, key: str, value: bytes) -> Registration:
+        check_key(key)
+        registration = _SqliteRegistration(self, key, check_value(value))
+        if self._session is None:
+            await self._begin_session()
+        # The holder may be ourselves from before a crash: its lease then runs out, and the next round of
+        # `_maintain`, here or in any other process, removes the key.
+        changes = self.watch(key)
+        try:
+            async with asyncio.timeout(self._lease_s * 1.5 + POLL_INTERVAL_S):
+                async for _ in changes:
+                    if await registration.put():
+                        break
+        except TimeoutError:
+            raise KeyExistsError(f"key {key!r} is held by another live session") from None
+        finally:
+            await changes.aclose()
+        self._registrations.add(registration)
+        return registration
+
+    async def allocate_ids(self, name: str, count: int) -> range:
+        check_count(name, count)
+        return await self._write(lambda: self._tables.allocate(name, count))
+
+    async def sync(self, key: str) -> None:
+        """Do nothing: every read of this store sees the last transaction of any process."""
+        check_key(key, root_allowed=True)
+        self._check_open()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        tables, session = self._tables, self._session
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._registrations.clear()
+        try:
+            await self._submit(lambda: tables.end_session(session) if session is not None else None)
+        except BookKeeperError as error:
+            log.warning("session not ended, its lease will run out: %s", error)
+        finally:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        """Close without ending the session, as the death of the process would."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        for watch in self._watches:
+            watch.changed.set()
+        if self._opened is not None:
+            tables = self._opened
+            self._worker.submit(tables.close)
+        self._worker.shutdown(wait=False)
+
+    @property
+    def _tables(self) -> Tables:
+        assert self._opened is not None, "the store was opened by `open`"
+        return self._opened
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("the metadata store is closed")
+
+    async def _submit(self, call: Callable[[], Result]) -> Result:
+        """Run a call on the worker, again and again while another process holds the write lock."""
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._operation_timeout_s
+        while True:
+            try:
+                return await loop.run_in_executor(self._worker, call)
+            except BusyError as error:
+                self._check_open()
+                if loop.time() >= deadline:
+                    raise MetadataUnavailableError(
+                        f"the metadata database {self._path} stayed locked by another process for "
+                        f"{self._operation_timeout_s} s"
+                    ) from error
+
+    async def _write(self, call: Callable[[], Result]) -> Result:
+        result = await self._submit(call)
+        self._poke.set()
+        return result
+
+    async def _poll(self) -> None:
+        """Wake watches whose key has changed."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_soon(self._poke.set)
+        while True:
+            await self._poke.wait()
+            self._poke.clear()
+            watches = list(self._watches)
+            if not watches:
+                continue
+            pause_s = POLL_INTERVAL_S
+            keys = tuple(watch.key for watch in watches)
+            found: dict[str, Signature] | None
+            try:
+                found = await self._submit(partial(self._tables.changed_signatures, keys))
+            except BookKeeperError as error:
+                # Whoever watches reads next, and meets the error there.
+                log.warning("watches cannot be checked: %s", error)
+                found, pause_s = {}, 1.0
+            for watch in watches:
+                if found is not None and watch.signature != found.get(watch.key):
+                    watch.signature = found.get(watch.key)
+                    watch.changed.set()
+            timer.cancel()
+            timer = loop.call_later(pause_s, self._poke.set)
+
+    async def _maintain(self) -> None:
+        """Keep the own session alive and remove what dead ones left."""
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            try:
+                await self._maintain_once()
+            except BookKeeperError as error:
+                log.warning("lease not renewed, trying again: %s", error)
+
+    async def _maintain_once(self) -> None:
+        session = self._session
+        if session is not None and not await self._submit(lambda: self._tables.renew_session(session)):
+            log.warning("session %s expired; beginning another", session)
+            await self._begin_session()
+        await self._write(self._tables.remove_dead)
+        for registration in sorted(self._registrations, key=lambda each: each.key):
+            if registration.session != self._session and not await registration.put():
+                log.warning("key %r is held by another session; trying again", registration.key)
+
+    async def _begin_session(self) -> None:
+        session = secrets.token_hex(8)
+        await self._submit(lambda: self._tables.begin_session(session))
+        self._session = session
+
+
+class _SqliteRegistration(Registration):
+    """An ephemeral key of one `SqliteMetadataStore`."""
+
+    def __init__(self, store: SqliteMetadataStore, key: str, value: bytes) -> None:
+        self.key = key
+        self.session: str | None = None
+        self._store = store
+        self._value = value
+        self._lock = asyncio.Lock()
+
+    async def put(self) -> bool:
+        """Bring the key to the latest value under the store's session; False if another holds it."""
+        store = self._store
+        async with self._lock:
+            session, value = store._session, self._value
+            assert session is not None
+            token = _token(None)
+            done = await store._write(lambda: store._tables.put_ephemeral(self.key, value, token, session))
+            self.session = session if done else None
+            return done
+
+    async def update(self, value: bytes) -> None:
+        self._value = check_value(value)
+        if not await self.put():
+            raise KeyExistsError(f"key {self.key!r} is held by another session for now")
+
+    async def close(self) -> None:
+        store, session = self._store, self.session
+        if self not in store._registrations:
+            return
+        store._registrations.discard(self)
+        async with self._lock:
+            if session is not None:
+                with suppress(ClientClosedError):
+                    await store._write(lambda: store._tables.drop_ephemeral(self.key, session))
+
+
+def _token(token: str | None) -> str:
+    return secrets.token_hex(8) if token is None else check_token(token)
