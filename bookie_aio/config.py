@@ -95,7 +95,7 @@ class BookieConfig:
 
     def __post_init__(self) -> None:
         check_bookie_id(self.bookie_id)
-        if isinstance(self.directories, str) or len(self.directories) != 1:
+        if len(self.directories) != 1:
             raise InvalidArgumentError(
                 f"a bookie has exactly one data directory in this release, not {self.directories!r}"
             )
@@ -121,7 +121,7 @@ class BookieConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host to listen on is reachable from this machine only. Names other than localhost: no."""
+    """Tell whether a host to listen on is reachable from this machine only. A name but localhost is not."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,0 +1,80 @@
+"""Structured logs over the standard library's logging.
+
+A message is a fixed sentence; what varies goes into named fields: `log.info("bookie started",
+extra=fields(bookie="b1"))`. Two formatters write them as `key=value` text or as one JSON object per line.
+
+Invariant: one record is one line, whatever its fields hold.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TextIO
+
+_ATTRIBUTE = "bookie_fields"
+_PLAIN = frozenset(
+    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:-+/@[]{}(),;*%<>&#!?$^~|"
+)
+
+
+def fields(**values: object) -> dict[str, Mapping[str, object]]:
+    """Give the `extra` argument of a logging call that carries the fields."""
+    return {_ATTRIBUTE: values}
+
+
+def _fields_of(record: logging.LogRecord) -> Mapping[str, object]:
+    found = getattr(record, _ATTRIBUTE, None)
+    return found if isinstance(found, dict) else {}
+
+
+def _quote(value: object) -> str:
+    text = value if isinstance(value, str) else str(value)
+    return text if text and _PLAIN.issuperset(text) else json.dumps(text, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.123Z INFO bookie_aio.server.bookie bookie started bookie=b1`."""
+
+    converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = " ".join(record.getMessage().splitlines())
+        parts = [self.formatTime(record), record.levelname, record.name, message]
+        parts += [f"{name}={_quote(value)}" for name, value in _fields_of(record).items()]
+        if record.exc_info:
+            parts.append("traceback=" + json.dumps(self.formatException(record.exc_info), ensure_ascii=False))
+        return " ".join(parts)
+
+
+class JsonFormatter(TextFormatter):
+    """One JSON object per line: `time`, `level`, `logger`, `message`, and the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        document: dict[str, object] = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields_of(record),
+        }
+        if record.exc_info:
+            document["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(document, default=str, ensure_ascii=False)
+
+
+def configure(*, level: str = "INFO", as_json: bool = False, stream: TextIO | None = None) -> None:
+    """Send all log records to a stream (standard error by default). For commands, not for libraries."""
+    handler = logging.StreamHandler(sys.stderr if stream is None else stream)
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)

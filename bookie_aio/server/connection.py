@@ -1,0 +1,347 @@
+"""One client's connection: bytes in, frames to `requests`, answers out, within the limits.
+
+Owns the handshake, the deadlines, and back-pressure both ways. Does not know what any request means.
+
+Back-pressure. No frame is handled, and no byte read, while the connection is *blocked*: because what it
+has on its way to the disk is above its limit, because too many of its reads are being computed, because it
+does not take its answers, or because the totals of all connections are exhausted (`flow`). Frames that
+have arrived stay in the receive buffer, in order, until it is free again.
+
+Invariants
+- A bad frame closes this connection, with a reason in the log, and touches nothing else.
+- There is at most one timer per connection: it stands at the earliest deadline, and is looked at lazily.
+- Answers of one turn of the loop leave as one write, and what a released connection held is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+from bookie_aio.logs import fields
+from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser
+from metadata.errors import NotABookieError, ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Coroutine
+
+    from bookie_aio.config import Limits
+    from bookie_aio.server.flow import Flow
+    from bookie_aio.server.requests import Requests
+    from bookie_aio.wire.blocks import Buffer
+    from bookie_aio.wire.frames import Header
+
+log = logging.getLogger(__name__)
+
+_JOIN_BYTES_MAX = 64 * 1024
+"""Buffers up to this size are joined into one; larger ones are handed over as they are."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The protocol object of one accepted connection."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: Limits,
+        flow: Flow,
+        requests: Requests,
+        connections: set[Connection],
+    ) -> None:
+        self._loop = loop
+        self._limits = limits
+        self._flow = flow
+        self._requests = requests
+        self._connections = connections
+        self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._out: list[Buffer] = []
+        self._is_flush_due = False
+        self._is_closing = False
+        self._is_blocked = False
+        self._is_processing = False
+        self._is_reading = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._opened_at = 0.0
+        self._frame_since: float | None = None
+        self._stalled_since: float | None = None
+        self._stalled_bytes = 0
+        self._bytes_pending = 0
+        self._reads: set[asyncio.Task[None]] = set()
+        self._reads_bytes = 0
+        self._unsent_reads_bytes = 0  # of answers that are computed, and wait for a peer that is slow to read
+        self.is_greeted = False
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self.peer = "?"
+        self.client = ""
+
+    # --- the transport's calls -----------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        name = transport.get_extra_info("peername")
+        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
+        if len(self._connections) >= self._limits.connections_max:
+            self._is_closing = True
+            log.warning("connection refused", extra=fields(peer=self.peer, reason="too many connections"))
+            transport.abort()
+            return
+        self._connections.add(self)
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            # A peer that vanished without a word is found out by the kernel.
+            with contextlib.suppress(OSError):
+                connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._opened_at = self._loop.time()
+        self._arm(self._opened_at + self._limits.handshake_timeout_s)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._parser.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._parser.buffer_updated(nbytes)
+        if not self._is_blocked and not self._is_closing:
+            self._process()
+
+    def eof_received(self) -> None:
+        if self._parser.is_mid_frame and not self._is_blocked and not self._is_closing:
+            self._log_closed("the peer closed the connection within a frame")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_closing = True
+        self.lost.set_result(None)
+        self._connections.discard(self)
+        self._flow.forget(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for task in self._reads:
+            task.cancel()
+        self._release_sent_reads()
+        self._out.clear()
+        self._requests.connection_lost(self)
+
+    def pause_writing(self) -> None:
+        now = self._loop.time()
+        self._stalled_since = now
+        self._stalled_bytes = self._buffered_bytes()
+        self._arm(now + self._limits.write_stall_timeout_s)
+
+    def resume_writing(self) -> None:
+        self._stalled_since = None
+        self._release_sent_reads()
+        self.room_again()
+
+    # --- frames in -----------------------------------------------------------------------------
+
+    def _process(self) -> None:
+        """Handle the frames that are complete, until blocked."""
+        self._is_processing = True
+        try:
+            for header, body in self._parser.frames():
+                self._frame_since = None
+                if self.is_greeted:
+                    self._requests.handle(self, header, body)
+                else:
+                    self._greet(header)
+                if self._is_closing:
+                    return
+                if self._must_block():
+                    self._block()
+                    return
+        except ProtocolError as error:
+            self.fail(self._reason(error))
+            return
+        finally:
+            self._is_processing = False
+        if self._frame_since is None and self._parser.is_mid_frame:
+            self._frame_since = self._loop.time()
+            self._arm(self._frame_since + self._limits.frame_progress_timeout_s)
+
+    def _greet(self, header: Header) -> None:
+        if self._requests.greet(self, header):
+            self.is_greeted = True
+            self._parser.frame_bytes_max = self._limits.frame_bytes_max
+
+    def _reason(self, error: ProtocolError) -> str:
+        if self.is_greeted:
+            return str(error)
+        return str(NotABookieError(f"the peer does not speak this protocol: {error}"))
+
+    def _must_block(self) -> bool:
+        limits = self._limits
+        if (
+            self._bytes_pending >= limits.connection_bytes_pending_max
+            or self._stalled_since is not None
+            or len(self._reads) >= limits.connection_reads_max
+            or self._reads_bytes >= limits.connection_reads_bytes_max
+        ):
+            return True
+        if self._flow.is_exhausted:
+            self._flow.wait(self)
+            return True
+        return False
+
+    def _block(self) -> None:
+        self._is_blocked = True
+        self._frame_since = None  # a peer is not late while it is not listened to
+        if self._is_reading and self._transport is not None:
+            self._is_reading = False
+            self._transport.pause_reading()
+
+    def room_again(self) -> None:
+        """Go on with the frames that wait, if nothing blocks the connection any more."""
+        if not self._is_blocked or self._is_closing or self._is_processing or self._must_block():
+            return
+        self._is_blocked = False
+        self._process()
+        if not self._is_blocked and not self._is_closing and not self._is_reading:
+            assert self._transport is not None
+            self._is_reading = True
+            self._transport.resume_reading()
+
+    # --- what requests hold --------------------------------------------------------------------
+
+    def hold(self, count: int) -> None:
+        """Count the bytes of an add until `release`."""
+        self._bytes_pending += count
+        self._flow.bytes_pending += count
+
+    def release(self, count: int) -> None:
+        """Take back what `hold` counted. Reading goes on with the answer's flush."""
+        self._bytes_pending -= count
+        assert self._bytes_pending >= 0
+        self._flow.release_bytes(count)
+
+    @property
+    def reads(self) -> Collection[asyncio.Task[None]]:
+        """Give the reads that are being computed."""
+        return self._reads
+
+    def run_read(self, read: Coroutine[object, object, None], bytes_max: int) -> None:
+        """Run a read in a task of its own, counting the bytes that its answer may have until it is sent."""
+        self._reads_bytes += bytes_max
+        self._flow.reads_bytes += bytes_max
+        task: asyncio.Task[None] = self._loop.create_task(read)
+        self._reads.add(task)
+        task.add_done_callback(lambda task: self._read_done(task, bytes_max))
+
+    def _read_done(self, task: asyncio.Task[None], bytes_max: int) -> None:
+        self._reads.discard(task)
+        self._unsent_reads_bytes += bytes_max
+        if not task.cancelled() and task.exception() is not None:
+            log.error("read failed", extra=fields(peer=self.peer), exc_info=task.exception())
+            self.fail("an internal error")
+        if not self._is_flush_due:
+            self._after_flush()
+
+    def _release_sent_reads(self) -> None:
+        count, self._unsent_reads_bytes = self._unsent_reads_bytes, 0
+        if count:
+            self._reads_bytes -= count
+            self._flow.release_read(count)
+
+    # --- answers out ---------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether answers can still reach the peer."""
+        return not self._is_closing
+
+    def send(self, *buffers: Buffer) -> None:
+        """Queue a frame for the one write at the end of this turn."""
+        if self._is_closing:
+            return
+        self._out += buffers
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        out, self._out = self._out, []
+        transport = self._transport
+        if out and transport is not None and not transport.is_closing():
+            if len(out) == 1:
+                transport.write(out[0])
+            elif sum(map(len, out)) <= _JOIN_BYTES_MAX:
+                transport.write(b"".join(out))
+            else:
+                transport.writelines(out)
+        self._after_flush()
+
+    def _after_flush(self) -> None:
+        if self._stalled_since is None or self._is_closing:
+            self._release_sent_reads()
+        if self._is_blocked:
+            self.room_again()
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def fail(self, reason: str) -> None:
+        """Close the connection because of what the peer did; answers queued so far still leave."""
+        if not self._is_closing:
+            self._log_closed(reason)
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection once the answers queued so far have left, or the time for that is over."""
+        if self._is_closing or self._transport is None:
+            return
+        self._flush()
+        self._is_closing = True
+        self._transport.close()
+        if self._buffered_bytes():
+            self._loop.call_later(self._limits.shutdown_timeout_s, self._transport.abort)
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._is_closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _log_closed(self, reason: str) -> None:
+        log.warning("connection closed", extra=fields(peer=self.peer, client=self.client, reason=reason))
+
+    def _buffered_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    # --- deadlines -----------------------------------------------------------------------------
+
+    def _arm(self, at: float) -> None:
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return  # it is looked at earlier anyway
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._look_at_deadlines)
+
+    def _look_at_deadlines(self) -> None:
+        self._timer = None
+        if self._is_closing:
+            return
+        limits, now = self._limits, self._loop.time()
+        if self._stalled_since is not None and self._buffered_bytes() < self._stalled_bytes:
+            self._stalled_since, self._stalled_bytes = now, self._buffered_bytes()
+        deadlines = []
+        if not self.is_greeted:
+            deadlines.append((self._opened_at + limits.handshake_timeout_s, "no handshake in time"))
+        if self._frame_since is not None:
+            reason = f"a frame was not complete within {limits.frame_progress_timeout_s:g} s"
+            deadlines.append((self._frame_since + limits.frame_progress_timeout_s, reason))
+        if self._stalled_since is not None:
+            reason = f"the peer took no answer for {limits.write_stall_timeout_s:g} s"
+            deadlines.append((self._stalled_since + limits.write_stall_timeout_s, reason))
+        if not deadlines:
+            return
+        at, reason = min(deadlines)
+        if at > now:
+            self._arm(at)
+            return
+        self._log_closed(reason)
+        self.abort()

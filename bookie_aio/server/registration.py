@@ -1,0 +1,227 @@
+"""Who this bookie is, and where it can be reached: cookie and registration in the metadata store.
+
+Owns the reading and writing of cookies, in the order that `bookie_aio.core.identity` explains and decides
+on, and the ephemeral record that clients find the bookie by. Does not own the store's session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bookie_aio.core.identity import Action, DirectoryState, decide
+from bookie_aio.logs import fields
+from bookie_aio.storage.directory import COOKIE, LOCK, TEMPORARY_SUFFIX, read_cookie
+from metadata.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster
+from metadata.errors import (
+    CookieMismatchError,
+    KeyExistsError,
+    MetadataCorruptError,
+    MetadataError,
+    NoSuchKeyError,
+)
+from metadata.ids import available_key, cookie_key
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from bookie_aio.config import BookieConfig
+    from bookie_aio.storage.disk import DirectoryLock, Disk
+    from metadata.store import MetadataStore, Registration
+
+log = logging.getLogger(__name__)
+
+_DRAFT = COOKIE + TEMPORARY_SUFFIX
+_NOT_DATA = {COOKIE, _DRAFT, LOCK, "lost+found"}
+_COOKIE_BYTES_MAX = 64 * 1024
+_RETRY_S = 0.5
+
+
+async def establish_identity(
+    config: BookieConfig,
+    store: MetadataStore,
+    disk: Disk,
+    *,
+    rng: random.Random,
+    now_ms: Callable[[], int],
+) -> Cookie:
+    """Make sure that these directories are this bookie's, formatting them where it is new.
+
+    Raises:
+        CookieMismatchError: they are not (rule 6); the message says what may be done.
+        DirectoryInUseError: another process has one of them open.
+        CorruptRecordError: a cookie does not parse.
+    """
+    cluster = await ensure_cluster(store, draw_id=lambda: f"{rng.getrandbits(128):032x}", now_ms=now_ms())
+    stored = await _read_stored(store, config.bookie_id)
+    if stored is not None:
+        # Refused before anything is created: a mount point that is empty today stays as it is.
+        await _look(config, disk, stored, cluster)
+    locks: list[DirectoryLock] = []
+    try:
+        for path in config.directories:
+            await disk.make_directory(path)
+            locks.append(disk.lock_directory(path))
+        states, action = await _look(config, disk, stored, cluster)
+        if action is Action.FORMAT:
+            stored = await _format(config, store, disk, states, cluster, rng)
+        if action is not Action.GO_ON:
+            await _finish(config, disk)
+    finally:
+        for lock in locks:
+            lock.release()
+    assert stored is not None
+    return stored
+
+
+async def _read_stored(store: MetadataStore, bookie_id: str) -> Cookie | None:
+    try:
+        return Cookie.from_json((await store.read(cookie_key(bookie_id))).value)
+    except NoSuchKeyError:
+        return None
+
+
+async def _look(
+    config: BookieConfig, disk: Disk, stored: Cookie | None, cluster: ClusterRecord
+) -> tuple[list[DirectoryState], Action]:
+    states = [await _state_of(disk, path) for path in config.directories]
+    return states, decide(states, stored, bookie_id=config.bookie_id, instance_id=cluster.instance_id)
+
+
+async def _state_of(disk: Disk, path: str) -> DirectoryState:
+    try:
+        names = set(await disk.list_directory(path))
+    except FileNotFoundError:
+        return DirectoryState(path)
+    return DirectoryState(
+        path,
+        cookie=await read_cookie(disk, path) if COOKIE in names else None,
+        draft=await _read_draft(disk, path) if _DRAFT in names else None,
+        has_data=bool(names - _NOT_DATA),
+    )
+
+
+async def _read_draft(disk: Disk, path: str) -> Cookie | None:
+    """Read a draft; one that a crash tore counts as none, since nothing was promised by then."""
+    file = await disk.open(os.path.join(path, _DRAFT))
+    try:
+        return Cookie.from_json(bytes(await file.read(0, min(file.size(), _COOKIE_BYTES_MAX))))
+    except MetadataCorruptError:
+        return None
+    finally:
+        file.close()
+
+
+async def _format(
+    config: BookieConfig,
+    store: MetadataStore,
+    disk: Disk,
+    states: list[DirectoryState],
+    cluster: ClusterRecord,
+    rng: random.Random,
+) -> Cookie:
+    """Steps 1 and 2 of formatting: drafts first, then the metadata store."""
+    fresh = Cookie(
+        bookie_id=config.bookie_id,
+        instance_id=cluster.instance_id,
+        incarnation=f"{rng.getrandbits(64):016x}",
+        directories=len(config.directories),
+    )
+    drafts = [state.draft for state in states]
+    # A draft of our own is used again: the write that followed it may still land in the metadata store.
+    for draft in drafts:
+        if draft is not None and replace(fresh, incarnation=draft.incarnation) == draft:
+            fresh = draft
+            break
+    for path, draft in zip(config.directories, drafts, strict=True):
+        if draft != fresh:
+            await _write_draft(disk, path, fresh)
+    try:
+        await store.create(cookie_key(config.bookie_id), fresh.to_json())
+    except KeyExistsError:
+        if await _read_stored(store, config.bookie_id) != fresh:
+            raise CookieMismatchError(
+                f"another bookie was formatted as {config.bookie_id} at the same time",
+                bookie_id=config.bookie_id,
+            ) from None
+    log.info(
+        "bookie formatted",
+        extra=fields(bookie=config.bookie_id, cluster=fresh.instance_id, incarnation=fresh.incarnation),
+    )
+    return fresh
+
+
+async def _write_draft(disk: Disk, path: str, cookie: Cookie) -> None:
+    file = await disk.create(os.path.join(path, _DRAFT))
+    try:
+        await file.write([cookie.to_json()], 0)
+        await file.sync()
+    finally:
+        file.close()
+    await disk.sync_directory(path)
+    await disk.sync_directory(os.path.join(path, os.pardir))
+
+
+async def _finish(config: BookieConfig, disk: Disk) -> None:
+    """Step 3 of formatting: the drafts become cookies."""
+    for path in config.directories:
+        names = await disk.list_directory(path)
+        if COOKIE not in names:
+            await disk.rename(os.path.join(path, _DRAFT), os.path.join(path, COOKIE))
+            await disk.sync_directory(path)
+
+
+class Announcement:
+    """The bookie's record in the metadata store, kept up to date until closed."""
+
+    def __init__(self, registration: Registration, record: BookieRecord) -> None:
+        self._registration = registration
+        self._record = record
+        self._announced = record
+        self._updating: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def make(cls, store: MetadataStore, record: BookieRecord) -> Announcement:
+        """Register the bookie.
+
+        Raises:
+            KeyExistsError: a bookie of that id is running elsewhere.
+        """
+        try:
+            return cls(await store.register(available_key(record.bookie_id), record.to_json()), record)
+        except KeyExistsError as error:
+            raise KeyExistsError(
+                f"a bookie {record.bookie_id} is running already, by the metadata store",
+                bookie_id=record.bookie_id,
+            ) from error
+
+    def set_writable(self, is_writable: bool) -> None:
+        """Let clients know, as soon as the metadata store can be reached."""
+        self._record = replace(self._record, is_writable=is_writable)
+        if self._updating is None or self._updating.done():
+            self._updating = asyncio.get_running_loop().create_task(self._update())
+
+    async def _update(self) -> None:
+        while self._announced != self._record:
+            record = self._record
+            try:
+                await self._registration.update(record.to_json())
+            except MetadataError as error:
+                log.warning("announcing failed", extra=fields(bookie=record.bookie_id, error=error))
+                await asyncio.sleep(_RETRY_S)
+            else:
+                self._announced = record
+
+    async def close(self) -> None:
+        """Remove the record. Where the store cannot be reached, its session takes the record along."""
+        if self._updating is not None:
+            self._updating.cancel()
+            await asyncio.gather(self._updating, return_exceptions=True)
+        try:
+            await self._registration.close()
+        except MetadataError as error:
+            log.warning("deregistering failed", extra=fields(bookie=self._record.bookie_id, error=error))

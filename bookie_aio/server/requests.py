@@ -1,0 +1,502 @@
+"""Requests: what each operation does, and when its answer may leave.
+
+Owns the order of things: the term check and the append that follows it are one step (rule 7), an answer
+about state waits for everything accepted before it (rule 3), an add is acknowledged when that very copy is
+durable. Does not own bytes and limits of a connection (`connection`), nor files (`storage`).
+
+Invariant: between a verdict on a request's term and the append it allows, nothing else runs. So all of that
+is synchronous here, in the order in which the frames came; only what follows a barrier is a task.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import struct
+from typing import TYPE_CHECKING, Protocol
+
+from bookie_aio.core.fencing import Verdict, judge
+from bookie_aio.logs import fields
+from bookie_aio.server.polls import LongPolls
+from bookie_aio.wire.blocks import Block, statement_is_intact
+from bookie_aio.wire.frames import encode_frame
+from bookie_aio.wire.messages import (
+    ANSWER,
+    NO_TERM,
+    VERSION_MAX,
+    VERSION_MIN,
+    Add,
+    AddFlag,
+    Done,
+    Failure,
+    Hello,
+    HelloAnswer,
+    Info,
+    ListEntries,
+    ListEntriesAnswer,
+    ListLedgers,
+    ListLedgersAnswer,
+    Message,
+    Op,
+    Ping,
+    Read,
+    ReadAnswer,
+    ReadLac,
+    ReadLacAnswer,
+    Status,
+    Stop,
+    WriteLac,
+    decode_request,
+    encode_answer,
+    encode_failure,
+)
+from metadata.errors import DiskFullError, MalformedFrameError, ProtocolError, StorageError
+from metadata.ids import NO_ENTRY
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Collection, Coroutine
+
+    from bookie_aio.config import Limits
+    from bookie_aio.server.peer import Peer
+    from bookie_aio.storage.engine import Engine
+    from bookie_aio.wire.frames import Header
+
+log = logging.getLogger(__name__)
+
+# The commonest answer, [ADD | 0x80, request id, 0], in the form that needs no msgpack call.
+_ADDED = struct.Struct(">II3sBIB")
+_ADDED_HEADER = bytes((0x93, 0xCC, Op.ADD | ANSWER))
+_ROW = struct.Struct("<QQII")
+_SUPPORTED_ADD_FLAGS = int(AddFlag.RECOVERY)
+
+
+class Authoriser(Protocol):
+    """Decides whether a request may be carried out."""
+
+    def authorise(self, request: Message, auth: bytes | None) -> str | None:
+        """Give None to allow the request, or the reason for refusing it."""
+
+
+class AllowAll:
+    """Allows every request: there is no authorisation yet."""
+
+    def authorise(self, request: Message, auth: bytes | None) -> str | None:
+        return None
+
+
+class Counters:
+    """What has been done since the start, for `bookie info`."""
+
+    def __init__(self) -> None:
+        self.requests = dict.fromkeys(map(int, Op), 0)
+        self.entries_added = 0
+        self.bytes_added = 0
+        self.bytes_read = 0
+        self.refused_terms = 0
+        self.fences = 0
+        self.failures: dict[str, int] = {}
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            **vars(self),
+            "requests": {Op(op).name.lower(): count for op, count in self.requests.items()},
+        }
+
+
+class Requests:
+    """Carries out the requests of all connections."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        limits: Limits,
+        hello: HelloAnswer,
+        loop: asyncio.AbstractEventLoop,
+        info: Callable[[], dict[str, object]],
+        authoriser: Authoriser | None = None,
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._hello = hello
+        self._loop = loop
+        self._info = info
+        self._authoriser: Authoriser = authoriser or AllowAll()
+        self._polls = LongPolls(loop, limits.connection_polls_max, self._answer_lac)
+        self.counters = Counters()
+        self.is_draining = False
+        self._handlers: dict[type[Message], Callable[..., None]] = {
+            Ping: self._ping,
+            Add: self._add,
+            Read: self._read,
+            ReadLac: self._read_lac,
+            WriteLac: self._write_lac,
+            ListEntries: self._list_entries,
+            ListLedgers: self._list_ledgers,
+            Info: self._answer_info,
+        }
+
+    @property
+    def polls_waiting(self) -> int:
+        """Give the number of long polls that wait."""
+        return len(self._polls)
+
+    # --- entry points --------------------------------------------------------------------------
+
+    def greet(self, peer: Peer, header: Header) -> bool:
+        """Answer the handshake; tells whether the connection may go on.
+
+        Raises:
+            ProtocolError: the frame is no HELLO.
+        """
+        request_id, _, hello = decode_request(header)
+        if not isinstance(hello, Hello):
+            raise MalformedFrameError(f"{type(hello).__name__} before the handshake")
+        self.counters.requests[Op.HELLO] += 1
+        peer.client = hello.client
+        mine = self._hello
+        if hello.version_min > VERSION_MAX or hello.version_max < VERSION_MIN:
+            status = Status.UNSUPPORTED_VERSION
+            reason = (
+                f"this bookie speaks versions {VERSION_MIN} to {VERSION_MAX} of the protocol, the client "
+                f"{hello.version_min} to {hello.version_max}"
+            )
+        elif hello.instance_id not in ("", mine.instance_id):
+            status = Status.WRONG_BOOKIE
+            reason = f"this bookie is of cluster {mine.instance_id}, not {hello.instance_id}"
+        elif hello.bookie_id not in ("", mine.bookie_id):
+            status = Status.WRONG_BOOKIE
+            reason = f"this is bookie {mine.bookie_id}, not {hello.bookie_id}"
+        elif self.is_draining:
+            status, reason = Status.SHUTTING_DOWN, "this bookie is shutting down"
+        else:
+            peer.send(encode_frame(encode_answer(Op.HELLO, request_id, mine)))
+            return True
+        self._refuse(peer, Op.HELLO, request_id, status, reason, VERSION_MAX)
+        peer.fail(reason)
+        return False
+
+    def handle(self, peer: Peer, header: Header, body: memoryview) -> None:
+        """Carry out one request of a connection that has been greeted.
+
+        Raises:
+            ProtocolError: the header is not that of a request; the connection cannot go on.
+        """
+        request_id, auth, request = decode_request(header)
+        handler = self._handlers.get(type(request))
+        if handler is None:
+            raise MalformedFrameError(f"{type(request).__name__} after the handshake")
+        self.counters.requests[request.op] += 1
+        if self.is_draining:
+            self._refuse(peer, request.op, request_id, Status.SHUTTING_DOWN, "this bookie is shutting down")
+            return
+        refusal = self._authoriser.authorise(request, auth)
+        if refusal is not None:
+            self._refuse(peer, request.op, request_id, Status.UNAUTHORIZED, refusal)
+            return
+        try:
+            handler(peer, request_id, request, body)
+        except DiskFullError as error:
+            self._refuse(peer, request.op, request_id, Status.READ_ONLY, str(error))
+        except StorageError as error:
+            self._fail_internally(peer, request.op, request_id, error)
+
+    def connection_lost(self, peer: Peer) -> None:
+        """Forget what a closed connection waited for."""
+        self._polls.forget(peer)
+
+    def ledgers_moved(self, ledger_ids: Collection[int]) -> None:
+        """Wake those who wait for the LAC of these ledgers; the engine calls it after each group."""
+        if not len(self._polls):
+            return
+        for ledger_id in self._polls.ledgers & set(ledger_ids):
+            self._polls.moved(ledger_id, self._lac(ledger_id))
+
+    def drain(self) -> None:
+        """Accept nothing more, and answer everybody who merely waits."""
+        self.is_draining = True
+        for peer, request_id in self._polls.drain():
+            reason = "this bookie is shutting down"
+            self._refuse(peer, Op.READ_LAC, request_id, Status.SHUTTING_DOWN, reason)
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def _add(self, peer: Peer, request_id: int, request: Add, body: memoryview) -> None:
+        try:
+            block = Block.parse(body)
+            self._check_block(request, block, body)
+        except ProtocolError as error:
+            # The stream is in step, but what it carries cannot be trusted.
+            self._refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, str(error))
+            peer.fail(str(error))
+            return
+        if request.flags & ~_SUPPORTED_ADD_FLAGS:
+            reason = f"the add flags {request.flags} are not supported in version {VERSION_MAX}"
+            self._refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, reason)
+            return
+        # A payload below the limit has no entry above it: the arrays need no look.
+        entry_bytes_max = self._limits.entry_bytes_max
+        if block.payload_bytes > entry_bytes_max and max(block.lengths) > entry_bytes_max:
+            reason = f"an entry of {max(block.lengths):,} bytes is above the limit of {entry_bytes_max:,}"
+            self._refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, reason)
+            return
+        engine, ledger_id = self._engine, request.ledger_id
+        # From here to the append is the one step of rule 7.
+        held = engine.term(ledger_id)
+        verdict = judge(held, request.term)
+        if verdict is Verdict.REFUSE:
+            self._refuse_term(peer, Op.ADD, request_id, held)
+            return
+        is_recovery = bool(request.flags & AddFlag.RECOVERY)
+        if not is_recovery:
+            if engine.is_damaged(ledger_id):
+                reason = f"this bookie lost data of ledger {ledger_id} and takes no ordinary adds to it"
+                self._refuse(peer, Op.ADD, request_id, Status.DATA_LOST, reason)
+                return
+            if not engine.is_writable:
+                self._refuse(peer, Op.ADD, request_id, Status.READ_ONLY, "this bookie is read-only")
+                return
+        if verdict is Verdict.RAISE:
+            self._raise_term(ledger_id, request.term)
+        size = len(body)
+        done = functools.partial(self._added, peer, request_id, block.count, size)
+        engine.append_block(block, done, from_reserve=is_recovery)
+        peer.hold(size)
+
+    def _check_block(self, request: Add, block: Block, body: memoryview) -> None:
+        if block.total_bytes != len(body):
+            raise MalformedFrameError("an add carries exactly one block")
+        if block.is_partial:
+            raise MalformedFrameError("an add carries a whole block, not a cut one")
+        if block.ledger_id != request.ledger_id:
+            raise MalformedFrameError(
+                f"an add to ledger {request.ledger_id} carries a block of ledger {block.ledger_id}"
+            )
+        if block.content_term > request.term:
+            raise MalformedFrameError(
+                f"an add of term {request.term} carries entries of content term {block.content_term}"
+            )
+        if not block.payload_is_intact():
+            raise MalformedFrameError("the checksum over a block's payload does not hold")
+
+    def _added(self, peer: Peer, request_id: int, count: int, size: int, error: StorageError | None) -> None:
+        # Rule 3: this names the one request whose copy is durable now, never "everything up to".
+        peer.release(size)
+        if error is None:
+            self.counters.entries_added += count
+            self.counters.bytes_added += size
+            peer.send(_ADDED.pack(13, 9, _ADDED_HEADER, 0xCE, request_id, 0))
+        else:
+            self._answer_storage_error(peer, Op.ADD, request_id, error)
+
+    def _write_lac(self, peer: Peer, request_id: int, request: WriteLac, body: memoryview) -> None:
+        statement, ledger_id = request.statement, request.ledger_id
+        if statement is None or not statement_is_intact(ledger_id, statement):
+            reason = "the checksum over a LAC statement does not hold"
+            self._refuse(peer, Op.WRITE_LAC, request_id, Status.BAD_REQUEST, reason)
+            peer.fail(reason)
+            return
+        if statement.content_term > request.term:
+            reason = f"a LAC of content term {statement.content_term} under term {request.term}"
+            self._refuse(peer, Op.WRITE_LAC, request_id, Status.BAD_REQUEST, reason)
+            return
+        held = self._engine.term(ledger_id)
+        verdict = judge(held, request.term)
+        if verdict is Verdict.REFUSE:
+            self._refuse_term(peer, Op.WRITE_LAC, request_id, held)
+            return
+        if verdict is Verdict.RAISE:
+            self._raise_term(ledger_id, request.term)
+        done = functools.partial(self._acknowledge, peer, Op.WRITE_LAC, request_id)
+        self._engine.append_statement(ledger_id, statement, done)
+
+    # --- fencing -------------------------------------------------------------------------------
+
+    def _raise_term(self, ledger_id: int, term: int) -> None:
+        self.counters.fences += 1
+        # Nobody waits for this alone: what depends on it waits for itself, or for a barrier, behind it.
+        self._engine.append_term(ledger_id, term, _ignore)
+
+    def _fence(self, peer: Peer, op: Op, request_id: int, ledger_id: int, term: int) -> bool:
+        """Judge and store the term of a fencing request; answers and gives False where it is refused."""
+        held = self._engine.term(ledger_id)
+        verdict = judge(held, term)
+        if verdict is Verdict.REFUSE:
+            self._refuse_term(peer, op, request_id, held)
+            return False
+        if verdict is Verdict.RAISE:
+            self._raise_term(ledger_id, term)
+        return True
+
+    def _refuse_term(self, peer: Peer, op: Op, request_id: int, held: int) -> None:
+        # Rule 3: the term held may still be on its way to the disk; its durability is what the answer says.
+        self.counters.refused_terms += 1
+
+        def answer(error: StorageError | None) -> None:
+            if error is None:
+                reason = f"this bookie holds term {held} for the ledger"
+                self._refuse(peer, op, request_id, Status.INVALID_TERM, reason, held)
+            else:
+                self._answer_storage_error(peer, op, request_id, error)
+
+        self._engine.barrier(answer)
+
+    async def _barrier(self) -> None:
+        """Wait until everything accepted before this call is durable and indexed (rule 3)."""
+        durable: asyncio.Future[None] = self._loop.create_future()
+
+        def done(error: StorageError | None) -> None:
+            if durable.done():  # cancelled with its connection
+                return
+            if error is None:
+                durable.set_result(None)
+            else:
+                durable.set_exception(error)
+
+        self._engine.barrier(done)
+        await durable
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def _read(self, peer: Peer, request_id: int, request: Read, body: memoryview) -> None:
+        if request.last < request.first:
+            reason = f"a read from {request.first} to {request.last}"
+            self._refuse(peer, Op.READ, request_id, Status.BAD_REQUEST, reason)
+            return
+        fences = request.term != NO_TERM
+        if fences and not self._fence(peer, Op.READ, request_id, request.ledger_id, request.term):
+            return
+        # A fencing read waits for its fence and for every add accepted earlier, and is computed then. Any
+        # other can be computed at once unless it ends with a miss while something was on its way before it.
+        wait = fences or self._engine.is_pending(request.ledger_id)
+        bytes_max = min(request.bytes_max, self._limits.read_bytes_max)
+        read = self._run(
+            peer, Op.READ, request_id, self._answer_read(peer, request_id, request, wait, fences)
+        )
+        peer.run_read(read, bytes_max)
+
+    async def _answer_read(
+        self, peer: Peer, request_id: int, request: Read, was_pending: bool, fences: bool
+    ) -> None:
+        engine, ledger_id = self._engine, request.ledger_id
+        entry_ids = range(request.first, request.last + 1, request.stride)
+        bytes_max = min(request.bytes_max, self._limits.read_bytes_max)
+        if fences:
+            await self._barrier()
+        found = await engine.read(ledger_id, request.content_term, entry_ids, bytes_max)
+        if found.stop is Stop.NO_SUCH_ENTRY and was_pending and not fences:
+            # Rule 3: the entry may have been among what was accepted before this read and not yet indexed.
+            await self._barrier()
+            found = await engine.read(ledger_id, request.content_term, entry_ids, bytes_max)
+        answer = ReadAnswer(int(found.stop), found.stop_entry, engine.statement(ledger_id))
+        size = sum(map(len, found.buffers))
+        self.counters.bytes_read += size
+        peer.send(encode_frame(encode_answer(Op.READ, request_id, answer), size), *found.buffers)
+
+    def _read_lac(self, peer: Peer, request_id: int, request: ReadLac, body: memoryview) -> None:
+        if request.term == NO_TERM:
+            self._answer_or_wait(peer, request_id, request)
+            return
+        if not self._fence(peer, Op.READ_LAC, request_id, request.ledger_id, request.term):
+            return
+
+        def durable(error: StorageError | None) -> None:
+            if error is None:
+                self._answer_or_wait(peer, request_id, request)
+            else:
+                self._answer_storage_error(peer, Op.READ_LAC, request_id, error)
+
+        self._engine.barrier(durable)
+
+    def _answer_or_wait(self, peer: Peer, request_id: int, request: ReadLac) -> None:
+        if not peer.is_open:  # it went while its fence was on the way to the disk
+            return
+        ledger_id, known_lac = request.ledger_id, request.known_lac
+        if request.wait_ms == 0 or self._lac(ledger_id) > known_lac or self.is_draining:
+            self._answer_lac(peer, request_id, ledger_id)
+        elif not self._polls.add(peer, request_id, ledger_id, known_lac, request.wait_ms / 1000):
+            reason = "too many long polls wait on this connection"
+            self._refuse(peer, Op.READ_LAC, request_id, Status.TOO_MANY_REQUESTS, reason)
+
+    def _lac(self, ledger_id: int) -> int:
+        statement = self._engine.statement(ledger_id)
+        return NO_ENTRY if statement is None else statement.lac
+
+    def _answer_lac(self, peer: Peer, request_id: int, ledger_id: int) -> None:
+        answer = ReadLacAnswer(self._engine.statement(ledger_id), self._engine.last_entry(ledger_id))
+        peer.send(encode_frame(encode_answer(Op.READ_LAC, request_id, answer)))
+
+    # --- looking around ------------------------------------------------------------------------
+
+    def _ping(self, peer: Peer, request_id: int, request: Ping, body: memoryview) -> None:
+        peer.send(encode_frame(encode_answer(Op.PING, request_id, Done())))
+
+    def _list_entries(self, peer: Peer, request_id: int, request: ListEntries, body: memoryview) -> None:
+        rows_max = self._limits.list_rows_max
+        listing = self._run(
+            peer, Op.LIST_ENTRIES, request_id, self._answer_entries(peer, request_id, request, rows_max)
+        )
+        peer.run_read(listing, rows_max * _ROW.size)
+
+    async def _answer_entries(self, peer: Peer, request_id: int, request: ListEntries, rows_max: int) -> None:
+        # A listing says by omission what is not there: rule 3 as for a negative read.
+        await self._barrier()
+        rows, next_entry = await self._engine.list_entries(request.ledger_id, request.from_entry, rows_max)
+        answer = ListEntriesAnswer(next_entry, self._engine.is_damaged(request.ledger_id))
+        body = b"".join([_ROW.pack(*row) for row in rows])
+        peer.send(encode_frame(encode_answer(Op.LIST_ENTRIES, request_id, answer), len(body)), body)
+
+    def _list_ledgers(self, peer: Peer, request_id: int, request: ListLedgers, body: memoryview) -> None:
+        count_max = self._limits.list_ledgers_max
+
+        async def answer() -> None:
+            await self._barrier()
+            ids, next_ledger = self._engine.list_ledgers(request.from_ledger, count_max)
+            packed = struct.pack(f"<{len(ids)}Q", *ids)
+            header = encode_answer(Op.LIST_LEDGERS, request_id, ListLedgersAnswer(next_ledger))
+            peer.send(encode_frame(header, len(packed)), packed)
+
+        peer.run_read(self._run(peer, Op.LIST_LEDGERS, request_id, answer()), 8 * count_max)
+
+    def _answer_info(self, peer: Peer, request_id: int, request: Info, body: memoryview) -> None:
+        document = json.dumps(self._info(), default=str).encode()
+        peer.send(encode_frame(encode_answer(Op.INFO, request_id, Done()), len(document)), document)
+
+    # --- answers -------------------------------------------------------------------------------
+
+    async def _run(
+        self, peer: Peer, op: Op, request_id: int, answering: Coroutine[object, object, None]
+    ) -> None:
+        """Run what answers a request, turning a disk's error into an answer."""
+        try:
+            await answering
+        except StorageError as error:
+            self._fail_internally(peer, op, request_id, error)
+
+    def _acknowledge(self, peer: Peer, op: Op, request_id: int, error: StorageError | None) -> None:
+        if error is None:
+            peer.send(encode_frame(encode_answer(op, request_id, Done())))
+        else:
+            self._answer_storage_error(peer, op, request_id, error)
+
+    def _answer_storage_error(self, peer: Peer, op: Op, request_id: int, error: StorageError) -> None:
+        if isinstance(error, DiskFullError):
+            self._refuse(peer, op, request_id, Status.READ_ONLY, str(error))
+        else:
+            self._fail_internally(peer, op, request_id, error)
+
+    def _fail_internally(self, peer: Peer, op: Op, request_id: int, error: StorageError) -> None:
+        log.error("request failed", extra=fields(peer=peer.peer, op=op.name, request=request_id, error=error))
+        self._refuse(peer, op, request_id, Status.INTERNAL_ERROR, str(error))
+
+    def _refuse(
+        self, peer: Peer, op: Op, request_id: int, status: Status, reason: str, value: int = 0
+    ) -> None:
+        self.counters.failures[status.name] = self.counters.failures.get(status.name, 0) + 1
+        peer.send(encode_frame(encode_failure(op, request_id, Failure(status, reason, value))))
+
+
+def _ignore(error: StorageError | None) -> None:
+    """A failed append stops the bookie as a whole (`Engine`'s on_failed)."""
