@@ -199,7 +199,7 @@ def peak_of_parsing(pieces: list[bytes], frame_bytes_max: int) -> int:
 
 def test_a_claim_alone_costs_no_memory() -> None:
     claim = FRAME_BYTES_MAX.to_bytes(4, "big") + b"\x00\x00\x00\x05"
-    assert peak_of_parsing([claim, bytes(10_000)], FRAME_BYTES_MAX) < 100_000
+    assert peak_of_parsing([claim, bytes(20_000)], FRAME_BYTES_MAX) < 150_000
 
 
 def test_a_frame_of_the_limit_costs_at_most_the_buffer_before_it_and_its_own() -> None:

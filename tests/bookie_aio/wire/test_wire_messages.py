@@ -257,14 +257,21 @@ def test_any_header_decodes_or_raises_a_typed_error(
             decode([op | mark, 1, None if mark == 0 else 0, *header] if is_plausible else header)
 
 
-@pytest.mark.parametrize("depth", [10, 300, 500])
+@pytest.mark.parametrize("depth", [10, 300, 1000])
 def test_a_deep_header_is_refused_with_a_typed_error(depth: int) -> None:
     # An error message that quoted such a value would recurse past the interpreter's limit.
-    deep = nested(depth)
+    (deep,) = decode_header(memoryview(b"\x91" * depth + b"\xc0"))
     for decode, header in EXAMPLES:
         for at in range(len(header)):
             with pytest.raises(MalformedFrameError, match=r"^.{1,200}$"):
-                decode(over_the_wire([*header[:at], deep, *header[at + 1 :]]))
+                decode([*header[:at], deep, *header[at + 1 :]])
+
+
+def test_a_failures_message_may_quote_what_is_no_text() -> None:
+    failure = wire.Failure(wire.Status.INTERNAL_ERROR, "\udcff" * 1500)
+    _, _, found = wire.decode_answer(over_the_wire(wire.encode_failure(wire.Op.ADD, 1, failure)))
+    assert isinstance(found, wire.Failure)
+    assert found.message.startswith("\\udcff")
 
 
 def test_a_message_names_its_fields_in_the_order_of_its_schema() -> None:
