@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from bookie_aio.wire.blocks import Buffer
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, FrameParser, encode_frame
 from bookie_aio.wire.messages import (
     REQUEST_ID_MAX,
@@ -47,6 +46,9 @@ from metadata.errors import (
     UnauthorizedAccessError,
     UnsupportedVersionError,
 )
+
+if TYPE_CHECKING:
+    from bookie_aio.wire.blocks import Buffer
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,17 @@ not expired yet is not put into a ledger's metadata.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from client_aio.connection import BookieConnection
 from client_aio.core.placement import PlacementPolicy, eligible
 from client_aio.core.quorum import indexes_of
-from client_aio.pool import BookiePool
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Collection, Sequence
+
+    from client_aio.pool import BookiePool
 
 
 class EnsembleFinder:

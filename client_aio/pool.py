@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
-from client_aio.config import ClientConfig
 from client_aio.connection import BookieConnection, connect
 from metadata.bookies import BookieRecord, available_bookies
 from metadata.errors import (
@@ -23,7 +22,12 @@ from metadata.errors import (
     NotABookieError,
 )
 from metadata.ids import KEY_AVAILABLE
-from metadata.store import MetadataStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from client_aio.config import ClientConfig
+    from metadata.store import MetadataStore
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +97,7 @@ class BookieDirectory:
     async def _follow(self) -> None:
         while True:
             try:
-                async with contextlib.aclosing(self._store.watch(KEY_AVAILABLE)) as changes:  # type: ignore[type-var]
+                async with contextlib.aclosing(self._store.watch(KEY_AVAILABLE)) as changes:
                     async for _ in changes:
                         await self.refresh()
             except MetadataError as error:

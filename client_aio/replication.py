@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from bookie_aio.wire.messages import Add, AddFlag, Done, Failure, Message, Status
-from client_aio.config import ClientConfig
 from client_aio.connection import BookieConnection, Outcome, error_of
 from client_aio.core.quorum import indexes_of
-from client_aio.core.window import AddWindow, Send, Turn
 from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from client_aio.config import ClientConfig
+    from client_aio.core.window import AddWindow, Send, Turn
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,9 @@ acknowledged any more; while an ensemble change's outcome is not known nothing i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.blocks import LacStatement, statement_crc
@@ -38,6 +36,8 @@ from metadata.ids import NO_ENTRY, TERM_WRITER
 from metadata.ledger import LedgerMetadata, LedgerState
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from client_aio.context import ClientContext
     from client_aio.reading import EntryReader, EntryStream
     from metadata.store import Version
@@ -194,7 +194,9 @@ class LedgerWriter:
         except BookKeeperError as error:
             if error is not self._failure:
                 raise
-            raise _same(error, f"{error}; acknowledged up to entry {self._window.lac}", self._window.lac) from error
+            raise _same(
+                error, f"{error}; acknowledged up to entry {self._window.lac}", self._window.lac
+            ) from error
         return first, last
 
     async def drain(self) -> None:
@@ -278,9 +280,7 @@ class LedgerWriter:
     def _copy(self, data: object) -> bytes:
         if isinstance(data, (bytes, bytearray, memoryview)):
             return bytes(data)
-        raise InvalidArgumentError(
-            f"an entry is bytes, not {type(data).__name__}", ledger_id=self.ledger_id
-        )
+        raise InvalidArgumentError(f"an entry is bytes, not {type(data).__name__}", ledger_id=self.ledger_id)
 
     def _too_large(self, data: bytes) -> EntryTooLargeError:
         return EntryTooLargeError(
@@ -290,8 +290,7 @@ class LedgerWriter:
 
     def _refuse(self, future: asyncio.Future[int]) -> None:
         future.set_exception(
-            self._failure
-            or LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
+            self._failure or LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
         )
         future.exception()  # looked at: one that nobody awaits does not fill the log
 
@@ -422,7 +421,9 @@ class LedgerWriter:
             while self._window.failed and self._failure is None and not self._metadata.is_closed:
                 failed = self._window.failed
                 try:
-                    bookies, connections = await self._context.finder.replace(self._replicator.bookies, failed)
+                    bookies, connections = await self._context.finder.replace(
+                        self._replicator.bookies, failed
+                    )
                 except NotEnoughBookiesError as error:
                     if not self._window.can_acknowledge:
                         self._fail(self._below_quorum(error))
@@ -443,8 +444,8 @@ class LedgerWriter:
 
     def _below_quorum(self, error: NotEnoughBookiesError) -> NotEnoughBookiesError:
         return NotEnoughBookiesError(
-            f"ledger {self.ledger_id} has lost {', '.join(self._replicator.failed_bookies)}: some write set has "
-            f"fewer than {self._metadata.ack_quorum} bookies left, and {error}",
+            f"ledger {self.ledger_id} has lost {', '.join(self._replicator.failed_bookies)}: some write set "
+            f"has fewer than {self._metadata.ack_quorum} bookies left, and {error}",
             ledger_id=self.ledger_id,
         )
 
@@ -504,6 +505,7 @@ class LedgerWriter:
         """
         ledgers = self._context.ledgers
         give_up_at = self._loop.time() + self._config.ensemble_change_timeout_s
+        token = self._context.draw_token()
         wanted: LedgerMetadata | None = None
         while True:
             try:
@@ -511,16 +513,13 @@ class LedgerWriter:
                     wanted = change(self._metadata)
                     if wanted is None:
                         return False
-                self._version = await ledgers.compare_and_set(wanted, self._version)
+                # One token for all attempts: the store knows one that took effect although it seemed lost.
+                self._version = await ledgers.compare_and_set(wanted, self._version, token=token)
                 self._metadata = wanted
                 return True
             except VersionConflictError:
-                found, self._version = await ledgers.read(self.ledger_id)
-                if found == wanted:
-                    # An earlier attempt with unknown outcome took effect: what I wanted is there.
-                    self._metadata = found
-                    return True
-                self._metadata, wanted = found, None
+                self._metadata, self._version = await ledgers.read(self.ledger_id)
+                wanted, token = None, self._context.draw_token()
             except MetadataUnavailableError as error:
                 # Unknown: the request may still land. The same version is tried until that is settled.
                 if self._loop.time() > give_up_at:

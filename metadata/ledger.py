@@ -137,7 +137,7 @@ class LedgerMetadata:
             InvalidTransitionError: the ledger is not OPEN, or `first_entry` lies before the last fragment.
         """
         self._require(LedgerState.OPEN, "change its ensemble")
-        changed = replace(self, fragments=_with_ensemble(self, first_entry, tuple(bookies)))
+        changed = replace(self, fragments=with_ensemble(self.fragments, first_entry, bookies))
         changed._check(InvalidTransitionError)
         return changed
 
@@ -321,21 +321,25 @@ def check_custom(custom: Mapping[str, bytes]) -> dict[str, bytes]:
     return checked
 
 
-def _with_ensemble(
-    metadata: LedgerMetadata, first_entry: int, bookies: tuple[str, ...]
+def with_ensemble(
+    fragments: Sequence[Fragment], first_entry: int, bookies: Sequence[str]
 ) -> tuple[Fragment, ...]:
-    last = metadata.last_fragment
+    """Give the fragments after an ensemble change at `first_entry` (rule 9).
+
+    Raises:
+        InvalidTransitionError: that lies before the last fragment.
+    """
+    last = fragments[-1]
     if first_entry < last.first_entry:
         raise InvalidTransitionError(
-            f"an ensemble change at entry {first_entry} of ledger {metadata.ledger_id} lies before "
-            f"the last fragment, which starts at {last.first_entry}",
-            ledger_id=metadata.ledger_id,
+            f"an ensemble change at entry {first_entry} lies before the last fragment, which starts at "
+            f"{last.first_entry}",
             entry_id=first_entry,
         )
-    fragment = Fragment(first_entry, bookies, last.content_term)
+    fragment = Fragment(first_entry, tuple(bookies), last.content_term)
     if first_entry == last.first_entry:
-        return (*metadata.fragments[:-1], fragment)
-    return (*metadata.fragments, fragment)
+        return (*fragments[:-1], fragment)
+    return (*fragments, fragment)
 
 
 def _parse(cls: type[LedgerMetadata], document: dict[str, Any]) -> LedgerMetadata:

@@ -6,12 +6,15 @@ in as an argument. The default draws at random by weight, so that load spreads b
 
 from __future__ import annotations
 
-import random
-from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from metadata.bookies import BookieRecord
 from metadata.errors import NotEnoughBookiesError
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Collection, Mapping, Sequence
+
+    from metadata.bookies import BookieRecord
 
 
 class PlacementPolicy(Protocol):
@@ -50,7 +53,8 @@ class WeightedRandom:
                 f"{', '.join(sorted(candidates)) or 'none'}"
             )
 
-        # The smallest of exponential draws, by weight: a draw without replacement (Efraimidis, Spirakis 2006).
+        # The smallest of exponential draws, by weight, are a draw without replacement
+        # (Efraimidis and Spirakis, 2006).
         def key(bookie_id: str) -> tuple[bool, float]:
             weight = candidates[bookie_id].weight
             return (weight <= 0, rng.expovariate(weight if weight > 0 else 1.0))

@@ -10,7 +10,10 @@ when no ack quorum can exist that we have not heard a member of (rule 12b).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def write_set(start: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:

@@ -1,0 +1,260 @@
+"""The client: ledgers are made, opened, listed and deleted here.
+
+Owns the metadata store's session and the pool of connections, and hands both to the handles it makes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from client_aio.config import ClientConfig
+from client_aio.context import ClientContext
+from client_aio.core.placement import PlacementPolicy, WeightedRandom
+from client_aio.ensemble import EnsembleFinder
+from client_aio.opening import Opening
+from client_aio.pool import BookieDirectory, BookiePool
+from client_aio.reader import LedgerReader
+from client_aio.recovery import recover_ledger
+from client_aio.writer import LedgerWriter
+from metadata.bookies import BookieRecord, ensure_cluster
+from metadata.errors import BookKeeperError, InvalidArgumentError
+from metadata.ids import check_ledger_id
+from metadata.ledger import DIGESTS, LedgerMetadata, check_custom, check_quorums
+from metadata.ledgers import LedgerStore
+from metadata.open import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+    from types import TracebackType
+
+    from metadata.store import MetadataStore
+
+logger = logging.getLogger(__name__)
+
+_CONFIG = ClientConfig()
+
+
+def connect(
+    metadata: str | MetadataStore,
+    *,
+    config: ClientConfig = _CONFIG,
+    placement: PlacementPolicy | None = None,
+    rng: random.Random | None = None,
+    **settings: Any,
+) -> Opening[Client]:
+    """Connect to a cluster by its metadata store.
+
+    Args:
+        metadata: `zk://host:port,…/root`, `sqlite:///absolute/path`, or an open store, which stays its
+            owner's to close.
+        config: the settings; single ones may be given by name as well, `connect(uri, read_timeout_s=1)`.
+        placement: chooses the bookies of ensembles; by default at random, by weight.
+        rng: the source of randomness, for placement and tokens.
+
+    Returns:
+        An opening of a `Client`: await it, or use it with `async with`.
+
+    Raises:
+        InvalidArgumentError: a setting is unknown or wrong.
+        MetadataUnavailableError: on opening: the store does not answer.
+    """
+    try:
+        config = replace(config, **settings)
+    except TypeError as error:
+        known = ", ".join(ClientConfig.__slots__)
+        raise InvalidArgumentError(f"{error}; the settings are: {known}") from error
+    source = rng or random.Random()
+    return Opening(lambda: Client._open(metadata, config, placement or WeightedRandom(), source))
+
+
+class Client:
+    """A connection to a cluster; made by `connect`. An async context manager."""
+
+    def __init__(self, store: MetadataStore, context: ClientContext, *, owns_store: bool) -> None:
+        self._store = store
+        self._context = context
+        self._owns_store = owns_store
+
+    @classmethod
+    async def _open(
+        cls,
+        metadata: str | MetadataStore,
+        config: ClientConfig,
+        placement: PlacementPolicy,
+        rng: random.Random,
+    ) -> Client:
+        owns_store = isinstance(metadata, str)
+        store = (
+            await open_store(
+                metadata,
+                operation_timeout_s=config.metadata_timeout_s,
+                session_timeout_s=config.session_timeout_s,
+            )
+            if isinstance(metadata, str)
+            else metadata
+        )
+        directory = BookieDirectory(store, config)
+        try:
+            cluster = await ensure_cluster(
+                store, draw_id=lambda: f"{rng.getrandbits(128):032x}", now_ms=_now_ms()
+            )
+            await directory.start()
+        except BaseException:
+            await directory.close()
+            if owns_store:
+                await store.close()
+            raise
+        pool = BookiePool(directory, config, cluster.instance_id)
+        context = ClientContext(
+            config=config,
+            ledgers=LedgerStore(store, ids_drawn=config.ledger_id_block),
+            pool=pool,
+            finder=EnsembleFinder(pool, placement, rng),
+            rng=rng,
+            now_ms=_now_ms,
+        )
+        return cls(store, context, owns_store=owns_store)
+
+    @property
+    def bookies(self) -> Mapping[str, BookieRecord]:
+        """Give the running bookies, as last heard of."""
+        return self._context.pool.directory.available
+
+    def create_ledger(
+        self,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        digest: str = "crc32c",
+        password: bytes = b"",
+        custom_metadata: Mapping[str, bytes] | None = None,
+    ) -> Opening[LedgerWriter]:
+        """Create a ledger and open it for writing.
+
+        Args:
+            ensemble_size: over how many bookies the entries are spread (E).
+            write_quorum: how many of them hold each entry (Qw).
+            ack_quorum: how many must hold it durably before it is acknowledged (Qa).
+            digest: what protects entries against damage: "crc32c".
+            custom_metadata: kept with the ledger, at most 64 KiB.
+
+        Raises:
+            InvalidArgumentError: at once, unless E ≥ Qw ≥ Qa ≥ 1 and the rest is legal.
+            NotEnoughBookiesError: on opening: fewer than E bookies can be reached.
+        """
+        self._context.check_open()
+        check_quorums(ensemble_size, write_quorum, ack_quorum)
+        custom = check_custom(custom_metadata or {})
+        if digest not in DIGESTS:
+            raise InvalidArgumentError(f"digest {digest!r} is unknown; choose one of {', '.join(DIGESTS)}")
+        if digest != "crc32c" or password:
+            raise InvalidArgumentError("authentication codes and passwords are not supported yet")
+
+        async def create() -> LedgerWriter:
+            context = self._context
+            context.check_open()
+            bookies = await context.finder.find(ensemble_size)
+            metadata = LedgerMetadata.new(
+                await context.ledgers.allocate_id(),
+                ensemble_size=ensemble_size,
+                write_quorum=write_quorum,
+                ack_quorum=ack_quorum,
+                bookies=list(bookies),
+                digest=digest,
+                created_ms=context.now_ms(),
+                custom=custom,
+            )
+            version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+            writer = LedgerWriter(context, metadata, version)
+            context.keep(writer)
+            await writer._start()
+            return writer
+
+        return Opening(create)
+
+    def open_ledger(
+        self, ledger_id: int, *, recover: bool = False, password: bytes = b""
+    ) -> Opening[LedgerReader]:
+        """Open a ledger for reading.
+
+        Without `recover` this never fences: a writer goes on undisturbed, and the handle reads up to the
+        LAC and can tail. **With `recover=True` it takes over**: an open ledger is fenced, so that its writer
+        acknowledges nothing more, and closed behind its last recoverable entry.
+
+        Raises:
+            NoSuchLedgerError: on opening: there is no such ledger.
+            LedgerRecoveryError: on opening, with `recover`: too few bookies answered; run it again later.
+        """
+        self._context.check_open()
+        check_ledger_id(ledger_id)
+        if password:
+            raise InvalidArgumentError("passwords are not supported yet")
+
+        async def open_() -> LedgerReader:
+            context = self._context
+            context.check_open()
+            if recover:
+                return LedgerReader(context, *await recover_ledger(context, ledger_id))
+            reader = LedgerReader(context, *await context.ledgers.read(ledger_id))
+            try:
+                await reader.read_last_add_confirmed()
+            except BookKeeperError as error:
+                # What is before the last fragment can be read all the same, and tailing asks again.
+                logger.warning("ledger=%d its LAC is not known for now: %s", ledger_id, error)
+            return reader
+
+        return Opening(open_)
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Delete a ledger; the bookies give its space back later.
+
+        Raises:
+            NoSuchLedgerError: there is none.
+        """
+        self._context.check_open()
+        await self._context.ledgers.delete(check_ledger_id(ledger_id))
+
+    async def list_ledgers(self) -> AsyncGenerator[int, None]:
+        """Yield the ids of all ledgers, ascending."""
+        self._context.check_open()
+        async for ledger_id in self._context.ledgers.ledger_ids():
+            yield ledger_id
+
+    async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
+        """Read a ledger's metadata.
+
+        Raises:
+            NoSuchLedgerError: there is none.
+        """
+        self._context.check_open()
+        metadata, _ = await self._context.ledgers.read(check_ledger_id(ledger_id))
+        return metadata
+
+    async def close(self) -> None:
+        """Close the client. Open writers are aborted: their outstanding adds end as *unknown*."""
+        if self._context.is_closed:
+            return
+        self._context.is_closed = True
+        await asyncio.gather(*(handle.abort() for handle in list(self._context.handles)))
+        await self._context.pool.close()
+        await self._context.pool.directory.close()
+        if self._owns_store:
+            await self._store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

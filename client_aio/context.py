@@ -1,0 +1,68 @@
+"""What all handles of one client share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from client_aio.reading import EntryReader
+from metadata.errors import ClientClosedError
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Awaitable, Callable
+
+    from bookie_aio.wire.blocks import LacStatement
+    from client_aio.config import ClientConfig
+    from client_aio.ensemble import EnsembleFinder
+    from client_aio.pool import BookiePool
+    from metadata.ledger import LedgerMetadata
+    from metadata.ledgers import LedgerStore
+
+
+class Handle(Protocol):
+    """An open handle that the client must end when it is closed."""
+
+    async def abort(self) -> None:
+        """End at once, leaving outstanding operations as *unknown*."""
+
+
+@dataclass
+class ClientContext:
+    """The parts that one client's handles are built from."""
+
+    config: ClientConfig
+    ledgers: LedgerStore
+    pool: BookiePool
+    finder: EnsembleFinder
+    rng: random.Random
+    now_ms: Callable[[], int]
+    handles: set[Handle] = field(default_factory=set)
+    is_closed: bool = False
+
+    def check_open(self) -> None:
+        """Raise ClientClosedError when the client has been closed."""
+        if self.is_closed:
+            raise ClientClosedError("the client is closed")
+
+    def draw_token(self) -> str:
+        """Draw the token of one write to the metadata store."""
+        return f"{self.rng.getrandbits(64):016x}"
+
+    def keep(self, handle: Handle) -> None:
+        """Note an open handle."""
+        self.handles.add(handle)
+
+    def forget(self, handle: Handle) -> None:
+        """Note that a handle needs no ending any more."""
+        self.handles.discard(handle)
+
+    def entry_reader(
+        self,
+        metadata: Callable[[], LedgerMetadata],
+        *,
+        on_statement: Callable[[LacStatement], None] = lambda _: None,
+        refresh: Callable[[], Awaitable[None]] | None = None,
+    ) -> EntryReader:
+        """Make a reader of a ledger's entries."""
+        return EntryReader(self, metadata, on_statement=on_statement, refresh=refresh)

@@ -1,0 +1,150 @@
+"""Finding where a dead writer's ledger ends: the fencing reads and the recovery reads of rule 12.
+
+The theory. Fencing LAC reads go to the last fragment's ensemble until every write set is *covered*: fewer
+than Qa of its bookies are without an answer. From then on no entry can be acknowledged that we do not hear
+of, since every ack quorum has a member that refuses the writer's term.
+
+That alone does not find the end: an add may have reached some bookies before the fence did. So from the
+highest verified LAC on, each entry is asked for with *recovery reads*, which fence as well:
+
+- one positive, verified answer: the entry may have been acknowledged, so it is recovered: written back;
+- Qw − Qa + 1 answers "no such entry": no ack quorum can have it, now or ever. That is the end. Everything
+  behind it is cut off, also entries that some bookie holds: they were never acknowledged, since an entry is
+  acknowledged only after all before it;
+- anything else is no answer. A bookie that lost data says *unknown*, which counts on neither side (rule 4).
+
+Owns the tallies. Asks in runs: a bookie answers with all it has from an entry on, and with the first that
+it has not; only that one is a statement of absence.
+
+Invariant: `following` moves by one entry at a time, and never past one that is not decided.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from bookie_aio.wire.messages import Stop
+from client_aio.core.quorum import covers_all_write_sets, proves_absent, write_set
+
+if TYPE_CHECKING:
+    from bookie_aio.wire.blocks import Block
+
+
+class FenceTally:
+    """Collects the answers to fencing LAC reads (rule 12b).
+
+    Args:
+        first_entry: of the last fragment: everything before it is acknowledged.
+    """
+
+    def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int, first_entry: int) -> None:
+        self._sizes = (ensemble_size, write_quorum, ack_quorum)
+        self._answered = 0
+        self.lac = first_entry - 1
+
+    def answer(self, seat: int, lac: int | None) -> None:
+        """Note a durable fence and the LAC stated with it; None where none could be verified."""
+        self._answered |= 1 << seat
+        if lac is not None:
+            self.lac = max(self.lac, lac)
+
+    @property
+    def is_covered(self) -> bool:
+        """Tell whether no ack quorum is left without an answer."""
+        return covers_all_write_sets(self._answered, *self._sizes)
+
+    @property
+    def missing(self) -> list[int]:
+        """Give the seats without an answer."""
+        return [seat for seat in range(self._sizes[0]) if not self._answered >> seat & 1]
+
+
+class Ask(NamedTuple):
+    """A recovery read to send: entries `first`, `first + stride`, … of the write set, to one seat."""
+
+    seat: int
+    first: int
+    stride: int
+
+
+class Found(NamedTuple):
+    """The entry is recoverable."""
+
+    entry_id: int
+    payload: bytes
+
+
+class End(NamedTuple):
+    """The ledger ends behind `last_entry`."""
+
+    last_entry: int
+
+
+class Inconclusive(NamedTuple):
+    """Nobody outstanding can decide about the entry; these seats gave no answer that counts."""
+
+    entry_id: int
+    seats: list[int]
+
+
+class EntrySearch:
+    """Decides, entry by entry, what is recoverable and where the ledger ends (rule 12c).
+
+    Feed it with `answer` and `error`; after each, call `step` until it gives None.
+    """
+
+    def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int, first_entry: int) -> None:
+        self.following = first_entry
+        self._ensemble_size = ensemble_size
+        self._write_quorum = write_quorum
+        self._ack_quorum = ack_quorum
+        self._stride = 1 if ensemble_size == write_quorum else ensemble_size
+        self._present: dict[int, bytes] = {}
+        # By class of entries (their remainder modulo the stride) and seat:
+        self._verdicts: dict[tuple[int, int], tuple[int, bool]] = {}  # at which id: absent, or unknown
+        self._outstanding: set[tuple[int, int]] = set()
+        self._silent: set[tuple[int, int]] = set()
+
+    def step(self) -> list[Ask] | Found | End | Inconclusive | None:
+        """Give what can be decided, or is to be asked, now; None while answers are outstanding."""
+        entry_id = self.following
+        payload = self._present.pop(entry_id, None)
+        if payload is not None:
+            self.following = entry_id + 1
+            return Found(entry_id, payload)
+        kind = entry_id % self._stride
+        seats = write_set(entry_id % self._ensemble_size, self._ensemble_size, self._write_quorum)
+        absent = [seat for seat in seats if self._verdicts.get((kind, seat)) == (entry_id, True)]
+        if proves_absent(len(absent), self._write_quorum, self._ack_quorum):
+            return End(entry_id - 1)
+        unasked = [seat for seat in seats if self._is_unasked(kind, seat, entry_id)]
+        if unasked:
+            self._outstanding.update((kind, seat) for seat in unasked)
+            return [Ask(seat, entry_id, self._stride) for seat in unasked]
+        if any((kind, seat) in self._outstanding for seat in seats):
+            return None
+        return Inconclusive(entry_id, [seat for seat in seats if seat not in absent])
+
+    def answer(self, ask: Ask, blocks: list[Block], stop: Stop, stop_entry: int) -> None:
+        """Note what a seat answered; the blocks are verified, and hold what lies before `stop_entry`."""
+        key = (ask.first % self._stride, ask.seat)
+        self._outstanding.discard(key)
+        for block in blocks:
+            for entry_id, payload in zip(block.entry_ids, block.payloads(), strict=True):
+                if entry_id >= self.following:
+                    self._present.setdefault(entry_id, bytes(payload))
+        if stop in (Stop.NO_SUCH_ENTRY, Stop.UNKNOWN, Stop.STALE_METADATA):
+            self._verdicts[key] = (stop_entry, stop is Stop.NO_SUCH_ENTRY)
+
+    def error(self, ask: Ask) -> None:
+        """Note that a seat gave no answer; it is not asked again."""
+        key = (ask.first % self._stride, ask.seat)
+        self._outstanding.discard(key)
+        self._silent.add(key)
+
+    def _is_unasked(self, kind: int, seat: int, entry_id: int) -> bool:
+        key = (kind, seat)
+        if key in self._outstanding or key in self._silent:
+            return False
+        verdict = self._verdicts.get(key)
+        return verdict is None or verdict[0] < entry_id

@@ -1,0 +1,314 @@
+"""The reader's handle of a ledger: reads, the LAC, tailing. Never fences.
+
+Owns the highest LAC this handle has verified, and the ledger's metadata as last read.
+
+Invariants: the LAC of a handle never goes back; nothing above it is read; a statement counts only when its
+checksum holds and the last fragment known here has at least its content term (rule 13).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Self
+
+from bookie_aio.wire.blocks import LacStatement, statement_is_intact
+from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
+from client_aio.core.quorum import covers_all_write_sets
+from client_aio.reading import BatchStream, EntryStream, check_range
+from metadata.errors import BookieUnavailableError, BookKeeperError, MetadataError
+from metadata.ids import NO_ENTRY
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from types import TracebackType
+
+    from client_aio.connection import BookieConnection
+    from client_aio.context import ClientContext
+    from client_aio.entries import Entry
+    from metadata.ledger import LedgerMetadata
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+_POLLS = 2
+"""How many bookies a tailing reader polls at a time: one may hang."""
+_POLL_RETRY_S = 0.2
+
+
+class LedgerReader:
+    """Reads a ledger; made by `Client.open_ledger`. An async context manager; leaving it frees it."""
+
+    def __init__(self, context: ClientContext, metadata: LedgerMetadata, version: Version) -> None:
+        self._context = context
+        self._config = context.config
+        self._metadata = metadata
+        self._version = version
+        self._lac = self._lac_of_metadata()
+        self._length: int | None = metadata.length
+        self._entries = context.entry_reader(
+            lambda: self._metadata, on_statement=self._note, refresh=self.refresh
+        )
+
+    # --- what is known ---
+
+    @property
+    def ledger_id(self) -> int:
+        """Give the ledger's id."""
+        return self._metadata.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """Give the metadata as last read."""
+        return self._metadata
+
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether the ledger is known to be closed, so that no entry will follow."""
+        return self._metadata.is_closed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """Give the highest LAC that this handle has seen; −1 for none. The last entry of a closed ledger."""
+        return self._lac
+
+    @property
+    def length(self) -> int | None:
+        """Give the payload bytes of a closed ledger; None while it is not known to be closed."""
+        return self._metadata.length
+
+    @property
+    def digest_mismatches(self) -> int:
+        """Give how many answers with damaged entries this handle has met, and passed over."""
+        return self._entries.digest_mismatches
+
+    # --- reading ---
+
+    def read(self, first: int, last: int) -> EntryStream:
+        """Read the entries first to last, inclusive, in order; `read(n, n − 1)` is empty.
+
+        `aclose()` the iterator when it is not read to its end. Cancelling a read leaves nothing behind.
+
+        Raises:
+            InvalidArgumentError: no range of entries.
+            NoSuchEntryError: `last` lies beyond `last_add_confirmed`.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
+                give an entry intact.
+        """
+        return self._entries.stream(first, last, self._lac)
+
+    def read_batches(self, first: int, last: int) -> BatchStream:
+        """Read as `read` does, in batches: one buffer and a list of offsets for many entries."""
+        return self._entries.batches(first, last, self._lac)
+
+    def tail(self, from_entry: int = 0) -> EntryStream:
+        """Read from an entry on, and go on with what is acknowledged later, until the ledger is closed.
+
+        Survives ensemble changes, recovery, and bookies that come and go. `aclose()` the iterator when
+        it is not read to its end.
+        """
+        check_range(from_entry, from_entry)
+        return self._tail(from_entry)
+
+    async def read_last_add_confirmed(self) -> int:
+        """Ask the bookies for the LAC until every write set has answered well enough, and return it.
+
+        Raises:
+            BookieUnavailableError: too few bookies answered. What they said is noted all the same.
+        """
+        if not self.is_closed:
+            await self.refresh()
+        if not self.is_closed:
+            await self._ask_for_lac(needs_coverage=True)
+        return self._lac
+
+    async def try_read_last_add_confirmed(self) -> int:
+        """Ask the bookies for the LAC, take the first answer, and return the highest seen."""
+        if not self.is_closed:
+            await self._ask_for_lac(needs_coverage=False)
+        return self._lac
+
+    async def refresh(self) -> None:
+        """Read the metadata again.
+
+        Raises:
+            NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
+        """
+        self._metadata, self._version = await self._context.ledgers.read(self.ledger_id)
+        self._lac = max(self._lac, self._lac_of_metadata())
+
+    async def close(self) -> None:
+        """Free the handle. The ledger is not touched."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- the LAC ---
+
+    def _lac_of_metadata(self) -> int:
+        if self._metadata.last_entry is not None:
+            return self._metadata.last_entry
+        # Fragments begin at LAC + 1: everything before the last one is acknowledged (rule 9).
+        return self._metadata.last_fragment.first_entry - 1
+
+    def _note(self, statement: LacStatement) -> None:
+        """Raise the LAC by a bookie's statement, where it can be used."""
+        if statement.lac <= self._lac or self.is_closed:
+            return
+        if not statement_is_intact(self.ledger_id, statement):
+            logger.error("ledger=%d a bookie stated a LAC that fails its checksum", self.ledger_id)
+            return
+        if statement.content_term <= self._metadata.last_fragment.content_term:
+            self._lac = statement.lac
+
+    async def _ask_for_lac(self, *, needs_coverage: bool) -> None:
+        metadata = self._metadata
+        ensemble = metadata.last_fragment.bookies
+        tasks = {
+            asyncio.create_task(self._poll(bookie, NO_ENTRY, 0)): seat for seat, bookie in enumerate(ensemble)
+        }
+        answered, errors = 0, []
+        waiting = set(tasks)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    error = task.exception()
+                    if error is None:
+                        answered |= 1 << tasks[task]
+                    elif isinstance(error, BookKeeperError):
+                        errors.append(str(error))
+                    else:
+                        raise error
+                is_enough = answered and (
+                    not needs_coverage
+                    or covers_all_write_sets(
+                        answered, metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
+                    )
+                )
+                if is_enough:
+                    return
+        finally:
+            for task in waiting:
+                task.cancel()
+        raise BookieUnavailableError(
+            f"too few bookies of ledger {self.ledger_id} answered for its LAC: {'; '.join(errors)}",
+            ledger_id=self.ledger_id,
+        )
+
+    async def _poll(self, bookie_id: str, known_lac: int, wait_ms: int) -> None:
+        """Ask one bookie for the LAC, waiting there for one above `known_lac`, and note it."""
+        connection: BookieConnection = await self._context.pool.get(bookie_id)
+        answer, _ = await connection.call(
+            ReadLac(self.ledger_id, NO_TERM, known_lac, wait_ms),
+            ReadLacAnswer,
+            timeout_s=self._config.read_timeout_s + wait_ms / 1000,
+            ledger_id=self.ledger_id,
+        )
+        if answer.statement is not None:
+            self._note(answer.statement)
+
+    # --- tailing ---
+
+    async def _tail(self, following: int) -> AsyncGenerator[Entry, None]:
+        progress = _Progress(self)
+        try:
+            while True:
+                if following <= self._lac:
+                    async with contextlib.aclosing(
+                        self._entries.stream(following, self._lac, self._lac)
+                    ) as run:
+                        async for entry in run:
+                            following = entry.entry_id + 1
+                            yield entry
+                elif self.is_closed:
+                    return
+                else:
+                    await progress.wait()
+        finally:
+            await progress.close()
+
+
+class _Progress:
+    """Waits for a ledger's LAC to move or its metadata to change, by long polls and a watch."""
+
+    def __init__(self, reader: LedgerReader) -> None:
+        self._reader = reader
+        self._changed = asyncio.Event()
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._not_before: dict[str, float] = {}  # by the loop's clock
+        self._watch = asyncio.create_task(self._follow_metadata())
+        self._next_seat = reader.ledger_id  # spreads the readers of many ledgers over the seats
+
+    async def wait(self) -> None:
+        """Return when there may be something new; raises what ends the tailing."""
+        reader = self._reader
+        is_complete = self._keep_polling(reader.last_add_confirmed)
+        changed = asyncio.create_task(self._changed.wait())
+        try:
+            done, _ = await asyncio.wait(
+                [changed, self._watch, *self._polls.values()],
+                timeout=None if is_complete else _POLL_RETRY_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            changed.cancel()
+        self._changed.clear()
+        if self._watch in done:
+            self._watch.result()
+        for bookie_id, task in list(self._polls.items()):
+            if not task.done():
+                continue
+            del self._polls[bookie_id]
+            error = task.exception()
+            if isinstance(error, BookKeeperError):
+                self._not_before[bookie_id] = asyncio.get_running_loop().time() + _POLL_RETRY_S
+                logger.debug("ledger=%d poll at %s failed: %s", reader.ledger_id, bookie_id, error)
+            elif error is not None:
+                raise error
+
+    async def close(self) -> None:
+        """Stop polling and watching."""
+        tasks = [self._watch, *self._polls.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _keep_polling(self, lac: int) -> bool:
+        """Have polls outstanding; returns False when some bookie is to be tried again later."""
+        reader = self._reader
+        ensemble = reader.metadata.last_fragment.bookies
+        for bookie_id in [name for name in self._polls if name not in ensemble]:
+            self._polls.pop(bookie_id).cancel()
+        wanted = min(_POLLS, len(ensemble))
+        now = asyncio.get_running_loop().time()
+        wait_ms = min(WAIT_MS_MAX, int(reader._config.long_poll_s * 1000))
+        for _ in ensemble:
+            if len(self._polls) == wanted:
+                break
+            self._next_seat += 1
+            bookie_id = ensemble[self._next_seat % len(ensemble)]
+            if bookie_id not in self._polls and self._not_before.get(bookie_id, now) <= now:
+                self._polls[bookie_id] = asyncio.create_task(reader._poll(bookie_id, lac, wait_ms))
+        return len(self._polls) == wanted
+
+    async def _follow_metadata(self) -> None:
+        reader = self._reader
+        while True:
+            try:
+                async with contextlib.aclosing(reader._context.ledgers.watch(reader.ledger_id)) as changes:
+                    async for _ in changes:
+                        await reader.refresh()
+                        self._changed.set()
+                        if reader.is_closed:
+                            await asyncio.Event().wait()  # nothing will change any more
+            except MetadataError as error:
+                # Reading goes on while the metadata store is away (rule 9).
+                logger.warning("ledger=%d metadata not reachable: %s", reader.ledger_id, error)
+            await asyncio.sleep(_POLL_RETRY_S)

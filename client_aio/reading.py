@@ -1,0 +1,343 @@
+"""Reading entries: from whom, in which order, and what to do when a bookie cannot give one.
+
+A range is cut into chunks of about one answer's budget; several are asked for ahead of the consumer. Each
+chunk is asked of one bookie of its write set, the next one of the next, so that a scan spreads over the
+ensemble. A miss, a bad digest, an error or a slow answer sends the rest to the next bookie (rule 13). What is
+held at any time is bounded by `read_ahead_requests` answers.
+
+Owns the asking. What may be read (the LAC) is its callers' business, `client_aio.reader` and the writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING
+
+from bookie_aio.wire.messages import NO_TERM, Read, ReadAnswer, Stop
+from client_aio.core.reads import ClassRange, checked_blocks, class_ranges, fragment_end, stride_of
+from client_aio.entries import Entry, EntryBatch
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    DigestMismatchError,
+    EntryUnknownError,
+    InvalidArgumentError,
+    NoSuchEntryError,
+    StaleMetadataError,
+)
+
+if TYPE_CHECKING:
+    from bookie_aio.wire.blocks import Block, LacStatement
+    from client_aio.context import ClientContext
+    from metadata.ledger import LedgerMetadata
+
+logger = logging.getLogger(__name__)
+
+EntryStream = AsyncGenerator[Entry, None]
+BatchStream = AsyncGenerator[EntryBatch, None]
+
+_FIRST_CHUNK_ENTRIES = 256
+_CHUNK_ENTRIES_MAX = 65_536
+_SPECULATIVE_MAX = 2
+
+
+class EntryReader:
+    """Reads entries of one ledger.
+
+    Args:
+        metadata: gives the ledger's metadata as its owner knows them now.
+        on_statement: told every verified LAC statement that an answer carries.
+        refresh: reads the metadata again; asked when no bookie named by the present ones has an entry.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        metadata: Callable[[], LedgerMetadata],
+        *,
+        on_statement: Callable[[LacStatement], None],
+        refresh: Callable[[], Awaitable[None]] | None,
+    ) -> None:
+        self._context = context
+        self._config = context.config
+        self._metadata = metadata
+        self._on_statement = on_statement
+        self._refresh = refresh
+        self._turn = 0  # which bookie of its write set the next chunk is asked of
+        self.digest_mismatches = 0
+
+    def stream(self, first: int, last: int, limit: int) -> EntryStream:
+        """Give the entries first to last, one by one; the arguments are checked now."""
+        return self._entries(self.batches(first, last, limit))
+
+    def batches(self, first: int, last: int, limit: int) -> BatchStream:
+        """Give the entries first to last, in batches; the arguments are checked now.
+
+        Args:
+            limit: the last entry that may be read.
+        """
+        check_range(first, last)
+        if last > limit and first <= last:
+            ledger_id = self._metadata().ledger_id
+            raise NoSuchEntryError(
+                f"entry {last} of ledger {ledger_id} lies beyond {limit}, the last one known to be acknowledged",
+                ledger_id=ledger_id,
+                entry_id=last,
+            )
+        return self._batches(first, last)
+
+    async def blocks(self, wanted: ClassRange) -> list[Block]:
+        """Read the beginning of a class's range, at least one entry of it, from whoever has it.
+
+        Raises:
+            NoSuchEntryError: every bookie of the write set says that the entry does not exist.
+            DigestMismatchError: a bookie had it with damage, and no other had it without.
+            EntryUnknownError, BookieUnavailableError: nobody could tell.
+        """
+        now = self._current(wanted)
+        try:
+            return await self._blocks_once(now)
+        except (NoSuchEntryError, EntryUnknownError, StaleMetadataError, BookieUnavailableError):
+            if self._refresh is None:
+                raise
+            await self._refresh()
+            moved = self._current(wanted)
+            if moved == now:
+                raise
+        return await self._blocks_once(moved)
+
+    def _current(self, wanted: ClassRange) -> ClassRange:
+        """Give the part of a range that lies in one fragment of the metadata as they are now."""
+        metadata = self._metadata()
+        end = fragment_end(metadata, metadata.fragment_of(wanted.first))
+        last = wanted.last if end is None else min(wanted.last, end)
+        return class_ranges(metadata, wanted.first, wanted.first)[0]._replace(
+            last=wanted.first + (last - wanted.first) // wanted.stride * wanted.stride
+        )
+
+    async def _entries(self, batches: BatchStream) -> EntryStream:
+        try:
+            async for batch in batches:
+                for entry in batch:
+                    yield entry
+        finally:
+            await batches.aclose()
+
+    async def _batches(self, first: int, last: int) -> BatchStream:
+        loop = asyncio.get_running_loop()
+        ahead: deque[_Chunk] = deque()
+        size = _ChunkSize(self._metadata(), self._config.read_ahead_bytes)
+        following = first
+        try:
+            while following <= last or ahead:
+                while following <= last and len(ahead) < self._config.read_ahead_requests:
+                    end = self._chunk_end(following, last, size.entries)
+                    chunk = _Chunk(following, end)
+                    for wanted in class_ranges(self._metadata(), following, end):
+                        chunk.parts.append(_Part(wanted, loop.create_task(self.blocks(wanted))))
+                    ahead.append(chunk)
+                    following = end + 1
+                async for batch in self._consume(ahead[0]):
+                    size.learn(len(batch), len(batch.buffer))
+                    yield batch
+                ahead.popleft()
+        finally:
+            tasks = [part.task for chunk in ahead for part in chunk.parts]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _chunk_end(self, first: int, last: int, entries: int) -> int:
+        metadata = self._metadata()
+        end = fragment_end(metadata, metadata.fragment_of(first))
+        return min(last, first + entries - 1, last if end is None else end)
+
+    async def _consume(self, chunk: _Chunk) -> BatchStream:
+        """Give the entries of a chunk in order, asking for the rest of a part that came short."""
+        if len(chunk.parts) == 1 and chunk.parts[0].wanted.stride == 1:
+            part = chunk.parts[0]
+            following = part.wanted.first
+            while following <= chunk.last:
+                for block in await part.next_blocks(self):
+                    following = block.last_entry + 1
+                    yield EntryBatch.of_block(block)
+            return
+        following = chunk.first
+        while following <= chunk.last:
+            run: list[memoryview] = []
+            for entry_id in range(following, chunk.last + 1):
+                part = chunk.parts[(entry_id - chunk.first) % len(chunk.parts)]
+                if not part.payloads:
+                    if run:
+                        break
+                    for block in await part.next_blocks(self):
+                        part.payloads.extend(block.payloads())
+                run.append(part.payloads.popleft())
+            yield EntryBatch.of_payloads(following, run)
+            following += len(run)
+
+    # --- asking bookies ---
+
+    async def _blocks_once(self, wanted: ClassRange) -> list[Block]:
+        """Ask one bookie after the other, and the next one early where an answer is slow."""
+        order = self._order(wanted.bookies)
+        errors: list[BookKeeperError] = []
+        asking: set[asyncio.Task[list[Block]]] = set()
+        try:
+            while order or asking:
+                if order and len(asking) < _SPECULATIVE_MAX:
+                    asking.add(asyncio.create_task(self._ask(order.pop(0), wanted)))
+                timeout = self._config.speculative_read_s if order else None
+                done, asking = await asyncio.wait(
+                    asking, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+                )
+                for error in [task.exception() for task in done]:
+                    if isinstance(error, BookKeeperError):
+                        errors.append(error)
+                    elif error is not None:
+                        raise error
+                for task in done:
+                    if task.exception() is None:
+                        return task.result()
+        finally:
+            for task in asking:
+                task.cancel()
+        raise _worst(wanted, errors)
+
+    def _order(self, bookies: tuple[str, ...]) -> list[str]:
+        self._turn += 1
+        start = self._turn % len(bookies)
+        quarantined = self._context.pool.directory.quarantined()
+        # Stable: within healthy and quarantined ones the rotation stays.
+        return sorted(bookies[start:] + bookies[:start], key=quarantined.__contains__)
+
+    async def _ask(self, bookie_id: str, wanted: ClassRange) -> list[Block]:
+        connection = await self._context.pool.get(bookie_id)
+        request = Read(
+            wanted.ledger_id,
+            NO_TERM,
+            wanted.content_term,
+            wanted.first,
+            wanted.last,
+            wanted.stride,
+            self._config.read_ahead_bytes,
+        )
+        answer, body = await connection.call(
+            request, ReadAnswer, timeout_s=self._config.read_timeout_s, ledger_id=wanted.ledger_id
+        )
+        try:
+            blocks = checked_blocks(wanted, answer, body)
+        except DigestMismatchError as error:
+            self.digest_mismatches += 1
+            logger.error("ledger=%d bookie=%s: %s", wanted.ledger_id, bookie_id, error)
+            error.bookie_id = bookie_id
+            raise
+        if answer.statement is not None:
+            self._on_statement(answer.statement)
+        if blocks:
+            return blocks
+        raise _stopped(answer, bookie_id, wanted.ledger_id)
+
+
+class _Part:
+    """The share of a chunk that one write set holds."""
+
+    __slots__ = ("payloads", "task", "wanted")
+
+    def __init__(self, wanted: ClassRange, task: asyncio.Task[list[Block]]) -> None:
+        self.wanted = wanted
+        self.task = task
+        self.payloads: deque[memoryview] = deque()
+
+    async def next_blocks(self, reader: EntryReader) -> list[Block]:
+        """Give the next blocks: those asked for ahead, then what they left."""
+        blocks = await self.task
+        rest = self.wanted.after(blocks[-1].last_entry)
+        if rest is not None:
+            self.wanted = rest
+            # Asked for only now that it is wanted: what is held ahead stays bounded.
+            self.task = asyncio.create_task(reader.blocks(rest))
+        return blocks
+
+
+class _Chunk:
+    """A range that is asked for in one go, as one part per write set."""
+
+    __slots__ = ("first", "last", "parts")
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first = first
+        self.last = last
+        self.parts: list[_Part] = []
+
+
+class _ChunkSize:
+    """How many entries make an answer's budget, by what was seen so far."""
+
+    def __init__(self, metadata: LedgerMetadata, budget: int) -> None:
+        self._budget = budget * (stride_of(metadata) if stride_of(metadata) > 1 else 1)
+        self._entries = 0
+        self._bytes = 0
+
+    @property
+    def entries(self) -> int:
+        """Give the number of entries to ask for next."""
+        if not self._entries:
+            return _FIRST_CHUNK_ENTRIES
+        mean = self._bytes / self._entries + 16  # with its share of the head
+        return max(1, min(_CHUNK_ENTRIES_MAX, int(self._budget / mean)))
+
+    def learn(self, entries: int, size: int) -> None:
+        """Note what a batch held."""
+        self._entries += entries
+        self._bytes += size
+
+
+def check_range(first: int, last: int) -> None:
+    """Raise InvalidArgumentError unless first to last is a range of entries, perhaps an empty one."""
+    if first < 0 or last < first - 1:
+        raise InvalidArgumentError(f"{first} to {last} is no range of entries")
+
+
+def _stopped(answer: ReadAnswer, bookie_id: str, ledger_id: int) -> BookKeeperError:
+    kinds: dict[int, tuple[type[BookKeeperError], str]] = {
+        Stop.NO_SUCH_ENTRY: (NoSuchEntryError, "has no entry"),
+        Stop.UNKNOWN: (EntryUnknownError, "lost data and cannot say whether it held entry"),
+        Stop.STALE_METADATA: (StaleMetadataError, "knows a newer content term of entry"),
+    }
+    kind, text = kinds[answer.stop]
+    return kind(
+        f"bookie {bookie_id} {text} {answer.stop_entry} of ledger {ledger_id}",
+        ledger_id=ledger_id,
+        entry_id=answer.stop_entry,
+        bookie_id=bookie_id,
+    )
+
+
+def _worst(wanted: ClassRange, errors: list[BookKeeperError]) -> BookKeeperError:
+    """Sum up why no bookie gave an entry: damage before doubt before absence."""
+
+    def pick(kinds: tuple[type[BookKeeperError], ...]) -> Iterator[BookKeeperError]:
+        return (error for error in errors if isinstance(error, kinds))
+
+    first: BookKeeperError
+    if (first_found := next(pick((DigestMismatchError,)), None)) is not None:
+        first = first_found
+    elif all(isinstance(error, NoSuchEntryError) for error in errors):
+        first = errors[0]
+    else:
+        ranked = [*pick((StaleMetadataError,)), *pick((EntryUnknownError,)), *pick((BookKeeperError,))]
+        first = next((error for error in ranked if not isinstance(error, NoSuchEntryError)), errors[0])
+    kind = type(first) if isinstance(first, _READ_FAILURES) else BookieUnavailableError
+    return kind(
+        f"entry {wanted.first} of ledger {wanted.ledger_id} could not be read from any of "
+        f"{', '.join(wanted.bookies)}: {'; '.join(map(str, errors))}",
+        ledger_id=wanted.ledger_id,
+        entry_id=wanted.first,
+    )
+
+
+_READ_FAILURES = (DigestMismatchError, NoSuchEntryError, EntryUnknownError, StaleMetadataError)

@@ -1,0 +1,362 @@
+"""Recovering the ledger of a dead (or displaced) writer: fence, find the end, write back, close (rule 12).
+
+The shell around `client_aio.core.recovery`. Several clients may recover one ledger at once: all use the final
+term, all find an end that holds everything acknowledged, and the compare-and-set to CLOSED lets one win; the
+others adopt its result. A recovery that dies has changed nothing but fences, copies and the state
+IN_RECOVERY, and may be run again by anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from bookie_aio.wire.blocks import Block, statement_is_intact
+from bookie_aio.wire.messages import AddFlag, Read, ReadAnswer, ReadLac, ReadLacAnswer, Stop
+from client_aio.core.reads import ClassRange, checked_blocks, class_ranges
+from client_aio.core.recovery import Ask, End, EntrySearch, FenceTally, Found, Inconclusive
+from client_aio.core.window import AddWindow
+from client_aio.replication import Replicator
+from metadata.errors import (
+    BookKeeperError,
+    LedgerRecoveryError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+    VersionConflictError,
+)
+from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
+from metadata.ledger import LedgerMetadata, LedgerState, with_ensemble
+
+if TYPE_CHECKING:
+    from client_aio.connection import BookieConnection
+    from client_aio.context import ClientContext
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+_RUN_ENTRIES = 4096
+_METADATA_RETRY_S = 0.2
+
+
+async def recover_ledger(context: ClientContext, ledger_id: int) -> tuple[LedgerMetadata, Version]:
+    """Close a ledger behind its last recoverable entry; returns its metadata, CLOSED.
+
+    Its writer, if it lives, is fenced: it acknowledges nothing more. Cancellation leaves the ledger
+    IN_RECOVERY, to be recovered again.
+
+    Raises:
+        NoSuchLedgerError: there is no such ledger.
+        LedgerRecoveryError: too few bookies answered to decide; the message names those missing.
+        MetadataUnavailableError: the metadata store did not answer in time.
+    """
+    metadata, version = await _enter_recovery(context, ledger_id)
+    while not metadata.is_closed:
+        recovery = _Recovery(context, metadata)
+        last_entry, length = await recovery.run()
+        closed = await _close(context, metadata, version, recovery, last_entry, length)
+        if closed is not None:
+            return closed
+        metadata, version = await context.ledgers.read(ledger_id)
+    return metadata, version
+
+
+async def _enter_recovery(context: ClientContext, ledger_id: int) -> tuple[LedgerMetadata, Version]:
+    """Make the ledger IN_RECOVERY, unless it is that already, or CLOSED (rule 12a)."""
+    while True:
+        metadata, version = await context.ledgers.read(ledger_id)
+        if metadata.state is not LedgerState.OPEN:
+            return metadata, version
+        try:
+            entered = metadata.begin_recovery()
+            return entered, await context.ledgers.compare_and_set(
+                entered, version, token=context.draw_token()
+            )
+        except VersionConflictError:
+            continue
+
+
+async def _close(
+    context: ClientContext,
+    metadata: LedgerMetadata,
+    version: Version,
+    recovery: _Recovery,
+    last_entry: int,
+    length: int,
+) -> tuple[LedgerMetadata, Version] | None:
+    """Compare-and-set to CLOSED with what was found (rule 12e); None: start over from what is there now."""
+    give_up_at = asyncio.get_running_loop().time() + context.config.ensemble_change_timeout_s
+    token = context.draw_token()
+    base = metadata
+    while True:
+        # Earlier fragments may have been repaired meanwhile (rule 14): those are taken as they are now.
+        fragments = (*base.fragments[:-1], *recovery.fragments[len(metadata.fragments) - 1 :])
+        closed = base.close(last_entry, length, fragments=fragments)
+        try:
+            return closed, await context.ledgers.compare_and_set(closed, version, token=token)
+        except VersionConflictError:
+            base, version = await context.ledgers.read(metadata.ledger_id)
+            token = context.draw_token()
+        except MetadataUnavailableError:
+            if asyncio.get_running_loop().time() > give_up_at:
+                raise
+            await asyncio.sleep(_METADATA_RETRY_S)
+        if base.is_closed:
+            return base, version
+        if base.last_fragment != metadata.last_fragment:
+            return None
+
+
+class _Recovery:
+    """One attempt, from the metadata as they were when it began."""
+
+    def __init__(self, context: ClientContext, metadata: LedgerMetadata) -> None:
+        self._context = context
+        self._config = context.config
+        self._metadata = metadata
+        self._sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        self._ensemble = metadata.last_fragment.bookies
+        self._connections: dict[str, BookieConnection | BookKeeperError] = {}
+        self.fragments = metadata.fragments
+        self._events: asyncio.Queue[tuple[Ask, tuple[list[Block], ReadAnswer] | BookKeeperError]] = (
+            asyncio.Queue()
+        )
+        self._written = asyncio.Event()
+        self._failure: BookKeeperError | None = None
+        self._change: asyncio.Task[None] | None = None
+        self._reads: set[asyncio.Task[None]] = set()
+        self._window: AddWindow[None] | None = None
+        self._replicator: Replicator[None] | None = None
+
+    async def run(self) -> tuple[int, int]:
+        """Fence, find and write back; returns the last entry and the ledger's length up to it."""
+        self._connections = await self._context.pool.get_all(self._ensemble)
+        try:
+            lac = await self._fence()
+            logger.info("ledger=%d fenced, last add confirmed is %d", self._metadata.ledger_id, lac)
+            window = self._start_writing(lac, await self._length_at(lac))
+            last_entry = await self._search(lac + 1)
+            await self._finish_writing()
+        finally:
+            tasks = [*self._reads, *([self._change] if self._change else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert window.lac == last_entry
+        return last_entry, window.length_confirmed
+
+    # --- (b) fencing ---
+
+    async def _fence(self) -> int:
+        last = self._metadata.last_fragment
+        tally = FenceTally(*self._sizes, last.first_entry)
+        tasks = {
+            asyncio.create_task(self._fence_one(bookie_id)): seat
+            for seat, bookie_id in enumerate(self._ensemble)
+        }
+        waiting, errors = set(tasks), dict[str, str]()
+        try:
+            while waiting and not tally.is_covered:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    seat = tasks[task]
+                    error = task.exception()
+                    if error is None:
+                        tally.answer(seat, task.result())
+                    elif isinstance(error, BookKeeperError):
+                        errors[self._ensemble[seat]] = str(error)
+                    else:
+                        raise error
+        finally:
+            for task in waiting:
+                task.cancel()
+        if not tally.is_covered:
+            raise LedgerRecoveryError(
+                f"ledger {self._metadata.ledger_id} cannot be fenced: too few of its bookies answered; "
+                f"missing: {'; '.join(f'{name} ({why})' for name, why in errors.items())}. "
+                "Run recovery again when they are back",
+                ledger_id=self._metadata.ledger_id,
+            )
+        return tally.lac
+
+    async def _fence_one(self, bookie_id: str) -> int | None:
+        answer, _ = await self._connection(bookie_id).call(
+            ReadLac(self._metadata.ledger_id, TERM_FINAL, NO_ENTRY, 0),
+            ReadLacAnswer,
+            timeout_s=self._config.read_timeout_s,
+            ledger_id=self._metadata.ledger_id,
+        )
+        statement = answer.statement
+        if (
+            statement is None
+            or statement.content_term > self._metadata.last_fragment.content_term
+            or not statement_is_intact(self._metadata.ledger_id, statement)
+        ):
+            return None
+        return statement.lac
+
+    def _connection(self, bookie_id: str) -> BookieConnection:
+        found = self._connections[bookie_id]
+        if isinstance(found, BookKeeperError):
+            raise type(found)(str(found), bookie_id=bookie_id)
+        return found
+
+    async def _length_at(self, lac: int) -> int:
+        """Give the ledger's payload bytes up to its last confirmed entry, as that entry says."""
+        if lac == NO_ENTRY:
+            return 0
+        reader = self._context.entry_reader(lambda: self._metadata)
+        try:
+            blocks = await reader.blocks(class_ranges(self._metadata, lac, lac)[0])
+        except BookKeeperError as error:
+            raise LedgerRecoveryError(
+                f"ledger {self._metadata.ledger_id}: its last confirmed entry {lac} cannot be read: {error}",
+                ledger_id=self._metadata.ledger_id,
+                entry_id=lac,
+            ) from error
+        return int(blocks[0].running[0])
+
+    # --- (c) recovery reads ---
+
+    async def _search(self, first_entry: int) -> int:
+        search = EntrySearch(*self._sizes, first_entry)
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            match search.step():
+                case Found(_, payload):
+                    self._write_back(payload)
+                case End(last_entry):
+                    return last_entry
+                case Inconclusive(entry_id, seats):
+                    raise self._inconclusive(entry_id, seats)
+                case None:
+                    ask, outcome = await self._events.get()
+                    if isinstance(outcome, BookKeeperError):
+                        logger.warning("ledger=%d recovery read: %s", self._metadata.ledger_id, outcome)
+                        search.error(ask)
+                    else:
+                        blocks, answer = outcome
+                        search.answer(ask, blocks, Stop(answer.stop), answer.stop_entry)
+                case asks:
+                    for ask in asks:
+                        task = asyncio.create_task(self._read(ask))
+                        self._reads.add(task)
+                        task.add_done_callback(self._reads.discard)
+
+    async def _read(self, ask: Ask) -> None:
+        bookie_id = self._ensemble[ask.seat]
+        last = min(ask.first + (_RUN_ENTRIES - 1) * ask.stride, ENTRY_ID_MAX)
+        fragment = self._metadata.last_fragment
+        wanted = ClassRange(
+            self._metadata.ledger_id, fragment.content_term, ask.first, last, ask.stride, (bookie_id,)
+        )
+        try:
+            answer, body = await self._connection(bookie_id).call(
+                Read(
+                    wanted.ledger_id, TERM_FINAL, wanted.content_term, wanted.first, wanted.last,
+                    wanted.stride, self._config.read_ahead_bytes,
+                ),
+                ReadAnswer,
+                timeout_s=self._config.read_timeout_s,
+                ledger_id=wanted.ledger_id,
+            )  # fmt: skip
+            # An answer that fails its digests counts for nothing, neither way.
+            self._events.put_nowait((ask, (checked_blocks(wanted, answer, body), answer)))
+        except BookKeeperError as error:
+            self._events.put_nowait((ask, error))
+
+    def _inconclusive(self, entry_id: int, seats: list[int]) -> LedgerRecoveryError:
+        names = ", ".join(self._ensemble[seat] for seat in seats)
+        return LedgerRecoveryError(
+            f"whether ledger {self._metadata.ledger_id} has an entry {entry_id} cannot be decided without "
+            f"{names}. Run recovery again when they are back",
+            ledger_id=self._metadata.ledger_id,
+            entry_id=entry_id,
+        )
+
+    # --- (c, d) writing back ---
+
+    def _start_writing(self, lac: int, length: int) -> AddWindow[None]:
+        window: AddWindow[None] = AddWindow(
+            ledger_id=self._metadata.ledger_id,
+            content_term=self._metadata.last_fragment.content_term,
+            ensemble_size=self._sizes[0],
+            write_quorum=self._sizes[1],
+            ack_quorum=self._sizes[2],
+            next_entry=lac + 1,
+            length=length,
+            # Frozen: an advancing one would let a tailing reader see an entry that a concurrent
+            # recovery then cuts off.
+            stated_lac=lac,
+        )
+        self._window = window
+        self._replicator = Replicator(
+            window,
+            term=TERM_FINAL,
+            flags=AddFlag.RECOVERY,
+            config=self._config,
+            on_turns=lambda _: self._written.set(),
+            on_seat_failed=self._on_seat_failed,
+            on_fenced=self._fail,
+        )
+        self._replicator.seat(self._ensemble, self._connections)
+        return window
+
+    def _write_back(self, payload: bytes) -> None:
+        assert self._window is not None
+        assert self._replicator is not None
+        self._window.add(payload, None)
+        self._replicator.schedule_flush()
+        self._on_seats_failed()
+
+    async def _finish_writing(self) -> None:
+        assert self._window is not None
+        while not self._window.is_idle and self._failure is None:
+            self._on_seats_failed()
+            self._written.clear()
+            await self._written.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
+        self._context.pool.directory.note_failure(bookie_id)
+        self._on_seats_failed()
+
+    def _on_seats_failed(self) -> None:
+        window = self._window
+        if window is None or not window.failed or window.is_idle:
+            return  # Nothing is owed: a bookie that is down need not be replaced for a ledger's last rites.
+        if self._change is None or self._change.done():
+            self._change = asyncio.create_task(self._replace_failed())
+
+    async def _replace_failed(self) -> None:
+        """Change the ensemble in memory; the closing compare-and-set will write it (rule 12d)."""
+        window, replicator = self._window, self._replicator
+        assert window is not None
+        assert replicator is not None
+        try:
+            while window.failed and not window.is_idle:
+                failed = window.failed
+                try:
+                    bookies, connections = await self._context.finder.replace(replicator.bookies, failed)
+                except NotEnoughBookiesError as error:
+                    if not window.can_acknowledge:
+                        names = ", ".join(replicator.failed_bookies)
+                        raise LedgerRecoveryError(
+                            f"ledger {window.ledger_id} cannot be written back without {names}: {error}",
+                            ledger_id=window.ledger_id,
+                        ) from error
+                    await self._context.pool.directory.wait_for_change(self._config.replacement_retry_s)
+                    continue
+                first_entry = window.begin_change()
+                if bookies != replicator.bookies:
+                    self.fragments = with_ensemble(self.fragments, first_entry, bookies)
+                replicator.reseat(bookies, failed, connections)
+        except BookKeeperError as error:
+            self._fail(error)
+
+    def _fail(self, error: BookKeeperError) -> None:
+        if self._failure is None:
+            self._failure = error
+            self._written.set()
