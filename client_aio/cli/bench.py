@@ -1,0 +1,311 @@
+"""`bookie-aio bench`: throughput and latency against any cluster.
+
+Owns the measuring loop. Latency is taken from the call of `add_entry` to the wake-up after the sweep that
+acknowledged it, which is what an application sees; bursts share one time stamp, so that measuring costs one
+call per burst and not per entry.
+"""
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import client_aio
+from client_aio.cli.latency import LatencyBuckets
+from client_aio.cli.ledger import AckQuorum, Ensemble, WriteQuorum, quorums
+from client_aio.cli.options import Invocation, command, usage_error
+
+app = typer.Typer(no_args_is_help=True, help="Measure a cluster.")
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9, 100.0)
+_SHOW_EVERY_S = 0.25
+
+
+class Latencies:
+    """Latencies in an HDR histogram, or in coarser buckets where hdrhistogram is not installed."""
+
+    def __init__(self) -> None:
+        try:
+            from hdrh.histogram import HdrHistogram
+        except ImportError:
+            self._exact: HdrHistogram | None = None
+        else:
+            self._exact = HdrHistogram(1, 3_600_000_000, 3)  # microseconds, up to an hour
+        self._buckets = LatencyBuckets()
+
+    @property
+    def is_exact(self) -> bool:
+        """Tell whether hdrhistogram is there."""
+        return self._exact is not None
+
+    def record(self, seconds: float, count: int) -> None:
+        """Count a latency, `count` times."""
+        if self._exact is not None:
+            self._exact.record_value(max(1, round(seconds * 1e6)), count)
+        else:
+            self._buckets.record(seconds, count)
+
+    def percentile_ms(self, percent: float) -> float:
+        """Give a percentile in milliseconds; 100 is the maximum."""
+        if self._exact is not None:
+            return float(self._exact.get_value_at_percentile(percent)) / 1e3
+        return self._buckets.percentile(percent) * 1e3
+
+    def write_distribution(self, path: Path) -> None:
+        """Write the percentile distribution in the text form that HdrHistogram's plotter reads."""
+        with path.open("wb") as file:
+            self._exact.output_percentile_distribution(file, 1000.0)
+
+
+@dataclass
+class Measured:
+    """What a run has counted so far."""
+
+    started: float
+    latencies: Latencies = field(default_factory=Latencies)
+    entries: int = 0
+    bytes: int = 0
+
+    def add(self, bursts: deque[tuple[int, float]], acknowledged: int, moment: float, size: int) -> None:
+        """Count adds acknowledged at a moment, the oldest of the bursts, and take them off."""
+        self.entries += acknowledged
+        self.bytes += acknowledged * size
+        while acknowledged:
+            count, added = bursts.popleft()
+            taken = min(count, acknowledged)
+            self.latencies.record(moment - added, taken)
+            acknowledged -= taken
+            if taken < count:
+                bursts.appendleft((count - taken, added))
+
+    def row(self, what: str) -> dict[str, Any]:
+        """Give the result."""
+        seconds = max(time.perf_counter() - self.started, 1e-9)
+        return {
+            "what": what,
+            "entries": self.entries,
+            "seconds": round(seconds, 3),
+            "entries_per_s": round(self.entries / seconds),
+            "mb_per_s": round(self.bytes / seconds / 1e6, 2),
+            **{_name(percent): round(self.latencies.percentile_ms(percent), 3) for percent in PERCENTILES},
+        }
+
+    def line(self) -> str:
+        """Give the figures of the moment."""
+        row = self.row("")
+        return (
+            f"{row['entries_per_s']:,}/s  {row['mb_per_s']:,.1f} MB/s  "
+            f"p50 {row[_name(50.0)]:.2f} ms  p99 {row[_name(99.0)]:.2f} ms"
+        )
+
+
+def _name(percent: float) -> str:
+    return "max_ms" if percent == 100 else f"p{percent:g}_ms"
+
+
+Histogram = Annotated[
+    Path | None, typer.Option("--histogram", help="Write the percentile distribution to this file.")
+]
+EntryBytes = Annotated[int, typer.Option(min=0, max=4 * 1024 * 1024, help="Size of an entry.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="How long to measure, unless --entries is given.")]
+Entries = Annotated[int | None, typer.Option(min=1, help="How many entries to write, in all.")]
+
+
+@command(app, "write")
+async def write(
+    invocation: Invocation,
+    entry_bytes: EntryBytes = 1024,
+    in_flight: Annotated[int, typer.Option(min=1, help="Adds not acknowledged yet, per ledger.")] = 1000,
+    ensemble: Ensemble = 3,
+    write_quorum: WriteQuorum = None,
+    ack_quorum: AckQuorum = None,
+    seconds: Seconds = 10.0,
+    entries: Entries = None,
+    ledgers: Annotated[int, typer.Option(min=1, help="Ledgers written at once, by one client.")] = 1,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the ledgers; else they are deleted.")] = False,
+    histogram: Histogram = None,
+) -> None:
+    """Write entries of random bytes with a fixed number in flight; print rate and latencies."""
+    _check_histogram(invocation, histogram)
+    sizes = quorums(ensemble, write_quorum, ack_quorum)
+    payload = random.SystemRandom().randbytes(entry_bytes)
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        writers = [await client.create_ledger(**sizes) for _ in range(ledgers)]
+        measured = Measured(time.perf_counter())
+        deadline = measured.started + seconds if entries is None else float("inf")
+        shares = [
+            None if entries is None else entries // ledgers + (n < entries % ledgers) for n in range(ledgers)
+        ]
+        with invocation.output.progress() as progress:
+            task = progress.add_task("write", total=entries or seconds, figures="")
+
+            def show() -> None:
+                done = measured.entries if entries else time.perf_counter() - measured.started
+                progress.update(task, completed=done, figures=measured.line())
+
+            async with asyncio.TaskGroup() as group:
+                for writer, share in zip(writers, shares, strict=True):
+                    group.create_task(_fill(writer, payload, in_flight, share, deadline, measured, show))
+        row = measured.row("write")
+        for writer in writers:
+            await writer.close()
+            if not keep:
+                await client.delete_ledger(writer.ledger_id)
+    row |= {"entry_bytes": entry_bytes, "in_flight": in_flight, "ledgers": ledgers, **sizes}
+    if keep:
+        row["ledger_ids"] = [writer.ledger_id for writer in writers]
+    _print(invocation, row, measured, histogram)
+
+
+def _shares(entries: int | None, ledgers: int) -> list[int | None]:
+    if entries is None:
+        return [None] * ledgers
+    return [entries // ledgers + (number < entries % ledgers) for number in range(ledgers)]
+
+
+async def _fill(
+    writer: Any,
+    payload: bytes,
+    in_flight: int,
+    limit: int | None,
+    deadline: float,
+    measured: Measured,
+    show: Callable[[], None],
+) -> None:
+    """Keep `in_flight` adds going until the limit or the deadline; then wait for the rest."""
+    now = time.perf_counter
+    outstanding: deque[asyncio.Future[int]] = deque()
+    bursts: deque[tuple[int, float]] = deque()  # how many were added at once, and when
+    issued, shown = 0, now()
+    while True:
+        if now() < deadline:
+            room = in_flight - len(outstanding)
+            room = room if limit is None else min(room, limit - issued)
+            if room > 0:
+                bursts.append((room, now()))
+                outstanding.extend([writer.add_entry(payload) for _ in range(room)])
+                issued += room
+        if not outstanding:
+            return
+        await outstanding[0]
+        moment, acknowledged = now(), 0
+        while outstanding and outstanding[0].done():
+            outstanding.popleft()
+            acknowledged += 1
+        measured.add(bursts, acknowledged, moment, len(payload))
+        if moment - shown > _SHOW_EVERY_S:
+            shown = moment
+            show()
+
+
+@command(app, "read")
+async def read(
+    invocation: Invocation,
+    ledger_id: Annotated[
+        int | None,
+        typer.Argument(min=0, metavar="[LEDGER]", help="The ledger to read; default: one written for it."),
+    ] = None,
+    at_random: Annotated[
+        bool, typer.Option("--random", help="Single entries at random places instead of all in order.")
+    ] = False,
+    in_flight: Annotated[int, typer.Option(min=1, help="Readers at once.")] = 1,
+    seconds: Seconds = 10.0,
+    entries: Annotated[int, typer.Option(min=1, help="Size of the ledger that is written for it.")] = 200_000,
+    entry_bytes: EntryBytes = 1024,
+    ensemble: Ensemble = 3,
+    write_quorum: WriteQuorum = None,
+    ack_quorum: AckQuorum = None,
+    histogram: Histogram = None,
+) -> None:
+    """Read a ledger for a while, again from its start when it ends; print rate and latencies.
+
+    Latencies are those of one batch as the client hands it out, or with --random of one entry.
+    """
+    _check_histogram(invocation, histogram)
+    sizes = quorums(ensemble, write_quorum, ack_quorum)
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        own = None
+        if ledger_id is None:
+            payload = random.SystemRandom().randbytes(entry_bytes)
+            async with client.create_ledger(**sizes) as writer:
+                await writer.add_entries(payload for _ in range(entries))
+            own = ledger_id = writer.ledger_id
+        async with client.open_ledger(ledger_id) as reader:
+            if reader.last_add_confirmed < 0:
+                usage_error(f"ledger {ledger_id} has no entry to read")
+            measured = Measured(time.perf_counter())
+            with invocation.output.progress() as progress:
+                task = progress.add_task("read", total=seconds, figures="")
+
+                def show() -> None:
+                    done = time.perf_counter() - measured.started
+                    progress.update(task, completed=done, figures=measured.line())
+
+                run = _read_at_random if at_random else _read_in_order
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(in_flight):
+                        group.create_task(run(reader, measured.started + seconds, measured, show))
+            row = measured.row("read")
+        if own is not None:
+            await client.delete_ledger(own)
+    row |= {"ledger_id": ledger_id, "random": at_random, "in_flight": in_flight}
+    _print(invocation, row, measured, histogram)
+
+
+async def _read_in_order(reader: Any, deadline: float, measured: Measured, show: Callable[[], None]) -> None:
+    now = time.perf_counter
+    shown = now()
+    while now() < deadline:
+        started = now()
+        async with aclosing(reader.read_batches(0, reader.last_add_confirmed)) as batches:
+            async for batch in batches:
+                moment = now()
+                measured.latencies.record(moment - started, 1)
+                measured.entries += len(batch.offsets) - 1
+                measured.bytes += len(batch.buffer)
+                started = moment
+                if moment - shown > _SHOW_EVERY_S:
+                    shown = moment
+                    show()
+                if moment > deadline:
+                    return
+
+
+async def _read_at_random(reader: Any, deadline: float, measured: Measured, show: Callable[[], None]) -> None:
+    now = time.perf_counter
+    rng = random.Random()
+    shown = now()
+    while (started := now()) < deadline:
+        entry_id = rng.randint(0, reader.last_add_confirmed)
+        async with aclosing(reader.read(entry_id, entry_id)) as entries:
+            async for entry in entries:
+                measured.bytes += len(entry.data)
+        moment = now()
+        measured.latencies.record(moment - started, 1)
+        measured.entries += 1
+        if moment - shown > _SHOW_EVERY_S:
+            shown = moment
+            show()
+
+
+def _check_histogram(invocation: Invocation, path: Path | None) -> None:
+    if Latencies().is_exact:
+        return
+    if path is not None:
+        usage_error("--histogram needs hdrhistogram: pip install 'bookie-aio[bench]'")
+    invocation.output.note(
+        "hdrhistogram is not installed: percentiles are within 2 % (pip install 'bookie-aio[bench]')"
+    )
+
+
+def _print(invocation: Invocation, row: dict[str, Any], measured: Measured, histogram: Path | None) -> None:
+    if histogram is not None:
+        measured.latencies.write_distribution(histogram)
+    invocation.output.document(row)

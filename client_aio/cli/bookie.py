@@ -1,0 +1,193 @@
+"""`bookie-aio bookie`: run bookies, and look after them."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bookie_aio import logs
+from bookie_aio.config import BookieConfig
+from bookie_aio.server.bookie import Bookie
+from bookie_aio.storage.directory import read_cookie
+from bookie_aio.storage.disk import RealDisk
+from bookie_aio.wire.messages import Done, Info
+from client_aio.cli.exits import Exit
+from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.connection import connect
+from metadata.bookies import available_bookies, split_address
+from metadata.errors import BookieUnavailableError
+from metadata.ids import KEY_COOKIES, check_bookie_id
+from metadata.open import open_store
+
+app = typer.Typer(no_args_is_help=True, help="Run bookies, and look after them.")
+
+DIRECTORY = typer.Option("--dir", file_okay=False, help="The data directory.", show_default=False)
+BookieId = Annotated[
+    str | None,
+    typer.Option("--id", help="The bookie's id; default: the one in the data directory, else one is drawn."),
+]
+
+_CALL_TIMEOUT_S = 5.0
+
+
+@command(app, "serve")
+async def serve(
+    invocation: Invocation,
+    directory: Annotated[Path, DIRECTORY],
+    bookie_id: BookieId = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0: any free one.")
+    ] = "127.0.0.1:3181",
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST:PORT", help="What clients connect to, best first; default: --listen."),
+    ] = None,
+    rack: Annotated[str, typer.Option(help="Where the machine stands, for placement.")] = "",
+    weight: Annotated[float, typer.Option(min=0, help="Its share of new ensembles.")] = 1.0,
+    allow_remote_without_auth: Annotated[
+        bool, typer.Option("--allow-remote-without-auth", help="Listen beyond this machine, open to anybody.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
+    stop_with_parent: Annotated[
+        bool, typer.Option("--stop-with-parent", help="Stop when standard input ends.")
+    ] = False,
+) -> int:
+    """Run a bookie until Ctrl-C or SIGTERM; logs go to standard error.
+
+    A data directory that is empty, under an id that the cluster does not know yet, is formatted. An empty
+    or foreign one under a known id is refused: such a bookie would have forgotten what it promised.
+    """
+    level = log_level.upper()
+    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
+        usage_error(f"--log-level {log_level!r} is not one of debug, info, warning, error")
+    logs.configure(level=level, as_json=log_json)
+    uri = invocation.metadata_uri
+    disk = RealDisk()
+    path = _absolute(directory)
+    config = BookieConfig(
+        bookie_id=check_bookie_id(bookie_id) if bookie_id else await _id_for(disk, path),
+        directories=(path,),
+        listen=_address("--listen", listen),
+        advertise=advertise,
+        rack=rack,
+        weight=weight,
+        allow_remote_without_auth=allow_remote_without_auth,
+    )
+    stop = _stop_event(watch_standard_input=stop_with_parent)
+    async with await open_store(uri) as store:
+        bookie = await Bookie.start(config, store, disk, rng=random.SystemRandom(), now_ms=_now_ms)
+        try:
+            row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
+            invocation.output.document(
+                row, text=f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)}"
+            )
+            waiting = asyncio.create_task(stop.wait())
+            await asyncio.wait((waiting, bookie.stopped), return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        finally:
+            await bookie.close()
+    failure = bookie.stopped.result() if bookie.stopped.done() else None
+    if failure is not None:
+        raise failure
+    return Exit.OK
+
+
+def _stop_event(*, watch_standard_input: bool) -> asyncio.Event:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+
+    def ended() -> None:
+        with suppress(BlockingIOError):
+            if not os.read(0, 4096):
+                loop.remove_reader(0)
+                stop.set()
+
+    if watch_standard_input:
+        loop.add_reader(0, ended)
+    return stop
+
+
+def _absolute(directory: Path) -> str:
+    return str(directory.resolve())
+
+
+async def _id_for(disk: RealDisk, directory: str) -> str:
+    cookie = await read_cookie(disk, directory)
+    return cookie.bookie_id if cookie else f"bookie-{random.SystemRandom().getrandbits(48):012x}"
+
+
+def _address(option: str, value: str) -> tuple[str, int]:
+    try:
+        return split_address(value)
+    except ValueError as error:
+        usage_error(f"{option}: {error}")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@command(app, "list")
+async def list_(invocation: Invocation) -> None:
+    """List the cluster's bookies: those that run, and those known to it that do not."""
+    async with await open_store(invocation.metadata_uri) as store:
+        running = await available_bookies(store)
+        known = set(await store.children(KEY_COOKIES)) | set(running)
+    rows = []
+    for bookie_id in sorted(known):
+        record = running.get(bookie_id)
+        state = "down" if record is None else "writable" if record.is_writable else "read-only"
+        rows.append(
+            {
+                "bookie_id": bookie_id,
+                "state": state,
+                "addresses": record.addresses if record else None,
+                "rack": record.rack or None if record else None,
+            }
+        )
+    invocation.output.rows(rows, ("bookie_id", "state", "addresses", "rack"))
+
+
+@command(app, "info")
+async def info(
+    invocation: Invocation,
+    bookie: Annotated[
+        str, typer.Argument(metavar="BOOKIE", help="A bookie's id, or HOST:PORT.", show_default=False)
+    ],
+) -> None:
+    """Show a running bookie's figures: queue, group sizes, fsync latency, segments, disk."""
+    bookie_id, addresses = "", [bookie]
+    if invocation.metadata:
+        async with await open_store(invocation.metadata_uri) as store:
+            record = (await available_bookies(store)).get(bookie)
+            if record is not None:
+                bookie_id, addresses = record.bookie_id, record.addresses
+            elif ":" not in bookie:
+                known = ", ".join(await store.children(KEY_COOKIES)) or "none"
+                raise BookieUnavailableError(
+                    f"bookie {bookie} is not running; the cluster's bookies: {known}"
+                )
+    for address in addresses[:-1]:
+        with suppress(BookieUnavailableError):
+            return await _show_info(invocation, bookie_id, address)
+    _address("BOOKIE", addresses[-1])
+    return await _show_info(invocation, bookie_id, addresses[-1])
+
+
+async def _show_info(invocation: Invocation, bookie_id: str, address: str) -> None:
+    connection = await connect(address, bookie_id=bookie_id, instance_id="", timeout_s=_CALL_TIMEOUT_S)
+    try:
+        _, body = await connection.call(Info(), Done, timeout_s=_CALL_TIMEOUT_S)
+    finally:
+        connection.close()
+    invocation.output.document(json.loads(bytes(body)))

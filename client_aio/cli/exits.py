@@ -1,0 +1,79 @@
+"""Exit codes, and what to tell the user about an error.
+
+The codes are stable: scripts rely on them, and README.md lists them.
+"""
+
+import enum
+
+from metadata import errors
+
+
+class Exit(enum.IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNAVAILABLE = 4  # or no answer in time
+    DAMAGED = 5  # stored bytes or metadata are wrong
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141  # the reader of our standard output went away, as with any filter
+
+
+# The first row whose class fits decides; the hint says what to do.
+_TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
+    (errors.InvalidArgumentError, Exit.USAGE, ""),
+    (errors.NoSuchLedgerError, Exit.NOT_FOUND, "`bookie-aio ledger list` shows the ledgers there are"),
+    (errors.NoSuchEntryError, Exit.NOT_FOUND, ""),
+    (errors.NoSuchKeyError, Exit.NOT_FOUND, ""),
+    (
+        errors.NotEnoughBookiesError,
+        Exit.UNAVAILABLE,
+        "`bookie-aio bookie list` shows the bookies that run; start more, or ask for a smaller ensemble",
+    ),
+    (
+        errors.MetadataUnavailableError,
+        Exit.UNAVAILABLE,
+        "is the metadata store running, and does --metadata name it?",
+    ),
+    (errors.BookieUnavailableError, Exit.UNAVAILABLE, "`bookie-aio bookie list` shows the bookies that run"),
+    (errors.LedgerRecoveryError, Exit.UNAVAILABLE, "start the bookies named and run it again"),
+    (errors.TooManyRequestsError, Exit.UNAVAILABLE, "try again later"),
+    (errors.BookieReadOnlyError, Exit.UNAVAILABLE, "free space on the bookie's disk"),
+    (
+        errors.OperationTimeoutError,
+        Exit.UNAVAILABLE,
+        "it may have taken effect all the same: look before trying again",
+    ),
+    (TimeoutError, Exit.UNAVAILABLE, ""),
+    (errors.DigestMismatchError, Exit.DAMAGED, ""),
+    (errors.EntryUnknownError, Exit.DAMAGED, ""),
+    (errors.MetadataCorruptError, Exit.DAMAGED, ""),
+    (errors.CorruptRecordError, Exit.DAMAGED, ""),
+    (
+        errors.CookieMismatchError,
+        Exit.FAILURE,
+        "if the directory is to start anew, `bookie-aio bookie format` it under a new id",
+    ),
+    (errors.DirectoryInUseError, Exit.FAILURE, "stop the process that uses it, or name another directory"),
+    (
+        errors.LedgerFencedError,
+        Exit.FAILURE,
+        "another client took the ledger over; read it back to see what was kept",
+    ),
+)  # fmt: skip
+
+
+def exit_code_of(error: BaseException) -> Exit:
+    """Give the exit code for an error that ended a command."""
+    return next((code for kind, code, _ in _TABLE if isinstance(error, kind)), Exit.FAILURE)
+
+
+def describe(error: BaseException) -> str:
+    """Give the one line that says what went wrong and, where something helps, what to do."""
+    message = " ".join(str(error).split()) or type(error).__name__
+    if not isinstance(error, errors.BookKeeperError | OSError):
+        message = f"{type(error).__name__}: {message}"
+    hint = next((hint for kind, _, hint in _TABLE if isinstance(error, kind)), "")
+    return f"{message} ({hint})" if hint else message

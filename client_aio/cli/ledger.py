@@ -1,0 +1,317 @@
+"""`bookie-aio ledger`: write, read and look after ledgers. Standard input and output are pipes."""
+
+import sys
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import client_aio
+from client_aio.cli.exits import Exit
+from client_aio.cli.ledger_text import custom_of, draw, row_of, text_of
+from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.source import cut, read_chunks
+
+app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
+
+LedgerId = Annotated[
+    int, typer.Argument(min=0, metavar="LEDGER", help="The ledger's id.", show_default=False)
+]
+Ensemble = Annotated[int, typer.Option("--ensemble", "-e", min=1, help="Bookies per fragment (E).")]
+WriteQuorum = Annotated[
+    int | None, typer.Option("--write-quorum", "-w", min=1, help="Copies of each entry (Qw); default: E.")
+]
+AckQuorum = Annotated[
+    int | None,
+    typer.Option("--ack-quorum", "-a", min=1, help="Copies to wait for (Qa); default: the majority of Qw."),
+]
+Digest = Annotated[str, typer.Option(help="crc32c or hmac-sha256.")]
+Password = Annotated[
+    str, typer.Option(envvar="BOOKIE_AIO_PASSWORD", help="Needed by hmac-sha256.", show_default=False)
+]
+Custom = Annotated[list[str] | None, typer.Option("--custom", metavar="KEY=VALUE", help="Custom metadata.")]
+Newline = Annotated[
+    bool,
+    typer.Option("--newline/--no-newline", help="End each entry with a newline."),
+]
+
+
+def quorums(ensemble: int, write_quorum: int | None, ack_quorum: int | None) -> dict[str, int]:
+    """Give the three numbers as arguments of `create_ledger`, with what was left out filled in."""
+    write_quorum = ensemble if write_quorum is None else write_quorum
+    ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
+    return {"ensemble_size": ensemble, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
+
+
+@command(app, "create")
+async def create(
+    invocation: Invocation,
+    ensemble: Ensemble = 3,
+    write_quorum: WriteQuorum = None,
+    ack_quorum: AckQuorum = None,
+    digest: Digest = "crc32c",
+    password: Password = "",
+    custom: Custom = None,
+) -> None:
+    """Create an empty ledger and print its id.
+
+    It stays OPEN, and nobody writes to it: a ledger is written by the client that created it, which for
+    data from a file or a pipe is `ledger write`.
+    """
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        ledger = await client.create_ledger(
+            **quorums(ensemble, write_quorum, ack_quorum),
+            digest=digest,
+            password=password.encode(),
+            custom_metadata=custom_of(custom),
+        )
+        invocation.output.value("ledger_id", ledger.ledger_id)
+
+
+@command(app, "write")
+async def write(
+    invocation: Invocation,
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A file; - is standard input.")] = "-",
+    chunk_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Cut into entries of this size instead of into lines.")
+    ] = None,
+    keep_newline: Annotated[
+        bool, typer.Option("--keep-newline", help="Leave the newline on each line.")
+    ] = False,
+    ensemble: Ensemble = 3,
+    write_quorum: WriteQuorum = None,
+    ack_quorum: AckQuorum = None,
+    digest: Digest = "crc32c",
+    password: Password = "",
+    custom: Custom = None,
+) -> None:
+    """Create a ledger, write FILE to it line by line, close it, and print its id.
+
+    If it is interrupted, or reading or writing fails, the ledger stays OPEN with what was written.
+    """
+    size = _size_of(source)
+    output = invocation.output
+    async with (
+        client_aio.connect(invocation.metadata_uri) as client,
+        client.create_ledger(
+            **quorums(ensemble, write_quorum, ack_quorum),
+            digest=digest,
+            password=password.encode(),
+            custom_metadata=custom_of(custom),
+        ) as ledger,
+    ):
+        with output.progress() as progress:
+            task = progress.add_task(f"ledger {ledger.ledger_id}", total=size, figures="")
+            async with aclosing(_batches(source, chunk_bytes, keep_newline)) as batches:
+                async for entries in batches:
+                    for entry in entries:
+                        ledger.add_entry(entry)
+                    await ledger.drain()
+                    progress.update(
+                        task, completed=ledger.length, figures=f"{ledger.last_add_confirmed + 1:,} entries"
+                    )
+            await ledger.flush()
+        document = {
+            "ledger_id": ledger.ledger_id,
+            "entries": ledger.last_add_confirmed + 1,
+            "bytes": ledger.length,
+        }
+    output.document(document, text=str(ledger.ledger_id))
+    output.note(f"{document['entries']:,} entries, {document['bytes']:,} bytes")
+
+
+def _size_of(source: str) -> int | None:
+    if source == "-":
+        return None
+    path = Path(source)
+    if not path.exists() or path.is_dir():
+        usage_error(f"{source} is not a file that could be read")
+    return path.stat().st_size if path.is_file() else None
+
+
+async def _batches(
+    source: str, chunk_bytes: int | None, keep_newline: bool
+) -> AsyncGenerator[list[bytes], None]:
+    """Yield the entries to write in lists, as they arrive; a pipe's first lines do not wait for more."""
+    rest: list[bytes] = []
+    async with aclosing(read_chunks(source)) as chunks:
+        async for data in chunks:
+            if chunk_bytes is None and b"\n" not in data:
+                rest.append(data)  # a long line is put together once, not again with every part
+                continue
+            entries, left = cut(b"".join([*rest, data]), chunk_bytes, keep_newline)
+            rest = [left]
+            if entries:
+                yield entries
+    if any(rest):
+        yield [b"".join(rest)]
+
+
+@command(app, "cat")
+async def cat(
+    invocation: Invocation,
+    ledger_id: LedgerId,
+    first: Annotated[int, typer.Option("--from", min=0, help="The first entry.")] = 0,
+    last: Annotated[
+        int | None, typer.Option("--to", min=-1, help="The last entry; default: the LAC.")
+    ] = None,
+    newline: Newline = False,
+    password: Password = "",
+) -> None:
+    """Write a ledger's entries to standard output, exactly as they are.
+
+    Reads up to the last entry confirmed, also of a ledger that is being written. Never fences.
+    """
+    async with (
+        client_aio.connect(invocation.metadata_uri) as client,
+        client.open_ledger(ledger_id, password=password.encode()) as reader,
+    ):
+        stop = reader.last_add_confirmed if last is None else last
+        if stop < first and last is None:
+            return
+        if not invocation.output.is_table:
+            async with aclosing(reader.read(first, stop)) as entries:
+                await _print_entries(invocation, entries)
+            return
+        async with aclosing(reader.read_batches(first, stop)) as batches:
+            async for batch in batches:
+                if newline:
+                    _put(b"".join(piece for entry in _slices(batch) for piece in (entry, b"\n")))
+                else:
+                    _put(batch.buffer)
+        sys.stdout.buffer.flush()
+
+
+def _slices(batch: Any) -> Iterator[bytes]:
+    for start, end in pairwise(batch.offsets):
+        yield bytes(batch.buffer[start:end])
+
+
+@command(app, "tail")
+async def tail(
+    invocation: Invocation,
+    ledger_id: LedgerId,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the ledger is closed.")] = False,
+    count: Annotated[int, typer.Option("--entries", "-n", min=0, help="How many of the last entries.")] = 10,
+    newline: Newline = True,
+    password: Password = "",
+) -> None:
+    """Write a ledger's last entries to standard output, and with -f what is added from then on.
+
+    Ends when the ledger is closed. Never fences.
+    """
+    async with (
+        client_aio.connect(invocation.metadata_uri) as client,
+        client.open_ledger(ledger_id, password=password.encode()) as reader,
+    ):
+        last = reader.last_add_confirmed
+        first = max(last + 1 - count, 0)
+        source = reader.tail(from_entry=first) if follow else reader.read(first, last)
+        async with aclosing(source) as entries:
+            await _print_entries(invocation, entries, ending=b"\n" if newline else b"")
+
+
+async def _print_entries(invocation: Invocation, entries: Any, ending: bytes = b"") -> None:
+    async for entry in entries:
+        if invocation.output.is_table:
+            _put(entry.data + ending)
+            sys.stdout.buffer.flush()
+        else:
+            invocation.output.document({"entry_id": entry.entry_id, **text_of(entry.data)})
+
+
+def _put(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+
+
+@command(app, "list")
+async def list_(
+    invocation: Invocation,
+    ids_only: Annotated[
+        bool, typer.Option("--ids", help="Only the ids, one a line; reads no metadata.")
+    ] = False,
+) -> None:
+    """List the ledgers in the metadata store."""
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        rows = []
+        async with aclosing(client.list_ledgers()) as ledgers:
+            async for ledger_id in ledgers:
+                if ids_only:
+                    invocation.output.value("ledger_id", ledger_id)
+                    continue
+                try:
+                    rows.append(row_of(await client.ledger_metadata(ledger_id)))
+                except client_aio.NoSuchLedgerError:
+                    continue  # deleted meanwhile
+        if not ids_only:
+            columns = ("ledger_id", "state", "quorums", "fragments", "last_entry", "length", "created")
+            invocation.output.rows(rows, columns)
+
+
+@command(app, "show")
+async def show(invocation: Invocation, ledger_id: LedgerId) -> None:
+    """Show a ledger's metadata, with a drawing of its fragments. Never fences."""
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        metadata = await client.ledger_metadata(ledger_id)
+    invocation.output.document(
+        {
+            **row_of(metadata),
+            "digest": metadata.digest,
+            "term": metadata.term,
+            "custom": {key: text_of(value).get("text", value) for key, value in metadata.custom.items()},
+            "fragments": [
+                {
+                    "first_entry": fragment.first_entry,
+                    "content_term": fragment.content_term,
+                    "bookies": list(fragment.bookies),
+                }
+                for fragment in metadata.fragments
+            ],
+        },
+        text=draw(metadata),
+    )
+
+
+@command(app, "recover")
+async def recover(invocation: Invocation, ledger_id: LedgerId, password: Password = "") -> None:
+    """Take over a ledger: fence its writer, find its end, and close it.
+
+    A writer that is still alive gets an error. A ledger that is CLOSED is left as it is.
+    """
+    async with (
+        client_aio.connect(invocation.metadata_uri) as client,
+        client.open_ledger(ledger_id, recover=True, password=password.encode()) as ledger,
+    ):
+        last, length = ledger.last_add_confirmed, ledger.length
+    invocation.output.document(
+        {"ledger_id": ledger_id, "last_entry": last, "length": length},
+        text=f"ledger {ledger_id} is closed at entry {last}, with {length:,} bytes",
+    )
+
+
+@command(app, "delete")
+async def delete(
+    invocation: Invocation,
+    ledger_ids: Annotated[list[int], typer.Argument(min=0, metavar="LEDGER...", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+) -> int:
+    """Delete ledgers, for good. On a terminal it asks first."""
+    if not yes and sys.stdin.isatty():
+        names = ", ".join(map(str, ledger_ids))
+        typer.confirm(f"Delete {names} and every entry in it?", abort=True, err=True)
+    ended = Exit.OK
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        for ledger_id in ledger_ids:
+            try:
+                await client.delete_ledger(ledger_id)
+            except client_aio.NoSuchLedgerError as error:
+                if len(ledger_ids) == 1:
+                    raise
+                invocation.output.note(f"bookie-aio: {error}")
+                ended = Exit.NOT_FOUND
+            else:
+                invocation.output.document({"deleted": ledger_id}, text=f"deleted {ledger_id}")
+    return ended

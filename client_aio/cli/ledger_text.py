@@ -1,0 +1,116 @@
+"""How a ledger's metadata and entries look as text. Pure: values in, text out."""
+
+import base64
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from metadata.errors import InvalidArgumentError
+from metadata.ledger import LedgerMetadata
+
+_BAR_WIDTH = 32
+
+
+def custom_of(pairs: Sequence[str] | None) -> dict[str, bytes]:
+    """Parse `KEY=VALUE` options; raises InvalidArgumentError."""
+    custom = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise InvalidArgumentError(f"--custom {pair!r} is not KEY=VALUE")
+        custom[key] = value.encode()
+    return custom
+
+
+def text_of(data: bytes) -> dict[str, str]:
+    """Give bytes as `text` where they are UTF-8, else as `base64`."""
+    try:
+        return {"text": bytes(data).decode()}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def row_of(metadata: LedgerMetadata) -> dict[str, Any]:
+    """Give the row of `ledger list`."""
+    return {
+        "ledger_id": metadata.ledger_id,
+        "state": metadata.state.value,
+        "quorums": f"E={metadata.ensemble_size} Qw={metadata.write_quorum} Qa={metadata.ack_quorum}",
+        "ensemble_size": metadata.ensemble_size,
+        "write_quorum": metadata.write_quorum,
+        "ack_quorum": metadata.ack_quorum,
+        "fragments": len(metadata.fragments),
+        "last_entry": metadata.last_entry,
+        "length": metadata.length,
+        "created": datetime.fromtimestamp(metadata.created_ms / 1000, UTC).isoformat(timespec="seconds"),
+    }
+
+
+def draw(metadata: LedgerMetadata) -> str:
+    """Draw the ledger: its state, and for each fragment its entries, its share of them and its bookies.
+
+        ledger 7  CLOSED  E=3 Qw=3 Qa=2  crc32c
+        entries 0–412,000, 30,000,000 bytes
+
+        fragment  entries             bookies
+               0  0–137,332           b1  b2  b3   ███████████
+               1  137,333–412,000     b1  b4  b3              █████████████████████
+                                          ^^
+
+    A bookie that was not in the fragment before is underlined. A ledger that is not CLOSED has no end yet.
+    """
+    quorums = f"E={metadata.ensemble_size} Qw={metadata.write_quorum} Qa={metadata.ack_quorum}"
+    lines = [f"ledger {metadata.ledger_id}  {metadata.state.value}  {quorums}  {metadata.digest}"]
+    if metadata.last_entry is None:
+        lines.append("entries 0–…")
+    elif metadata.last_entry < 0:
+        lines.append("no entries")
+    else:
+        lines.append(f"entries 0–{metadata.last_entry:,}, {metadata.length or 0:,} bytes")
+    if metadata.custom:
+        lines += [f"custom {key} = {value!r}" for key, value in metadata.custom.items()]
+    return "\n".join([*lines, "", *_draw_fragments(metadata)])
+
+
+def _draw_fragments(metadata: LedgerMetadata) -> list[str]:
+    spans = []
+    for index, fragment in enumerate(metadata.fragments):
+        following = metadata.fragments[index + 1 :]
+        end = following[0].first_entry - 1 if following else metadata.last_entry
+        spans.append((fragment.first_entry, end))
+    ranges = [_range(first, end) for first, end in spans]
+    range_width = max(len("entries"), *map(len, ranges))
+    widths = [
+        max(len(fragment.bookies[place]) for fragment in metadata.fragments)
+        for place in range(metadata.ensemble_size)
+    ]
+    lines = [f"fragment  {'entries':<{range_width}}  bookies"]
+    previous: tuple[str, ...] | None = None
+    for index, fragment in enumerate(metadata.fragments):
+        names = "  ".join(f"{name:<{width}}" for name, width in zip(fragment.bookies, widths, strict=True))
+        bar = _bar(*spans[index], metadata.last_entry)
+        lines.append(f"{index:>8}  {ranges[index]:<{range_width}}  {names}  {bar}".rstrip())
+        if previous is not None and previous != fragment.bookies:
+            marks = "  ".join(
+                f"{'^' * len(name) if name != old else '':<{width}}"
+                for name, old, width in zip(fragment.bookies, previous, widths, strict=True)
+            )
+            lines.append(f"{'':>8}  {'':<{range_width}}  {marks}".rstrip())
+        previous = fragment.bookies
+    return lines
+
+
+def _range(first: int, last: int | None) -> str:
+    if last is None:
+        return f"{first:,}–…"
+    return f"{first:,}–{last:,}" if last >= first else "none"
+
+
+def _bar(first: int, last: int | None, ledger_last: int | None) -> str:
+    """Give the fragment's place in the ledger; nothing while the ledger has no end."""
+    if last is None or not ledger_last or last < first:
+        return ""
+    total = ledger_last + 1
+    start = first * _BAR_WIDTH // total
+    end = max(start + 1, (last + 1) * _BAR_WIDTH // total)
+    return " " * start + "█" * (end - start)

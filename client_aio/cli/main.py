@@ -1,0 +1,43 @@
+"""`bookie-aio`: the commands, put together."""
+
+import sys
+from importlib import metadata as distribution
+from typing import Annotated
+
+import typer
+
+from client_aio.cli import bench, bookie, cluster, ledger
+
+app = typer.Typer(
+    name="bookie-aio",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="A replicated, durable log store: run bookies, write and read ledgers, measure.",
+    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 unavailable or no answer in time, "
+    "5 data damaged, 130 interrupted.",
+)
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(bookie.app, name="bookie")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(bench.app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"bookie-aio {distribution.version('bookie-aio')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; ends the process with a stable exit code."""
+    app()

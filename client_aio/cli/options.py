@@ -1,0 +1,158 @@
+"""What every command takes (`--metadata`, `-o`, `--loop`, `--debug`), and how its coroutine is run.
+
+A command is a function, plain or a coroutine, whose first parameter is the `Invocation`. `command` gives
+it the common options, runs it on the chosen event loop, and turns its errors into one line on standard
+error and a stable exit code.
+"""
+
+import asyncio
+import enum
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import wraps
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from client_aio.cli.exits import Exit, describe, exit_code_of
+from client_aio.cli.output import Format, Output
+from metadata.errors import InvalidArgumentError
+
+METADATA_VARIABLE = "BOOKIE_AIO_METADATA"
+
+
+class Loop(enum.StrEnum):
+    """The event loops that a command can run on."""
+
+    UVLOOP = "uvloop"
+    ASYNCIO = "asyncio"
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What the common options say."""
+
+    metadata: str | None
+    metadata_was_given: bool  # on the command line, not by the environment
+    output: Output
+    loop: Loop
+    debug: bool
+
+    @property
+    def metadata_uri(self) -> str:
+        """Give the metadata store's URI; raises InvalidArgumentError when there is none."""
+        if not self.metadata:
+            raise InvalidArgumentError(
+                f"no metadata store is named: give --metadata URI or set {METADATA_VARIABLE}, "
+                "for example sqlite:///absolute/path/metadata.db or zk://host:2181/ledgers"
+            )
+        return self.metadata
+
+
+_COMMON: dict[str, tuple[Any, Any]] = {
+    "metadata": (
+        Annotated[
+            str | None,
+            typer.Option(
+                envvar=METADATA_VARIABLE,
+                metavar="URI",
+                help="The metadata store: zk://h1:2181,h2:2181/root or sqlite:///absolute/path.",
+            ),
+        ],
+        None,
+    ),
+    "output": (
+        Annotated[Format, typer.Option("--output", "-o", help="The form of the result.")],
+        Format.TABLE,
+    ),
+    "loop": (Annotated[Loop, typer.Option(help="The event loop.")], Loop.UVLOOP),
+    "debug": (Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")], False),
+}
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as a command of `app`, with the common options added."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        own = list(inspect.signature(function).parameters.values())[1:]
+        added = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for option, (kind, default) in _COMMON.items()
+        ]
+
+        @wraps(function)
+        def call(context: typer.Context, **values: Any) -> None:
+            common = {option: values.pop(option) for option in _COMMON}
+            source = context.get_parameter_source("metadata")
+            invocation = Invocation(
+                metadata=common["metadata"],
+                metadata_was_given=source is not None and source.name == "COMMANDLINE",
+                output=Output(common["output"]),
+                loop=common["loop"],
+                debug=common["debug"],
+            )
+            raise typer.Exit(_run(invocation, function, values))
+
+        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
+        parameters = [context, *own, *added]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {one.name: one.annotation for one in parameters}
+        app.command(name)(call)
+        return function
+
+    return register
+
+
+def _run(invocation: Invocation, function: Callable[..., Any], values: dict[str, Any]) -> int:
+    try:
+        result = function(invocation, **values)
+        if inspect.iscoroutine(result):
+            result = _run_coroutine(invocation.loop, result)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        _silence_standard_output()
+        return Exit.BROKEN_PIPE
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        return _report(invocation, error)
+    return int(result or Exit.OK)
+
+
+def _run_coroutine(loop: Loop, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    if loop is Loop.UVLOOP:
+        try:
+            import uvloop
+        except ImportError:  # not made for this platform; asyncio does as well
+            pass
+        else:
+            factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(coroutine)
+
+
+def _report(invocation: Invocation, error: Exception) -> int:
+    while isinstance(error, ExceptionGroup):  # of tasks that failed together, the first says why
+        error = error.exceptions[0]
+    if invocation.debug:
+        traceback.print_exception(error)
+    sys.stderr.write(f"bookie-aio: {describe(error)}\n")
+    return exit_code_of(error)
+
+
+def _silence_standard_output() -> None:
+    # The interpreter flushes standard output once more at exit, and would complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def usage_error(message: str) -> NoReturn:
+    """End the command as one that was called wrongly."""
+    raise InvalidArgumentError(message)

@@ -1,0 +1,135 @@
+"""What commands print: results on standard output as a table, JSON or JSON lines; all else on standard error.
+
+Invariants: standard output holds the result and nothing else, so that it can be piped; progress is shown
+only where standard error is a terminal.
+"""
+
+import base64
+import enum
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import rich.box
+import rich.progress
+from rich.console import Console
+from rich.table import Table
+
+Row = Mapping[str, Any]
+
+
+class Format(enum.StrEnum):
+    """The forms of a result."""
+
+    TABLE = "table"
+    JSON = "json"
+    JSONL = "jsonl"
+
+
+class Output:
+    """Prints results in one form."""
+
+    def __init__(self, form: Format) -> None:
+        self.form = form
+        self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    @property
+    def is_table(self) -> bool:
+        """Tell whether a person is to read the result."""
+        return self.form is Format.TABLE
+
+    def rows(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
+        """Print rows: a table of these columns, one JSON array, or one JSON object a line, with all keys."""
+        if self.form is Format.TABLE:
+            self._table(rows, columns)
+        elif self.form is Format.JSON:
+            self._write(_json(list(rows), indent=2))
+        else:
+            for row in rows:
+                self._write(_json(row))
+
+    def document(self, document: Row, *, text: str | None = None) -> None:
+        """Print one object: its keys and values line by line (or the text given), or JSON."""
+        if self.form is Format.TABLE:
+            self._write(text if text is not None else "\n".join(_lines(document)))
+        else:
+            self._write(_json(document, indent=2 if self.form is Format.JSON else None))
+
+    def value(self, key: str, value: Any) -> None:
+        """Print one bare value, or an object of one key."""
+        self.document({key: value}, text=str(value))
+
+    def note(self, message: str) -> None:
+        """Tell a person something that is not part of the result."""
+        self._errors.print(message, markup=False)
+
+    def progress(self) -> rich.progress.Progress:
+        """Give a progress display on standard error, which shows nothing where that is no terminal."""
+        return rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(bar_width=30),
+            rich.progress.TaskProgressColumn(),
+            rich.progress.TextColumn("{task.fields[figures]}"),
+            rich.progress.TimeElapsedColumn(),
+            console=self._errors,
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+
+    def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
+        table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
+        for column in columns:
+            numeric = bool(rows) and all(isinstance(row.get(column), int | float) for row in rows)
+            table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+        for row in rows:
+            table.add_row(*(_cell(row.get(column)) for column in columns))
+        console = Console(highlight=False, markup=False)
+        if not console.is_terminal:
+            console.width = max(200, console.width)  # in a pipe nothing is folded
+        console.print(table)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Turn what JSON does not know into what it does: bytes as Base64, as in ledger metadata."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    return str(value)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_cell, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_cell(item)}" for key, item in value.items())
+    return str(value)
+
+
+def _lines(document: Row, indent: str = "") -> list[str]:
+    found: list[str] = []
+    width = max((len(str(key)) for key in document), default=0)
+    for key, value in document.items():
+        label = str(key).replace("_", " ")
+        if isinstance(value, Mapping) and value:
+            found += [f"{indent}{label}", *_lines(value, indent + "  ")]
+        else:
+            found.append(f"{indent}{label:<{width}}  {_cell(value)}")
+    return found

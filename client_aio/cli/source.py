@@ -1,0 +1,71 @@
+"""Where `ledger write` gets its bytes: a file, or whatever standard input is.
+
+Invariant: waiting for a pipe or a terminal holds up neither the event loop nor the end of the process.
+"""
+
+import asyncio
+import os
+import stat
+import threading
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+
+_CHUNK_BYTES = 1024 * 1024
+_CHUNKS_AHEAD = 4
+
+
+async def read_chunks(path: str) -> AsyncGenerator[bytes, None]:
+    """Yield a file's bytes as they come; `-` is standard input.
+
+    Raises:
+        OSError: it cannot be opened or read.
+    """
+    descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
+    try:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            while data := os.read(descriptor, _CHUNK_BYTES):
+                yield data
+        else:
+            async for data in _read_on_thread(descriptor):
+                yield data
+    finally:
+        if path != "-":
+            os.close(descriptor)
+
+
+async def _read_on_thread(descriptor: int) -> AsyncGenerator[bytes, None]:
+    # A thread of its own, as a daemon: a pool's thread that waits in read() would be waited for at the end,
+    # and a terminal set to non-blocking would be so for standard output as well.
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+    room = threading.Semaphore(_CHUNKS_AHEAD)
+
+    def read() -> None:
+        data: bytes | OSError = b"-"
+        while data and isinstance(data, bytes):
+            room.acquire()
+            try:
+                data = os.read(descriptor, _CHUNK_BYTES)
+            except OSError as error:
+                data = error
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(arrived.put_nowait, data)
+
+    threading.Thread(target=read, name="read input", daemon=True).start()
+    while True:
+        data = await arrived.get()
+        room.release()
+        if isinstance(data, OSError):
+            raise data
+        if not data:
+            return
+        yield data
+
+
+def cut(data: bytes, chunk_bytes: int | None, keep_newline: bool) -> tuple[list[bytes], bytes]:
+    """Give the whole entries at the start of the data (lines, or chunks of that size), and the rest."""
+    if chunk_bytes is not None:
+        end = len(data) - len(data) % chunk_bytes
+        return [data[at : at + chunk_bytes] for at in range(0, end, chunk_bytes)], data[end:]
+    *lines, rest = data.split(b"\n")
+    return [line + b"\n" for line in lines] if keep_newline else lines, rest

@@ -1,0 +1,348 @@
+"""Stream a real file into a ledger, lose a bookie on the way, read everything back and compare.
+
+    python examples/demo.py [--file FILE] [--no-spare] [--metadata zk [--kill-zookeeper-leader]]
+
+Starts three bookies and a spare as separate processes, adds the file line by line (by default the sources of
+Python's standard library, repeated to 30 MB), kills one of the ledger's bookies with SIGKILL a third of the
+way, reads the ledger back through another client, compares SHA-256 sums, shows the ledger's fragments and
+stops everything. Ends with exit code 1 if a sum differs, or if the ensemble did not change though a spare
+was there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import sysconfig
+import tempfile
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import client_aio
+from client_aio.cli.latency import LatencyBuckets
+from client_aio.cli.ledger_text import draw
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_BYTES = 30_000_000
+IN_FLIGHT_MAX = 10_000
+LINES_PER_BURST = 500
+SHOW_EVERY_S = 0.5
+
+
+def say(text: str = "") -> None:
+    print(text, flush=True)
+
+
+# --- the file ---
+
+
+def read_source(path: str | None) -> list[bytes]:
+    """Give the lines to stream, each with its newline."""
+    if path is not None:
+        data = Path(path).read_bytes()
+        say(f"source     {path}: {len(data):,} bytes")
+    else:
+        folder = Path(sysconfig.get_paths()["stdlib"])
+        skipped = {"site-packages", "dist-packages", "test"}
+        files = [
+            file for file in sorted(folder.rglob("*.py")) if not skipped & set(file.relative_to(folder).parts)
+        ]
+        once = b"".join(file.read_bytes() for file in files)
+        data = (once * (DEFAULT_BYTES // len(once) + 1))[:DEFAULT_BYTES]
+        say(f"source     {len(files)} files of {folder}, repeated to {len(data):,} bytes")
+    *whole, rest = data.split(b"\n")
+    lines = [line + b"\n" for line in whole] + ([rest] if rest else [])
+    say(f"           {len(lines):,} lines, one entry each")
+    return lines
+
+
+# --- the cluster ---
+
+
+@contextlib.asynccontextmanager
+async def run_cluster(directory: Path, spares: int, metadata: str | None) -> AsyncIterator[dict[str, Any]]:
+    """Run `bookie-aio cluster up`; gives what it says once all its bookies serve."""
+    command = [sys.executable, "-m", "client_aio.cli", "cluster", "up", "-n", "3", "--spares", str(spares)]
+    command += ["--dir", str(directory), "--output", "jsonl"]
+    if metadata is not None:
+        command += ["--metadata", metadata]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the demo, which stops the cluster in order
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    heard: list[str] = []
+    listener = asyncio.create_task(_listen(process.stderr, heard))
+    try:
+        line = await process.stdout.readline()
+        if not line:
+            await listener
+            raise SystemExit("\n".join(["the cluster did not start:", *heard]))
+        yield json.loads(line)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+        await process.wait()
+        await listener
+        say(f"stopped    all bookies (exit code {process.returncode})")
+
+
+async def _listen(stream: asyncio.StreamReader, heard: list[str]) -> None:
+    heard.extend([line.decode(errors="replace").rstrip() async for line in stream])
+
+
+def kill_bookie(cluster: dict[str, Any], bookie_id: str) -> None:
+    """Send SIGKILL to one bookie's process."""
+    row = next(row for row in cluster["bookies"] if row["bookie_id"] == bookie_id)
+    os.kill(row["pid"], signal.SIGKILL)
+    print_over(f"kill -9    bookie {bookie_id} (pid {row['pid']}), one of the ledger's")
+
+
+# --- progress ---
+
+
+def print_over(text: str) -> None:
+    """Print a line that stays, over the line of progress."""
+    say(f"\r\x1b[K{text}" if sys.stdout.isatty() else text)
+
+
+@dataclass
+class Progress:
+    """Rate and latencies so far, on one line that is written again and again on a terminal."""
+
+    total_bytes: int
+    started: float
+    entries: int = 0
+    bytes: int = 0
+    latency: LatencyBuckets = field(default_factory=LatencyBuckets)
+    shown_at: float = 0.0
+    shown_entries: int = 0
+
+    def add(self, bursts: deque[tuple[int, float]], acknowledged: int, now: float) -> None:
+        """Count acknowledged entries, the oldest of the bursts (how many, when added)."""
+        self.entries += acknowledged
+        while acknowledged:
+            count, added = bursts.popleft()
+            taken = min(count, acknowledged)
+            self.latency.record(now - added, taken)
+            acknowledged -= taken
+            if taken < count:
+                bursts.appendleft((count - taken, added))
+
+    def show(self, now: float, *, last: bool = False) -> None:
+        """Print the figures, if it is time to."""
+        since = now - (self.shown_at or self.started)
+        if since < SHOW_EVERY_S and not last:
+            return
+        average = last or not sys.stdout.isatty()
+        if last:
+            rate = self.entries / max(now - self.started, 1e-9)
+        else:
+            rate = (self.entries - self.shown_entries) / since
+        p50, p99, p999 = (self.latency.percentile(percent) * 1e3 for percent in (50, 99, 99.9))
+        text = (
+            f"{'write':<10} {self.bytes / self.total_bytes:>4.0%}  {self.entries:>9,} entries"
+            f"  {rate:>9,.0f}/s  p50 {p50:6.1f} ms  p99 {p99:6.1f} ms  p99.9 {p999:6.1f} ms"
+        )
+        if average:
+            print_over(text)
+        else:
+            print(f"\r\x1b[K{text}", end="", flush=True)
+        self.shown_at, self.shown_entries = now, self.entries
+
+
+# --- writing and reading ---
+
+
+@dataclass
+class Event:
+    """Something that is done once so many bytes are acknowledged."""
+
+    at_bytes: int
+    action: Any
+
+
+async def write_lines(
+    ledger: client_aio.LedgerWriter, lines: list[bytes], progress: Progress, events: list[Event]
+) -> str:
+    """Add every line, with a bounded number in flight; gives the SHA-256 of what was added."""
+    digest = hashlib.sha256()
+    now = asyncio.get_running_loop().time
+    outstanding: deque[asyncio.Future[int]] = deque()
+    bursts: deque[tuple[int, float]] = deque()
+    for burst in _bursts(lines):
+        bursts.append((len(burst), now()))
+        outstanding.extend([ledger.add_entry(line) for line in burst])
+        digest.update(b"".join(burst))
+        while len(outstanding) > IN_FLIGHT_MAX:
+            await _take(ledger, outstanding, bursts, progress, events)
+    while outstanding:
+        await _take(ledger, outstanding, bursts, progress, events)
+    progress.show(now(), last=True)
+    return digest.hexdigest()
+
+
+def _bursts(lines: list[bytes]) -> Iterator[list[bytes]]:
+    for start in range(0, len(lines), LINES_PER_BURST):
+        yield lines[start : start + LINES_PER_BURST]
+
+
+async def _take(
+    ledger: client_aio.LedgerWriter,
+    outstanding: deque[asyncio.Future[int]],
+    bursts: deque[tuple[int, float]],
+    progress: Progress,
+    events: list[Event],
+) -> None:
+    """Wait until the oldest add is acknowledged, and count it and all that came with it."""
+    await outstanding[0]
+    moment, acknowledged = asyncio.get_running_loop().time(), 0
+    while outstanding and outstanding[0].done():
+        outstanding.popleft()
+        acknowledged += 1
+    progress.add(bursts, acknowledged, moment)
+    progress.bytes = ledger.length
+    progress.show(moment)
+    while events and progress.bytes >= events[0].at_bytes:
+        await events.pop(0).action()
+
+
+async def read_back(metadata: str, ledger_id: int) -> tuple[str, int, Any]:
+    """Read the ledger through a client of its own; gives SHA-256, number of entries and metadata."""
+    digest, entries = hashlib.sha256(), 0
+    now = asyncio.get_running_loop().time
+    started = now()
+    async with client_aio.connect(metadata) as client, client.open_ledger(ledger_id) as reader:
+        async with contextlib.aclosing(reader.read_batches(0, reader.last_add_confirmed)) as batches:
+            async for batch in batches:
+                digest.update(batch.buffer)
+                entries += len(batch.offsets) - 1
+        ledger_metadata = await client.ledger_metadata(ledger_id)
+    seconds = now() - started
+    say(f"read       {entries:>15,} entries  {entries / seconds:>9,.0f}/s, through a fresh client")
+    return digest.hexdigest(), entries, ledger_metadata
+
+
+# --- the whole ---
+
+
+async def run(arguments: argparse.Namespace, directory: Path) -> int:
+    """Run the demo in an empty directory; gives the exit code."""
+    lines = read_source(arguments.file)
+    if not lines:
+        raise SystemExit("the file is empty: there is nothing to stream")
+    async with contextlib.AsyncExitStack() as stack:
+        zookeeper = None
+        if arguments.metadata == "zk":
+            zookeeper = await start_zookeeper(stack, directory / "zookeeper")
+        spares = 0 if arguments.no_spare else 1
+        cluster = await stack.enter_async_context(
+            run_cluster(directory / "cluster", spares, zookeeper.uri if zookeeper else None)
+        )
+        names = ", ".join(row["bookie_id"] for row in cluster["bookies"])
+        say(f"cluster    bookies {names}; metadata in {cluster['metadata']}")
+        return await stream_and_compare(arguments, lines, cluster, zookeeper)
+
+
+async def stream_and_compare(
+    arguments: argparse.Namespace, lines: list[bytes], cluster: dict[str, Any], zookeeper: Any
+) -> int:
+    """Write, kill, read back, compare."""
+    total = sum(map(len, lines))
+    loop = asyncio.get_running_loop()
+    async with client_aio.connect(cluster["metadata"]) as client:
+        async with client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as ledger:
+            say(f"ledger     {ledger.ledger_id} on {', '.join(ledger.metadata.last_fragment.bookies)}")
+
+            async def kill() -> None:
+                kill_bookie(cluster, ledger.metadata.last_fragment.bookies[1])
+
+            async def kill_leader() -> None:
+                print_over(f"kill -9    the ZooKeeper leader, {await zookeeper.kill_leader()}")
+
+            events = [Event(total // 3, kill)]
+            if arguments.kill_zookeeper_leader:
+                events.append(Event(total // 2, kill_leader))
+            progress = Progress(total, loop.time())
+            written = await write_lines(ledger, lines, progress, events)
+        say(f"closed     at entry {ledger.last_add_confirmed:,}, {ledger.length:,} bytes")
+    read, entries, metadata = await read_back(cluster["metadata"], ledger.ledger_id)
+    say()
+    say(draw(metadata))
+    say()
+    say(f"written    sha256 {written}")
+    say(f"read back  sha256 {read}")
+    if read != written or entries != len(lines):
+        say(f"DIFFERENT: {len(lines):,} entries were written and {entries:,} read back")
+        return 1
+    if len(metadata.fragments) < 2 and not arguments.no_spare:
+        say("NO ENSEMBLE CHANGE: a spare was there, and the dead bookie was not replaced")
+        return 1
+    changed = (
+        f"{len(metadata.fragments)} fragments" if not arguments.no_spare else "no spare, at the ack quorum"
+    )
+    say(f"EQUAL: {entries:,} entries, every byte, with a bookie lost on the way ({changed})")
+    return 0
+
+
+async def start_zookeeper(stack: contextlib.AsyncExitStack, directory: Path) -> Any:
+    """Start three ZooKeeper servers out of pyspark's jars, as the tests do."""
+    sys.path.insert(0, str(ROOT))
+    from tests.support.zookeeper import ZooKeeperEnsemble
+
+    say("zookeeper  starting three servers")
+    return await stack.enter_async_context(ZooKeeperEnsemble(directory, servers=3))
+
+
+def main() -> int:
+    """Parse the arguments, run, clean up."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--file", help="stream this file instead of the standard library's sources")
+    parser.add_argument("--no-spare", action="store_true", help="no spare bookie: go on at the ack quorum")
+    parser.add_argument("--metadata", choices=("sqlite", "zk"), default="sqlite", help="the metadata store")
+    parser.add_argument("--kill-zookeeper-leader", action="store_true", help="with zk: midway")
+    parser.add_argument("--loop", choices=("uvloop", "asyncio"), default="uvloop", help="the event loop")
+    parser.add_argument(
+        "--dir", type=Path, help="keep everything in this directory; default: a temporary one"
+    )
+    arguments = parser.parse_args()
+    if arguments.kill_zookeeper_leader and arguments.metadata != "zk":
+        parser.error("--kill-zookeeper-leader goes with --metadata zk")
+    if arguments.file and not Path(arguments.file).is_file():
+        parser.error(f"there is no file {arguments.file}")
+    factory = None
+    if arguments.loop == "uvloop":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    directory = arguments.dir or Path(tempfile.mkdtemp(prefix="bookie-aio-demo-"))
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(run(arguments, directory.resolve()))
+    except KeyboardInterrupt:
+        return 130
+    except client_aio.BookKeeperError as error:
+        say(f"FAILED: {type(error).__name__}: {error}")
+        return 1
+    finally:
+        if arguments.dir is None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
