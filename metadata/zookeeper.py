@@ -1,30 +1,540 @@
-"""The metadata store on ZooKeeper."""
+"""The metadata store on a ZooKeeper ensemble.
+
+Owns how keys, values and versions lie in ZooKeeper, and turning a lost answer into a certain one
+(`metadata._aiozk` has the session).
+
+- A key is a node below the root. Its data is a JSON object that an operator can read:
+  `{"writers": ["token", …], "value": <the value, verbatim>}`; a parent without a value has no data.
+- A version is the node's czxid (its incarnation), its data version, and the writers.
+- `ROOT/.store/ids/NAME` are the sequences of ids; `ROOT/.store/sync` is what `sync` writes to.
+
+A request is sent once per connection. When its answer is lost, the node is read again over the next one and
+what is there decides; "unchanged" decides nothing, so the write is then sent again from the same version,
+and at most one of the two can take effect. This goes on until the outcome is certain or the operation's
+time is up, and then it is *unknown*.
+
+ZooKeeper compares data versions only, and a node created anew starts from 0 again. Hence a compare-and-set
+reads the czxid first. What slips between that read and the write, another client deleting the key, creating
+it anew and writing it exactly as often as before, is noticed from the answer and raised as
+`MetadataCorruptError`; ledger ids are never used twice, so no ledger can meet it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import logging
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from metadata.errors import InvalidArgumentError
+from metadata import settle
+from metadata._aiozk import (
+    BadVersionError,
+    ConnectionLostError,
+    EphemeralParentError,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RefusedError,
+    Session,
+)
+from metadata._envelope import seal, seal_counter, unseal, unseal_counter
+from metadata.errors import (
+    BookKeeperError,
+    ClientClosedError,
+    InvalidArgumentError,
+    KeyExistsError,
+    MetadataCorruptError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    UnauthorizedAccessError,
+)
+from metadata.keys import (
+    ancestors_of,
+    check_count,
+    check_key,
+    check_token,
+    check_value,
+)
+from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-    from metadata.store import MetadataStore
+    from metadata._aiozk import Stat
 
 SESSION_TIMEOUT_S = 6.0
+KEY_OWN = ".store"
+KEY_IDS = f"{KEY_OWN}/ids"
+KEY_SYNC = f"{KEY_OWN}/sync"
+RETRY_PAUSE_S = 0.02
+
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
 
 
-class ZooKeeperMetadataStore:
-    """Not there yet."""
+class _Attempt:
+    """One operation, over as many connections as it takes."""
 
-    @classmethod
-    async def open(
-        cls,
+    def __init__(self, *, maybe_sent: bool) -> None:
+        self.maybe_sent = maybe_sent
+        """An earlier write of this operation may have taken effect."""
+
+        self.is_synced = False
+        """What is read now is no older than the operation's first look."""
+
+    async def write(self, request: Awaitable[Result]) -> Result:
+        """Await a write, remembering when its answer is lost."""
+        try:
+            return await request
+        except (ConnectionLostError, asyncio.CancelledError):
+            self.maybe_sent = True
+            raise
+
+
+class ZooKeeperMetadataStore(MetadataStore):
+    """A metadata store in ZooKeeper. Open it with `open`."""
+
+    def __init__(
+        self,
         servers: Sequence[tuple[str, int]],
         root: str,
         *,
         session_timeout_s: float,
         operation_timeout_s: float,
-    ) -> MetadataStore:
-        """Open the store."""
-        raise InvalidArgumentError("zk:// is not there yet")
+    ) -> None:
+        """Prepare; `open` does the rest."""
+        self._servers = ",".join(f"{host}:{port}" for host, port in servers)
+        self.uri = f"zk://{self._servers}/{root}"
+        self._root = f"/{root}" if root else ""
+        self._operation_timeout_s = operation_timeout_s
+        self._session = Session(servers, timeout_s=session_timeout_s, on_session=self._session_began)
+        self._new_session = asyncio.Event()
+        self._registrar: asyncio.Task[None] | None = None
+        self._registrations: set[_ZooKeeperRegistration] = set()
+        self._watching: set[asyncio.Event] = set()
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        servers: Sequence[tuple[str, int]],
+        root: str = "",
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        operation_timeout_s: float = 10.0,
+    ) -> Self:
+        """Connect, and create the root where it is missing.
+
+        Args:
+            servers: host and port of each server of the ensemble.
+            root: the node, without the leading slash, below which all keys live; empty for the topmost.
+            session_timeout_s: how long registrations outlive their process; the servers may change it.
+            operation_timeout_s: how long each operation, this one too, tries before it raises.
+
+        Raises:
+            MetadataUnavailableError: no server gave a session in time; the message says why of each.
+        """
+        store = cls(
+            servers, root, session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s
+        )
+        store._session.start()
+        try:
+            await store._settled("open", store._create_own_nodes)
+        except BaseException:
+            store._abandon()
+            raise
+        store._registrar = asyncio.create_task(store._register_anew())
+        return store
+
+    async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
+        check_key(key)
+        value = check_value(value)
+        given, token = token is not None, _token(token)
+        data = seal(value, (token,))
+
+        async def attempt(state: _Attempt) -> Version:
+            try:
+                stat = await state.write(self._session.create(self._path(key), data))
+                return _version(stat, (token,))
+            except NoNodeError:
+                await self._create_parents(key)
+                raise _AgainError from None
+            except NodeExistsError:
+                found, stat = await self._session.get(self._path(key))
+            if found:
+                _, writers = unseal(key, found)
+                return settle.settle_create(key, _version(stat, writers), token, maybe_sent=state.maybe_sent)
+            stat = await state.write(self._session.set(self._path(key), data, stat.version))
+            return _version(stat, (token,))
+
+        return await self._settled(f"create {key!r}", attempt, maybe_sent=given)
+
+    async def read(self, key: str) -> Versioned:
+        check_key(key)
+
+        async def attempt(_: _Attempt) -> Versioned:
+            return await self._get(key)
+
+        return await self._settled(f"read {key!r}", attempt)
+
+    async def compare_and_set(
+        self, key: str, value: bytes, version: Version, *, token: str | None = None
+    ) -> Version:
+        check_key(key)
+        value = check_value(value)
+        given, token = token is not None, _token(token)
+
+        async def attempt(state: _Attempt) -> Version:
+            try:
+                current = (await self._get(key)).version
+                if current == version:
+                    writers = settle.add_writer(current.writers, token)
+                    stat = await state.write(
+                        self._session.set(self._path(key), seal(value, writers), version.number)
+                    )
+                    if stat.created_zxid != version.incarnation:
+                        raise MetadataCorruptError(
+                            f"key {key!r} was deleted and created anew while it was being written"
+                        )
+                    return _version(stat, writers)
+            except NoSuchKeyError:
+                if state.is_synced:
+                    raise
+                current = None
+            # A server that lags must not decide that there was a conflict.
+            if not state.is_synced:
+                await self._sync(state)
+                raise _AgainError
+            assert current is not None
+            return settle.settle_compare_and_set(key, version, current, token, maybe_sent=state.maybe_sent)
+
+        return await self._settled(f"compare and set {key!r}", attempt, maybe_sent=given)
+
+    async def delete(self, key: str, version: Version | None = None) -> None:
+        check_key(key)
+        target: list[int] = [] if version is None else [version.incarnation]
+
+        async def attempt(state: _Attempt) -> None:
+            try:
+                current = (await self._get(key)).version
+            except NoSuchKeyError:
+                if state.maybe_sent:
+                    return
+                if state.is_synced:
+                    raise
+                await self._sync(state)
+                raise _AgainError from None
+            if not target:
+                target.append(current.incarnation)
+            if state.maybe_sent and current.incarnation != target[0]:
+                return
+            if version is not None and current != version:
+                if state.is_synced:
+                    raise settle.conflict(key, version, current)
+                await self._sync(state)
+                raise _AgainError
+            try:
+                await state.write(self._session.delete(self._path(key), current.number))
+            except NotEmptyError:
+                raise InvalidArgumentError(f"key {key!r} has children and cannot be deleted") from None
+
+        await self._settled(f"delete {key!r}", attempt)
+
+    async def children(self, key: str) -> list[str]:
+        check_key(key, root_allowed=True)
+
+        async def attempt(_: _Attempt) -> list[str]:
+            try:
+                names = await self._session.children(self._path(key) or "/")
+            except NoNodeError:
+                return []
+            hidden = (KEY_OWN, "zookeeper") if key == "" else ()
+            return sorted(name for name in names if name not in hidden)
+
+        return await self._settled(f"list {key!r}", attempt)
+
+    async def watch(self, key: str) -> AsyncGenerator[None, None]:
+        check_key(key, root_allowed=True)
+        self._check_open()
+        path = self._path(key) or "/"
+        changed = asyncio.Event()
+        self._session.add_watcher(path, changed)
+        self._watching.add(changed)
+        try:
+            while True:
+                # The watches are set before the caller reads, so no change falls in between.
+                changed.clear()
+                try:
+                    if await self._session.exists(path, watch=True) is not None:
+                        await self._session.children(path, watch=True)
+                except (ConnectionLostError, NoNodeError):
+                    self._check_open()
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    continue
+                yield
+                await changed.wait()
+                self._check_open()
+        finally:
+            self._session.remove_watcher(path, changed)
+            self._watching.discard(changed)
+
+    async def register(self, key: str, value: bytes) -> Registration:
+        check_key(key)
+        registration = _ZooKeeperRegistration(self, key, check_value(value))
+        changes = self.watch(key)
+        is_held = False
+        try:
+            # The holder may be ourselves from before a crash: then its session expires.
+            async with asyncio.timeout(self._session.timeout_s * 1.5) as patience:
+                async for _ in changes:
+                    is_held = not await registration.put()
+                    if not is_held:
+                        break
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            if not is_held:
+                raise MetadataUnavailableError(f"key {key!r} could not be registered in time") from None
+            raise KeyExistsError(f"key {key!r} is held by another live session") from None
+        finally:
+            await changes.aclose()
+        self._registrations.add(registration)
+        # The session may have changed since.
+        self._new_session.set()
+        return registration
+
+    async def allocate_ids(self, name: str, count: int) -> range:
+        check_count(name, count)
+        path = self._path(f"{KEY_IDS}/{name}")
+
+        async def attempt(_: _Attempt) -> range:
+            # A lost answer costs a block that nobody uses, since the next attempt draws another.
+            try:
+                data, stat = await self._session.get(path)
+            except NoNodeError:
+                await self._session.create(path, seal_counter(count))
+                return range(count)
+            start = unseal_counter(path, data)
+            await self._session.set(path, seal_counter(start + count), stat.version)
+            return range(start, start + count)
+
+        return await self._settled(f"allocate ids of {name!r}", attempt)
+
+    async def sync(self, key: str) -> None:
+        check_key(key, root_allowed=True)
+        await self._settled(f"sync {key!r}", self._sync)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._registrations.clear()
+        for changed in self._watching:
+            changed.set()
+        if self._registrar is not None:
+            self._registrar.cancel()
+            await asyncio.gather(self._registrar, return_exceptions=True)
+        await self._session.close()
+
+    def _abandon(self) -> None:
+        """Close without ending the session, as the death of the process would."""
+        self._closed = True
+        for changed in self._watching:
+            changed.set()
+        if self._registrar is not None:
+            self._registrar.cancel()
+        self._session.abort()
+
+    # Attempts
+
+    async def _settled(
+        self,
+        what: str,
+        attempt: Callable[[_Attempt], Awaitable[Result]],
+        *,
+        maybe_sent: bool = False,
+    ) -> Result:
+        """Attempt the operation again and again until its outcome is certain or its time is up."""
+        self._check_open()
+        state = _Attempt(maybe_sent=maybe_sent)
+        try:
+            async with asyncio.timeout(self._operation_timeout_s) as patience:
+                while True:
+                    try:
+                        return await attempt(state)
+                    except _AgainError:
+                        pass
+                    except Exception as error:
+                        await self._after(error, what, state)
+                    self._check_open()
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            problems = "; ".join(f"{server}: {why}" for server, why in self._session.problems.items())
+            raise MetadataUnavailableError(
+                f"ZooKeeper at {self._servers} gave no certain answer to {what} within "
+                f"{self._operation_timeout_s:g} s ({problems or 'no error seen'})"
+            ) from None
+
+    async def _after(self, error: Exception, what: str, state: _Attempt) -> None:
+        """Return when another attempt can settle what this error leaves open; raise what is final."""
+        match error:
+            case ConnectionLostError():
+                state.is_synced = False
+            case NoNodeError() | NodeExistsError() | BadVersionError():
+                # Somebody was faster; read what is there now, and not from a server that lags.
+                with suppress(ConnectionLostError):
+                    await self._sync(state)
+            case EphemeralParentError():
+                raise InvalidArgumentError(f"{what}: an ephemeral key can have no children") from error
+            case NoAuthError():
+                raise UnauthorizedAccessError(f"{what}: ZooKeeper's access list forbids it") from error
+            case RefusedError():
+                raise MetadataUnavailableError(f"{what}: {error}") from error
+            case _:
+                raise error
+
+    async def _sync(self, state: _Attempt) -> None:
+        # A write, since ZooKeeper's own sync asks no quorum: a leader cut off from the others may
+        # still answer it, and what is then read may be old.
+        try:
+            await self._session.set(self._path(KEY_SYNC), b"", -1)
+        except NoNodeError:
+            await self._create_missing([self._path(part) for part in (KEY_OWN, KEY_IDS, KEY_SYNC)])
+            await self._session.set(self._path(KEY_SYNC), b"", -1)
+        state.is_synced = True
+
+    async def _get(self, key: str) -> Versioned:
+        try:
+            data, stat = await self._session.get(self._path(key))
+        except NoNodeError:
+            data, stat = b"", None
+        if not data or stat is None:
+            raise NoSuchKeyError(f"there is no key {key!r}")
+        value, writers = unseal(key, data)
+        return Versioned(value, _version(stat, writers))
+
+    async def _create_own_nodes(self, _: _Attempt) -> None:
+        if self._root and await self._session.exists(self._root) is None:
+            root = self._root[1:]
+            await self._create_missing([f"/{part}" for part in (*ancestors_of(root), root)])
+        if await self._session.exists(self._path(KEY_SYNC)) is None:
+            await self._create_missing([self._path(part) for part in (KEY_OWN, KEY_IDS, KEY_SYNC)])
+
+    async def _create_parents(self, key: str) -> None:
+        await self._create_missing([self._path(part) for part in ancestors_of(key)])
+
+    async def _create_missing(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            with suppress(NodeExistsError):
+                await self._session.create(path, b"")
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("the metadata store is closed")
+
+    # Registrations
+
+    def _session_began(self) -> None:
+        self._new_session.set()
+
+    async def _register_anew(self) -> None:
+        """Bring every registration to the present session, whenever another one has begun."""
+        while True:
+            await self._new_session.wait()
+            self._new_session.clear()
+            for registration in sorted(self._registrations, key=lambda each: each.key):
+                try:
+                    if not await registration.put():
+                        log.warning("key %r is held by another session; trying again", registration.key)
+                        self._later()
+                except BookKeeperError as error:
+                    log.warning("key %r not registered anew, trying again: %s", registration.key, error)
+                    self._later()
+
+    def _later(self) -> None:
+        asyncio.get_running_loop().call_later(self._session.timeout_s / 4, self._new_session.set)
+
+
+class _AgainError(Exception):
+    """The attempt has learnt what the next one needs to know."""
+
+
+class _ZooKeeperRegistration(Registration):
+    """An ephemeral key of one `ZooKeeperMetadataStore`. Its first writer token marks it as ours."""
+
+    def __init__(self, store: ZooKeeperMetadataStore, key: str, value: bytes) -> None:
+        self.key = key
+        self._store = store
+        self._value = value
+        self._mark = _token(None)
+        self._is_closed = False
+        self._lock = asyncio.Lock()
+
+    async def put(self) -> bool:
+        """Bring the key to the latest value under the present session; False if another holds it."""
+        async with self._lock:
+            return await self._store._settled(f"register {self.key!r}", self._put)
+
+    async def _put(self, _: _Attempt) -> bool:
+        # Any number of attempts lead to the same end, so a lost answer needs no settling here.
+        if self._is_closed:
+            return True
+        session = self._store._session
+        path = self._store._path(self.key)
+        value = self._value
+        data = seal(value, (self._mark, _token(None)))
+        try:
+            await session.create(path, data, ephemeral=True)
+            return True
+        except NoNodeError:
+            await self._store._create_parents(self.key)
+            raise _AgainError from None
+        except NodeExistsError:
+            found, stat = await session.get(path)
+        if stat.session_id == 0:
+            raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
+        found_value, writers = unseal(self.key, found)
+        if self._mark not in writers:
+            return False
+        if stat.session_id != session.session_id:
+            # Ours, from a session that the servers have not yet seen the end of.
+            await session.delete(path, stat.version)
+            raise _AgainError
+        if found_value != value:
+            await session.set(path, data, stat.version)
+        return True
+
+    async def update(self, value: bytes) -> None:
+        self._value = check_value(value)
+        if not await self.put():
+            raise KeyExistsError(f"key {self.key!r} is held by another session for now")
+
+    async def close(self) -> None:
+        self._store._registrations.discard(self)
+        if self._is_closed or self._store._closed:
+            return
+        async with self._lock:
+            self._is_closed = True
+            await self._store._settled(f"remove {self.key!r}", self._remove)
+
+    async def _remove(self, _: _Attempt) -> None:
+        path = self._store._path(self.key)
+        with suppress(NoNodeError):
+            found, stat = await self._store._session.get(path)
+            if self._mark in unseal(self.key, found)[1]:
+                await self._store._session.delete(path, stat.version)
+
+
+def _version(stat: Stat, writers: tuple[str, ...]) -> Version:
+    return Version(stat.version, stat.created_zxid, writers)
+
+
+def _token(token: str | None) -> str:
+    return secrets.token_hex(8) if token is None else check_token(token)

@@ -1,0 +1,451 @@
+"""One ZooKeeper session, kept up over whichever server answers.
+
+The only module that imports aiozk. From it come the messages of ZooKeeper's protocol and their encoding.
+Its client and session are not used: they resend a write silently after a lost connection (so that a create
+that took effect answers "exists"), overlook end-of-file and a session's expiry, wait 4 to 60 s before they
+reconnect, forget the last transaction seen at every reconnect (so that reads may go backwards), and give
+up the session when a lagging server refuses them.
+
+What this session promises instead:
+
+1. A request is sent at most once. If its connection goes before the answer, `ConnectionLostError` is
+   raised: what became of it is the caller's to find out.
+2. A lost connection is noticed at end-of-file or reset, or when nothing has come for a third of the
+   session timeout; all servers are then tried in turn, without a pause in the first round.
+3. Every server connected to has seen all that this session has seen: reads never go backwards, not even
+   across an expired session.
+4. When the session had expired, `session_id` changes and `on_session` is called. Watches fire after every
+   reconnect: they say "read again", no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import struct
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from aiozk import exc, protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from aiozk.protocol.request import Request
+    from aiozk.protocol.response import Response
+
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+"""A list of 10,000 children is far below; what claims to be larger is no ZooKeeper server's answer."""
+
+HANDSHAKE_BYTES_MAX = 1024
+CONNECT_TIMEOUT_S = 1.0
+PAUSE_MIN_S = 0.05
+PAUSE_MAX_S = 0.5
+NO_PASSWORD = b"\x00" * 16
+ANY_WATCH = 3
+
+_LENGTH = struct.Struct("!i")
+_REPLY = struct.Struct("!iqi")
+_CODE_SESSION_LOST = frozenset((-4, -7, -112, -118))  # connection loss, timeout, expired, moved
+
+Answer = TypeVar("Answer", bound="Response")
+
+log = logging.getLogger(__name__)
+
+
+class NoNodeError(Exception):
+    """There is no such node (for a create: no parent)."""
+
+
+class NodeExistsError(Exception):
+    """The node exists."""
+
+
+class BadVersionError(Exception):
+    """The node is at another version."""
+
+
+class NotEmptyError(Exception):
+    """The node has children."""
+
+
+class EphemeralParentError(Exception):
+    """An ephemeral node can have no children."""
+
+
+class NoAuthError(Exception):
+    """The node's access list forbids it."""
+
+
+class RefusedError(Exception):
+    """The server answered with another error; the message names it."""
+
+
+class ConnectionLostError(Exception):
+    """The connection went before the answer came: the request may or may not have taken effect."""
+
+
+_ERRORS: dict[int, type[Exception]] = {
+    -101: NoNodeError,
+    -102: NoAuthError,
+    -103: BadVersionError,
+    -108: EphemeralParentError,
+    -110: NodeExistsError,
+    -111: NotEmptyError,
+}
+
+
+class Stat(NamedTuple):
+    """What is known of a node beside its data."""
+
+    created_zxid: int
+    version: int
+    session_id: int  # of an ephemeral node's owner; 0 for others
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: framing, requests in flight, and noticing that it is gone."""
+
+    def __init__(self, session: Session, server: str) -> None:
+        self.server = server
+        self.lost = asyncio.get_running_loop().create_future()
+        self.handshake: asyncio.Future[protocol.ConnectResponse] = asyncio.get_running_loop().create_future()
+        self.active_at = 0.0
+        """When something was last sent or received."""
+
+        self.waiting_since: float | None = None
+        """When the first thing was sent since something was last received."""
+
+        self._session = session
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._pending: dict[int, tuple[int | None, asyncio.Future[Response]]] = {}
+        self._xid = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.active_at = self._loop.time()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.drop(f"connection closed ({error or 'end of file'})")
+
+    def data_received(self, data: bytes) -> None:
+        self.active_at = self._loop.time()
+        self.waiting_since = None
+        self._buffer += data
+        try:
+            while len(self._buffer) >= _LENGTH.size and not self.lost.done():
+                (length,) = _LENGTH.unpack_from(self._buffer)
+                limit = FRAME_BYTES_MAX if self.handshake.done() else HANDSHAKE_BYTES_MAX
+                if not 0 <= length <= limit:
+                    raise ValueError(f"a frame of {length} bytes")
+                if len(self._buffer) < _LENGTH.size + length:
+                    return
+                frame = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
+                del self._buffer[: _LENGTH.size + length]
+                self._take(frame)
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            self.drop(f"it does not answer as a ZooKeeper server ({error!r})")
+
+    def _take(self, frame: bytes) -> None:
+        if not self.handshake.done():
+            self.handshake.set_result(protocol.ConnectResponse.deserialize(frame))
+            return
+        xid, zxid, code = _REPLY.unpack_from(frame)
+        if xid == protocol.WATCH_XID:
+            self._session.fire(protocol.WatchEvent.deserialize(frame[_REPLY.size :]).path)
+            return
+        self._session.saw(zxid)
+        if xid == protocol.PING_XID:
+            return
+        opcode, future = self._pending.pop(xid)
+        if future.done():
+            return
+        if code == 0:
+            future.set_result(protocol.response_xref[opcode].deserialize(frame[_REPLY.size :]))
+        elif code in _CODE_SESSION_LOST:
+            future.set_exception(ConnectionLostError(f"{self.server}: {_name_of(code)}"))
+            self.drop(f"the server says {_name_of(code)}")
+        elif code in _ERRORS:
+            future.set_exception(_ERRORS[code]())
+        else:
+            future.set_exception(RefusedError(f"{self.server}: {_name_of(code)}"))
+
+    def send_raw(self, payload: bytes) -> None:
+        """Send a frame that nobody waits for here."""
+        assert self._transport is not None
+        self.active_at = self._loop.time()
+        if self.waiting_since is None:
+            self.waiting_since = self.active_at
+        self._transport.write(_LENGTH.pack(len(payload)) + payload)
+
+    def send(self, request: Request) -> asyncio.Future[Response]:
+        """Send a request; the future has its answer."""
+        assert not self.lost.done()
+        self._xid = self._xid % 0x7FFFFFFF + 1
+        future: asyncio.Future[Response] = self._loop.create_future()
+        self._pending[self._xid] = (request.opcode, future)
+        self.send_raw(request.serialize(self._xid))
+        return future
+
+    def drop(self, why: str) -> None:
+        """Close at once and fail all that is in flight."""
+        if self.lost.done():
+            return
+        self.lost.set_result(why)
+        self._session.forget(self)
+        if self._transport is not None:
+            self._transport.abort()
+        lost = ConnectionLostError(f"{self.server}: {why}")
+        # `exception()` marks them as looked at: a caller that was cancelled does not look any more.
+        if not self.handshake.done():
+            self.handshake.set_exception(lost)
+            self.handshake.exception()
+        for _, future in self._pending.values():
+            if not future.done():
+                future.set_exception(lost)
+                future.exception()
+        self._pending.clear()
+
+
+class Session:
+    """A session with an ensemble. `start` it, then send requests; `close` ends it."""
+
+    def __init__(
+        self,
+        servers: Sequence[tuple[str, int]],
+        *,
+        timeout_s: float,
+        on_session: Callable[[], None],
+    ) -> None:
+        """Prepare a session.
+
+        Args:
+            servers: host and port of each server.
+            timeout_s: the session timeout to ask for; the servers have the last word (`timeout_s`).
+            on_session: called whenever a session has begun, the first one too.
+        """
+        self.session_id = 0
+        self.timeout_s = timeout_s
+        self.problems: dict[str, str] = {}
+        """Why each server was last given up, for error messages."""
+
+        self._servers = [(host, port, _join(host, port)) for host, port in servers]
+        self._asked_timeout_s = timeout_s
+        self._on_session = on_session
+        self._password = NO_PASSWORD
+        self._last_zxid = 0
+        self._connection: _Connection | None = None
+        self._connected = asyncio.Event()
+        self._watchers: dict[str, set[asyncio.Event]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def start(self) -> None:
+        """Begin connecting, and keep connected until `close`."""
+        self._task = asyncio.create_task(self._keep_connected())
+
+    async def close(self) -> None:
+        """End the session at the servers, if they can be reached at once, and disconnect."""
+        self._closing = True
+        if self._connection is not None:
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._connection.send(protocol.CloseRequest())
+            except (TimeoutError, ConnectionLostError):
+                log.info("session %x was not ended; it will expire", self.session_id)
+        self.abort()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def abort(self) -> None:
+        """Disconnect for good without ending the session, as the death of the process would."""
+        if self._task is not None:
+            self._task.cancel()
+        self._closing = True
+        if self._connection is not None:
+            self._connection.drop("closed by this client")
+        # Whoever waits for a connection shall learn that none comes.
+        self._connected.set()
+
+    # Requests
+
+    async def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> Stat:
+        """Create a node."""
+        request = protocol.Create2Request(path=path, data=data, acl=[protocol.UNRESTRICTED_ACCESS])
+        request.set_flags(ephemeral=ephemeral)
+        return _stat((await self._call(request, protocol.Create2Response)).stat)
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        """Read a node."""
+        answer = await self._call(protocol.GetDataRequest(path=path, watch=False), protocol.GetDataResponse)
+        return answer.data or b"", _stat(answer.stat)
+
+    async def exists(self, path: str, *, watch: bool = False) -> Stat | None:
+        """Tell whether there is a node; a watch then fires when it is created, changed or deleted."""
+        try:
+            answer = await self._call(protocol.ExistsRequest(path=path, watch=watch), protocol.ExistsResponse)
+        except NoNodeError:
+            return None
+        return _stat(answer.stat)
+
+    async def set(self, path: str, data: bytes, version: int) -> Stat:
+        """Replace a node's data at that version (−1: any)."""
+        request = protocol.SetDataRequest(path=path, data=data, version=version)
+        return _stat((await self._call(request, protocol.SetDataResponse)).stat)
+
+    async def delete(self, path: str, version: int) -> None:
+        """Delete a node at that version."""
+        await self._call(protocol.DeleteRequest(path=path, version=version), protocol.DeleteResponse)
+
+    async def children(self, path: str, *, watch: bool = False) -> list[str]:
+        """List the names of a node's children."""
+        request = protocol.GetChildrenRequest(path=path, watch=watch)
+        return (await self._call(request, protocol.GetChildrenResponse)).children
+
+    async def _call(self, request: Request, answer_type: type[Answer]) -> Answer:
+        while self._connection is None:
+            await self._connected.wait()
+            if self._closing:
+                raise ConnectionLostError("closed by this client")
+        answer = await self._connection.send(request)
+        assert isinstance(answer, answer_type)
+        return answer
+
+    # Watches
+
+    def add_watcher(self, path: str, event: asyncio.Event) -> None:
+        """Set the event whenever a watch on the path fires, and after every reconnect."""
+        self._watchers.setdefault(path, set()).add(event)
+
+    def remove_watcher(self, path: str, event: asyncio.Event) -> None:
+        """Forget the event, and have the server forget the path when it was the last."""
+        events = self._watchers.get(path, set())
+        events.discard(event)
+        if not events:
+            self._watchers.pop(path, None)
+            if self._connection is not None:
+                removal = self._connection.send(protocol.RemoveWatchesRequest(path=path, type=ANY_WATCH))
+                # "No such watcher", since it has fired, is as good.
+                removal.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def fire(self, path: str) -> None:
+        """Wake whoever watches the path."""
+        for event in self._watchers.get(path, ()):
+            event.set()
+
+    def saw(self, zxid: int) -> None:
+        """Take note of how far the server is."""
+        self._last_zxid = max(self._last_zxid, zxid)
+
+    # Connecting
+
+    def forget(self, connection: _Connection) -> None:
+        """Send nothing more over that connection."""
+        if self._connection is connection:
+            self._connection = None
+            self._connected.clear()
+
+    async def _keep_connected(self) -> None:
+        order = random.sample(self._servers, len(self._servers))
+        while True:
+            connection = await self._connect_any(order)
+            self._connection = connection
+            self._connected.set()
+            for path in list(self._watchers):
+                self.fire(path)
+            await self._watch_over(connection)
+            if self._closing:
+                return
+            # The server that failed is tried last.
+            order.sort(key=lambda each: each[2] == connection.server)
+
+    async def _connect_any(self, order: Sequence[tuple[str, int, str]]) -> _Connection:
+        pause_s, timeout_s = 0.0, CONNECT_TIMEOUT_S
+        while True:
+            for host, port, server in order:
+                connection = await self._connect(host, port, server, timeout_s)
+                if connection is not None:
+                    return connection
+            pause_s = min(max(2 * pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
+            timeout_s = min(2 * timeout_s, max(self._asked_timeout_s / 3, CONNECT_TIMEOUT_S))
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+
+    async def _connect(self, host: str, port: int, server: str, timeout_s: float) -> _Connection | None:
+        connection = _Connection(self, server)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+                if await self._establish(connection):
+                    return connection
+                # The session has expired; the same server gives another.
+                connection.drop("the session has expired")
+                connection = _Connection(self, server)
+                await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+                if await self._establish(connection):
+                    return connection
+                why = "it gave no session"
+        except TimeoutError:
+            why = f"no answer within {timeout_s:g} s"
+        except (OSError, UnicodeError, ConnectionLostError) as error:
+            why = str(error)
+        except BaseException:
+            connection.drop("closed by this client")
+            raise
+        connection.drop(why)
+        self.problems[server] = why
+        log.info("ZooKeeper server %s: %s", server, why)
+        return None
+
+    async def _establish(self, connection: _Connection) -> bool:
+        """Shake hands; False when the session has expired, which it then forgets."""
+        connection.send_raw(
+            protocol.ConnectRequest(
+                protocol_version=0,
+                last_seen_zxid=self._last_zxid,
+                timeout=int(self._asked_timeout_s * 1000),
+                session_id=self.session_id,
+                password=self._password,
+                read_only=False,
+            ).serialize()
+        )
+        answer = await connection.handshake
+        if answer.session_id == 0 or answer.timeout <= 0:
+            self.session_id, self._password = 0, NO_PASSWORD
+            return False
+        is_new = answer.session_id != self.session_id
+        self.session_id, self._password = answer.session_id, answer.password or NO_PASSWORD
+        self.timeout_s = answer.timeout / 1000
+        if is_new:
+            self._on_session()
+        return True
+
+    async def _watch_over(self, connection: _Connection) -> None:
+        """Ping while idle; return when the connection is gone or silent."""
+        loop = asyncio.get_running_loop()
+        patience_s = self.timeout_s / 3
+        while not connection.lost.done():
+            now = loop.time()
+            if connection.waiting_since is not None and now - connection.waiting_since >= patience_s:
+                connection.drop(f"no answer within {now - connection.waiting_since:.1f} s")
+                break
+            if now - connection.active_at >= patience_s / 2:
+                connection.send_raw(protocol.PingRequest().serialize(protocol.PING_XID))
+            await asyncio.wait((connection.lost,), timeout=patience_s / 4)
+        self.problems[connection.server] = connection.lost.result()
+        log.info("ZooKeeper server %s: %s", connection.server, connection.lost.result())
+
+
+def _stat(stat: protocol.Stat) -> Stat:
+    return Stat(stat.created_zxid, stat.version, stat.ephemeral_owner)
+
+
+def _name_of(code: int) -> str:
+    known = exc.response_error_xref.get(code)
+    return known.__name__ if known is not None else f"error {code}"
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

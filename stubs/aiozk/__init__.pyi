@@ -1,0 +1,1 @@
+from aiozk import exc as exc, protocol as protocol

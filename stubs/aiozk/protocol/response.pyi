@@ -1,0 +1,7 @@
+from typing import Self
+
+class Response:
+    opcode: int | None
+    @classmethod
+    def deserialize(cls, raw_bytes: bytes) -> Self: ...
+
