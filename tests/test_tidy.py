@@ -20,6 +20,7 @@ FUNCTION_LINES_MAX = 70
 # Where wall clocks and random sources enter; from there they travel as arguments.
 SHELLS = (
     "client_aio/cli/",
+    "metadata/_aiozk.py",
     "metadata/memory.py",
     "metadata/sqlite.py",
     "metadata/zookeeper.py",

@@ -60,6 +60,7 @@ class Latencies:
 
     def write_distribution(self, path: Path) -> None:
         """Write the percentile distribution in the text form that HdrHistogram's plotter reads."""
+        assert self._exact is not None
         with path.open("wb") as file:
             self._exact.output_percentile_distribution(file, 1000.0)
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -39,8 +39,16 @@ Newline = Annotated[
 ]
 
 
-def quorums(ensemble: int, write_quorum: int | None, ack_quorum: int | None) -> dict[str, int]:
-    """Give the three numbers as arguments of `create_ledger`, with what was left out filled in."""
+class Quorums(TypedDict):
+    """The three numbers of a ledger, as arguments of `create_ledger`."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+
+
+def quorums(ensemble: int, write_quorum: int | None, ack_quorum: int | None) -> Quorums:
+    """Fill in what was left out."""
     write_quorum = ensemble if write_quorum is None else write_quorum
     ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
     return {"ensemble_size": ensemble, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
@@ -223,7 +231,7 @@ async def _print_entries(invocation: Invocation, entries: Any, ending: bytes = b
             invocation.output.document({"entry_id": entry.entry_id, **text_of(entry.data)})
 
 
-def _put(data: bytes) -> None:
+def _put(data: bytes | memoryview) -> None:
     sys.stdout.buffer.write(data)
 
 
