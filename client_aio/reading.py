@@ -83,7 +83,7 @@ class EntryReader:
         if last > limit and first <= last:
             ledger_id = self._metadata().ledger_id
             raise NoSuchEntryError(
-                f"entry {last} of ledger {ledger_id} lies beyond {limit}, the last one known to be acknowledged",
+                f"entry {last} of ledger {ledger_id} lies beyond the last add confirmed, {limit}",
                 ledger_id=ledger_id,
                 entry_id=last,
             )

@@ -133,6 +133,11 @@ class LedgerWriter:
         """Tell whether the handle takes no more adds."""
         return self._is_closing or self._failure is not None
 
+    @property
+    def max_in_flight_bytes(self) -> int:
+        """Give the bytes in flight above which `drain` waits."""
+        return self._config.max_in_flight_bytes
+
     # --- adding ---
 
     def add_entry(self, data: bytes | bytearray | memoryview) -> asyncio.Future[int]:
@@ -148,8 +153,7 @@ class LedgerWriter:
         """
         if type(data) is not bytes:
             data = self._copy(data)
-        if len(data) > self._config.entry_bytes_max:
-            raise self._too_large(data)
+        self.check_size(data)
         future: asyncio.Future[int] = self._loop.create_future()
         if self._failure is not None or self._is_closing:
             self._refuse(future)
@@ -282,11 +286,13 @@ class LedgerWriter:
             return bytes(data)
         raise InvalidArgumentError(f"an entry is bytes, not {type(data).__name__}", ledger_id=self.ledger_id)
 
-    def _too_large(self, data: bytes) -> EntryTooLargeError:
-        return EntryTooLargeError(
-            f"an entry of {len(data):,} bytes is above the limit of {self._config.entry_bytes_max:,}",
-            ledger_id=self.ledger_id,
-        )
+    def check_size(self, data: bytes) -> None:
+        """Raise EntryTooLargeError when the entry is above the limit."""
+        if len(data) > self._config.entry_bytes_max:
+            raise EntryTooLargeError(
+                f"an entry of {len(data):,} bytes is above the limit of {self._config.entry_bytes_max:,}",
+                ledger_id=self.ledger_id,
+            )
 
     def _refuse(self, future: asyncio.Future[int]) -> None:
         future.set_exception(
@@ -314,8 +320,7 @@ class LedgerWriter:
         """Take one entry of a bulk; returns the bytes taken since the loop last had its turn."""
         if type(data) is not bytes:
             data = self._copy(data)
-        if len(data) > self._config.entry_bytes_max:
-            raise self._too_large(data)
+        self.check_size(data)
         if self._failure is not None:
             raise self._failure
         if self._is_closing:

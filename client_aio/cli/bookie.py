@@ -15,6 +15,7 @@ import typer
 from bookie_aio import logs
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
+from bookie_aio.server.registration import establish_identity
 from bookie_aio.storage.directory import read_cookie
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.wire.messages import Done, Info
@@ -69,7 +70,7 @@ async def serve(
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         usage_error(f"--log-level {log_level!r} is not one of debug, info, warning, error")
     logs.configure(level=level, as_json=log_json)
-    uri = invocation.metadata_uri
+    uri = invocation.new_metadata_uri
     disk = RealDisk()
     path = _absolute(directory)
     config = BookieConfig(
@@ -135,6 +136,35 @@ def _address(option: str, value: str) -> tuple[str, int]:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+@command(app, "format")
+async def format_(
+    invocation: Invocation,
+    directory: Annotated[Path, DIRECTORY],
+    bookie_id: BookieId = None,
+) -> None:
+    """Make an empty directory a bookie's, without running it, and print the bookie's id.
+
+    `serve` does the same for a new bookie. A directory that is a bookie's already is left as it is; one
+    that holds anything else is refused, and so is an empty one under an id that the cluster knows.
+    """
+    disk = RealDisk()
+    path = _absolute(directory)
+    config = BookieConfig(
+        bookie_id=check_bookie_id(bookie_id) if bookie_id else await _id_for(disk, path), directories=(path,)
+    )
+    async with await open_store(invocation.new_metadata_uri) as store:
+        cookie = await establish_identity(config, store, disk, rng=random.SystemRandom(), now_ms=_now_ms)
+    invocation.output.document(
+        {
+            "bookie_id": cookie.bookie_id,
+            "directory": path,
+            "instance_id": cookie.instance_id,
+            "incarnation": cookie.incarnation,
+        },
+        text=cookie.bookie_id,
+    )
 
 
 @command(app, "list")

@@ -20,7 +20,8 @@ import typer
 
 from client_aio.cli.exits import Exit, describe, exit_code_of
 from client_aio.cli.output import Format, Output
-from metadata.errors import InvalidArgumentError
+from metadata.errors import InvalidArgumentError, MetadataUnavailableError
+from metadata.open import SqliteLocation, parse_uri
 
 METADATA_VARIABLE = "BOOKIE_AIO_METADATA"
 
@@ -44,7 +45,21 @@ class Invocation:
 
     @property
     def metadata_uri(self) -> str:
-        """Give the metadata store's URI; raises InvalidArgumentError when there is none."""
+        """Give the URI of a metadata store that exists.
+
+        Raises:
+            InvalidArgumentError: none is named, or its URI is wrong.
+            MetadataUnavailableError: it is a file that is not there. Opening would make an empty store.
+        """
+        uri = self.new_metadata_uri
+        location = parse_uri(uri)
+        if isinstance(location, SqliteLocation) and not location.path.exists():
+            raise MetadataUnavailableError(f"there is no metadata store {location.path}")
+        return uri
+
+    @property
+    def new_metadata_uri(self) -> str:
+        """Give the metadata store's URI, of one that may have to be made; see `metadata_uri`."""
         if not self.metadata:
             raise InvalidArgumentError(
                 f"no metadata store is named: give --metadata URI or set {METADATA_VARIABLE}, "
