@@ -252,7 +252,9 @@ async def run(arguments: argparse.Namespace, directory: Path) -> int:
             zookeeper = await start_zookeeper(stack, directory / "zookeeper")
         spares = 0 if arguments.no_spare else 1
         cluster = await stack.enter_async_context(
-            run_cluster(directory / "cluster", spares, zookeeper.uri if zookeeper else None)
+            run_cluster(
+                directory / "cluster", spares, f"zk://{zookeeper.addresses}/demo" if zookeeper else None
+            )
         )
         names = ", ".join(row["bookie_id"] for row in cluster["bookies"])
         say(f"cluster    bookies {names}; metadata in {cluster['metadata']}")
@@ -273,7 +275,9 @@ async def stream_and_compare(
                 kill_bookie(cluster, ledger.metadata.last_fragment.bookies[1])
 
             async def kill_leader() -> None:
-                print_over(f"kill -9    the ZooKeeper leader, {await zookeeper.kill_leader()}")
+                leader = await asyncio.to_thread(zookeeper.leader)
+                print_over(f"kill -9    the ZooKeeper leader, {leader.address}")
+                await asyncio.to_thread(leader.kill)
 
             events = [Event(total // 3, kill)]
             if arguments.kill_zookeeper_leader:
@@ -306,7 +310,10 @@ async def start_zookeeper(stack: contextlib.AsyncExitStack, directory: Path) -> 
     from tests.support.zookeeper import ZooKeeperEnsemble
 
     say("zookeeper  starting three servers")
-    return await stack.enter_async_context(ZooKeeperEnsemble(directory, servers=3))
+    ensemble = ZooKeeperEnsemble(directory)
+    stack.push_async_callback(asyncio.to_thread, ensemble.kill)
+    await asyncio.to_thread(ensemble.start)
+    return ensemble
 
 
 def main() -> int:

@@ -72,8 +72,10 @@ def exit_code_of(error: BaseException) -> Exit:
 
 def describe(error: BaseException) -> str:
     """Give the one line that says what went wrong and, where something helps, what to do."""
-    message = " ".join(str(error).split()) or type(error).__name__
-    if not isinstance(error, errors.BookKeeperError | OSError):
+    message = " ".join(str(error).split())
+    if not message:
+        message = type(error).__name__
+    elif not isinstance(error, errors.BookKeeperError | OSError):
         message = f"{type(error).__name__}: {message}"
     hint = next((hint for kind, _, hint in _TABLE if isinstance(error, kind)), "")
     return f"{message} ({hint})" if hint else message
