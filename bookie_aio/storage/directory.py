@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from bookie_aio.storage.checkpoint import encode_checkpoint
 from metadata.bookies import Cookie
 from metadata.errors import CookieMismatchError, CorruptRecordError, MetadataCorruptError
 
@@ -118,8 +119,10 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
             for name in await disk.list_directory(directory):
                 if name != LOCK and _is_ours(name):
                     await disk.unlink(os.path.join(directory, name))
+        # The checkpoint first: a directory with a cookie and without a checkpoint has lost something.
+        await write_file(disk, directory, CHECKPOINT, [encode_checkpoint(1, (), False, {})])
         await write_cookie(disk, directory, cookie)
-        await disk.sync_directory(os.path.dirname(os.path.abspath(directory)))
+        await disk.sync_directory(os.path.join(directory, os.pardir))
     finally:
         lock.release()
 

@@ -2,25 +2,42 @@
 
 Owns the order of things: what is accepted is written in the order of the calls, in groups, each with one
 fdatasync; a `Done` is called when its record is durable and indexed, and never before (rules 2 and 3).
+Owns the state of ledgers and the set of segments. The parts: `journal` writes groups, `provision` sees to
+space, `reader` reads, `restart` opens a directory, `tender` seals segments and writes checkpoints.
 
 All methods are called on the loop's thread. Accepting never blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import asyncio
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from metadata.errors import StorageError
+from bookie_aio.storage import format as form
+from bookie_aio.storage.checkpoint import LedgerState
+from bookie_aio.storage.figures import Figures
+from bookie_aio.storage.index import Runs, pack_run
+from bookie_aio.storage.journal import Change, Done, Group, Journal, Record
+from bookie_aio.storage.provision import Provision
+from bookie_aio.storage.reader import DamagedBlockError, DamagedIndexError, Reader, ReadResult, list_runs
+from bookie_aio.storage.restart import Restart, Restarted
+from bookie_aio.storage.tender import Tender
+from bookie_aio.wire.blocks import Block, LacStatement
+from metadata.errors import DiskFailedError, DiskFullError, EntryTooLargeError, StorageError
 
 if TYPE_CHECKING:
-    from bookie_aio.storage.disk import Disk
-    from bookie_aio.wire.blocks import Block, Buffer, LacStatement
-    from bookie_aio.wire.messages import Stop
+    from collections.abc import Callable, Collection, Sequence
 
-Done = Callable[[StorageError | None], None]
-"""Called on the loop's thread, exactly once, with None when the record is durable and indexed."""
+    from bookie_aio.storage.disk import DirectoryLock, Disk
+    from bookie_aio.storage.segment import Segment
+
+__all__ = ["Done", "Engine", "ReadResult", "StorageConfig"]
+
+_LISTED_AT_ONCE = 100_000
+_FENCE_SHARE = 8
+"""One part in this many of the reserve is kept for fences; recovery adds get the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +50,38 @@ class StorageConfig:
     space_retry_s: float = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReadResult:
-    """What a read found: blocks one after another, and why and where it ends.
-
-    `stop_entry` is the first entry asked for that is not in the buffers; with `Stop.END` the one behind
-    the last asked for.
-    """
-
-    buffers: list[Buffer]
-    stop: Stop
-    stop_entry: int
-
-
 class Engine:
     """A bookie's storage. Open it with `Engine.open`."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        config: StorageConfig,
+        lock: DirectoryLock,
+        restarted: Restarted,
+        on_indexed: Callable[[Collection[int]], None],
+        on_failed: Callable[[StorageError], None],
+    ) -> None:
+        """Not for users: `open` is."""
+        self._disk = disk
+        self._directory = directory
+        self._config = config
+        self._lock = lock
+        self._on_indexed = on_indexed
+        self._on_failed = on_failed
+        self._ledgers = restarted.ledgers
+        self._segments = restarted.segments
+        self._accepted = 0  # records accepted, and of those the ones durable and indexed
+        self._indexed = 0
+        self._sorted_ids: list[int] | None = None
+        self._figures = Figures()
+        self._is_closed = False
+        self._marking: set[int] = set()
+        self.notes: Sequence[str] = restarted.notes
+        self._tender: Tender
+        self._provision: Provision
+        self._journal: Journal
 
     @classmethod
     async def open(
@@ -75,51 +109,299 @@ class Engine:
             DiskFullError: there is not even room for the first segment and the reserve.
             DiskFailedError: the disk fails.
         """
-        raise NotImplementedError
+        lock = disk.lock_directory(directory)
+        restarted: Restarted | None = None
+        try:
+            restarted = await Restart(disk, directory).run()
+            engine = cls(disk, directory, config, lock, restarted, on_indexed, on_failed)
+            await engine._start(restarted, draw_generation, on_writable)
+        except BaseException:
+            for segment in restarted.segments.values() if restarted is not None else ():
+                segment.close()
+            lock.release()
+            raise
+        return engine
+
+    async def _start(
+        self,
+        restarted: Restarted,
+        draw_generation: Callable[[], int],
+        on_writable: Callable[[bool], None],
+    ) -> None:
+        config = self._config
+        tail = _tail_records(restarted)
+        tail_bytes = sum(record.size for record in tail)
+        capacity = max(config.segment_bytes, tail_bytes + form.DATA_OFFSET + form.GROUP_HEADER_BYTES)
+        self._provision = Provision(
+            self._disk,
+            self._directory,
+            segment_bytes=capacity,
+            reserve_bytes=config.reserve_bytes,
+            retry_s=config.space_retry_s,
+            next_id=restarted.next_id,
+            has_reserve=restarted.has_reserve,
+            draw_generation=draw_generation,
+            list_segment=self._list_segment,
+            on_ready=self._ready,
+            on_writable=on_writable,
+            on_failed=self._fail,
+        )
+        self._tender = Tender(
+            self._disk, self._directory, self._segments, self._ledgers, self._provision, self._fail
+        )
+        self._tender.is_all_damaged = restarted.is_all_damaged
+        self._tender.also_listed = restarted.needed
+        for ledger_id in restarted.damaged:
+            self._state(ledger_id).is_damaged = True
+        segment = await self._provision.first_segment()
+        segment.previous = restarted.previous
+        self._segments[segment.segment_id] = segment
+        self._journal = Journal(
+            segment,
+            self._provision,
+            group_bytes_max=max(config.group_bytes_max, tail_bytes),
+            on_group=self._index_group,
+            on_dropped=self._drop,
+            on_rolled=self._rolled,
+            on_failed=self._on_failed,
+        )
+        if tail_bytes > self._journal.room:
+            raise DiskFullError(f"no room for the {tail_bytes} bytes that the last run left to be rewritten")
+        await self._rewrite(tail)
+        self._provision.segment_bytes = config.segment_bytes
+        largest = config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES
+        self._journal.limit_groups(min(config.group_bytes_max, largest))
+        await self._clean_up(segment, restarted)
+        if not self._provision.is_full:
+            self._provision.begin()
+
+    async def _clean_up(self, current: Segment, restarted: Restarted) -> None:
+        """Seal what the restart replayed, and remove what nothing needs any more."""
+        for old in self._segments.values():
+            if old is not current and old.index is not None:
+                self._tender.add_unsealed(old)
+        self._tender.also_listed = set()
+        try:
+            await self._tender.seal_all()
+        except DiskFullError:
+            return  # sealed later, removed at the next start
+        await self._tender.remove(restarted.useless)
+
+    async def _rewrite(self, tail: list[Record]) -> None:
+        """Write the tail and new marks as the first group: durable here before anything is served."""
+        if not tail:
+            return
+        for record in tail:
+            event = record.event
+            assert event is not None
+            if isinstance(event, Change) and event.is_for_all:
+                self._accepted += 1
+                self._journal.append(record)
+            else:
+                self._accept(event.ledger_id, record)
+        durable: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+        self._journal.barrier(durable.set_result)
+        error = await durable
+        if error is not None:
+            raise error
+
+    async def _list_segment(self, segment: Segment) -> None:
+        await self._tender.checkpoint(segment.segment_id)
+
+    def _ready(self) -> None:
+        self._tender.retry()
+        if not self._is_closed:
+            self._journal.launch()
+
+    def _rolled(self, segment: Segment) -> None:
+        current = self._journal.segment
+        self._segments[current.segment_id] = current
+        self._tender.seal(segment)
+
+    def _fail(self, error: StorageError) -> None:
+        self._journal.fail(error)
+
+    # --- accepting ---
+
+    def _state(self, ledger_id: int) -> LedgerState:
+        state = self._ledgers.get(ledger_id)
+        if state is None:
+            state = self._ledgers[ledger_id] = LedgerState()
+            self._sorted_ids = None
+        return state
+
+    def _accept(self, ledger_id: int, record: Record) -> LedgerState:
+        state = self._state(ledger_id)
+        self._accepted += 1
+        state.accepted = self._accepted
+        self._journal.append(record)
+        return state
+
+    def _check_room(self, size: int, kept: int) -> None:
+        if not self._provision.is_full:
+            return
+        left = self._journal.room + self._provision.spare_bytes - self._journal.queued_bytes
+        if size + kept > left:
+            raise DiskFullError("no space left, and the reserve is used up")
 
     def append_block(self, block: Block, done: Done, *, from_reserve: bool = False) -> None:
         """Accept a block; its view is kept until it is durable, and written as it is.
 
         Raises:
             DiskFullError: not accepted: no space (with `from_reserve`: the reserve is used up as well).
+            EntryTooLargeError: it does not fit into a segment.
         """
-        raise NotImplementedError
+        size = block.total_bytes + form.ROW_BYTES
+        if size > self._config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES:
+            raise EntryTooLargeError(f"a block of {size} bytes does not fit into a segment")
+        if self._provision.is_full:
+            if not from_reserve:
+                raise DiskFullError("no space left for new segments")
+            self._check_room(size, self._config.reserve_bytes // _FENCE_SHARE)
+        self._accept(block.ledger_id, Record(form.block_row(block), block.view, block, done, size))
 
     def append_term(self, ledger_id: int, term: int, done: Done) -> None:
         """Accept a fence: the ledger's term is at least `term` from now on. Raises DiskFullError."""
-        raise NotImplementedError
+        self._check_room(form.ROW_BYTES, 0)
+        change = Change(form.KIND_TERM, ledger_id, term=term)
+        state = self._accept(
+            ledger_id, Record(form.term_row(ledger_id, term), None, change, done, form.ROW_BYTES)
+        )
+        state.term = max(state.term, term)
 
     def append_statement(self, ledger_id: int, statement: LacStatement, done: Done) -> None:
         """Accept an explicit LAC. Raises DiskFullError when the engine is not writable."""
-        raise NotImplementedError
+        if self._provision.is_full:
+            raise DiskFullError("no space left for new segments")
+        change = Change(form.KIND_STATEMENT, ledger_id, statement=statement)
+        size = form.ROW_BYTES + len(statement.mac)
+        row = form.statement_row(ledger_id, statement)
+        self._accept(ledger_id, Record(row, statement.mac or None, change, done, size))
 
     def append_mark(self, ledger_id: int, done: Done) -> None:
         """Accept the mark that data of this ledger was lost (rule 4). Raises DiskFullError."""
-        raise NotImplementedError
+        self._check_room(form.ROW_BYTES, 0)
+        change = Change(form.KIND_MARK, ledger_id)
+        state = self._accept(ledger_id, Record(form.mark_row(ledger_id), None, change, done, form.ROW_BYTES))
+        state.is_damaged = True
 
     def barrier(self, done: Done) -> None:
         """Call back once everything accepted so far is durable and indexed: in this call if it is now."""
-        raise NotImplementedError
+        self._journal.barrier(done)
+
+    # --- what became of it ---
+
+    def _index_group(self, group: Group) -> None:
+        """Index a durable group and tell those who wait: the sweep, once per group."""
+        index = group.segment.index
+        assert index is not None
+        ledgers = index.ledgers
+        offset = group.bodies_at
+        touched: set[int] = set()
+        for record in group.records:
+            event = record.event
+            if event is None:
+                continue
+            ledger_id = event.ledger_id
+            touched.add(ledger_id)
+            if isinstance(event, Block):
+                head_bytes, payload_bytes = event.head_bytes, event.payload_bytes
+                first, count, stride = event.first_entry, event.count, event.stride
+                last = first + (count - 1) * stride
+                runs = ledgers.get(ledger_id)
+                if runs is None:
+                    runs = ledgers[ledger_id] = Runs()
+                packed = pack_run(first, event.content_term, offset, count, stride, head_bytes, payload_bytes)
+                runs.add(first, last, packed)
+                offset += head_bytes + payload_bytes
+                state = self._ledgers[ledger_id]
+                if last > state.last_entry:
+                    state.last_entry = last
+                known = state.statement
+                if known is None or event.lac > known.lac:
+                    state.statement = event.statement
+            else:
+                if event.statement is not None:
+                    offset += len(event.statement.mac)
+                self._apply_change(event)
+            self._indexed += 1
+        self._figures.count_group(len(group.records), group.size, group.synced_s)
+        self._on_indexed(touched)
+        for record in group.records:
+            record.done(None)
+
+    def _apply_change(self, change: Change) -> None:
+        state = self._ledgers[change.ledger_id]
+        if change.kind == form.KIND_TERM:
+            state.term = max(state.term, change.term)
+        elif change.kind == form.KIND_STATEMENT:
+            assert change.statement is not None
+            state.learn_statement(change.statement)
+        elif change.kind == form.KIND_MARK and not change.is_for_all:
+            state.is_damaged = True
+
+    def _drop(self, records: Sequence[Record], error: StorageError) -> None:
+        for record in records:
+            if record.event is not None:
+                self._indexed += 1
+            record.done(error)
+
+    # --- state ---
 
     def term(self, ledger_id: int) -> int:
         """Give the highest term accepted, perhaps not durable yet; 0 for a ledger never heard of."""
-        raise NotImplementedError
+        state = self._ledgers.get(ledger_id)
+        return state.term if state is not None else 0
 
     def is_damaged(self, ledger_id: int) -> bool:
         """Tell whether data of this ledger was lost, or may have been (rule 4)."""
-        raise NotImplementedError
+        state = self._ledgers.get(ledger_id)
+        return self._tender.is_all_damaged or (state is not None and state.is_damaged)
 
     def last_entry(self, ledger_id: int) -> int:
         """Give the highest entry that is durable and indexed, or −1."""
-        raise NotImplementedError
+        state = self._ledgers.get(ledger_id)
+        return state.last_entry if state is not None else -1
 
     def statement(self, ledger_id: int) -> LacStatement | None:
         """Give the highest LAC stated by anything that is durable and indexed."""
-        raise NotImplementedError
+        state = self._ledgers.get(ledger_id)
+        return state.statement if state is not None else None
 
     def is_pending(self, ledger_id: int) -> bool:
         """Tell whether something accepted for the ledger is not yet durable and indexed."""
-        raise NotImplementedError
+        state = self._ledgers.get(ledger_id)
+        return state is not None and state.accepted > self._indexed
+
+    @property
+    def bytes_pending(self) -> int:
+        """Give the bytes accepted that are not durable and indexed yet."""
+        return self._journal.bytes_pending
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether ordinary adds are accepted."""
+        return not self._provision.is_full and self._journal.error is None and not self._is_closed
+
+    # --- reads ---
+
+    def _segments_of(self, ledger_id: int, low: int, high: int) -> list[Segment]:
+        """Give the segments that may hold entries of the ledger from `low` to `high`."""
+        state = self._ledgers.get(ledger_id)
+        found: list[Segment] = []
+        if state is not None:
+            places = state.places
+            found = [
+                self._segments[places[at]]
+                for at in range(0, len(places), 3)
+                if places[at + 1] <= high and places[at + 2] >= low
+            ]
+        found += [
+            segment
+            for segment in self._tender.unsealed(self._journal.segment)
+            if segment.index is not None and ledger_id in segment.index.ledgers
+        ]
+        return found
 
     async def read(self, ledger_id: int, content_term: int, entry_ids: range, bytes_max: int) -> ReadResult:
         """Read durable and indexed entries, up to the first that is not there or the end of the budget.
@@ -127,7 +409,40 @@ class Engine:
         Whole blocks come verbatim, parts of one as partial blocks, each part as two buffers. One entry
         comes in any case. All that is read is checked; bytes that fail are marked lost (rule 4).
         """
-        raise NotImplementedError
+        while True:
+            low, high = (entry_ids[0], entry_ids[-1]) if entry_ids else (0, -1)
+            reader = Reader(ledger_id, self._segments_of(ledger_id, low, high), content_term, bytes_max)
+            try:
+                return await reader.read(entry_ids, self.is_damaged(ledger_id))
+            except DamagedIndexError as error:
+                await self._tender.rebuild(error.segment)
+            except DamagedBlockError as error:
+                if self._is_closed:
+                    raise
+                await self._mark(ledger_id, error)
+                return reader.unknown()
+
+    async def _mark(self, ledger_id: int, cause: Exception) -> None:
+        """Mark a ledger damaged and wait until that is durable; it counts from the first moment on."""
+        state = self._state(ledger_id)
+        if state.is_damaged and ledger_id not in self._marking:
+            return
+        self._figures.damaged_blocks += 1
+        self._marking.add(ledger_id)
+        durable: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+        try:
+            if state.is_damaged:
+                self.barrier(durable.set_result)
+            else:
+                self.append_mark(ledger_id, durable.set_result)
+            error = await durable
+        except DiskFullError:
+            state.is_damaged = True  # at least until the next start, which finds the damage again
+            return
+        finally:
+            self._marking.discard(ledger_id)
+        if error is not None:
+            raise error from cause
 
     async def list_entries(
         self, ledger_id: int, from_entry: int, rows_max: int
@@ -136,26 +451,96 @@ class Engine:
 
         Runs may overlap where entries were stored more than once.
         """
-        raise NotImplementedError
+        while True:
+            last = self.last_entry(ledger_id)
+            segments = self._segments_of(ledger_id, from_entry, last)
+            try:
+                return await list_runs(ledger_id, segments, from_entry, rows_max)
+            except DamagedIndexError as error:
+                await self._tender.rebuild(error.segment)
 
     def list_ledgers(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
         """Give ids, ascending, of ledgers of which anything is held, and where to go on or −1."""
-        raise NotImplementedError
+        if self._sorted_ids is None:
+            self._sorted_ids = sorted(self._ledgers)
+        ids = self._sorted_ids
+        start = bisect_left(ids, from_ledger)
+        stop = start + count_max
+        return ids[start:stop], ids[stop] if stop < len(ids) else -1
 
-    @property
-    def bytes_pending(self) -> int:
-        """Give the bytes accepted that are not durable and indexed yet."""
-        raise NotImplementedError
-
-    @property
-    def is_writable(self) -> bool:
-        """Tell whether ordinary adds are accepted."""
-        raise NotImplementedError
+    # --- the rest ---
 
     def figures(self) -> dict[str, object]:
         """Give the figures that `bookie info` shows."""
-        raise NotImplementedError
+        return {
+            "is_writable": self.is_writable,
+            "queue": {"bytes": self.bytes_pending, "records": self._journal.records_queued},
+            **self._figures.as_dict(),
+            "segments": {
+                "count": len(self._segments),
+                "sealed": sum(segment.sealed is not None for segment in self._segments.values()),
+                "bytes": sum(segment.end for segment in self._segments.values()),
+                "current": self._journal.segment.segment_id,
+                "current_bytes": self._journal.segment.end,
+            },
+            "ledgers": {
+                "count": len(self._ledgers),
+                "damaged": sum(state.is_damaged for state in self._ledgers.values()),
+                "all_damaged": self._tender.is_all_damaged,
+            },
+            "disk": {
+                "free_bytes": self._disk.free_bytes(self._directory),
+                "has_reserve": self._provision.has_reserve,
+            },
+        }
 
     async def close(self) -> None:
         """Finish what is accepted, seal the segment for a quick start, and let go of the directory."""
-        raise NotImplementedError
+        if self._is_closed:
+            return
+        durable: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+        self.barrier(durable.set_result)
+        error = await durable
+        self._is_closed = True
+        await self._provision.close()
+        await self._tender.close()
+        if error is None and self._journal.error is None:
+            try:
+                await self._tender.finish(self._journal.segment)
+            except (DiskFailedError, DiskFullError) as failure:
+                self._figures.close_error = str(failure)  # the next start replays instead
+        for segment in self._segments.values():
+            segment.close()
+        self._lock.release()
+
+
+def _tail_records(restarted: Restarted) -> list[Record]:
+    """Give the records that a restart writes first: the tail's, and marks for the damage it found."""
+    records: list[Record] = []
+    if restarted.tail is not None:
+        packed = restarted.tail.packed_rows
+        for number, row in enumerate(restarted.tail.rows):
+            body = restarted.tail.bodies[number]
+            event: Block | Change
+            if row.kind == form.KIND_BLOCK:
+                event = Block(body)
+            else:
+                statement = None
+                if row.kind == form.KIND_STATEMENT:
+                    statement = LacStatement(row.term, row.lac, row.first, row.lac_crc, bytes(body))
+                is_for_all = bool(row.kind == form.KIND_MARK and row.flags & form.MARK_ALL)
+                event = Change(row.kind, row.ledger_id, row.term, statement, is_for_all)
+            at = number * form.ROW_BYTES
+            size = form.ROW_BYTES + len(body)
+            records.append(Record(packed[at : at + form.ROW_BYTES], body or None, event, _ignore, size))
+    if restarted.is_all_damaged:
+        change = Change(form.KIND_MARK, 0, is_for_all=True)
+        records.append(Record(form.mark_row(0, all_ledgers=True), None, change, _ignore, form.ROW_BYTES))
+    for ledger_id in sorted(restarted.damaged):
+        change = Change(form.KIND_MARK, ledger_id)
+        records.append(Record(form.mark_row(ledger_id), None, change, _ignore, form.ROW_BYTES))
+    return records
+
+
+def _ignore(error: StorageError | None) -> None:
+    """Nobody waits: the restart awaits a barrier behind the record."""

@@ -1,0 +1,131 @@
+"""The checkpoint: what must outlive the segments it was journaled in, in one small file. Pure.
+
+It holds, for each ledger, its term, its damage, its highest entry and its highest LAC statement, and which
+segments there are. It covers at least every sealed segment; what it holds beyond is harmless, since all of
+it only grows. It is replaced atomically: when a segment is created (before its first group) and when one
+is sealed. Little-endian:
+
+      0  4s   magic b"BKC1"
+      4  u32  crc            CRC32C of byte 8 up to the end
+      8  u32  version        1
+     12  u32  flags          1: data was lost that may concern any ledger
+     16  u64  next_segment   the lowest segment id that was never used
+     24  u64  segments
+     32  u64  ledgers
+     40  u64[segments]       ids of the segments that hold data, or may
+      …  ledgers × 96 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: damaged),
+             u32 code's bytes (all ones: no statement), u64 content term, i64 LAC, i64 LAFR,
+             u32 crc, u32 reserved, 32s code
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from bookie_aio.storage.format import UnknownVersionError
+from bookie_aio.wire.blocks import LacStatement
+from metadata.errors import CorruptRecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bookie_aio.wire.blocks import Buffer
+
+VERSION = 1
+CHECKPOINT_MAGIC = b"BKC1"
+_HEAD = struct.Struct("<4sIIIQQQ")
+_LEDGER = struct.Struct("<QQqIIQqqII32s")
+_COVERED_FROM = 8
+_FLAG_ALL_DAMAGED = 1
+_FLAG_DAMAGED = 1
+_NO_STATEMENT = 0xFFFFFFFF
+assert (_HEAD.size, _LEDGER.size) == (40, 96)
+
+
+class LedgerState:
+    """What the bookie knows of a ledger besides where its entries lie."""
+
+    __slots__ = ("accepted", "is_damaged", "last_entry", "places", "statement", "term")
+
+    def __init__(self) -> None:
+        self.term = 0  # highest accepted, perhaps not durable yet
+        self.last_entry = -1
+        self.statement: LacStatement | None = None
+        self.is_damaged = False
+        self.accepted = 0  # the number of the last record accepted for it
+        self.places = array("Q")  # (segment id, lowest entry, highest entry) of each sealed segment
+
+    def learn_statement(self, statement: LacStatement) -> None:
+        """Keep the higher of two statements; of equal LACs the one with the higher LAFR."""
+        known = self.statement
+        if known is None or (statement.lac, statement.lafr) > (known.lac, known.lafr):
+            self.statement = statement
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint's contents."""
+
+    next_segment: int = 1
+    segments: list[int] = field(default_factory=list)
+    is_all_damaged: bool = False
+    ledgers: dict[int, LedgerState] = field(default_factory=dict)
+
+
+def encode_checkpoint(
+    next_segment: int,
+    segments: Iterable[int],
+    is_all_damaged: bool,
+    ledgers: dict[int, LedgerState],
+) -> bytes:
+    """Give the file's bytes."""
+    ids = array("Q", sorted(segments))
+    rows = []
+    for ledger_id, state in ledgers.items():
+        statement = state.statement
+        term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
+        rows.append(
+            _LEDGER.pack(
+                ledger_id, state.term, state.last_entry, _FLAG_DAMAGED if state.is_damaged else 0,
+                _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac,
+            )
+        )  # fmt: skip
+    flags = _FLAG_ALL_DAMAGED if is_all_damaged else 0
+    head = _HEAD.pack(CHECKPOINT_MAGIC, 0, VERSION, flags, next_segment, len(ids), len(rows))
+    covered = b"".join((head[_COVERED_FROM:], ids.tobytes(), *rows))
+    return CHECKPOINT_MAGIC + crc32c(covered).to_bytes(4, "little") + covered
+
+
+def parse_checkpoint(data: Buffer) -> Checkpoint:
+    """Parse and check the file's bytes.
+
+    Raises:
+        CorruptRecordError: they do not parse.
+        UnknownVersionError: they are of another version.
+    """
+    if len(data) < _HEAD.size or bytes(data[:4]) != CHECKPOINT_MAGIC:
+        raise CorruptRecordError("the checkpoint is damaged")
+    _, crc, version, flags, next_segment, segment_count, ledger_count = _HEAD.unpack_from(data)
+    ledgers_at = _HEAD.size + 8 * segment_count
+    end = ledgers_at + _LEDGER.size * ledger_count
+    view = memoryview(data)
+    if len(data) != end or crc32c(view[_COVERED_FROM:]) != crc:
+        raise CorruptRecordError("the checkpoint is damaged")
+    if version != VERSION:
+        raise UnknownVersionError(f"a checkpoint of format version {version}; this program knows {VERSION}")
+    found = Checkpoint(next_segment, list(view[_HEAD.size : ledgers_at].cast("Q")), bool(flags & 1))
+    for fields in _LEDGER.iter_unpack(view[ledgers_at:]):
+        ledger_id, term, last_entry, ledger_flags, mac_bytes, content_term, lac, lafr, lac_crc, _, mac = (
+            fields
+        )
+        state = found.ledgers[ledger_id] = LedgerState()
+        state.term, state.last_entry = term, last_entry
+        state.is_damaged = bool(ledger_flags & _FLAG_DAMAGED)
+        if mac_bytes != _NO_STATEMENT:
+            state.statement = LacStatement(content_term, lac, lafr, lac_crc, mac[:mac_bytes])
+    return found

@@ -1,0 +1,255 @@
+"""Every byte of a segment: layouts, and their encoding and parsing. Pure.
+
+Everything is little-endian. A segment is a header page and then groups, one directly after another; each
+group was written by one `pwritev` and made durable by one fdatasync before the next one was written.
+
+Segment header, in the first 4,096 bytes of the file, durable before the first group is written:
+
+      0  4s   magic b"BKS1"
+      4  u32  crc          CRC32C of bytes 8 … 39
+      8  u32  version      1
+     12  u32  reserved, 0
+     16  u64  segment_id   1, 2, …: in the order of writing, never used twice
+     24  u64  generation   random, drawn for this life of the file, never told to anybody
+     32  u64  capacity     bytes of the file, this header included
+
+Group:
+
+      0  4s   magic b"BKG1"
+      4  u32  crc          CRC32C of byte 8 up to the end of the rows
+      8  u64  segment_id
+     16  u64  generation
+     24  u64  number       0, 1, … in its segment
+     32  u64  offset       its own, in the file: everything before it in this segment was durable
+     40  u64  previous_segment  the segment written before this one, 0: none
+     48  u64  previous_end      and where that one's durable groups end
+     56  u64  total_bytes  of the whole group
+     64  u32  rows
+     68  u32  reserved, 0
+     72  rows × 64 bytes
+      …  the bodies, in the order of the rows
+
+Row:
+
+      0  u16  kind         1 block, 2 term, 3 statement, 4 mark; 5 and 6 are kept for tombstone and trim
+      2  u16  flags        mark: 1 concerns every ledger
+      4  u32  head_bytes   block: its head; else 0
+      8  u32  rest_bytes   block: its payload; statement: its code; else 0
+     12  u32  entries      block
+     16  u32  stride       block
+     20  u32  head_crc     block: CRC32C of its head, as in its bytes 4 … 7
+     24  u32  rest_crc     block: CRC32C of its payload; statement: of its code
+     28  u32  lac_crc      block, statement: CRC32C of the LAC statement
+     32  u64  ledger_id
+     40  u64  term         block, statement: content term; term: the term
+     48  i64  first        block: first entry; statement: LAFR
+     56  i64  lac          block, statement
+
+The body of a block is the block as it came (`bookie_aio.wire.blocks`), that of a statement its code, other
+rows have none. So the group's checksum covers its header and its rows, and through the checksums in the
+rows everything else.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from metadata.errors import CorruptRecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bookie_aio.wire.blocks import Block, Buffer, LacStatement
+
+VERSION = 1
+SEGMENT_MAGIC = b"BKS1"
+GROUP_MAGIC = b"BKG1"
+DATA_OFFSET = 4096
+"""Where a segment's first group lies."""
+
+KIND_BLOCK = 1
+KIND_TERM = 2
+KIND_STATEMENT = 3
+KIND_MARK = 4
+KINDS = (KIND_BLOCK, KIND_TERM, KIND_STATEMENT, KIND_MARK)
+MARK_ALL = 1
+
+_SEGMENT = struct.Struct("<4sIIIQQQ")
+_GROUP_COVERED = struct.Struct("<QQQQQQQII")
+_GROUP_START = struct.Struct("<4sI")
+_ROW = struct.Struct("<HHIIIIIIIQQqq")
+_BLOCK_HEAD_COVERED_FROM = 8
+GROUP_HEADER_BYTES = _GROUP_START.size + _GROUP_COVERED.size
+ROW_BYTES = _ROW.size
+assert (_SEGMENT.size, GROUP_HEADER_BYTES, ROW_BYTES) == (40, 72, 64)
+
+
+class UnknownVersionError(CorruptRecordError):
+    """Intact, but of a format version that this program does not know: nothing is touched."""
+
+
+class SegmentHeader(NamedTuple):
+    """What identifies one life of a segment's file."""
+
+    segment_id: int
+    generation: int
+    capacity: int
+
+
+def encode_segment_header(header: SegmentHeader) -> bytes:
+    """Give the first 4,096 bytes of a segment."""
+    fixed = _SEGMENT.pack(SEGMENT_MAGIC, 0, VERSION, 0, *header)
+    return (SEGMENT_MAGIC + crc32c(fixed[8:]).to_bytes(4, "little") + fixed[8:]).ljust(DATA_OFFSET, b"\0")
+
+
+def parse_segment_header(data: Buffer) -> SegmentHeader:
+    """Parse and check a segment's header.
+
+    Raises:
+        CorruptRecordError: it does not parse.
+        UnknownVersionError: it is of another version.
+    """
+    if len(data) < _SEGMENT.size:
+        raise CorruptRecordError(f"a segment ends after {len(data)} bytes")
+    magic, crc, version, _, segment_id, generation, capacity = _SEGMENT.unpack_from(data)
+    if magic != SEGMENT_MAGIC or crc32c(memoryview(data)[8 : _SEGMENT.size]) != crc:
+        raise CorruptRecordError("a segment's header is damaged")
+    if version != VERSION:
+        raise UnknownVersionError(f"a segment of format version {version}; this program knows {VERSION}")
+    return SegmentHeader(segment_id, generation, capacity)
+
+
+class Row(NamedTuple):
+    """One record of a group."""
+
+    kind: int
+    flags: int
+    head_bytes: int
+    rest_bytes: int
+    entries: int
+    stride: int
+    head_crc: int
+    rest_crc: int
+    lac_crc: int
+    ledger_id: int
+    term: int
+    first: int
+    lac: int
+
+    @property
+    def body_bytes(self) -> int:
+        """Give the size of what the row has among the bodies."""
+        return self.head_bytes + self.rest_bytes
+
+    def is_plausible(self) -> bool:
+        """Tell whether the row is of a kind that this version knows."""
+        return self.kind in KINDS
+
+    def body_is_intact(self, body: memoryview) -> bool:
+        """Check the body against the checksums in the row."""
+        if len(body) != self.body_bytes:
+            return False
+        if self.kind == KIND_BLOCK and (
+            body[4:8] != self.head_crc.to_bytes(4, "little")
+            or crc32c(body[_BLOCK_HEAD_COVERED_FROM : self.head_bytes]) != self.head_crc
+        ):
+            return False
+        return not self.rest_bytes or crc32c(body[self.head_bytes :]) == self.rest_crc
+
+
+def block_row(block: Block) -> bytes:
+    """Give the row of a whole block. Called for each block that is stored: the hot path."""
+    # A partial block (rule 14 stores copies as they are) has no checksum over its payload.
+    payload_crc = block.payload_crc if not block.flags else crc32c(block.payload)
+    return _ROW.pack(
+        KIND_BLOCK, 0, block.head_bytes, block.payload_bytes, block.count, block.stride,
+        int.from_bytes(block.view[4:8], "little"), payload_crc, block.lac_crc,
+        block.ledger_id, block.content_term, block.first_entry, block.lac,
+    )  # fmt: skip
+
+
+def term_row(ledger_id: int, term: int) -> bytes:
+    """Give the row of a fence."""
+    return _ROW.pack(KIND_TERM, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, term, 0, 0)
+
+
+def statement_row(ledger_id: int, statement: LacStatement) -> bytes:
+    """Give the row of an explicit LAC; its code is the body."""
+    mac = statement.mac
+    return _ROW.pack(
+        KIND_STATEMENT, 0, 0, len(mac), 0, 0, 0, crc32c(mac), statement.crc,
+        ledger_id, statement.content_term, statement.lafr, statement.lac,
+    )  # fmt: skip
+
+
+def mark_row(ledger_id: int, *, all_ledgers: bool = False) -> bytes:
+    """Give the row that says that data of this ledger, or of any, was lost."""
+    return _ROW.pack(KIND_MARK, MARK_ALL if all_ledgers else 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
+
+
+class GroupHeader(NamedTuple):
+    """A group's header, without magic and checksum."""
+
+    segment_id: int
+    generation: int
+    number: int
+    offset: int
+    previous_segment: int
+    previous_end: int
+    total_bytes: int
+    row_count: int
+
+    @property
+    def head_bytes(self) -> int:
+        """Give the size of header and rows."""
+        return GROUP_HEADER_BYTES + self.row_count * ROW_BYTES
+
+    @property
+    def end(self) -> int:
+        """Give the offset behind the group."""
+        return self.offset + self.total_bytes
+
+
+def encode_group_head(header: GroupHeader, rows: Sequence[bytes]) -> bytes:
+    """Give header and rows; the bodies follow in their own buffers."""
+    assert len(rows) == header.row_count
+    covered = b"".join((_GROUP_COVERED.pack(*header, 0), *rows))
+    return b"".join((_GROUP_START.pack(GROUP_MAGIC, crc32c(covered)), covered))
+
+
+def peek_group_header(data: Buffer, segment: SegmentHeader, offset: int, end: int) -> GroupHeader | None:
+    """Give what may be the header of the group at `offset`; its checksum is `parse_group_rows`'s.
+
+    None where the bytes cannot be the header of a group of this life of the segment that lies there and
+    ends at or before `end`.
+    """
+    if len(data) < GROUP_HEADER_BYTES or bytes(data[:4]) != GROUP_MAGIC:
+        return None
+    *fields, reserved = _GROUP_COVERED.unpack_from(data, _GROUP_START.size)
+    header = GroupHeader(*fields)
+    if (
+        header.segment_id != segment.segment_id
+        or header.generation != segment.generation
+        or header.offset != offset
+        or reserved
+        or header.head_bytes > header.total_bytes
+        or header.end > end
+    ):
+        return None
+    return header
+
+
+def parse_group_rows(header: GroupHeader, data: memoryview) -> list[Row] | None:
+    """Give the rows of a group from its head's bytes; None where anything about them is wrong."""
+    if len(data) < header.head_bytes:
+        return None
+    (crc,) = struct.unpack_from("<I", data, 4)
+    if crc32c(data[_GROUP_START.size : header.head_bytes]) != crc:
+        return None
+    rows = list(map(Row._make, _ROW.iter_unpack(data[GROUP_HEADER_BYTES : header.head_bytes])))
+    if header.head_bytes + sum(row.body_bytes for row in rows) != header.total_bytes:
+        return None
+    return rows

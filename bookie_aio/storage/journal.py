@@ -1,0 +1,250 @@
+"""The journal: group commit.
+
+Owns the queue of accepted records and the group in flight. Groups form by natural batching: the next one
+is what arrived while the last one's fdatasync ran; there is one group in flight at a time, so a group on
+disk proves that all before it are durable (rule 5). Does not own the index: it hands over each durable
+group, in order, and that call indexes it and then tells those who wait.
+
+After the first failed write or sync nothing is written or acknowledged any more (rule 2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from bookie_aio.storage import format as form
+from metadata.errors import DiskFailedError, DiskFullError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bookie_aio.storage.provision import Provision
+    from bookie_aio.storage.segment import Segment
+    from bookie_aio.wire.blocks import Block, Buffer, LacStatement
+
+Done = Callable[[StorageError | None], None]
+"""Called on the loop's thread, exactly once, with None when the record is durable and indexed."""
+
+
+class Change(NamedTuple):
+    """What a record other than a block changes: `kind` of the row, and the value if it has one."""
+
+    kind: int
+    ledger_id: int
+    term: int = 0
+    statement: LacStatement | None = None
+    is_for_all: bool = False
+
+
+class Record(NamedTuple):
+    """What is journaled. A barrier has an empty row and no event."""
+
+    row: bytes
+    body: Buffer | None
+    event: Block | Change | None
+    done: Done
+    size: int
+
+
+@dataclass(slots=True)
+class Group:
+    """The group in flight, and then what became durable: `bodies_at` is where the first body lies."""
+
+    segment: Segment
+    records: list[Record]
+    offset: int
+    bodies_at: int
+    size: int
+    started_s: float
+    synced_s: float = 0.0
+
+
+class Journal:
+    """Writes what is appended, in order, group by group."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        provision: Provision,
+        *,
+        group_bytes_max: int,
+        on_group: Callable[[Group], None],
+        on_dropped: Callable[[Sequence[Record], StorageError], None],
+        on_rolled: Callable[[Segment], None],
+        on_failed: Callable[[StorageError], None],
+    ) -> None:
+        """Start with an empty segment.
+
+        Args:
+            on_group: a group is durable.
+            on_dropped: these records were not written: there was no space, or the disk failed.
+            on_rolled: nothing more will be written to this segment.
+            on_failed: the end (fail-stop), before the records concerned are dropped.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._provision = provision
+        self._group_bytes_max = group_bytes_max
+        self._on_group = on_group
+        self._on_dropped = on_dropped
+        self._on_rolled = on_rolled
+        self._on_failed = on_failed
+        self._queue: deque[Record] = deque()
+        self._in_flight: Group | None = None
+        self._is_scheduled = False
+        self._number = 0
+        self._offset = form.DATA_OFFSET
+        self.segment = segment
+        self.queued_bytes = 0
+        self.error: StorageError | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether everything appended is durable and handed over."""
+        return self._in_flight is None and not self._queue
+
+    @property
+    def bytes_pending(self) -> int:
+        """Give the bytes queued and in flight."""
+        return self.queued_bytes + (self._in_flight.size if self._in_flight is not None else 0)
+
+    @property
+    def records_queued(self) -> int:
+        """Give the number of records that wait for the group in flight."""
+        return len(self._queue)
+
+    @property
+    def room(self) -> int:
+        """Give the bytes left in the current segment for the bodies and rows of one group."""
+        return self.segment.header.capacity - self._offset - form.GROUP_HEADER_BYTES
+
+    def append(self, record: Record) -> None:
+        """Queue a record. A group begins at the end of this turn of the loop unless one is in flight."""
+        if self.error is not None:
+            self._on_dropped([record], self.error)
+            return
+        self._queue.append(record)
+        self.queued_bytes += record.size
+        if self._in_flight is None and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self.launch)
+
+    def barrier(self, done: Done) -> None:
+        """Call back when everything appended so far is durable: at once if it is now, or if it failed."""
+        if self.error is not None or self.is_idle:
+            done(self.error)
+        elif self._queue:
+            self._queue.append(Record(b"", None, None, done, 0))
+        else:
+            assert self._in_flight is not None
+            self._in_flight.records.append(Record(b"", None, None, done, 0))
+
+    def launch(self) -> None:
+        """Write the next group, if there is one to write and room for it."""
+        self._is_scheduled = False
+        while self._queue and self._in_flight is None and self.error is None:
+            count, size = self._measure(self._group_bytes_max)
+            if size > self.room:
+                segment = self._provision.take()
+                if segment is not None:
+                    self._roll(segment)
+                    continue
+                if self._provision.is_preparing:
+                    return  # and be called again when the segment is ready, or known not to come
+                count, size = self._measure(self.room)
+                if size > self.room:
+                    if not self._provision.begin_reserve():
+                        self._drop_first()
+                        continue
+                    return
+            self._write([self._queue.popleft() for _ in range(count)], size)
+
+    def _measure(self, limit: int) -> tuple[int, int]:
+        """Give how many records fit into a group, one at least, and their size."""
+        if self.queued_bytes <= limit:
+            return len(self._queue), self.queued_bytes
+        size = self._queue[0].size
+        count = 1
+        for record in islice(self._queue, 1, None):
+            if size + record.size > limit:
+                break
+            size += record.size
+            count += 1
+        return count, size
+
+    def _roll(self, segment: Segment) -> None:
+        rolled, self.segment = self.segment, segment
+        segment.previous = (rolled.segment_id, rolled.end)
+        self._offset, self._number = form.DATA_OFFSET, 0
+        self._on_rolled(rolled)
+
+    def _drop_first(self) -> None:
+        record = self._queue.popleft()
+        self.queued_bytes -= record.size
+        self._on_dropped([record], DiskFullError("no space left, and the reserve is used up"))
+
+    def _write(self, records: list[Record], size: int) -> None:
+        segment, header = self.segment, self.segment.header
+        rows = [record.row for record in records if record.row]
+        self.queued_bytes -= size
+        if not rows:  # barriers behind a record that was dropped
+            for record in records:
+                record.done(None)
+            return
+        head_bytes = form.GROUP_HEADER_BYTES + form.ROW_BYTES * len(rows)
+        total = form.GROUP_HEADER_BYTES + size
+        group = form.GroupHeader(
+            header.segment_id, header.generation, self._number, self._offset,
+            *segment.previous, total, len(rows),
+        )  # fmt: skip
+        buffers: list[Buffer] = [form.encode_group_head(group, rows)]
+        buffers += [record.body for record in records if record.body is not None]
+        self._in_flight = Group(
+            segment, records, self._offset, self._offset + head_bytes, total, self._loop.time()
+        )
+        assert self._offset + total <= header.capacity
+        future = segment.file.write_and_sync(buffers, self._offset)
+        future.add_done_callback(self._written)
+
+    def _written(self, future: asyncio.Future[None]) -> None:
+        error = None if future.cancelled() else future.exception()
+        group = self._in_flight
+        if self.error is not None or group is None:
+            return
+        if future.cancelled() or error is not None:
+            self.fail(
+                error if isinstance(error, StorageError) else DiskFailedError(f"a write failed: {error!r}")
+            )
+            return
+        group.synced_s = self._loop.time() - group.started_s
+        self._in_flight = None
+        self._number += 1
+        self._offset = group.offset + group.size
+        group.segment.end = self._offset
+        # The disk is busy again before this group is indexed and acknowledged.
+        self.launch()
+        self._on_group(group)
+
+    def fail(self, error: StorageError) -> None:
+        """Stop for good (rule 2). Whatever is queued or in flight is dropped with the error."""
+        if self.error is not None:
+            return
+        if not isinstance(error, DiskFailedError):
+            error = DiskFailedError(str(error))
+        self.error = error
+        records = (
+            [*self._in_flight.records, *self._queue] if self._in_flight is not None else list(self._queue)
+        )
+        self._queue.clear()
+        self._in_flight = None
+        self.queued_bytes = 0
+        self._on_failed(error)
+        self._on_dropped(records, error)
+
+    def limit_groups(self, group_bytes_max: int) -> None:
+        """Set the size of a group; a restart writes the tail it found as one, whatever its size."""
+        self._group_bytes_max = group_bytes_max

@@ -1,0 +1,273 @@
+"""Reads: from entries asked for to checked bytes of blocks.
+
+Owns the choice among the copies of an entry (the invariant in `index`), the cutting of blocks to a budget,
+and the checking of everything read. Does not own the segments; it is given those to look in, and raises
+`DamagedBlockError` or `DamagedIndexError` when what it finds there does not hold.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
+
+from bookie_aio.wire.blocks import HEADER_BYTES, Block, entry_checksums
+from bookie_aio.wire.messages import Stop
+from metadata.errors import CorruptRecordError, DiskFailedError, MalformedFrameError
+from metadata.ids import ENTRY_ID_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bookie_aio.storage.index import Run
+    from bookie_aio.storage.segment import Segment
+    from bookie_aio.wire.blocks import Buffer
+
+_RUNS_AT_ONCE = 64
+ListedRun = tuple[int, int, int, int]
+
+
+class DamagedBlockError(CorruptRecordError):
+    """A stored block fails its checksums, or cannot be read."""
+
+
+class DamagedIndexError(CorruptRecordError):
+    """A page of a sealed index fails its checksum; the index can be rebuilt from its segment."""
+
+    def __init__(self, segment: Segment, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.segment = segment
+
+
+class Found(NamedTuple):
+    """A run and where it lies; the greater one holds the copy that counts."""
+
+    content_term: int
+    segment_id: int
+    offset: int
+    run: Run
+    segment: Segment
+
+
+class ReadResult(NamedTuple):
+    """What a read found: blocks one after another, and why and where it ends.
+
+    `stop_entry` is the first entry asked for that is not in the buffers; with `Stop.END` the one behind
+    the last asked for.
+    """
+
+    buffers: list[Buffer]
+    stop: Stop
+    stop_entry: int
+
+
+async def gather(
+    ledger_id: int, segments: Sequence[Segment], low: int, high: int, count_max: int
+) -> tuple[list[Found], int]:
+    """Give the runs that may hold entries from `low` on, by first entry, and up to where they are all."""
+    found: list[Found] = []
+    horizon = high
+    for segment in segments:
+        try:
+            runs = await segment.overlapping(ledger_id, low, high, count_max + 1)
+        except (CorruptRecordError, DiskFailedError) as error:
+            raise DamagedIndexError(segment, error) from error
+        if sum(run.first > low for run in runs) > count_max:
+            horizon = min(horizon, runs.pop().first - 1)
+        segment_id = segment.segment_id
+        found += [Found(run.content_term, segment_id, run.offset, run, segment) for run in runs]
+    found.sort(key=lambda one: one.run.first)
+    return found, horizon
+
+
+class Reader:
+    """One read: the blocks of one ledger, from a fixed set of segments."""
+
+    def __init__(
+        self, ledger_id: int, segments: Sequence[Segment], content_term: int, bytes_max: int
+    ) -> None:
+        self._ledger_id = ledger_id
+        self._segments = segments
+        self._content_term = content_term
+        self._bytes_left = bytes_max
+        self._buffers: list[Buffer] = []
+        self._found: list[Found] = []
+        self._from = 0  # runs of `_found` before this one end below the entry looked for
+        self._horizon = -1
+        self._entry_id = 0
+
+    def unknown(self) -> ReadResult:
+        """Give what was read before a damaged block was met."""
+        return ReadResult(self._buffers, Stop.UNKNOWN, self._entry_id)
+
+    async def read(self, entry_ids: range, is_damaged: bool) -> ReadResult:
+        """Read the entries.
+
+        Raises:
+            DamagedBlockError: rule 4 applies.
+            DamagedIndexError: rebuild the index and read again.
+        """
+        if not entry_ids:
+            return ReadResult([], Stop.END, min(max(0, entry_ids.start), ENTRY_ID_MAX))
+        at = 0
+        while at < len(entry_ids):
+            entry_id = self._entry_id = entry_ids[at]
+            if entry_id > self._horizon:
+                self._found, self._horizon = await gather(
+                    self._ledger_id, self._segments, entry_id, entry_ids[-1], _RUNS_AT_ONCE
+                )
+                self._from = 0
+            best = self._best(entry_id)
+            if best is None or best.content_term < self._content_term:
+                stop = Stop.UNKNOWN if is_damaged else Stop.NO_SUCH_ENTRY
+                return ReadResult(self._buffers, stop, entry_id)
+            if best.content_term > self._content_term:
+                return ReadResult(self._buffers, Stop.STALE_METADATA, entry_id)
+            wanted = self._extent(best, entry_ids[at:])
+            taken = await self._take(best, entry_id, wanted)
+            at += taken
+            if taken < wanted:
+                return ReadResult(self._buffers, Stop.BUDGET, entry_ids[at])
+        return ReadResult(self._buffers, Stop.END, min(entry_ids[-1] + entry_ids.step, ENTRY_ID_MAX))
+
+    def _best(self, entry_id: int) -> Found | None:
+        found, best = self._found, None
+        while self._from < len(found) and found[self._from].run.last < entry_id:
+            self._from += 1
+        for number in range(self._from, len(found)):
+            one = found[number]
+            if one.run.first > entry_id:
+                break
+            if entry_id in one.run.entry_ids and (best is None or one[:3] > best[:3]):
+                best = one
+        return best
+
+    def _extent(self, best: Found, entry_ids: range) -> int:
+        """Give how many of the entries asked for lie one after another in the run and nowhere better."""
+        run = best.run
+        left = (run.last - entry_ids[0]) // run.stride + 1
+        extent = min(left, len(entry_ids)) if entry_ids.step == run.stride else 1
+        if self._horizon < entry_ids[-1]:
+            extent = min(extent, (self._horizon - entry_ids[0]) // entry_ids.step + 1)
+        if extent == 1:
+            return 1
+        last = entry_ids[extent - 1]
+        for number in range(self._from, len(self._found)):
+            one = self._found[number]
+            if one.run.first > last:
+                break
+            if one is best or one[:3] < best[:3] or one.run.last < entry_ids[0]:
+                continue
+            if one.run.stride == run.stride and (one.run.first - run.first) % run.stride:
+                continue  # another write set's entries
+            common = next((n for n, x in enumerate(entry_ids[:extent]) if x in one.run.entry_ids), extent)
+            extent = min(extent, common)
+        return extent
+
+    async def _take(self, found: Found, entry_id: int, wanted: int) -> int:
+        """Read up to `wanted` entries of a run; give how many the budget allowed."""
+        run = found.run
+        start = (entry_id - run.first) // run.stride
+        total = run.head_bytes + run.payload_bytes
+        is_whole = start == 0 and wanted == run.entries
+        if is_whole and (total <= self._bytes_left or (run.entries == 1 and not self._buffers)):
+            data = await self._bytes(found, 0, total)
+            block = self._parse(found, data)
+            if not block.payload_is_intact():
+                raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id}: its payload")
+            self._buffers.append(data)
+            self._bytes_left -= total
+            return wanted
+        if is_whole and self._buffers:
+            return 0  # the next read begins with it and gives it whole
+        return await self._take_part(found, start, wanted)
+
+    async def _take_part(self, found: Found, start: int, wanted: int) -> int:
+        run = found.run
+        block = self._parse(found, await self._bytes(found, 0, run.head_bytes))
+        lengths = block.lengths[start : start + wanted]
+        each = 16 + block.mac_bytes
+        fixed = HEADER_BYTES + block.mac_bytes
+        sizes = list(accumulate((length + each for length in lengths), initial=fixed))
+        fitting = bisect_right(sizes, self._bytes_left) - 1
+        if not self._buffers:
+            fitting = max(1, fitting)
+        if fitting < 1:
+            return 0
+        stop = start + fitting
+        begin, end = block.payload_range(start, stop)
+        payload = memoryview(await self._bytes(found, begin, end - begin))
+        ends = list(accumulate(lengths[:fitting]))
+        parts = [payload[to - length : to] for to, length in zip(ends, lengths[:fitting], strict=True)]
+        ids = block.entry_ids[start:stop]
+        sums = entry_checksums(block.lac_crc, ids, block.running[start:stop], parts)
+        if sums != list(block.checksums[start:stop]):
+            raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id}: its entries")
+        self._buffers += (block.cut_head(start, stop), payload)
+        self._bytes_left -= sizes[fitting]
+        return fitting
+
+    async def _bytes(self, found: Found, at: int, size: int) -> Buffer:
+        try:
+            data = await found.segment.file.read(found.run.offset + at, size)
+        except DiskFailedError as error:
+            raise DamagedBlockError(str(error)) from error
+        if len(data) != size:
+            raise DamagedBlockError(f"segment {found.segment_id} ends before its block at {found.run.offset}")
+        return data
+
+    def _parse(self, found: Found, data: Buffer) -> Block:
+        """Parse a head, and check that it is the block that the index means."""
+        run = found.run
+        try:
+            block = Block.parse_head(memoryview(data))
+        except MalformedFrameError as error:
+            raise DamagedBlockError(
+                f"block at {run.offset} of segment {found.segment_id}: {error}"
+            ) from error
+        is_ = (block.ledger_id, block.first_entry, block.content_term, block.count, block.stride)
+        if is_ != (self._ledger_id, run.first, run.content_term, run.entries, run.stride):
+            raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id} is another one")
+        return block
+
+
+async def list_runs(
+    ledger_id: int, segments: Sequence[Segment], from_entry: int, rows_max: int
+) -> tuple[list[ListedRun], int]:
+    """Give runs of entries by first entry, neighbours joined, and where to go on (−1: that is all).
+
+    Raises:
+        DamagedIndexError: rebuild the index and list again.
+    """
+    found, horizon = await gather(ledger_id, segments, from_entry, ENTRY_ID_MAX, rows_max)
+    runs: list[ListedRun] = []
+    for one in found:
+        run = one.run
+        skipped = max(0, -(-(from_entry - run.first) // run.stride))
+        if skipped < run.entries:
+            first = run.first + skipped * run.stride
+            runs.append((first, run.content_term, run.entries - skipped, run.stride))
+    runs.sort(key=lambda row: (row[0], -row[1], -row[2]))
+    listed: list[ListedRun] = []
+    for row in runs:
+        first = row[0]
+        if first > horizon:
+            break
+        if len(listed) >= rows_max and first > listed[-1][0]:
+            return listed, first
+        _append_joined(listed, row)
+    return listed, -1 if horizon >= ENTRY_ID_MAX else horizon + 1
+
+
+def _append_joined(listed: list[ListedRun], row: ListedRun) -> None:
+    """Add a run, joined to the last one where it continues or repeats it."""
+    if listed:
+        first, term, count, stride = listed[-1]
+        offset, rest = divmod(row[0] - first, stride)
+        if row[3] == stride and not rest and 0 <= offset <= count:
+            if row[1] == term:
+                listed[-1] = (first, term, max(count, offset + row[2]), stride)
+                return
+            if row[1] < term and offset + row[2] <= count:
+                return
+    listed.append(row)

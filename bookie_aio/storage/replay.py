@@ -1,0 +1,208 @@
+"""Replay: what a segment without a good index holds, found by walking its groups.
+
+Owns the decision between torn and damaged (rule 5). The groups of a segment were made durable one after
+another, so whatever proves that a later group was begun proves that all earlier ones were durable: a later
+group of the segment, any group of a later segment (each says where its predecessor ended), or the head of
+the sealed index. Then:
+
+- a body that fails its checksum in a proven group: the ledger is damaged;
+- a group whose header or rows fail, below a proven end: nobody knows whose records they were, so every
+  ledger is damaged. The walk goes on at the next bytes that are a group's head by magic, checksum, segment
+  id, generation and own offset at once; the generation is random and never leaves the bookie, so that no
+  payload can imitate one;
+- a last group that nothing proves: if it is intact it is the *tail*. Its fdatasync may have failed or never
+  run while the page cache looks good, so the tail is handed back to be written elsewhere (rule 2).
+  If it is not intact it was never acknowledged, and is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bookie_aio.storage import format as form
+from bookie_aio.storage.index import MemoryIndex, Run
+from bookie_aio.wire.blocks import Block, LacStatement
+from metadata.errors import DiskFailedError
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.disk import File
+
+_WINDOW_BYTES = 4 * 1024 * 1024
+
+
+@dataclass
+class Group:
+    """A group as replay found it: `bodies` and `offsets` go with `rows`; `damaged` holds rows' numbers."""
+
+    header: form.GroupHeader
+    rows: list[form.Row]
+    packed_rows: bytes
+    bodies: list[memoryview]
+    offsets: list[int]
+    damaged: set[int]
+
+
+@dataclass
+class Replayed:
+    """What a segment holds."""
+
+    index: MemoryIndex = field(default_factory=MemoryIndex)
+    end: int = form.DATA_OFFSET  # of the proven groups
+    groups: int = 0  # proven ones
+    previous: tuple[int, int] | None = None  # said by any group, proven or not
+    tail: Group | None = None
+    terms: dict[int, int] = field(default_factory=dict)
+    statements: dict[int, LacStatement] = field(default_factory=dict)
+    damaged: set[int] = field(default_factory=set)
+    is_all_damaged: bool = False
+
+    def apply(self, group: Group) -> None:
+        """Take in a proven group."""
+        self.groups += 1
+        self.end = group.header.end
+        for number, row in enumerate(group.rows):
+            ledger_id = row.ledger_id
+            if row.kind == form.KIND_BLOCK:
+                if number in group.damaged:
+                    self.damaged.add(ledger_id)
+                    continue
+                run = Run(
+                    row.first, row.term, group.offsets[number],
+                    row.entries, row.stride, row.head_bytes, row.rest_bytes,
+                )  # fmt: skip
+                self.index.add(ledger_id, run)
+                known = self.statements.get(ledger_id)
+                if known is None or row.lac > known.lac:
+                    self.statements[ledger_id] = Block(group.bodies[number]).statement
+            elif row.kind == form.KIND_TERM:
+                self.terms[ledger_id] = max(row.term, self.terms.get(ledger_id, 0))
+            elif row.kind == form.KIND_STATEMENT and number not in group.damaged:
+                known = self.statements.get(ledger_id)
+                if known is None or (row.lac, row.first) > (known.lac, known.lafr):
+                    mac = bytes(group.bodies[number])
+                    self.statements[ledger_id] = LacStatement(row.term, row.lac, row.first, row.lac_crc, mac)
+            elif row.kind == form.KIND_MARK:
+                if row.flags & form.MARK_ALL:
+                    self.is_all_damaged = True
+                else:
+                    self.damaged.add(ledger_id)
+
+
+class _Window:
+    """Reads a file forward in large pieces. What cannot be read is missing, not an error."""
+
+    def __init__(self, file: File, limit: int) -> None:
+        self._file = file
+        self._limit = limit
+        self._start = 0
+        self._data = memoryview(b"")
+
+    async def view(self, offset: int, size: int) -> memoryview:
+        """Give bytes; fewer than asked for at the limit or where the disk fails."""
+        at = offset - self._start
+        if at < 0 or at + size > len(self._data):
+            wanted = min(max(size, _WINDOW_BYTES), max(0, self._limit - offset))
+            self._data = memoryview(await self._read(offset, wanted))
+            if len(self._data) < min(size, wanted):
+                # Something in the window cannot be read; perhaps not what was asked for.
+                self._data = memoryview(await self._read(offset, min(size, wanted)))
+            self._start, at = offset, 0
+        return self._data[at : at + size]
+
+    async def _read(self, offset: int, size: int) -> bytes | bytearray | memoryview:
+        try:
+            return await self._file.read(offset, size) if size else b""
+        except DiskFailedError:
+            return b""
+
+
+class _Walk:
+    """The walk over one segment's groups."""
+
+    def __init__(self, file: File, header: form.SegmentHeader, limit: int) -> None:
+        self._window = _Window(file, limit)
+        self._segment = header
+        self._limit = limit
+
+    async def group_at(self, offset: int) -> Group | None:
+        """Give the group at an offset, its bodies checked; None where its header or rows fail."""
+        start = await self._window.view(offset, form.GROUP_HEADER_BYTES)
+        header = form.peek_group_header(start, self._segment, offset, self._limit)
+        if header is None:
+            return None
+        head = await self._window.view(offset, header.head_bytes)
+        rows = form.parse_group_rows(header, head)
+        if rows is None:
+            return None
+        packed = bytes(head[form.GROUP_HEADER_BYTES :])
+        group = Group(header, rows, packed, [], [], set())
+        at = offset + header.head_bytes
+        for number, row in enumerate(rows):
+            body = await self._window.view(at, row.body_bytes)
+            if not row.is_plausible() or not row.body_is_intact(body):
+                group.damaged.add(number)
+            group.bodies.append(body)
+            group.offsets.append(at)
+            at += row.body_bytes
+        return group
+
+    async def next_group(self, offset: int) -> int | None:
+        """Give where the next group head lies from `offset` on; None where there is none."""
+        overlap = len(form.GROUP_MAGIC) - 1
+        while offset < self._limit:
+            data = bytes(await self._window.view(offset, min(_WINDOW_BYTES, self._limit - offset)))
+            at = data.find(form.GROUP_MAGIC)
+            while at >= 0:
+                if await self._is_group(offset + at):
+                    return offset + at
+                at = data.find(form.GROUP_MAGIC, at + 1)
+            offset += max(len(data) - overlap, 1) if len(data) > overlap else _WINDOW_BYTES
+        return None
+
+    async def _is_group(self, offset: int) -> bool:
+        start = await self._window.view(offset, form.GROUP_HEADER_BYTES)
+        header = form.peek_group_header(start, self._segment, offset, self._limit)
+        if header is None:
+            return False
+        return form.parse_group_rows(header, await self._window.view(offset, header.head_bytes)) is not None
+
+
+async def replay_segment(
+    file: File, header: form.SegmentHeader, *, proven_end: int | None, is_last: bool
+) -> Replayed:
+    """Walk a segment's groups.
+
+    Args:
+        proven_end: where its durable groups end, if something else says so.
+        is_last: nothing was written into a later segment, as far as can be seen.
+    """
+    size = file.size()
+    limit = size if proven_end is None else proven_end
+    walk = _Walk(file, header, limit)
+    found = Replayed()
+    unproven: Group | None = None
+    offset = form.DATA_OFFSET
+    while offset < limit:
+        group = await walk.group_at(offset)
+        if group is None:
+            following = await walk.next_group(offset + 1)
+            if following is not None or not (is_last and proven_end is None):
+                found.is_all_damaged = True
+            if following is None:
+                break
+            offset = following
+            continue
+        if unproven is not None:
+            found.apply(unproven)
+        unproven = group
+        found.previous = (group.header.previous_segment, group.header.previous_end)
+        offset = group.header.end
+    if unproven is not None:
+        if proven_end is not None or not is_last:
+            found.apply(unproven)
+        elif not unproven.damaged:
+            found.tail = unproven
+    if proven_end is not None:
+        found.end = max(found.end, proven_end)
+    return found
