@@ -71,7 +71,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_since: float | None = None
         self._stalled_bytes = 0
         self._bytes_pending = 0
-        self._reads: set[asyncio.Task[None]] = set()
+        self._reads: set[asyncio.Task[int]] = set()
         self._reads_bytes = 0
         self._unsent_reads_bytes = 0  # of answers that are computed, and wait for a peer that is slow to read
         self.is_greeted = False
@@ -219,32 +219,45 @@ class Connection(asyncio.BufferedProtocol):
         self._flow.release_bytes(count)
 
     @property
-    def reads(self) -> Collection[asyncio.Task[None]]:
+    def reads(self) -> Collection[asyncio.Task[int]]:
         """Give the reads that are being computed."""
         return self._reads
 
-    def run_read(self, read: Coroutine[object, object, None], bytes_max: int) -> None:
-        """Run a read in a task of its own, counting the bytes that its answer may have until it is sent."""
-        self._reads_bytes += bytes_max
-        self._flow.reads_bytes += bytes_max
-        task: asyncio.Task[None] = self._loop.create_task(read)
+    def run_read(self, read: Coroutine[object, object, int], bytes_max: int) -> None:
+        """Run a read in a task of its own; it gives the size of the answer that it has sent.
+
+        Until then `bytes_max` is counted for it, from then on that size, until the peer takes it.
+        """
+        self._count_reads(bytes_max)
+        task: asyncio.Task[int] = self._loop.create_task(read)
         self._reads.add(task)
         task.add_done_callback(lambda task: self._read_done(task, bytes_max))
 
-    def _read_done(self, task: asyncio.Task[None], bytes_max: int) -> None:
+    def _read_done(self, task: asyncio.Task[int], bytes_max: int) -> None:
         self._reads.discard(task)
-        self._unsent_reads_bytes += bytes_max
-        if not task.cancelled() and task.exception() is not None:
-            log.error("read failed", extra=fields(peer=self.peer), exc_info=task.exception())
-            self.fail("an internal error")
+        size = 0
+        if not task.cancelled():
+            error = task.exception()
+            if error is None:
+                size = task.result()
+            else:
+                log.error("read failed", extra=fields(peer=self.peer), exc_info=error)
+                self.fail("an internal error")
+        # One entry comes in any case, so an answer may well be larger than it was to be.
+        self._count_reads(size - bytes_max)
+        self._unsent_reads_bytes += size
         if not self._is_flush_due:
             self._after_flush()
+
+    def _count_reads(self, change: int) -> None:
+        self._reads_bytes += change
+        assert self._reads_bytes >= 0
+        self._flow.count_reads(change)
 
     def _release_sent_reads(self) -> None:
         count, self._unsent_reads_bytes = self._unsent_reads_bytes, 0
         if count:
-            self._reads_bytes -= count
-            self._flow.release_read(count)
+            self._count_reads(-count)
 
     # --- answers out ---------------------------------------------------------------------------
 

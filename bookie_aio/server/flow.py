@@ -65,11 +65,11 @@ class Flow:
         if self._waiting:
             self._wake_soon()
 
-    def release_read(self, count: int) -> None:
-        """Take back what an answer to a read held."""
-        self.reads_bytes -= count
+    def count_reads(self, change: int) -> None:
+        """Count what answers to reads hold, up or down."""
+        self.reads_bytes += change
         assert self.reads_bytes >= 0
-        if self._waiting:
+        if change < 0 and self._waiting:
             self._wake_soon()
 
     def _wake_soon(self) -> None:

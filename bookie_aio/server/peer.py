@@ -29,8 +29,8 @@ class Peer(Protocol):
     def release(self, count: int) -> None:
         """Take back what `hold` counted."""
 
-    def run_read(self, read: Coroutine[object, object, None], bytes_max: int) -> None:
-        """Run what answers a request in a task, counting `bytes_max` until the answer has left."""
+    def run_read(self, read: Coroutine[object, object, int], bytes_max: int) -> None:
+        """Run what answers a request in a task; it gives the bytes sent, `bytes_max` at most for now."""
 
     def fail(self, reason: str) -> None:
         """Close the connection because of what the peer did, once the answers queued so far have left."""

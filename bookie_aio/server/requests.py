@@ -379,21 +379,23 @@ class Requests:
 
     async def _answer_read(
         self, peer: Peer, request_id: int, request: Read, was_pending: bool, fences: bool
-    ) -> None:
+    ) -> int:
         engine, ledger_id = self._engine, request.ledger_id
         entry_ids = range(request.first, request.last + 1, request.stride)
         bytes_max = min(request.bytes_max, self._limits.read_bytes_max)
         if fences:
+            # Computed when the fence itself and every add accepted before it are durable (rule 3).
             await self._barrier()
         found = await engine.read(ledger_id, request.content_term, entry_ids, bytes_max)
         if found.stop is Stop.NO_SUCH_ENTRY and was_pending and not fences:
-            # Rule 3: the entry may have been among what was accepted before this read and not yet indexed.
+            # The entry may be among what was accepted before this read and was not indexed yet (rule 3).
             await self._barrier()
             found = await engine.read(ledger_id, request.content_term, entry_ids, bytes_max)
         answer = ReadAnswer(int(found.stop), found.stop_entry, engine.statement(ledger_id))
         size = sum(map(len, found.buffers))
         self.counters.bytes_read += size
         peer.send(encode_frame(encode_answer(Op.READ, request_id, answer), size), *found.buffers)
+        return size
 
     def _read_lac(self, peer: Peer, request_id: int, request: ReadLac, body: memoryview) -> None:
         if request.term == NO_TERM:
@@ -440,23 +442,25 @@ class Requests:
         )
         peer.run_read(listing, rows_max * _ROW.size)
 
-    async def _answer_entries(self, peer: Peer, request_id: int, request: ListEntries, rows_max: int) -> None:
+    async def _answer_entries(self, peer: Peer, request_id: int, request: ListEntries, rows_max: int) -> int:
         # A listing says by omission what is not there: rule 3 as for a negative read.
         await self._barrier()
         rows, next_entry = await self._engine.list_entries(request.ledger_id, request.from_entry, rows_max)
         answer = ListEntriesAnswer(next_entry, self._engine.is_damaged(request.ledger_id))
         body = b"".join([_ROW.pack(*row) for row in rows])
         peer.send(encode_frame(encode_answer(Op.LIST_ENTRIES, request_id, answer), len(body)), body)
+        return len(body)
 
     def _list_ledgers(self, peer: Peer, request_id: int, request: ListLedgers, body: memoryview) -> None:
         count_max = self._limits.list_ledgers_max
 
-        async def answer() -> None:
+        async def answer() -> int:
             await self._barrier()
             ids, next_ledger = self._engine.list_ledgers(request.from_ledger, count_max)
             packed = struct.pack(f"<{len(ids)}Q", *ids)
             header = encode_answer(Op.LIST_LEDGERS, request_id, ListLedgersAnswer(next_ledger))
             peer.send(encode_frame(header, len(packed)), packed)
+            return len(packed)
 
         peer.run_read(self._run(peer, Op.LIST_LEDGERS, request_id, answer()), 8 * count_max)
 
@@ -467,13 +471,14 @@ class Requests:
     # --- answers -------------------------------------------------------------------------------
 
     async def _run(
-        self, peer: Peer, op: Op, request_id: int, answering: Coroutine[object, object, None]
-    ) -> None:
+        self, peer: Peer, op: Op, request_id: int, answering: Coroutine[object, object, int]
+    ) -> int:
         """Run what answers a request, turning a disk's error into an answer."""
         try:
-            await answering
+            return await answering
         except StorageError as error:
             self._fail_internally(peer, op, request_id, error)
+            return 0
 
     def _acknowledge(self, peer: Peer, op: Op, request_id: int, error: StorageError | None) -> None:
         if error is None:
