@@ -30,6 +30,8 @@ class LatencyBuckets:
     def percentile(self, percent: float) -> float:
         """Give the latency, in seconds, that `percent` of the values do not exceed; 0 without values."""
         rank = math.ceil(self.count * percent / 100)
+        if rank >= self.count:
+            return self.max_s
         seen = 0
         for step, count in enumerate(self._counts):
             seen += count

@@ -1,0 +1,141 @@
+"""`cluster up`: the same cluster comes back, whatever stopped it, and nothing is left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.cli import TIMEOUT_S, Cli, RunningCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Clusters:
+    """Starts clusters, and ends those that a test has left running."""
+
+    def __init__(self) -> None:
+        self._started: list[RunningCluster] = []
+
+    def start(self, directory: Path, *arguments: str) -> RunningCluster:
+        """Start a cluster."""
+        running = RunningCluster(directory, *arguments)
+        self._started.append(running)
+        return running
+
+    def end(self) -> None:
+        """End all."""
+        for running in self._started:
+            running.end(signal.SIGTERM)
+
+
+@pytest.fixture
+def clusters() -> Iterator[Clusters]:
+    found = Clusters()
+    yield found
+    found.end()
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _ids(running: RunningCluster) -> list[str]:
+    return [row["bookie_id"] for row in running.document["bookies"]]
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_stops_cleanly_and_comes_back(clusters: Clusters, tmp_path: Path, how: signal.Signals) -> None:
+    first = clusters.start(tmp_path, "-n", "3", "--spares", "1")
+    assert _ids(first) == ["b1", "b2", "b3", "b4"]
+    pids = first.pids()
+    ledger = first.cli.run("ledger", "write", "-", stdin=b"kept\n").decode().strip()
+    code, error = first.end(how)
+    assert code == 0, error.decode()
+    assert not any(map(_is_running, pids.values()))
+
+    again = clusters.start(tmp_path, "-n", "3")
+    assert _ids(again) == _ids(first)
+    assert again.document["metadata"] == first.document["metadata"]
+    assert again.cli.run("ledger", "cat", ledger, "--newline") == b"kept\n"
+
+
+def test_comes_back_after_everything_was_killed(clusters: Clusters, tmp_path: Path) -> None:
+    first = clusters.start(tmp_path)
+    ledger = first.cli.run("ledger", "write", "-", stdin=b"kept\n").decode().strip()
+    for pid in (*first.pids().values(), first.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    first.end()
+    again = clusters.start(tmp_path)
+    assert _ids(again) == _ids(first)
+    assert again.cli.run("ledger", "cat", ledger, "--newline") == b"kept\n"
+
+
+def test_bookies_do_not_outlive_the_one_who_started_them(clusters: Clusters, tmp_path: Path) -> None:
+    first = clusters.start(tmp_path, "-n", "1")
+    first.end(signal.SIGKILL)
+    # The lock that the bookies hold is free only when they are gone; the next start waits for that.
+    again = clusters.start(tmp_path, "-n", "1")
+    assert not set(first.pids().values()) - set(again.pids().values())
+    assert again.end()[0] == 0
+
+
+def test_second_start_on_the_same_directory_is_refused(clusters: Clusters, tmp_path: Path) -> None:
+    running = clusters.start(tmp_path, "-n", "1")
+    error = Cli().run("cluster", "up", "--dir", str(tmp_path), code=1).decode()
+    assert str(tmp_path) in error
+    assert running.cli.rows("bookie", "list")[0]["state"] == "writable"
+
+
+def test_bookie_that_dies_is_reported_and_the_rest_goes_on(clusters: Clusters, tmp_path: Path) -> None:
+    running = clusters.start(tmp_path, "-n", "2")
+    assert running.process.stderr is not None
+    os.kill(running.pids()["b2"], signal.SIGKILL)
+    while b"b2" not in (line := running.process.stderr.readline()) or b"SIGKILL" not in line:
+        assert line, "the end of standard error, and no report"
+    assert running.cli.run("ledger", "create", "-e", "1").strip().isdigit()
+    assert running.end()[0] == 0
+
+
+def test_bookie_that_dies_is_started_again_when_asked_for(clusters: Clusters, tmp_path: Path) -> None:
+    running = clusters.start(tmp_path, "-n", "1", "--restart")
+    before = running.pids()["b1"]
+    os.kill(before, signal.SIGKILL)
+    assert running.process.stderr is not None
+    while b"serves again" not in (line := running.process.stderr.readline()):
+        assert line, "the end of standard error, and no restart"
+    assert running.pids()["b1"] != before
+    assert running.cli.run("ledger", "create", "-e", "1").strip().isdigit()
+
+
+def test_start_that_fails_says_why_and_leaves_nothing_running(clusters: Clusters, tmp_path: Path) -> None:
+    running = clusters.start(tmp_path, "-n", "2")
+    assert running.end()[0] == 0
+    (tmp_path / "b2" / "cookie.json").write_bytes(b"garbage")
+    process = Cli().start("cluster", "up", "--dir", str(tmp_path))
+    out, error = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out) == (1, b"")
+    assert "bookie b2 did not start" in error.decode().splitlines()[-1]
+    # Free again: nobody holds its locks.
+    (tmp_path / "b2").rename(tmp_path / "aside")
+    assert "b2" in Cli().run("cluster", "up", "--dir", str(tmp_path), code=1).decode()
+
+
+def test_environment_does_not_lend_a_cluster_another_ones_metadata(
+    clusters: Clusters, tmp_path: Path
+) -> None:
+    first = clusters.start(tmp_path / "first", "-n", "1")
+    process = first.cli.start("cluster", "up", "-n", "1", "--dir", str(tmp_path / "second"))
+    assert process.stdout is not None
+    assert process.stdout.readline().decode().strip() == f"sqlite://{tmp_path / 'second' / 'metadata.db'}"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0

@@ -1,0 +1,133 @@
+"""How commands draw, cut, count and describe."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_aio.cli.exits import Exit, describe, exit_code_of
+from client_aio.cli.latency import LatencyBuckets
+from client_aio.cli.ledger_text import custom_of, draw, row_of, text_of
+from client_aio.cli.source import cut
+from metadata import errors
+from metadata.ledger import LedgerMetadata
+
+
+def _ledger() -> LedgerMetadata:
+    return LedgerMetadata.new(
+        7,
+        ensemble_size=3,
+        write_quorum=3,
+        ack_quorum=2,
+        bookies=["b1", "b2", "b3"],
+        created_ms=1_790_000_000_000,
+    )
+
+
+def test_drawing_shows_each_fragment_its_share_and_who_was_replaced() -> None:
+    closed = _ledger().change_ensemble(100, ["b1", "b4", "b3"]).close(299, 30_000)
+    assert draw(closed).splitlines() == [
+        "ledger 7  CLOSED  E=3 Qw=3 Qa=2  crc32c",
+        "entries 0–299, 30,000 bytes",
+        "",
+        "fragment  entries  bookies",
+        "       0  0–99     b1  b2  b3  ██████████",
+        "       1  100–299  b1  b4  b3            ██████████████████████",
+        "                       ^^",
+    ]
+
+
+def test_drawing_of_an_open_ledger_has_no_end() -> None:
+    assert draw(_ledger()).splitlines()[-1] == "       0  0–…      b1  b2  b3"
+
+
+def test_drawing_of_an_empty_ledger_says_so() -> None:
+    text = draw(_ledger().close(-1, 0))
+    assert "no entries" in text
+    assert text.splitlines()[-1] == "       0  none     b1  b2  b3"
+
+
+def test_drawing_shows_custom_metadata() -> None:
+    assert "custom app = b'demo'" in draw(replace(_ledger(), custom={"app": b"demo"}))
+
+
+def test_row_names_the_time_of_creation() -> None:
+    assert row_of(_ledger())["created"] == "2026-09-21T14:13:20+00:00"
+
+
+def test_custom_metadata_is_key_and_value() -> None:
+    assert custom_of(["a=1", "b=x=y", "c="]) == {"a": b"1", "b": b"x=y", "c": b""}
+    for wrong in ("a", "=1"):
+        with pytest.raises(errors.InvalidArgumentError, match="KEY=VALUE"):
+            custom_of([wrong])
+
+
+def test_bytes_that_are_no_text_are_shown_in_base64() -> None:
+    assert text_of("grün".encode()) == {"text": "grün"}
+    assert text_of(b"\xff\x00") == {"base64": "/wA="}
+
+
+@given(st.binary(max_size=200), st.integers(1, 50), st.booleans())
+def test_cutting_loses_nothing(data: bytes, size: int, keep: bool) -> None:
+    chunks, rest = cut(data, size, keep)
+    assert b"".join([*chunks, rest]) == data
+    assert all(len(chunk) == size for chunk in chunks)
+    assert len(rest) < size
+    lines, rest = cut(data, None, keep)
+    assert b"".join(line if keep else line + b"\n" for line in lines) + rest == data
+    assert b"\n" not in rest
+
+
+def test_percentiles_are_within_two_percent() -> None:
+    rng = random.Random(1)
+    values = sorted(rng.lognormvariate(-7, 1.5) for _ in range(20_000))
+    buckets = LatencyBuckets()
+    for value in values:
+        buckets.record(value)
+    for percent in (50, 90, 99, 99.9):
+        exact = values[int(len(values) * percent / 100) - 1]
+        assert buckets.percentile(percent) == pytest.approx(exact, rel=0.025)
+    assert buckets.percentile(100) == values[-1]
+
+
+def test_a_count_weighs_as_much_as_that_many_values() -> None:
+    buckets = LatencyBuckets()
+    buckets.record(0.001, 99)
+    buckets.record(1.0)
+    assert buckets.percentile(99) == pytest.approx(0.001, rel=0.025)
+    assert buckets.percentile(99.5) == 1.0
+
+
+def test_percentiles_without_values_are_zero() -> None:
+    assert LatencyBuckets().percentile(99) == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InvalidArgumentError("x"), Exit.USAGE),
+        (errors.EntryTooLargeError("x"), Exit.USAGE),
+        (errors.NoSuchLedgerError("x"), Exit.NOT_FOUND),
+        (errors.NotEnoughBookiesError("x"), Exit.UNAVAILABLE),
+        (errors.MetadataUnavailableError("x"), Exit.UNAVAILABLE),
+        (errors.OperationTimeoutError("x"), Exit.UNAVAILABLE),
+        (errors.LedgerRecoveryError("x"), Exit.UNAVAILABLE),
+        (errors.DigestMismatchError("x"), Exit.DAMAGED),
+        (errors.CorruptRecordError("x"), Exit.DAMAGED),
+        (errors.LedgerFencedError("x"), Exit.FAILURE),
+        (OSError(28, "No space left on device"), Exit.FAILURE),
+        (ZeroDivisionError(), Exit.FAILURE),
+    ],
+)
+def test_exit_code_says_what_kind_of_failure(error: Exception, code: Exit) -> None:
+    assert exit_code_of(error) is code
+
+
+def test_error_is_one_line_whatever_it_says() -> None:
+    assert describe(errors.BookKeeperError("first\n  second")) == "first second"
+    assert describe(ZeroDivisionError("division by zero")) == "ZeroDivisionError: division by zero"
+    assert describe(KeyError()) == "KeyError"
