@@ -240,7 +240,7 @@ class Engine:
     def _check_room(self, size: int, kept: int) -> None:
         if not self._provision.is_full:
             return
-        left = self._journal.room + self._provision.spare_bytes - self._journal.queued_bytes
+        left = self._journal.room + self._provision.spare_bytes - self._journal.bytes_pending
         if size + kept > left:
             raise DiskFullError("no space left, and the reserve is used up")
 

@@ -15,7 +15,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import format as form
-from bookie_aio.storage.segment import Segment, create_reserve, create_segment, take_reserve
+from bookie_aio.storage.segment import Segment, create_reserve, create_segment, remove_segment, take_reserve
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
@@ -134,9 +134,12 @@ class Provision:
         self._on_ready()
 
     def _header(self, capacity: int) -> form.SegmentHeader:
-        header = form.SegmentHeader(self.next_id, self._draw_generation(), capacity)
-        self.next_id += 1
-        return header
+        return form.SegmentHeader(self.next_id, self._draw_generation(), capacity)
+
+    def _set_ready(self, segment: Segment) -> None:
+        # In one step: a checkpoint that counted the id as used without listing it would drop the segment.
+        self.ready = segment
+        self.next_id = segment.segment_id + 1
 
     async def _prepare(self) -> None:
         if not self.has_reserve:
@@ -147,14 +150,15 @@ class Provision:
             await self._list_segment(segment)
         except DiskFullError:
             segment.close()
+            await remove_segment(self._disk, self._directory, segment.segment_id)
             raise
-        self.ready = segment
+        self._set_ready(segment)
         self._set_full(False)
 
     async def _prepare_reserve(self) -> None:
         # Not listed in the checkpoint, which might need space: a restart adopts a segment of a new id.
         self.has_reserve = False
-        self.ready = await take_reserve(self._disk, self._directory, self._header(self._reserve_bytes))
+        self._set_ready(await take_reserve(self._disk, self._directory, self._header(self._reserve_bytes)))
 
     def _set_full(self, is_full: bool) -> None:
         if is_full != self.is_full:

@@ -249,11 +249,14 @@ class Restart:
             self._apply(segment, result)
 
     async def _learn_end_before(self, segment: Segment, ends: dict[int, int]) -> None:
-        start = await segment.file.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
-        group = form.peek_group_header(start, segment.header, form.DATA_OFFSET, segment.end)
-        if group is None:
+        try:
+            start = await segment.file.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
+            group = form.peek_group_header(start, segment.header, form.DATA_OFFSET, segment.end)
+            if group is None:
+                return
+            head = memoryview(await segment.file.read(form.DATA_OFFSET, group.head_bytes))
+        except DiskFailedError:
             return
-        head = memoryview(await segment.file.read(form.DATA_OFFSET, group.head_bytes))
         if form.parse_group_rows(group, head) is not None:
             ends[group.previous_segment] = group.previous_end
 

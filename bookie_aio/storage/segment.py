@@ -198,18 +198,28 @@ async def take_reserve(disk: Disk, directory: str, header: form.SegmentHeader) -
     return Segment(file, header)
 
 
+async def remove_segment(disk: Disk, directory: str, segment_id: int) -> None:
+    """Remove a segment's file."""
+    await disk.unlink(os.path.join(directory, layout.segment_name(segment_id)))
+    await disk.sync_directory(directory)
+
+
+async def trim_segment(segment: Segment) -> None:
+    """Cut a segment behind its last group; durable on return, as is all that it holds."""
+    if segment.file.size() > segment.end:
+        await segment.file.truncate(segment.end)
+    await segment.file.sync()
+
+
 async def write_index(
     disk: Disk, directory: str, segment: Segment, statements: dict[int, LacStatement | None]
 ) -> SealedIndex:
-    """Cut the segment behind its last group and write its index; both are durable on return.
+    """Write a segment's index; it is durable on return.
 
-    The segment's index in memory must not change meanwhile. Raises DiskFullError; it may be tried again.
+    From then on a restart does not replay the segment: its terms and marks must be in the checkpoint. The
+    segment's index in memory must not change meanwhile. Raises DiskFullError; it may be tried again.
     """
     assert segment.index is not None
-    if segment.file.size() > segment.end:
-        # Before the index, since this is what gives space back. Without an index the segment is replayed.
-        await segment.file.truncate(segment.end)
-    await segment.file.sync()
     name = layout.index_name(segment.segment_id)
     header = segment.header
     buffers = encode_index(

@@ -1,8 +1,9 @@
 """Tending: sealing segments, writing checkpoints, rebuilding indexes, all in the background.
 
 Owns the segments that wait to be sealed, and the order of these writes: a checkpoint lists a segment before
-its first group is written, covers a segment's terms and marks once it is sealed, and stops listing a
-segment before its file is removed. Writing goes on meanwhile.
+its first group is written, covers a segment's terms and marks before its index is written (a segment with
+an index is not replayed), and stops listing a segment before its file is removed. Writing goes on
+meanwhile.
 
 No space is no failure here: the index stays in memory, and sealing is tried again when there is space.
 """
@@ -17,7 +18,7 @@ from bookie_aio.storage import directory as layout
 from bookie_aio.storage.checkpoint import LedgerState, encode_checkpoint
 from bookie_aio.storage.format import DATA_OFFSET
 from bookie_aio.storage.replay import replay_segment
-from bookie_aio.storage.segment import Segment, write_index
+from bookie_aio.storage.segment import Segment, trim_segment, write_index
 from metadata.errors import DiskFullError, StorageError
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ class Tender:
     async def seal_all(self) -> None:
         """Seal whatever waits for it, and write the checkpoint. Raises DiskFullError."""
         async with self._one_at_a_time:
+            if not self._unsealed and not self._rebuilt:
+                await self._write_checkpoint(set())
             while self._unsealed:
                 segment = self._unsealed[0]
                 await self._seal(segment)
@@ -102,9 +105,12 @@ class Tender:
                 await self._seal(segment)
                 segment.index = None
                 self._rebuilt.remove(segment)
-            await self._write_checkpoint(set())
 
     async def _seal(self, segment: Segment) -> None:
+        # Trimmed first, since that gives space back; then the checkpoint, since with an index the segment
+        # is not replayed any more, and its fences must be elsewhere.
+        await trim_segment(segment)
+        await self._write_checkpoint(set())
         assert segment.index is not None
         statements = {ledger_id: self._ledgers[ledger_id].statement for ledger_id in segment.index.ledgers}
         segment.sealed = await write_index(self._disk, self._directory, segment, statements)
