@@ -1,28 +1,17 @@
 """The tables of an SQLite metadata store, and every statement that touches them.
 
 Synchronous; `metadata.sqlite` calls it, all of it, from one worker thread. Owns the schema, transactions,
-and the translation of SQLite's errors into ours. Two files:
+and the translation of SQLite's errors into ours. The database is in WAL mode with `synchronous=FULL`: what
+a transaction committed is on the disk. Which sessions live is not its matter (`metadata._sqlite_leases`).
 
-- the database itself, in WAL mode with `synchronous=FULL`: what a transaction committed is on the disk;
-- `PATH-leases-BOOT`, the sessions' leases, with `synchronous=OFF`. Leases need no durability: they count
-  the monotonic clock, which means nothing after a reboot, so each boot has a lease file of its own and a
-  file that a power cut may have torn is never read again. Heartbeats thus cost no disk flush, and do not
-  wake those who watch the database.
-
-Invariants: a node's row id is its incarnation (AUTOINCREMENT never gives one out twice); an ephemeral's
-owner had a lease before the node existed; a lease once deleted is never revived, and only a deleted or
-missing lease lets anybody remove its owner's nodes.
+Invariant: a node's row id is its incarnation, since AUTOINCREMENT never gives one out twice.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-import subprocess
-import sys
-import time
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from metadata import settle
@@ -39,6 +28,7 @@ from metadata.store import Version, Versioned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x626B6D64
@@ -91,10 +81,10 @@ Signature = tuple[int, int, int] | None
 
 
 class Tables:
-    """Both databases, open."""
+    """The database, open."""
 
-    def __init__(self, path: Path, *, lease_s: float) -> None:
-        """Open the files, creating them where they are missing.
+    def __init__(self, path: Path) -> None:
+        """Open the file, creating it where it is missing.
 
         Raises:
             InvalidArgumentError: the path cannot hold a database.
@@ -106,27 +96,19 @@ class Tables:
         if not path.parent.is_dir():
             raise InvalidArgumentError(f"the directory {path.parent} does not exist")
         self._path = path
-        self._lease_ns = int(lease_s * 1e9)
         self._own_commits = 0
         self._seen: tuple[int, int, tuple[str, ...]] | None = None
         with self._translated(), ExitStack() as undo:
-            self._database = _connect(path)
+            self._database = connect(path)
             undo.callback(self._database.close)
             # What is somebody else's file is left as it is, its journal mode too.
             self._check_ours()
-            _use_wal(self._database, path, synchronous="FULL")
+            use_wal(self._database, path, synchronous="FULL")
             self._check_schema()
-            self._leases = _connect(self._lease_path())
-            undo.callback(self._leases.close)
-            _use_wal(self._leases, path, synchronous="OFF")
-            self._leases.execute(
-                "CREATE TABLE IF NOT EXISTS lease (session TEXT PRIMARY KEY, deadline_ns INTEGER)"
-            )
             undo.pop_all()
 
     def close(self) -> None:
-        """Close the files."""
-        self._leases.close()
+        """Close the file."""
         self._database.close()
 
     # Keys
@@ -137,7 +119,7 @@ class Tables:
             row = self._find(key)
             if row is not None and row.value is not None:
                 return settle.settle_create(key, row.version, token, maybe_sent=maybe_sent)
-            return self._put(key, value, token, None)
+            return self._put(key, value, (token,), None)
 
     def read(self, key: str) -> Versioned:
         """Read a key; see `MetadataStore.read`."""
@@ -155,7 +137,7 @@ class Tables:
             row = self._find_value(key)
             if row.version != expected:
                 return settle.settle_compare_and_set(key, expected, row.version, token, maybe_sent=maybe_sent)
-            return self._change(key, value, token)
+            return self._change(key, value, settle.add_writer(row.writers, token))
 
     def delete(self, key: str, expected: Version | None) -> None:
         """Delete a key; see `MetadataStore.delete`."""
@@ -201,55 +183,36 @@ class Tables:
 
     # Sessions
 
-    def begin_session(self, session: str) -> None:
-        """Take a lease."""
+    def owners(self) -> list[str]:
+        """List the sessions that have ephemeral keys."""
         with self._translated():
-            self._leases.execute(
-                "INSERT INTO lease VALUES (?, ?)", (session, time.monotonic_ns() + self._lease_ns)
-            )
-
-    def renew_session(self, session: str) -> bool:
-        """Extend the lease; False when it has run out, for good."""
-        now = time.monotonic_ns()
-        with self._translated():
-            cursor = self._leases.execute(
-                "UPDATE lease SET deadline_ns = ? WHERE session = ? AND deadline_ns > ?",
-                (now + self._lease_ns, session, now),
-            )
-        return cursor.rowcount == 1
-
-    def end_session(self, session: str) -> None:
-        """Give up the lease and remove what it kept alive."""
-        with self._translated():
-            self._leases.execute("DELETE FROM lease WHERE session = ?", (session,))
-        self._drop_sessions([session])
-
-    def remove_dead(self) -> None:
-        """Remove the ephemerals of every session whose lease ran out, whosoever it was."""
-        with self._translated():
-            # Owners first, leases second: a session that begins in between then still counts as live.
             rows = self._database.execute("SELECT DISTINCT session FROM node WHERE session IS NOT NULL")
-            owners = {session for (session,) in rows}
-            now = time.monotonic_ns()
-            if self._leases.execute("SELECT 1 FROM lease WHERE deadline_ns <= ?", (now,)).fetchone():
-                self._leases.execute("DELETE FROM lease WHERE deadline_ns <= ?", (now,))
-            live = {session for (session,) in self._leases.execute("SELECT session FROM lease")}
-        if owners - live:
-            self._drop_sessions(sorted(owners - live))
+            return sorted(session for (session,) in rows)
 
-    def put_ephemeral(self, key: str, value: bytes, token: str, session: str) -> bool:
-        """Create the key or give it its owner's new value; False when another session holds it."""
+    def drop_sessions(self, sessions: Sequence[str]) -> None:
+        """Remove all that is ephemeral with those sessions."""
+        with self._writing():
+            for session in sessions:
+                keys = self._database.execute("SELECT path FROM node WHERE session = ?", (session,))
+                for (key,) in keys.fetchall():
+                    self._drop(key)
+
+    def put_ephemeral(self, key: str, value: bytes, writers: tuple[str, str], session: str) -> bool:
+        """Create the key or give it its owner's new value; False when somebody else holds it.
+
+        The first of the writers marks the registration, and stays for its whole life.
+        """
         with self._writing():
             row = self._find(key)
             if row is None:
-                self._put(key, value, token, session)
+                self._put(key, value, writers, session)
                 return True
             if row.session is None:
                 raise KeyExistsError(f"key {key!r} exists and is not ephemeral")
-            if row.session != session:
+            if row.session != session or row.writers[0] != writers[0]:
                 return False
             if row.value != value:
-                self._change(key, value, token)
+                self._change(key, value, writers)
             return True
 
     def drop_ephemeral(self, key: str, session: str) -> None:
@@ -282,7 +245,7 @@ class Tables:
         ).fetchone()
         return row
 
-    def _put(self, key: str, value: bytes, token: str, session: str | None) -> Version:
+    def _put(self, key: str, value: bytes, writers: tuple[str, ...], session: str | None) -> Version:
         for ancestor in ancestors_of(key):
             row = self._find(ancestor)
             if row is None:
@@ -291,7 +254,7 @@ class Tables:
                 raise InvalidArgumentError(f"{ancestor!r} is ephemeral and can have no child such as {key!r}")
         if self._find(key) is None:
             self._insert(key, session)
-        return self._change(key, value, token)
+        return self._change(key, value, writers)
 
     def _insert(self, key: str, session: str | None) -> None:
         self._database.execute(
@@ -301,10 +264,9 @@ class Tables:
         )
         self._touch_children(parent_of(key))
 
-    def _change(self, key: str, value: bytes, token: str) -> Version:
+    def _change(self, key: str, value: bytes, writers: tuple[str, ...]) -> Version:
         row = self._find(key)
         assert row is not None
-        writers = settle.add_writer(row.writers, token)
         self._database.execute(
             "UPDATE node SET value = ?, number = number + 1, writers = ? WHERE path = ?",
             (value, json.dumps(writers), key),
@@ -319,13 +281,6 @@ class Tables:
 
     def _touch_children(self, parent: str) -> None:
         self._database.execute("UPDATE node SET child_changes = child_changes + 1 WHERE path = ?", (parent,))
-
-    def _drop_sessions(self, sessions: Sequence[str]) -> None:
-        with self._writing():
-            for session in sessions:
-                keys = self._database.execute("SELECT path FROM node WHERE session = ?", (session,))
-                for (key,) in keys.fetchall():
-                    self._drop(key)
 
     # Opening, transactions, errors
 
@@ -353,14 +308,6 @@ class Tables:
                 for statement in _SCHEMA.split(";"):
                     self._database.execute(statement)
 
-    def _lease_path(self) -> Path:
-        boot = boot_id()
-        mine = f"{self._path.name}-leases-{boot}"
-        for stale in self._path.parent.glob(f"{self._path.name}-leases-*"):
-            if not stale.name.startswith(mine):
-                stale.unlink(missing_ok=True)
-        return self._path.parent / mine
-
     @contextmanager
     def _writing(self) -> Iterator[None]:
         with self._translated():
@@ -375,12 +322,17 @@ class Tables:
                 raise
             self._own_commits += 1
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise translate(error, self._path) from error
+    def _translated(self) -> AbstractContextManager[None]:
+        return translated(self._path)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn the errors of SQLite into ours."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(error, path) from error
 
 
 def translate(error: sqlite3.Error, path: Path) -> MetadataError | InvalidArgumentError | BusyError:
@@ -399,23 +351,14 @@ def translate(error: sqlite3.Error, path: Path) -> MetadataError | InvalidArgume
     return MetadataUnavailableError(f"the metadata database {path} failed: {error}")
 
 
-def boot_id() -> str:
-    """Give what distinguishes this boot of the machine from all others."""
-    linux = Path("/proc/sys/kernel/random/boot_id")
-    if linux.exists():
-        return linux.read_text().strip()
-    if sys.platform == "darwin":
-        command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    raise InvalidArgumentError("an SQLite metadata store needs Linux or macOS: no boot id is to be had")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path) -> sqlite3.Connection:
+    """Open a database file."""
     # `isolation_level=None`: transactions begin and end where this module says so.
     return sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
 
 
-def _use_wal(connection: sqlite3.Connection, path: Path, *, synchronous: str) -> None:
+def use_wal(connection: sqlite3.Connection, path: Path, *, synchronous: str) -> None:
+    """Let several processes share the file."""
     ((mode,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
     if mode != "wal":
         raise InvalidArgumentError(

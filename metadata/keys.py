@@ -15,6 +15,7 @@ from metadata.store import VALUE_BYTES_MAX
 KEY_CHARACTERS_MAX = 1000
 TOKEN = re.compile(r"[A-Za-z0-9_.:\-]{1,64}")
 ID_BLOCK_MAX = 1_000_000
+TOP_RESERVED = (".store", "zookeeper")
 
 _SEGMENT = re.compile(r"[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+")
 
@@ -28,11 +29,13 @@ def check_key(key: str, *, root_allowed: bool = False) -> str:
     if len(key) > KEY_CHARACTERS_MAX:
         raise InvalidArgumentError(f"key {key[:40]!r}… is longer than {KEY_CHARACTERS_MAX} characters")
     for segment in key.split("/"):
-        if not _SEGMENT.fullmatch(segment) or segment in (".", "..") or key == "zookeeper":
+        if not _SEGMENT.fullmatch(segment) or segment in (".", ".."):
             raise InvalidArgumentError(
                 f"key {key!r} is not a relative path: its segment {segment!r} is empty, reserved, "
                 "or holds a character that no store accepts"
             )
+    if key.partition("/")[0] in TOP_RESERVED:
+        raise InvalidArgumentError(f"key {key!r} lies where the stores keep what is their own")
     return key
 
 

@@ -5,6 +5,7 @@ write whose answer was lost is settled by content and never by guess (rule 10). 
 each store calls them with what it has read.
 
 They rest on one invariant: each write of a key adds exactly one to its number and one token to its list.
+(Not so for ephemeral keys: they have one writer, and carry its mark and its last token.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The embedded metadata store: one SQLite file, shared by several processes of one machine.
 
-Owns what is asynchronous about it: one worker thread for all calls into SQLite (`metadata._sqlite_tables`
-has the statements), waiting for other processes' write lock, watches by polling, and sessions by leases.
+Owns what is asynchronous about it: a worker thread for all calls into the database
+(`metadata._sqlite_tables` has the statements) and one for the leases (`metadata._sqlite_leases`), waiting
+for other processes' write lock, watches by polling, and sessions by leases.
 
 - Watches: `PRAGMA data_version` is polled every `POLL_INTERVAL_S` while somebody watches.
 - Sessions: begun with the first registration; its lease is renewed every quarter of `lease_s`. Whoever has
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from metadata._sqlite_leases import Leases
 from metadata._sqlite_tables import BusyError, Tables
 from metadata.errors import (
     BookKeeperError,
@@ -40,6 +42,8 @@ Result = TypeVar("Result")
 
 POLL_INTERVAL_S = 0.025
 LEASE_S = 2.0
+REMOVAL_PATIENCE_S = 1.0
+"""How much longer than its lease a dead session's keys may stay, on a slow disk."""
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +69,9 @@ class SqliteMetadataStore(MetadataStore):
         self._lease_s = lease_s
         self._operation_timeout_s = operation_timeout_s
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-sqlite")
+        self._lease_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-leases")
         self._opened: Tables | None = None
+        self._opened_leases: Leases | None = None
         self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
         self._watches: set[_Watch] = set()
@@ -94,12 +100,14 @@ class SqliteMetadataStore(MetadataStore):
             raise InvalidArgumentError(f"the path of an SQLite metadata store is absolute, not {str(path)!r}")
         store = cls(path, lease_s=lease_s, operation_timeout_s=operation_timeout_s)
         try:
-            store._opened = await store._submit(lambda: Tables(path, lease_s=lease_s))
-            await store._submit(store._tables.remove_dead)
+            store._opened = await store._submit(lambda: Tables(path))
+            store._opened_leases = await store._submit_lease(lambda: Leases(path, lease_s=lease_s))
+            await store._remove_dead()
         except BaseException:
             store._abandon()
             raise
-        store._tasks = [asyncio.create_task(store._poll()), asyncio.create_task(store._maintain())]
+        loops = (store._poll(), store._maintain(), store._keep_session())
+        store._tasks = [asyncio.create_task(each) for each in loops]
         return store
 
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
@@ -151,7 +159,7 @@ class SqliteMetadataStore(MetadataStore):
         # `_maintain`, here or in any other process, removes the key.
         changes = self.watch(key)
         try:
-            async with asyncio.timeout(self._lease_s * 1.5 + POLL_INTERVAL_S):
+            async with asyncio.timeout(self._lease_s * 2 + REMOVAL_PATIENCE_S):
                 async for _ in changes:
                     if await registration.put():
                         break
@@ -174,13 +182,15 @@ class SqliteMetadataStore(MetadataStore):
     async def close(self) -> None:
         if self._closed:
             return
-        tables, session = self._tables, self._session
+        session = self._session
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._registrations.clear()
         try:
-            await self._submit(lambda: tables.end_session(session) if session is not None else None)
+            if session is not None:
+                await self._submit_lease(lambda: self._leases.end(session))
+                await self._submit(lambda: self._tables.drop_sessions([session]))
         except BookKeeperError as error:
             log.warning("session not ended, its lease will run out: %s", error)
         finally:
@@ -194,33 +204,48 @@ class SqliteMetadataStore(MetadataStore):
         for watch in self._watches:
             watch.changed.set()
         if self._opened is not None:
-            tables = self._opened
-            self._worker.submit(tables.close)
+            self._worker.submit(self._opened.close)
+        if self._opened_leases is not None:
+            self._lease_worker.submit(self._opened_leases.close)
         self._worker.shutdown(wait=False)
+        self._lease_worker.shutdown(wait=False)
 
     @property
     def _tables(self) -> Tables:
         assert self._opened is not None, "the store was opened by `open`"
         return self._opened
 
+    @property
+    def _leases(self) -> Leases:
+        assert self._opened_leases is not None, "the store was opened by `open`"
+        return self._opened_leases
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClientClosedError("the metadata store is closed")
 
     async def _submit(self, call: Callable[[], Result]) -> Result:
-        """Run a call on the worker, again and again while another process holds the write lock."""
+        """Run a call on the database's worker."""
+        return await self._patiently(self._worker, call)
+
+    async def _submit_lease(self, call: Callable[[], Result]) -> Result:
+        """Run a call on the leases' worker."""
+        return await self._patiently(self._lease_worker, call)
+
+    async def _patiently(self, worker: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+        """Run a call, again and again while another process holds the write lock."""
         self._check_open()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._operation_timeout_s
         while True:
             try:
-                return await loop.run_in_executor(self._worker, call)
+                return await loop.run_in_executor(worker, call)
             except BusyError as error:
                 self._check_open()
                 if loop.time() >= deadline:
                     raise MetadataUnavailableError(
                         f"the metadata database {self._path} stayed locked by another process for "
-                        f"{self._operation_timeout_s} s"
+                        f"{self._operation_timeout_s:g} s"
                     ) from error
 
     async def _write(self, call: Callable[[], Result]) -> Result:
@@ -255,27 +280,42 @@ class SqliteMetadataStore(MetadataStore):
             timer = loop.call_later(pause_s, self._poke.set)
 
     async def _maintain(self) -> None:
-        """Keep the own session alive and remove what dead ones left."""
+        """Remove what dead sessions left, and bring every registration to the present session."""
         while True:
             await asyncio.sleep(self._lease_s / 4)
             try:
-                await self._maintain_once()
+                await self._remove_dead()
+                for registration in sorted(self._registrations, key=lambda each: each.key):
+                    if registration.session != self._session and not await registration.put():
+                        log.warning("key %r is held by another session; trying again", registration.key)
+            except BookKeeperError as error:
+                log.warning("registrations not looked after, trying again: %s", error)
+
+    async def _keep_session(self) -> None:
+        """Renew the lease; begin another session when it has run out."""
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            session = self._session
+            try:
+                if session is None or await self._submit_lease(partial(self._leases.renew, session)):
+                    continue
+                log.warning("session %s expired; beginning another", session)
+                await self._begin_session()
             except BookKeeperError as error:
                 log.warning("lease not renewed, trying again: %s", error)
 
-    async def _maintain_once(self) -> None:
-        session = self._session
-        if session is not None and not await self._submit(lambda: self._tables.renew_session(session)):
-            log.warning("session %s expired; beginning another", session)
-            await self._begin_session()
-        await self._write(self._tables.remove_dead)
-        for registration in sorted(self._registrations, key=lambda each: each.key):
-            if registration.session != self._session and not await registration.put():
-                log.warning("key %r is held by another session; trying again", registration.key)
+    async def _remove_dead(self) -> None:
+        # Owners first, leases second: a session that begins in between is then not among the owners.
+        owners = await self._submit(self._tables.owners)
+        if owners:
+            live = await self._submit_lease(self._leases.live)
+            dead = [session for session in owners if session not in live]
+            if dead:
+                await self._write(lambda: self._tables.drop_sessions(dead))
 
     async def _begin_session(self) -> None:
         session = secrets.token_hex(8)
-        await self._submit(lambda: self._tables.begin_session(session))
+        await self._submit_lease(lambda: self._leases.begin(session))
         self._session = session
 
 
@@ -287,6 +327,7 @@ class _SqliteRegistration(Registration):
         self.session: str | None = None
         self._store = store
         self._value = value
+        self._mark = _token(None)
         self._lock = asyncio.Lock()
 
     async def put(self) -> bool:
@@ -295,8 +336,8 @@ class _SqliteRegistration(Registration):
         async with self._lock:
             session, value = store._session, self._value
             assert session is not None
-            token = _token(None)
-            done = await store._write(lambda: store._tables.put_ephemeral(self.key, value, token, session))
+            writers = (self._mark, _token(None))
+            done = await store._write(partial(store._tables.put_ephemeral, self.key, value, writers, session))
             self.session = session if done else None
             return done
 

@@ -287,8 +287,9 @@ class ZooKeeperMetadataStore(MetadataStore):
         changes = self.watch(key)
         is_held = False
         try:
-            # The holder may be ourselves from before a crash: then its session expires.
-            async with asyncio.timeout(self._session.timeout_s * 1.5) as patience:
+            # The holder may be ourselves from before a crash: then its session expires. Servers look for
+            # expired sessions once per tick, which is at most half a session timeout.
+            async with asyncio.timeout(self._session.timeout_s * 2) as patience:
                 async for _ in changes:
                     is_held = not await registration.put()
                     if not is_held:

@@ -1,0 +1,94 @@
+"""The leases of an SQLite metadata store's sessions.
+
+Synchronous; `metadata.sqlite` calls it from a worker thread of its own, so that a slow disk flush of the
+database costs nobody its session.
+
+The leases are a database beside the store's, `PATH-leases-BOOT`, with `synchronous=OFF`. They need no
+durability: deadlines count the system-wide monotonic clock, which survives any change of the wall clock
+and means nothing after a reboot. So each boot has a lease file of its own, and one that a power cut may have
+torn is never read again. Heartbeats thus cost no disk flush, and do not wake who watches the database.
+
+Invariants: a session has its lease before it owns any key; a lease that has run out is never renewed; only
+who finds a session without a lease may remove its keys.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from metadata._sqlite_tables import connect, translated, use_wal
+from metadata.errors import InvalidArgumentError
+
+
+class Leases:
+    """The lease file of this boot, open."""
+
+    def __init__(self, path: Path, *, lease_s: float) -> None:
+        """Open the leases of the store at `path`, and remove those of earlier boots.
+
+        Raises:
+            MetadataUnavailableError: the disk fails.
+            BusyError: another process is setting the file up just now.
+        """
+        self._lease_ns = int(lease_s * 1e9)
+        self._path = path.parent / f"{path.name}-leases-{boot_id()}"
+        for stale in path.parent.glob(f"{path.name}-leases-*"):
+            if not stale.name.startswith(self._path.name):
+                stale.unlink(missing_ok=True)
+        with translated(self._path), ExitStack() as undo:
+            self._database = connect(self._path)
+            undo.callback(self._database.close)
+            use_wal(self._database, self._path, synchronous="OFF")
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS lease (session TEXT PRIMARY KEY, deadline_ns INTEGER NOT NULL)"
+            )
+            undo.pop_all()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def begin(self, session: str) -> None:
+        """Take a lease."""
+        with translated(self._path):
+            self._database.execute(
+                "INSERT INTO lease VALUES (?, ?)", (session, time.monotonic_ns() + self._lease_ns)
+            )
+
+    def renew(self, session: str) -> bool:
+        """Extend the lease; False when it has run out, for good."""
+        now = time.monotonic_ns()
+        with translated(self._path):
+            cursor = self._database.execute(
+                "UPDATE lease SET deadline_ns = ? WHERE session = ? AND deadline_ns > ?",
+                (now + self._lease_ns, session, now),
+            )
+        return cursor.rowcount == 1
+
+    def end(self, session: str) -> None:
+        """Give up the lease."""
+        with translated(self._path):
+            self._database.execute("DELETE FROM lease WHERE session = ?", (session,))
+
+    def live(self) -> set[str]:
+        """Give all sessions that live, and withdraw for good the leases that have run out."""
+        now = time.monotonic_ns()
+        with translated(self._path):
+            if self._database.execute("SELECT 1 FROM lease WHERE deadline_ns <= ?", (now,)).fetchone():
+                self._database.execute("DELETE FROM lease WHERE deadline_ns <= ?", (now,))
+            return {session for (session,) in self._database.execute("SELECT session FROM lease")}
+
+
+def boot_id() -> str:
+    """Give what distinguishes this boot of the machine from all others."""
+    linux = Path("/proc/sys/kernel/random/boot_id")
+    if linux.exists():
+        return linux.read_text().strip()
+    if sys.platform == "darwin":
+        command = ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    raise InvalidArgumentError("an SQLite metadata store needs Linux or macOS: no boot id is to be had")

@@ -1,0 +1,26 @@
+"""Fixtures that tests of several packages share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    """One ZooKeeper server for the whole run; each test takes a root of its own."""
+    with ZooKeeperServer(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def zookeeper_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
+    """Three ZooKeeper servers; whoever kills one revives it."""
+    with ZooKeeperEnsemble(tmp_path_factory.mktemp("ensemble")) as ensemble:
+        yield ensemble

@@ -1,0 +1,504 @@
+"""What every metadata store keeps to (`metadata.store`), checked on each kind of store alike."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from metadata.errors import (
+    ClientClosedError,
+    InvalidArgumentError,
+    KeyExistsError,
+    NoSuchKeyError,
+    VersionConflictError,
+)
+from metadata.store import VALUE_BYTES_MAX, WRITERS_KEPT, MetadataStore, Version
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tests.metadata.conftest import Backend
+
+PATIENCE_S = 20.0
+
+
+async def value_of(store: MetadataStore, key: str) -> bytes | None:
+    """Read the value; None where there is none."""
+    try:
+        return (await store.read(key)).value
+    except NoSuchKeyError:
+        return None
+
+
+async def until(store: MetadataStore, key: str, value: bytes | None) -> None:
+    """Wait by a watch until the key has that value (None: is gone)."""
+    changes = store.watch(key)
+    async with asyncio.timeout(PATIENCE_S):
+        async for _ in changes:
+            if await value_of(store, key) == value:
+                break
+    await changes.aclose()
+
+
+async def next_change(changes: AsyncGenerator[None, None]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await anext(changes)
+
+
+# Create and read
+
+
+async def test_a_created_value_is_read_back_verbatim_by_every_client(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    text = '{ "b" : [1,2 ,"ü"],\n "a": null, "value": "\\"}" }'.encode()
+    version = await one.create("ledgers/000/0001", text)
+    for store in (one, two):
+        await store.sync("ledgers/000/0001")
+        found = await store.read("ledgers/000/0001")
+        assert found.value == text
+        assert found.version == version
+
+
+async def test_a_key_is_created_once(backend: Backend) -> None:
+    stores = [await backend.open() for _ in range(3)]
+    results = await asyncio.gather(
+        *(store.create("a/b", b"%d" % number) for number, store in enumerate(stores)),
+        return_exceptions=True,
+    )
+    winners = [number for number, result in enumerate(results) if isinstance(result, Version)]
+    assert len(winners) == 1
+    assert sum(isinstance(result, KeyExistsError) for result in results) == 2
+    assert await value_of(stores[winners[0]], "a/b") == b"%d" % winners[0]
+
+
+async def test_creating_again_with_the_same_token_is_the_same_create(store: MetadataStore) -> None:
+    first = await store.create("a", b"1", token="mine")
+    assert first.written_by("mine")
+    assert await store.create("a", b"1", token="mine") == first
+    await store.compare_and_set("a", b"2", first, token="other")
+    assert await store.create("a", b"1", token="mine") == first
+    assert await value_of(store, "a") == b"2"
+    with pytest.raises(KeyExistsError):
+        await store.create("a", b"1", token="another")
+
+
+async def test_reading_what_is_not_there_fails(store: MetadataStore) -> None:
+    with pytest.raises(NoSuchKeyError):
+        await store.read("nothing")
+
+
+async def test_a_parent_has_no_value_until_it_is_given_one(store: MetadataStore) -> None:
+    await store.create("top/middle/leaf", b"1")
+    with pytest.raises(NoSuchKeyError):
+        await store.read("top/middle")
+    version = await store.create("top/middle", b"2", token="t")
+    assert (await store.read("top/middle")) == (b"2", version)
+    assert await store.create("top/middle", b"2", token="t") == version
+    with pytest.raises(KeyExistsError):
+        await store.create("top/middle", b"3")
+    assert await value_of(store, "top/middle/leaf") == b"1"
+    assert (
+        await store.compare_and_set("top/middle", b"4", version) == (await store.read("top/middle")).version
+    )
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        ".",
+        "a/..",
+        "a/\x00",
+        "a/\n",
+        "zookeeper",
+        ".store",
+        ".store/ids",
+        "x" * 1001,
+        7,
+    ],
+)
+async def test_an_illegal_key_is_refused(store: MetadataStore, key: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        await store.create(key, b"1")
+    with pytest.raises(InvalidArgumentError):
+        await store.read(key)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"{", b"\xff", b"nope", "1", b'"%b"' % (b"x" * (VALUE_BYTES_MAX - 1))]
+)
+async def test_an_illegal_value_is_refused(store: MetadataStore, value: bytes) -> None:
+    version = await store.create("a", b"1")
+    with pytest.raises(InvalidArgumentError):
+        await store.create("b", value)
+    with pytest.raises(InvalidArgumentError):
+        await store.compare_and_set("a", value, version)
+    with pytest.raises(InvalidArgumentError):
+        await store.register("c", value)
+    assert await store.children("") == ["a"]
+
+
+async def test_the_largest_value_fits_with_all_its_writers(store: MetadataStore) -> None:
+    value = b'"%b"' % (b"x" * (VALUE_BYTES_MAX - 2))
+    version = await store.create("large", value, token="t" * 64)
+    for number in range(WRITERS_KEPT + 1):
+        version = await store.compare_and_set("large", value, version, token=f"{number:064}")
+    assert await store.read("large") == (value, version)
+
+
+# Compare and set
+
+
+async def test_compare_and_set_succeeds_from_the_present_version_only(store: MetadataStore) -> None:
+    first = await store.create("a", b"1")
+    second = await store.compare_and_set("a", b"2", first)
+    assert second != first
+    assert await store.read("a") == (b"2", second)
+    with pytest.raises(VersionConflictError):
+        await store.compare_and_set("a", b"3", first)
+    assert await value_of(store, "a") == b"2"
+
+
+async def test_compare_and_set_of_a_missing_key_fails(store: MetadataStore) -> None:
+    version = await store.create("a", b"1")
+    await store.delete("a")
+    with pytest.raises(NoSuchKeyError):
+        await store.compare_and_set("a", b"2", version)
+    assert await value_of(store, "a") is None
+
+
+async def test_the_same_compare_and_set_again_gives_the_version_it_made(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    first = await one.create("a", b"1")
+    second = await one.compare_and_set("a", b"2", first, token="mine")
+    third = await two.compare_and_set("a", b"3", second)
+    again = await one.compare_and_set("a", b"2", first, token="mine")
+    assert again == second
+    assert await two.read("a") == (b"3", third)
+    with pytest.raises(VersionConflictError):
+        await one.compare_and_set("a", b"4", again)
+
+
+async def test_a_key_created_anew_never_equals_an_old_version(store: MetadataStore) -> None:
+    before = await store.create("a", b"1")
+    await store.delete("a")
+    after = await store.create("a", b"1")
+    assert before != after
+    with pytest.raises(VersionConflictError):
+        await store.compare_and_set("a", b"2", before)
+    with pytest.raises(VersionConflictError):
+        await store.delete("a", before)
+    assert await store.read("a") == (b"1", after)
+
+
+async def test_concurrent_counting_loses_nothing(backend: Backend) -> None:
+    stores = [await backend.open() for _ in range(3)]
+    await stores[0].create("count", b"0")
+
+    async def count_up(store: MetadataStore, times: int) -> None:
+        await store.sync("count")
+        while times:
+            value, version = await store.read("count")
+            try:
+                await store.compare_and_set("count", b"%d" % (int(value) + 1), version)
+            except VersionConflictError:
+                continue
+            times -= 1
+
+    await asyncio.gather(*(count_up(store, 10) for store in stores))
+    await stores[0].sync("count")
+    value, version = await stores[0].read("count")
+    assert int(value) == 30
+    assert len(version.writers) == WRITERS_KEPT
+
+
+async def test_a_version_remembers_its_last_writers(store: MetadataStore) -> None:
+    version = await store.create("a", b"0", token="w0")
+    for number in range(1, WRITERS_KEPT + 3):
+        version = await store.compare_and_set("a", b"%d" % number, version, token=f"w{number}")
+    assert version.writers == tuple(f"w{number}" for number in range(3, WRITERS_KEPT + 3))
+    assert (await store.read("a")).version.writers == version.writers
+
+
+# Delete and list
+
+
+async def test_delete_removes_at_the_given_version_or_at_any(store: MetadataStore) -> None:
+    first = await store.create("a", b"1")
+    second = await store.compare_and_set("a", b"2", first)
+    with pytest.raises(VersionConflictError):
+        await store.delete("a", first)
+    await store.delete("a", second)
+    with pytest.raises(NoSuchKeyError):
+        await store.delete("a")
+    with pytest.raises(NoSuchKeyError):
+        await store.delete("a", second)
+    await store.create("a", b"3")
+    await store.delete("a")
+    assert await value_of(store, "a") is None
+
+
+async def test_a_key_with_children_is_not_deleted(store: MetadataStore) -> None:
+    version = await store.create("a", b"1")
+    await store.create("a/b", b"2")
+    for expected in (None, version):
+        with pytest.raises(InvalidArgumentError):
+            await store.delete("a", expected)
+    await store.delete("a/b")
+    await store.delete("a", version)
+    assert await store.children("") == []
+
+
+async def test_children_are_names_in_order(store: MetadataStore) -> None:
+    assert await store.children("a") == []
+    assert await store.children("") == []
+    for name in ("10", "9", "b:3181", "B"):
+        await store.create(f"a/{name}/x", b"1")
+    assert await store.children("a") == ["10", "9", "B", "b:3181"]
+    assert await store.children("a/9/x") == []
+    assert await store.children("") == ["a"]
+    await store.delete("a/9/x")
+    assert await store.children("a/9") == []
+
+
+# Watches
+
+
+async def test_a_watch_yields_at_once_and_on_every_kind_of_change(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    changes = two.watch("a/b")
+    await next_change(changes)
+
+    async def seen(what: bytes | list[str] | None) -> None:
+        while True:
+            await next_change(changes)
+            if what in (await value_of(two, "a/b"), await two.children("a/b")):
+                return
+
+    version = await one.create("a/b", b"1")
+    await seen(b"1")
+    await one.compare_and_set("a/b", b"2", version)
+    await seen(b"2")
+    await one.create("a/b/c", b"3")
+    await seen(["c"])
+    await one.delete("a/b/c")
+    await seen([])
+    await one.delete("a/b")
+    await seen(None)
+    await one.create("a/b", b"4")
+    await seen(b"4")
+    await changes.aclose()
+
+
+async def test_no_change_is_missed_however_fast_they_come(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    version = await one.create("a", b"0")
+
+    async def follow() -> list[int]:
+        seen = []
+        async for _ in two.watch("a"):
+            seen.append(int((await two.read("a")).value))
+            if seen[-1] == 200:
+                return seen
+        raise AssertionError("a watch does not end")
+
+    follower = asyncio.create_task(follow())
+    for number in range(1, 201):
+        version = await one.compare_and_set("a", b"%d" % number, version)
+    async with asyncio.timeout(PATIENCE_S):
+        seen = await follower
+    assert seen == sorted(seen), "reads through one store go backwards"
+
+
+async def test_many_watches_of_one_key_and_of_others_live_side_by_side(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    watches = [two.watch("x") for _ in range(5)] + [two.watch("y")]
+    for each in watches:
+        await next_change(each)
+    await watches[0].aclose()
+    await one.create("x", b"1")
+    for each in watches[1:5]:
+        await next_change(each)
+    await one.create("y", b"1")
+    await next_change(watches[5])
+    for each in watches:
+        await each.aclose()
+
+
+async def test_closing_the_store_ends_its_watches(backend: Backend) -> None:
+    store = await backend.open()
+    changes = store.watch("a")
+    await next_change(changes)
+    waiting = asyncio.create_task(next_change(changes))
+    await asyncio.sleep(0)
+    await store.close()
+    with pytest.raises(ClientClosedError):
+        await waiting
+
+
+# Registrations
+
+
+async def test_a_registration_is_seen_updated_and_removed(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    registration = await one.register("bookies/available/b1", b'"here"')
+    await until(two, "bookies/available/b1", b'"here"')
+    assert await two.children("bookies/available") == ["b1"]
+    await registration.update(b'"there"')
+    await until(two, "bookies/available/b1", b'"there"')
+    await registration.close()
+    await registration.close()
+    await until(two, "bookies/available/b1", None)
+    assert await two.children("bookies/available") == []
+
+
+async def test_closing_a_store_removes_its_registrations(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    await one.register("b/1", b"1")
+    await one.register("b/2", b"2")
+    await until(two, "b/2", b"2")
+    await one.close()
+    await until(two, "b/1", None)
+    await until(two, "b/2", None)
+
+
+async def test_the_registrations_of_a_dead_process_go_and_its_successor_takes_over(backend: Backend) -> None:
+    one, two, three = [await backend.open() for _ in range(3)]
+    await one.register("b/1", b"1")
+    await one.register("b/2", b"2")
+    backend.crash(one)
+    async with asyncio.timeout(PATIENCE_S):
+        await two.register("b/1", b"3")
+    await until(three, "b/1", b"3")
+    await until(three, "b/2", None)
+
+
+async def test_a_key_held_by_a_live_session_is_not_registered(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    await one.register("b/1", b"1")
+    with pytest.raises(KeyExistsError):
+        await two.register("b/1", b"2")
+    with pytest.raises(KeyExistsError):
+        await one.register("b/1", b"2")
+    await one.create("durable", b"3")
+    with pytest.raises(KeyExistsError):
+        await two.register("durable", b"4")
+    assert await value_of(one, "b/1") == b"1"
+
+
+async def test_an_expired_session_registers_anew_with_the_latest_value(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    registration = await one.register("b/1", b"1")
+    await registration.update(b"2")
+    await until(two, "b/1", b"2")
+    before = (await two.read("b/1")).version.incarnation
+    changes = two.watch("b/1")
+    await next_change(changes)
+    await backend.expire(one)
+    async with asyncio.timeout(PATIENCE_S):
+        async for _ in changes:
+            try:
+                found = await two.read("b/1")
+            except NoSuchKeyError:
+                continue
+            if found.version.incarnation != before:
+                break
+    await changes.aclose()
+    assert found.value == b"2"
+    await registration.update(b"3")
+    await until(two, "b/1", b"3")
+    await registration.close()
+    await until(two, "b/1", None)
+
+
+async def test_an_ephemeral_key_has_no_children(store: MetadataStore) -> None:
+    await store.register("b", b"1")
+    with pytest.raises(InvalidArgumentError):
+        await store.create("b/c", b"2")
+    with pytest.raises(InvalidArgumentError):
+        await store.register("b/c", b"2")
+
+
+# Ids
+
+
+async def test_ids_are_given_out_once(backend: Backend) -> None:
+    stores = [await backend.open() for _ in range(3)]
+    assert await stores[0].allocate_ids("ledger", 5) == range(5)
+    blocks = await asyncio.gather(*(stores[n % 3].allocate_ids("ledger", n + 1) for n in range(12)))
+    drawn = sorted([*range(5), *(each for block in blocks for each in block)])
+    assert drawn == list(range(5 + sum(range(13))))
+    assert await stores[1].allocate_ids("log", 1) == range(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("a", 0), ("a", -1), ("a", True), ("a", 2**31), ("", 1), ("a/b", 1)]
+)
+async def test_a_wrong_block_of_ids_is_refused(store: MetadataStore, name: str, count: int) -> None:
+    with pytest.raises(InvalidArgumentError):
+        await store.allocate_ids(name, count)
+
+
+# Clients
+
+
+async def test_after_a_sync_everything_completed_before_is_read(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    version = await one.create("a", b"0")
+    for number in range(1, 20):
+        version = await one.compare_and_set("a", b"%d" % number, version)
+        await two.sync("a")
+        assert await two.read("a") == (b"%d" % number, version)
+
+
+async def test_a_cancelled_write_leaves_the_store_usable(store: MetadataStore) -> None:
+    version = await store.create("a", b"0")
+    for turns in range(4):
+        write = asyncio.create_task(store.compare_and_set("a", b"1", version, token=f"t{turns}"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        write.cancel()
+        await asyncio.gather(write, return_exceptions=True)
+    # Whatever became of them: the value is one of the two, and the version still leads on.
+    value, version = await store.read("a")
+    assert value in (b"0", b"1")
+    while True:
+        try:
+            await store.compare_and_set("a", b"2", version)
+            break
+        except VersionConflictError:
+            value, version = await store.read("a")
+    assert await value_of(store, "a") == b"2"
+
+
+async def test_a_closed_store_refuses_everything(backend: Backend) -> None:
+    store = await backend.open()
+    version = await store.create("a", b"1")
+    await store.close()
+    await store.close()
+    for operation in (
+        lambda: store.create("b", b"1"),
+        lambda: store.read("a"),
+        lambda: store.compare_and_set("a", b"2", version),
+        lambda: store.delete("a"),
+        lambda: store.children("a"),
+        lambda: store.register("c", b"1"),
+        lambda: store.allocate_ids("d", 1),
+        lambda: store.sync("a"),
+        lambda: anext(store.watch("a")),
+    ):
+        with pytest.raises(ClientClosedError):
+            await operation()
+
+
+async def test_a_store_is_an_async_context_manager(backend: Backend) -> None:
+    async with await backend.open() as store:
+        await store.create("a", json.dumps({"x": 1}).encode())
+    with pytest.raises(ClientClosedError):
+        await store.read("a")
