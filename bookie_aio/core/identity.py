@@ -6,7 +6,7 @@ have forgotten its fences, and a fenced ledger would grow again. So it starts on
 
 Formatting writes in an order that survives a crash at each point:
 
-1. a *draft* of the cookie into each directory;
+1. a *draft* of the cookie into each directory, and then the marks of empty storage;
 2. the cookie into the metadata store;
 3. each draft is renamed to its final name.
 
@@ -54,7 +54,7 @@ class DirectoryState:
     cookie: Cookie | None = None
     draft: Cookie | None = None
     has_data: bool = False
-    """Whether anything else is there: segments, an index, another program's files."""
+    """Whether anything is there that formatting would not have left: segments, another program's files."""
 
 
 def decide(

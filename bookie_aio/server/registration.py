@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.core.identity import Action, DirectoryState, decide
 from bookie_aio.logs import fields
-from bookie_aio.storage.directory import COOKIE, LOCK, TEMPORARY_SUFFIX, read_cookie
+from bookie_aio.storage.checkpoint import encode_checkpoint
+from bookie_aio.storage.directory import CHECKPOINT, COOKIE, LOCK, TEMPORARY_SUFFIX, read_cookie, write_file
 from metadata.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster
 from metadata.errors import (
     CookieMismatchError,
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 
 _DRAFT = COOKIE + TEMPORARY_SUFFIX
 _NOT_DATA = {COOKIE, _DRAFT, LOCK, "lost+found"}
+_OF_A_DRAFT = {CHECKPOINT, CHECKPOINT + TEMPORARY_SUFFIX}
 _COOKIE_BYTES_MAX = 64 * 1024
 _RETRY_S = 0.5
 
@@ -97,11 +99,12 @@ async def _state_of(disk: Disk, path: str) -> DirectoryState:
         names = set(await disk.list_directory(path))
     except FileNotFoundError:
         return DirectoryState(path)
+    draft = await _read_draft(disk, path) if _DRAFT in names else None
     return DirectoryState(
         path,
         cookie=await read_cookie(disk, path) if COOKIE in names else None,
-        draft=await _read_draft(disk, path) if _DRAFT in names else None,
-        has_data=bool(names - _NOT_DATA),
+        draft=draft,
+        has_data=bool(names - _NOT_DATA - (_OF_A_DRAFT if draft is not None else set())),
     )
 
 
@@ -124,7 +127,7 @@ async def _format(
     cluster: ClusterRecord,
     rng: random.Random,
 ) -> Cookie:
-    """Steps 1 and 2 of formatting: drafts first, then the metadata store."""
+    """Steps 1 and 2 of formatting: drafts and empty storage first, then the metadata store."""
     fresh = Cookie(
         bookie_id=config.bookie_id,
         instance_id=cluster.instance_id,
@@ -140,6 +143,8 @@ async def _format(
     for path, draft in zip(config.directories, drafts, strict=True):
         if draft != fresh:
             await _write_draft(disk, path, fresh)
+        # Before the cookie is one: storage with a cookie and without a checkpoint has lost something.
+        await write_file(disk, path, CHECKPOINT, [encode_checkpoint(1, (), False, {})])
     try:
         await store.create(cookie_key(config.bookie_id), fresh.to_json())
     except KeyExistsError:
