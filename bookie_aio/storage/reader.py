@@ -239,6 +239,15 @@ async def list_runs(
     Raises:
         DamagedIndexError: rebuild the index and list again.
     """
+    listed: list[ListedRun] = []
+    while not listed and from_entry >= 0:
+        listed, from_entry = await _list_page(ledger_id, segments, from_entry, rows_max)
+    return listed, from_entry
+
+
+async def _list_page(
+    ledger_id: int, segments: Sequence[Segment], from_entry: int, rows_max: int
+) -> tuple[list[ListedRun], int]:
     found, horizon = await gather(ledger_id, segments, from_entry, ENTRY_ID_MAX, rows_max)
     runs: list[ListedRun] = []
     for one in found:

@@ -1,0 +1,194 @@
+"""Engines for tests: small segments, seeded generations, blocks whose bytes say what they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from typing import TYPE_CHECKING
+
+from bookie_aio.storage.disk import RealDisk, RealFile
+from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.wire.blocks import Block, encode_block, parse_blocks
+from metadata.errors import DiskFailedError, DiskFullError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+    from pathlib import Path
+
+    from bookie_aio.wire.blocks import Buffer
+    from bookie_aio.wire.messages import Stop
+
+SMALL = StorageConfig(
+    segment_bytes=64 * 1024, group_bytes_max=32 * 1024, reserve_bytes=64 * 1024, space_retry_s=0.02
+)
+
+
+def make_block(
+    ledger_id: int,
+    first: int,
+    payloads: Sequence[bytes],
+    *,
+    stride: int = 1,
+    content_term: int = 0,
+    lac: int | None = None,
+) -> Block:
+    """Give a block as it arrives from the network."""
+    ends = [sum(map(len, payloads[: number + 1])) for number in range(len(payloads))]
+    data = encode_block(
+        ledger_id=ledger_id, content_term=content_term, first_entry=first, stride=stride,
+        lac=first - 1 if lac is None else lac, lafr=-1, payloads=payloads, running=ends,
+    )  # fmt: skip
+    return Block.parse(memoryview(data))
+
+
+class Store:
+    """An engine, and what it called back."""
+
+    def __init__(self, engine: Engine, disk: RealDisk, path: Path) -> None:
+        self.engine = engine
+        self.disk = disk
+        self.path = path
+
+    @classmethod
+    async def open(cls, path: Path, config: StorageConfig = SMALL, disk: RealDisk | None = None) -> Store:
+        """Open the engine on a directory, which is created."""
+        disk = disk or RealDisk()
+        await disk.make_directory(str(path))
+        generations = random.Random(str(path))
+        indexed: list[Collection[int]] = []
+        failures: list[StorageError] = []
+        writable: list[bool] = []
+        try:
+            engine = await Engine.open(
+                disk,
+                str(path),
+                config,
+                draw_generation=lambda: generations.getrandbits(64),
+                on_indexed=indexed.append,
+                on_failed=failures.append,
+                on_writable=writable.append,
+            )
+        except BaseException:
+            disk.close()
+            raise
+        store = cls(engine, disk, path)
+        store.indexed, store.failures, store.writable = indexed, failures, writable
+        return store
+
+    indexed: list[Collection[int]]
+    failures: list[StorageError]
+    writable: list[bool]
+
+    async def wait(self, accept: Callable[[Callable[[StorageError | None], None]], None]) -> None:
+        """Call `accept` with a `Done`, wait for it, and raise what it is given."""
+        done: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+        accept(done.set_result)
+        error = await done
+        if error is not None:
+            raise error
+
+    async def add(self, block: Block, *, from_reserve: bool = False) -> None:
+        """Store a block durably."""
+        await self.wait(lambda done: self.engine.append_block(block, done, from_reserve=from_reserve))
+
+    async def fence(self, ledger_id: int, term: int) -> None:
+        """Fence durably."""
+        await self.wait(lambda done: self.engine.append_term(ledger_id, term, done))
+
+    async def barrier(self) -> None:
+        """Wait for all that was accepted."""
+        await self.wait(self.engine.barrier)
+
+    async def settled(self) -> None:
+        """Wait until nothing goes on in the background."""
+        while True:
+            tasks = [*self.engine._tender._tasks]
+            if self.engine._provision._task is not None:
+                tasks.append(self.engine._provision._task)
+            if not tasks:
+                return
+            await asyncio.wait(tasks)
+
+    async def read(
+        self,
+        ledger_id: int,
+        first: int,
+        last: int,
+        *,
+        stride: int = 1,
+        content_term: int = 0,
+        budget: int = 10**9,
+    ) -> tuple[dict[int, bytes], Stop, int]:
+        """Read entries; every block given is checked as a client would."""
+        found = await self.engine.read(ledger_id, content_term, range(first, last + 1, stride), budget)
+        return entries_of(found.buffers), found.stop, found.stop_entry
+
+    async def close(self) -> None:
+        """Close cleanly."""
+        await self.engine.close()
+        self.disk.close()
+
+    async def crash_into(self, path: Path) -> Path:
+        """Copy the directory as it is this moment, as a crash would leave it."""
+        shutil.copytree(self.path, path)
+        return path
+
+
+def entries_of(buffers: Sequence[Buffer]) -> dict[int, bytes]:
+    """Give the entries in a read's buffers, after checking them."""
+    found: dict[int, bytes] = {}
+    for block in parse_blocks(memoryview(b"".join(buffers))):
+        assert block.payload_is_intact()
+        assert not block.damaged_entries()
+        found.update(zip(block.entry_ids, map(bytes, block.payloads()), strict=True))
+    return found
+
+
+class FaultyFile(RealFile):
+    """A file of a `FaultyDisk`."""
+
+    def __init__(self, disk: FaultyDisk, descriptor: int, path: str) -> None:
+        super().__init__(disk, descriptor, path)
+        self._faulty = disk
+
+    def _write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> None:
+        disk = self._faulty
+        disk.journal_writes += 1
+        if disk.journal_writes == disk.fail_journal_write:
+            # Part of it gets there, as with a real failure.
+            data = b"".join(buffers)
+            super()._write_and_sync([data[: disk.torn_bytes]], offset)
+            raise DiskFailedError("the test makes this write fail")
+        super()._write_and_sync(buffers, offset)
+
+    async def write(self, buffers: Sequence[Buffer], offset: int) -> None:
+        if self._faulty.is_full and not self._path.endswith("reserve"):
+            raise DiskFullError("the test says there is no space")
+        await super().write(buffers, offset)
+
+    async def sync(self) -> None:
+        if self._faulty.fail_sync_of and self._path.endswith(self._faulty.fail_sync_of):
+            raise DiskFailedError("the test makes this sync fail")
+        await super().sync()
+
+    async def preallocate(self, size: int) -> None:
+        if self._faulty.is_full:
+            raise DiskFullError("the test says there is no space")
+        await super().preallocate(size)
+
+
+class FaultyDisk(RealDisk):
+    """A real disk that fails, tears or runs full when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.journal_writes = 0
+        self.fail_journal_write = 0  # the n-th of them fails, after so many bytes
+        self.torn_bytes = 0
+        self.fail_sync_of = ""  # syncs of files whose path ends so fail
+        self.is_full = False
+
+    async def _open(self, path: str, flags: int) -> RealFile:
+        file = await super()._open(path, flags)
+        return FaultyFile(self, file._descriptor, path)
