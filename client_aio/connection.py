@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, FrameParser, encode_frame
 from bookie_aio.wire.messages import (
@@ -177,8 +177,8 @@ class BookieConnection(asyncio.BufferedProtocol):
     # --- asyncio.BufferedProtocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are of no class of asyncio's.
+        self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_HIGH_BYTES)
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -24,7 +24,7 @@ import asyncio
 import logging
 import random
 import struct
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from aiozk import exc, protocol
 
@@ -124,8 +124,8 @@ class _Connection(asyncio.Protocol):
         self._xid = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are of no class of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
         self.active_at = self._loop.time()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bookie_aio.logs import fields
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser
@@ -82,8 +82,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- the transport's calls -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are of no class of asyncio's.
+        self._transport = transport = cast("asyncio.Transport", transport)
         name = transport.get_extra_info("peername")
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
         if len(self._connections) >= self._limits.connections_max:
@@ -141,6 +141,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _process(self) -> None:
         """Handle the frames that are complete, until blocked."""
+        if self.is_greeted and self._must_block():  # by what others hold, for instance
+            self._block()
+            return
         self._is_processing = True
         try:
             for header, body in self._parser.frames():
