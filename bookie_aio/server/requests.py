@@ -51,7 +51,13 @@ from bookie_aio.wire.messages import (
     encode_answer,
     encode_failure,
 )
-from metadata.errors import DiskFullError, MalformedFrameError, ProtocolError, StorageError
+from metadata.errors import (
+    DiskFullError,
+    EntryTooLargeError,
+    MalformedFrameError,
+    ProtocolError,
+    StorageError,
+)
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
@@ -200,6 +206,8 @@ class Requests:
             handler(peer, request_id, request, body)
         except DiskFullError as error:
             self._refuse(peer, request.op, request_id, Status.READ_ONLY, str(error))
+        except EntryTooLargeError as error:  # a block that no segment has room for
+            self._refuse(peer, request.op, request_id, Status.BAD_REQUEST, str(error))
         except StorageError as error:
             self._fail_internally(peer, request.op, request_id, error)
 

@@ -131,6 +131,10 @@ class RawClient:
         body = block(ledger_id, first, payloads, content_term=content_term, lac=lac)
         return self.send(Add(ledger_id, term, flags), body)
 
+    def end(self) -> None:
+        """Send nothing more."""
+        self._writer.write_eof()
+
     def stop_listening(self) -> None:
         """Take no more answers."""
         self._is_listening.clear()

@@ -1,0 +1,106 @@
+"""Bookies in this process: production code on the test's loop, with real sockets and files."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bookie_aio.config import BookieConfig
+from bookie_aio.server.bookie import Bookie
+from bookie_aio.storage.engine import StorageConfig
+from metadata.memory import MemoryMetadataStore, MemoryTree
+from tests.support.helddisk import HeldDisk
+from tests.support.rawclient import RawClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+STORAGE = StorageConfig(segment_bytes=16 * 1024 * 1024, reserve_bytes=1024 * 1024, space_retry_s=0.05)
+
+
+class Bookies:
+    """Starts bookies of one cluster, and stops what still runs at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.tree = MemoryTree()
+        self.rng = random.Random(1)
+        self._running: list[tuple[Bookie, MemoryMetadataStore]] = []
+        self._disks: list[HeldDisk] = []
+        self._clients: list[RawClient] = []
+
+    def disk(self) -> HeldDisk:
+        """Give a disk to start a bookie with, that the test can hold."""
+        self._disks.append(HeldDisk())
+        return self._disks[-1]
+
+    def store(self) -> MemoryMetadataStore:
+        """Give a metadata store of the cluster."""
+        return MemoryMetadataStore(self.tree)
+
+    def config(self, bookie_id: str = "b1", *, folder: str | None = None, **values: Any) -> BookieConfig:
+        """Give a bookie's configuration."""
+        values.setdefault("storage", STORAGE)
+        return BookieConfig(bookie_id, (str(self.folder / (folder or bookie_id)),), **values)
+
+    async def start(
+        self,
+        bookie_id: str = "b1",
+        *,
+        disk: HeldDisk | None = None,
+        store: MemoryMetadataStore | None = None,
+        **values: Any,
+    ) -> Bookie:
+        """Start a bookie."""
+        store = store or self.store()
+        try:
+            bookie = await Bookie.start(
+                self.config(bookie_id, **values),
+                store,
+                disk or self.disk(),
+                rng=self.rng,
+                now_ms=lambda: 0,
+            )
+        except BaseException:
+            await store.close()
+            raise
+        self._running.append((bookie, store))
+        return bookie
+
+    async def connect(self, bookie: Bookie, *, greet: bool = True) -> RawClient:
+        """Connect to a bookie."""
+        client = await RawClient.connect(bookie.address, greet=greet)
+        self._clients.append(client)
+        return client
+
+    async def close(self) -> None:
+        """Stop everything."""
+        for client in self._clients:
+            await client.close()
+        for disk in self._disks:
+            disk.release()
+        for bookie, store in self._running:
+            await bookie.close()
+            await store.close()
+        for disk in self._disks:
+            disk.close()
+
+
+@pytest.fixture
+async def bookies(tmp_path: Path) -> AsyncIterator[Bookies]:
+    running = Bookies(tmp_path)
+    yield running
+    await running.close()
+
+
+@pytest.fixture
+async def bookie(bookies: Bookies) -> Bookie:
+    return await bookies.start()
+
+
+@pytest.fixture
+async def client(bookies: Bookies, bookie: Bookie) -> RawClient:
+    return await bookies.connect(bookie)

@@ -1,0 +1,158 @@
+"""Back-pressure: what one peer does costs bounded memory, and the others little."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from bookie_aio.config import Limits
+from bookie_aio.server.flow import Flow
+from bookie_aio.wire.messages import NO_TERM, Ping, Read, Status
+
+if TYPE_CHECKING:
+    import pytest
+
+    from bookie_aio.server.bookie import Bookie
+    from tests.bookie_aio.server.conftest import Bookies
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+def figure(bookie: Bookie, name: str) -> int:
+    value = bookie.info()[name]
+    assert isinstance(value, int)
+    return value
+
+
+async def until_steady(bookie: Bookie, name: str, at_least: int) -> int:
+    """Wait until a figure has come up to where it must, and no longer moves; gives it."""
+    seen = -1
+    while (now := figure(bookie, name)) != seen or now < at_least:
+        seen = now
+        await asyncio.sleep(0.05)  # there is no event for "nothing more happens"
+    return seen
+
+
+async def test_a_connection_above_its_limit_is_not_read_until_its_adds_are_durable(
+    bookies: Bookies,
+) -> None:
+    disk = bookies.disk()
+    limits = Limits(connection_bytes_pending_max=256 * KIB)
+    bookie = await bookies.start(disk=disk, limits=limits)
+    greedy, modest = await bookies.connect(bookie), await bookies.connect(bookie)
+    disk.hold()
+    adds = [greedy.add(7, i, [bytes(64 * KIB)]) for i in range(200)]
+    pending = await until_steady(bookie, "bytes_pending", 256 * KIB)
+    assert pending <= 256 * KIB + 65 * KIB
+    # The other one is served as if nothing was.
+    other = modest.add(8, 0, [b"a"])
+    assert (await modest.call(Ping())).status is Status.OK
+    disk.release()
+    assert (await other).status is Status.OK
+    assert {answer.status for answer in await asyncio.gather(*adds)} == {Status.OK}
+    assert figure(bookie, "bytes_pending") == 0
+
+
+async def test_the_total_of_all_connections_is_bounded_and_all_go_on_afterwards(bookies: Bookies) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, limits=Limits(bytes_pending_max=512 * KIB))
+    clients = [await bookies.connect(bookie) for _ in range(5)]
+    disk.hold()
+    adds = [
+        client.add(number, i, [bytes(64 * KIB)]) for i in range(40) for number, client in enumerate(clients)
+    ]
+    pending = await until_steady(bookie, "bytes_pending", 512 * KIB)
+    assert pending <= 512 * KIB + 65 * KIB
+    assert figure(bookie, "connections_waiting") >= 1
+    disk.release()
+    assert {answer.status for answer in await asyncio.gather(*adds)} == {Status.OK}
+    assert figure(bookie, "bytes_pending") == figure(bookie, "connections_waiting") == 0
+
+
+async def test_a_reader_that_takes_no_answers_stops_being_served_and_holds_a_bounded_amount(
+    bookies: Bookies,
+) -> None:
+    limits = Limits(connection_reads_bytes_max=2 * MIB)
+    bookie = await bookies.start(limits=limits)
+    writer, reader = await bookies.connect(bookie), await bookies.connect(bookie)
+    for i in range(4):
+        await writer.add(7, i, [bytes(512 * KIB)])
+    reader.stop_listening()
+    reads = [reader.send(Read(7, NO_TERM, 0, 0, 3, 1, MIB)) for _ in range(200)]
+    held = await until_steady(bookie, "reads_bytes", MIB)
+    assert held <= 3 * MIB
+    executed = bookie.info()["counters"]
+    assert (await writer.add(7, 4, [b"another is served"])).status is Status.OK
+    reader.listen_again()
+    answers = await asyncio.gather(*reads)
+    assert {len(answer.entries) for answer in answers} == {1}
+    assert isinstance(executed, dict)
+    assert executed["requests"]["read"] < 100
+    await until_steady(bookie, "reads_bytes", 0)
+    assert figure(bookie, "reads_bytes") == 0
+
+
+async def test_a_reader_that_takes_nothing_for_too_long_is_disconnected(
+    bookies: Bookies, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bookie_aio")
+    bookie = await bookies.start(limits=Limits(write_stall_timeout_s=0.2))
+    writer, reader = await bookies.connect(bookie), await bookies.connect(bookie)
+    await writer.add(7, 0, [bytes(MIB)])
+    reader.stop_listening()
+    for _ in range(30):
+        reader.send(Read(7, NO_TERM, 0, 0, 0, 1, MIB))
+    while figure(bookie, "connections") == 2:
+        await writer.call(Ping())
+    assert any("took no answer" in str(vars(record).get("bookie_fields")) for record in caplog.records)
+    assert figure(bookie, "reads_bytes") == 0
+
+
+async def test_a_connection_lost_with_adds_and_reads_on_the_way_gives_everything_back(
+    bookies: Bookies,
+) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk)
+    leaver, stayer = await bookies.connect(bookie), await bookies.connect(bookie)
+    disk.hold()
+    leaver.add(7, 0, [b"a"])
+    leaver.send(Read(7, 5, 0, 0, 0, 1, MIB))
+    await leaver.call(Ping())
+    assert figure(bookie, "bytes_pending") > 0
+    assert figure(bookie, "reads_bytes") == MIB
+    await leaver.close()
+    while figure(bookie, "connections") == 2:
+        await stayer.call(Ping())
+    await stayer.call(Ping())
+    assert figure(bookie, "reads_bytes") == 0
+    disk.release()
+    assert (await stayer.call(Read(7, 5, 0, 0, 0, 1, MIB))).entries == [(0, b"a")]
+    assert figure(bookie, "bytes_pending") == 0
+
+
+class Waiter:
+    """Waits for room, and takes some when it comes."""
+
+    def __init__(self, flow: Flow, name: str, turns: list[str], takes: int) -> None:
+        self.flow, self.name, self.turns, self.takes = flow, name, turns, takes
+
+    def room_again(self) -> None:
+        self.turns.append(self.name)
+        self.flow.bytes_pending += self.takes
+        if self.flow.is_exhausted:
+            self.flow.wait(self)
+
+
+async def test_room_is_given_out_in_turn() -> None:
+    loop = asyncio.get_running_loop()
+    flow = Flow(Limits(bytes_pending_max=10), loop)
+    flow.bytes_pending = 10
+    turns: list[str] = []
+    for name in "abc":
+        flow.wait(Waiter(flow, name, turns, takes=10))
+    for _ in range(5):
+        flow.release_bytes(10)
+        await asyncio.sleep(0)
+    assert turns == ["a", "b", "c", "a", "b"]

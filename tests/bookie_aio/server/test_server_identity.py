@@ -1,0 +1,222 @@
+"""Whose directory it is (rule 6), and how the bookie is found."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from bookie_aio.config import BookieConfig
+from bookie_aio.server.bookie import Bookie
+from bookie_aio.wire.messages import Status
+from metadata.bookies import BookieRecord, Cookie, available_bookies
+from metadata.errors import (
+    CookieMismatchError,
+    CorruptRecordError,
+    DirectoryInUseError,
+    InvalidArgumentError,
+    KeyExistsError,
+)
+from metadata.ids import available_key, cookie_key
+from metadata.memory import MemoryTree
+from tests.support.helddisk import HeldDisk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.bookie_aio.server.conftest import Bookies
+
+
+class CrashError(Exception):
+    """The process ends here, as far as the test is concerned."""
+
+
+class CrashingDisk(HeldDisk):
+    """A disk whose process dies just before its n-th change."""
+
+    def __init__(self, changes: int) -> None:
+        super().__init__()
+        self._changes_left = changes
+
+    def _change(self) -> None:
+        if self._changes_left == 0:
+            raise CrashError
+        self._changes_left -= 1
+
+    async def rename(self, old: str, new: str) -> None:
+        self._change()
+        await super().rename(old, new)
+
+    async def sync_directory(self, path: str) -> None:
+        self._change()
+        await super().sync_directory(path)
+
+    async def make_directory(self, path: str) -> None:
+        self._change()
+        await super().make_directory(path)
+
+
+async def test_a_new_bookie_is_formatted_and_found(bookies: Bookies, tmp_path: Path) -> None:
+    bookie = await bookies.start(rack="r1", weight=2.0, properties={"zone": "z"})
+    store = bookies.store()
+    found = await available_bookies(store)
+    assert found == {"b1": BookieRecord("b1", [bookie.address], bookie.nonce, True, "r1", 2.0, {"zone": "z"})}
+    stored = Cookie.from_json((await store.read(cookie_key("b1"))).value)
+    assert Cookie.from_json((tmp_path / "b1" / "cookie.json").read_bytes()) == stored
+    await store.close()
+
+
+async def test_the_same_bookie_starts_again_at_a_new_address_with_a_new_nonce(bookies: Bookies) -> None:
+    first = await bookies.start(advertise=["b1.example:3181", "[::1]:0"])
+    port = first.address.rpartition(":")[2]
+    assert first.addresses == ["b1.example:3181", f"[::1]:{port}"]
+    await first.close()
+    second = await bookies.start(advertise=["elsewhere.example:3181"])
+    assert second.nonce != first.nonce
+    store = bookies.store()
+    assert (await available_bookies(store))["b1"].addresses == ["elsewhere.example:3181"]
+    await store.close()
+
+
+async def test_an_emptied_directory_under_a_known_id_does_not_start(bookies: Bookies, tmp_path: Path) -> None:
+    await (await bookies.start()).close()
+    shutil.rmtree(tmp_path / "b1")
+    with pytest.raises(CookieMismatchError, match="emptied or is not mounted"):
+        await bookies.start()
+    assert not (tmp_path / "b1").exists()
+
+
+async def test_another_bookies_directory_does_not_start(bookies: Bookies) -> None:
+    await (await bookies.start("b1")).close()
+    with pytest.raises(CookieMismatchError, match="belongs to bookie b1"):
+        await bookies.start("b2", folder="b1")
+
+
+async def test_another_clusters_directory_does_not_start(bookies: Bookies) -> None:
+    await (await bookies.start()).close()
+    bookies.tree = MemoryTree()
+    with pytest.raises(CookieMismatchError, match="of cluster"):
+        await bookies.start()
+
+
+async def test_a_decommissioned_bookies_directory_does_not_start(bookies: Bookies) -> None:
+    await (await bookies.start()).close()
+    store = bookies.store()
+    await store.delete(cookie_key("b1"))
+    await store.close()
+    with pytest.raises(CookieMismatchError, match="decommissioned"):
+        await bookies.start()
+
+
+async def test_a_directory_with_other_data_does_not_start(bookies: Bookies, tmp_path: Path) -> None:
+    (tmp_path / "b1").mkdir()
+    (tmp_path / "b1" / "thesis.doc").write_text("precious")
+    with pytest.raises(CookieMismatchError, match="holds data but no cookie"):
+        await bookies.start()
+    assert (tmp_path / "b1" / "thesis.doc").read_text() == "precious"
+
+
+async def test_a_damaged_cookie_does_not_start(bookies: Bookies, tmp_path: Path) -> None:
+    await (await bookies.start()).close()
+    (tmp_path / "b1" / "cookie.json").write_text("{")
+    with pytest.raises(CorruptRecordError, match="cookie"):
+        await bookies.start()
+
+
+async def test_a_directory_that_is_open_does_not_start_twice(bookies: Bookies) -> None:
+    await bookies.start("b1")
+    with pytest.raises(DirectoryInUseError):
+        await bookies.start("b1")
+
+
+async def test_an_id_that_is_registered_does_not_start_twice(bookies: Bookies, tmp_path: Path) -> None:
+    await (await bookies.start("b1")).close()
+    shutil.copytree(tmp_path / "b1", tmp_path / "copy")
+    await bookies.start("b1")
+    with pytest.raises(KeyExistsError, match="running already"):
+        await bookies.start("b1", folder="copy")
+    # Nothing of the one that failed is left running: its directory can be opened.
+    bookies.disk().lock_directory(str(tmp_path / "copy")).release()
+
+
+@pytest.mark.parametrize("changes", range(8))
+async def test_formatting_survives_a_crash_at_each_step(bookies: Bookies, changes: int) -> None:
+    disk = CrashingDisk(changes)
+    store = bookies.store()
+    try:
+        crashed = await Bookie.start(bookies.config(), store, disk, rng=bookies.rng, now_ms=lambda: 0)
+    except CrashError:
+        pass
+    else:
+        await crashed.close()
+    store.crash()
+    disk.close()
+    bookie = await bookies.start()
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"a"])).status is Status.OK
+
+
+async def test_the_registration_comes_back_after_the_session_expired(bookies: Bookies) -> None:
+    store = bookies.store()
+    bookie = await bookies.start(store=store)
+    other = bookies.store()
+    store.expire_session()
+    async for _ in other.watch(available_key("b1")):
+        if "b1" in (found := await available_bookies(other)):
+            break
+    assert found["b1"].nonce == bookie.nonce
+    await other.close()
+
+
+async def test_a_closed_bookie_is_no_longer_found_and_refuses_connections(bookies: Bookies) -> None:
+    bookie = await bookies.start()
+    client = await bookies.connect(bookie)
+    await bookie.close()
+    assert bookie.stopped.result() is None
+    await client.gone()
+    store = bookies.store()
+    assert await available_bookies(store) == {}
+    await store.close()
+    with pytest.raises(ConnectionError):
+        await bookies.connect(bookie)
+
+
+async def test_closing_answers_what_was_accepted(bookies: Bookies) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk)
+    client = await bookies.connect(bookie)
+    disk.hold()
+    add = client.add(7, 0, [b"a"])
+    await asyncio.wait_for(disk.arrived.wait(), 5)
+    closing = asyncio.create_task(bookie.close())
+    await asyncio.sleep(0)
+    late = await client.add(7, 1, [b"b"])
+    assert late.status is Status.SHUTTING_DOWN
+    assert not add.done()
+    disk.release()
+    await closing
+    assert (await add).status is Status.OK
+    again = await bookies.connect(await bookies.start())
+    assert (await again.add(7, 1, [b"b"])).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"listen": ("0.0.0.0", 0), "advertise": ["b:1"]}, "without authentication"),
+        ({"listen": ("192.0.2.1", 0)}, "without authentication"),
+        ({"listen": ("bookie.example", 0)}, "without authentication"),
+        ({"listen": ("0.0.0.0", 0), "allow_remote_without_auth": True}, "what to advertise"),
+        ({"listen": ("127.0.0.1", 70_000)}, "cannot listen"),
+        ({"advertise": ["nowhere"]}, "is not host:port"),
+        ({"weight": -1.0}, "weight"),
+        ({"directories": ()}, "exactly one data directory"),
+        ({"bookie_id": "no spaces"}, "is not legal"),
+    ],
+)
+def test_a_configuration_that_cannot_be_meant_is_refused(values: dict[str, Any], says: str) -> None:
+    complete: dict[str, Any] = {"bookie_id": "b1", "directories": ("/d",), **values}
+    with pytest.raises(InvalidArgumentError, match=says):
+        BookieConfig(**complete)

@@ -1,0 +1,78 @@
+"""Out of space is foreseen; a failing disk is the end (rule 2)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.wire.messages import NO_TERM, AddFlag, Ping, Read, ReadLac, Status
+from metadata.bookies import available_bookies
+from metadata.errors import DiskFailedError
+from metadata.ids import TERM_FINAL
+
+if TYPE_CHECKING:
+    from tests.bookie_aio.server.conftest import Bookies
+
+KIB = 1024
+
+
+async def is_announced_writable(bookies: Bookies, expected: bool) -> None:
+    """Wait until clients are told so."""
+    store = bookies.store()
+    watch = store.watch("bookies/available/b1")
+    async for _ in watch:
+        if (await available_bookies(store))["b1"].is_writable is expected:
+            break
+    await store.close()
+
+
+async def test_a_full_disk_makes_the_bookie_read_only_but_for_fences_and_recovery(bookies: Bookies) -> None:
+    disk = bookies.disk()
+    storage = StorageConfig(segment_bytes=256 * KIB, reserve_bytes=256 * KIB, space_retry_s=0.05)
+    bookie = await bookies.start(disk=disk, storage=storage)
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"before"])).status is Status.OK
+    disk.is_full = True
+    entry_id = 1
+    while (await client.add(7, entry_id, [bytes(16 * KIB)])).status is Status.OK:
+        entry_id += 1
+        assert entry_id < 100
+    assert (await client.add(7, entry_id, [b"x"])).status is Status.READ_ONLY
+    await asyncio.wait_for(is_announced_writable(bookies, False), 5)
+    assert (await client.call(Read(7, NO_TERM, 0, 0, 0, 1, KIB))).entries == [(0, b"before")]
+    assert (await client.call(ReadLac(7, TERM_FINAL, -1, 0))).status is Status.OK
+    rescued = client.add(7, entry_id, [b"rescued"], term=TERM_FINAL, flags=AddFlag.RECOVERY)
+    assert (await rescued).status is Status.OK
+    assert (await client.add(7, entry_id, [b"x"])).status is Status.INVALID_TERM
+    disk.is_full = False
+    await asyncio.wait_for(is_announced_writable(bookies, True), 5)
+    assert (await client.add(8, 0, [b"again"])).status is Status.OK
+
+
+async def test_a_failed_write_is_the_end_and_acknowledges_nothing(bookies: Bookies) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk)
+    client, idle = await bookies.connect(bookie), await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"before"])).status is Status.OK
+    disk.hold()
+    lost = [client.add(7, 1, [b"a"]), client.add(7, 2, [b"b"])]
+    await asyncio.wait_for(disk.arrived.wait(), 5)
+    disk.is_failing = True
+    disk.release()
+    assert isinstance(await asyncio.wait_for(asyncio.shield(bookie.stopped), 5), DiskFailedError)
+    await client.gone()
+    await idle.gone()
+    for add in lost:
+        answer = await asyncio.gather(add, return_exceptions=True)
+        assert isinstance(answer[0], ConnectionError) or answer[0].status is Status.INTERNAL_ERROR
+    store = bookies.store()
+    async for _ in store.watch("bookies/available"):
+        if not await available_bookies(store):
+            break
+    await store.close()
+    await bookie.close()
+    disk.is_failing = False
+    again = await bookies.connect(await bookies.start())
+    assert (await again.call(Read(7, NO_TERM, 0, 0, 0, 1, KIB))).entries == [(0, b"before")]
+    assert (await again.call(Ping())).status is Status.OK
