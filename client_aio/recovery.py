@@ -173,7 +173,7 @@ class _Recovery:
         if not tally.is_covered:
             raise LedgerRecoveryError(
                 f"ledger {self._metadata.ledger_id} cannot be fenced: too few of its bookies answered; "
-                f"missing: {'; '.join(f'{name} ({why})' for name, why in errors.items())}. "
+                f"missing: {'; '.join(f'{name} ({errors[name]})' for name in self._ensemble if name in errors)}. "
                 "Run recovery again when they are back",
                 ledger_id=self._metadata.ledger_id,
             )

@@ -134,6 +134,11 @@ class LedgerWriter:
         return self._is_closing or self._failure is not None
 
     @property
+    def failed_bookies(self) -> list[str]:
+        """Give the bookies of the ensemble that failed and have not been replaced."""
+        return self._replicator.failed_bookies
+
+    @property
     def max_in_flight_bytes(self) -> int:
         """Give the bytes in flight above which `drain` waits."""
         return self._config.max_in_flight_bytes

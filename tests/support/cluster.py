@@ -1,0 +1,97 @@
+"""A cluster of real bookie processes, for tests that kill, stop and restart them one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from benchmarks.processes import Child, start_module
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+
+class BookieProcess:
+    """One bookie: its process, data directory and log."""
+
+    def __init__(self, bookie_id: str, directory: Path, uri: str) -> None:
+        self.bookie_id = bookie_id
+        self.directory = directory / bookie_id
+        self.log = directory / f"{bookie_id}.log"
+        self.uri = uri
+        self.child: Child | None = None
+        self.addresses: list[str] = []
+
+    @property
+    def pid(self) -> int:
+        """Give the id of the running process."""
+        assert self.child is not None
+        return self.child.pid
+
+    async def start(self, *arguments: str) -> None:
+        """Start it, and wait until it serves."""
+        self.child = await start_module(
+            "client_aio.cli", "bookie", "serve", "-o", "jsonl", "--id", self.bookie_id,
+            "--dir", str(self.directory), "--listen", "127.0.0.1:0", "--metadata", self.uri, *arguments,
+            log=self.log,
+        )  # fmt: skip
+        self.addresses = json.loads(await self.child.line())["addresses"]
+        self.child.ignore_output()
+
+    async def kill(self) -> None:
+        """SIGKILL it, and wait until it is gone."""
+        assert self.child is not None
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+        self.child.kill()
+        await self.child.wait()
+
+    def stop(self) -> None:
+        """SIGSTOP: it keeps its connections and answers nothing."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def end(self) -> None:
+        """End it cleanly, if it runs."""
+        if self.child is not None and self.child.process.returncode is None:
+            with suppress(ProcessLookupError):
+                self.resume()
+            await self.child.end()
+
+
+class Cluster:
+    """Bookies b1, b2, … on one metadata store, by default an embedded one in the directory."""
+
+    def __init__(self, directory: Path, *, bookies: int = 3, uri: str | None = None) -> None:
+        self.uri = uri or f"sqlite://{directory / 'metadata.db'}"
+        self.bookies = {
+            f"b{number}": BookieProcess(f"b{number}", directory, self.uri) for number in range(1, bookies + 1)
+        }
+
+    def __getitem__(self, bookie_id: str) -> BookieProcess:
+        return self.bookies[bookie_id]
+
+    async def start(self) -> None:
+        """Start all bookies that do not run."""
+        await asyncio.gather(*(bookie.start() for bookie in self.bookies.values()))
+
+    async def kill(self) -> None:
+        """SIGKILL all bookies."""
+        await asyncio.gather(*(bookie.kill() for bookie in self.bookies.values()))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*(bookie.end() for bookie in self.bookies.values()))
