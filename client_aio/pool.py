@@ -164,23 +164,27 @@ class BookiePool:
 
     async def _connect(self, bookie_id: str) -> BookieConnection:
         addresses = self.directory.addresses(bookie_id)
-        if not addresses:
-            await self.directory.refresh()
-            addresses = self.directory.addresses(bookie_id)
         error: BookKeeperError = BookieUnavailableError(
             f"bookie {bookie_id} is not registered, so its address is not known", bookie_id=bookie_id
         )
-        for address in addresses:
-            try:
-                return await connect(
-                    address,
-                    bookie_id=bookie_id,
-                    instance_id=self._instance_id,
-                    timeout_s=self._config.connect_timeout_s,
-                    on_lost=self._lost,
-                )
-            except (BookieUnavailableError, NotABookieError) as failure:
-                error = failure
+        for _ in range(2):
+            for address in addresses:
+                try:
+                    return await connect(
+                        address,
+                        bookie_id=bookie_id,
+                        instance_id=self._instance_id,
+                        timeout_s=self._config.connect_timeout_s,
+                        on_lost=self._lost,
+                    )
+                except (BookieUnavailableError, NotABookieError) as failure:
+                    error = failure
+            tried = addresses
+            with contextlib.suppress(MetadataError):
+                await self.directory.refresh()
+            addresses = self.directory.addresses(bookie_id)
+            if addresses == tried:
+                break  # It has not moved: it is down.
         self.directory.note_failure(bookie_id)
         raise error
 

@@ -138,6 +138,8 @@ class _Recovery:
             last_entry = await self._search(lac + 1)
             await self._finish_writing()
         finally:
+            if self._replicator is not None:
+                self._replicator.stop()
             tasks = [*self._reads, *([self._change] if self._change else [])]
             for task in tasks:
                 task.cancel()
@@ -171,10 +173,10 @@ class _Recovery:
             for task in waiting:
                 task.cancel()
         if not tally.is_covered:
+            missing = "; ".join(f"{name} ({errors[name]})" for name in self._ensemble if name in errors)
             raise LedgerRecoveryError(
                 f"ledger {self._metadata.ledger_id} cannot be fenced: too few of its bookies answered; "
-                f"missing: {'; '.join(f'{name} ({errors[name]})' for name in self._ensemble if name in errors)}. "
-                "Run recovery again when they are back",
+                f"missing: {missing}. Run recovery again when they are back",
                 ledger_id=self._metadata.ledger_id,
             )
         return tally.lac

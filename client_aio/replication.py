@@ -66,6 +66,7 @@ class Replicator(Generic[Token]):
         self._loop = asyncio.get_running_loop()
         self._seats: list[_Seat] = []
         self._flush_is_due = False
+        self._is_stopped = False
 
     @property
     def bookies(self) -> tuple[str, ...]:
@@ -76,10 +77,6 @@ class Replicator(Generic[Token]):
     def failed_bookies(self) -> list[str]:
         """Give the bookies of the failed seats."""
         return [self._seats[index].bookie_id for index in indexes_of(self.window.failed)]
-
-    def connection(self, seat: int) -> BookieConnection | None:
-        """Give the connection of a seat."""
-        return self._seats[seat].connection
 
     def seat(
         self, bookies: Sequence[str], connections: dict[str, BookieConnection | BookKeeperError]
@@ -109,6 +106,10 @@ class Replicator(Generic[Token]):
         for seat in self._seats:
             if seat.connection is not None and seat.connection.is_open:
                 seat.connection.request(message, _ignore, timeout_s=self._config.add_timeout_s)
+
+    def stop(self) -> None:
+        """Take no more notice of failing bookies: nothing will be sent any more."""
+        self._is_stopped = True
 
     def schedule_flush(self) -> None:
         """Send what was added, once this turn of the loop is over: the batch is the unit."""
@@ -177,7 +178,7 @@ class Replicator(Generic[Token]):
         )
 
     def _fail(self, index: int, epoch: int, error: BookKeeperError) -> None:
-        if not self.window.fail(index, epoch):
+        if self._is_stopped or not self.window.fail(index, epoch):
             return
         seat = self._seats[index]
         logger.warning("ledger=%d bookie=%s failed: %s", self.window.ledger_id, seat.bookie_id, error)

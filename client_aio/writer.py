@@ -411,6 +411,7 @@ class LedgerWriter:
         self._release()
 
     def _release(self) -> None:
+        self._replicator.stop()
         if self._lac_timer is not None:
             self._lac_timer.cancel()
             self._lac_timer = None
