@@ -1,0 +1,272 @@
+"""Kill what writes or stores, at a random moment, and see that nothing acknowledged is lost.
+
+    python -m benchmarks.crash_recovery [--runs 50] [--seed 1] [--variant bookies|writer|spare|all]
+
+`bookies`: a writer with 200 in flight; `kill -9` of all three bookies, together or one by one; restart;
+a fresh client opens the ledger with `recover=True`. `writer`: `kill -9` of the writer's process instead, and
+two clients recover at once. `spare`: `kill -9` of one bookie out of four; the writer goes on over an ensemble
+change and closes the ledger itself.
+
+After each run, through fresh clients: every acknowledged entry is there, all entries are what was written, in
+order and without a gap; nothing above the closed last entry is served; ledgers of earlier runs on the same
+cluster are still what they were. A moment is a number of acknowledgements and then a part of a group commit's
+time, both drawn from the seed. The first failure ends it with exit code 1, the seed of the run, and the
+directory kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import random
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+import client_aio
+from benchmarks.crash_writer import Writer, payload
+from benchmarks.processes import start_module
+from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+IN_FLIGHT = 200
+ACKS_MAX = 20_000
+RUNS_PER_CLUSTER = 10
+PHASE_TIMEOUT_S = 60.0
+GROUP_TIME_S = 0.003
+"""About the time of a group commit under this load: a kill comes anywhere within one."""
+
+
+class Violation(Exception):
+    """Something acknowledged was lost, changed, or something was served that must not be."""
+
+
+@dataclass
+class Run:
+    """What one run did and found."""
+
+    seed: int
+    ledger_id: int
+    issued: int
+    acknowledged: int  # entries
+    kept: int = 0  # entries of the closed ledger
+    seconds: float = 0.0
+
+
+def need(condition: bool, message: str) -> None:
+    """Raise Violation unless the condition holds."""
+    if not condition:
+        raise Violation(message)
+
+
+# --- the three ways to die -----------------------------------------------------------------------
+
+
+async def write_and_kill_bookies(cluster: Cluster, rng: random.Random, seed: int) -> Run:
+    """Kill all bookies while the writer's window is full, and start them again."""
+    victims = list(cluster.bookies.values())
+    rng.shuffle(victims)
+    first_at = rng.randrange(ACKS_MAX) if rng.random() < 0.9 else 0
+    # The last two go together: with one of three left nothing is acknowledged any more.
+    apart = rng.choice((0, 0, 1, rng.randrange(500)))
+    moments = [(first_at, victims[:1]), (first_at + apart, victims[1:])]
+    async with client_aio.connect(cluster.uri, replacement_retry_s=0.1) as client:
+        ledger = await client.create_ledger()
+        writer = Writer(ledger, seed, IN_FLIGHT)
+
+        loop = asyncio.get_running_loop()
+
+        def watch() -> None:
+            while moments and writer.acknowledged >= moments[0][0]:
+                for victim in moments.pop(0)[1]:
+                    assert victim.child is not None
+                    loop.call_later(rng.uniform(0, GROUP_TIME_S), victim.child.kill)
+
+        writer.watchers.append(watch)
+        await writer.run()  # to the failure that the kill brings
+        need(not moments, f"the writer failed before the kill: {writer.failure!r}")
+        await cluster.kill()
+        await ledger.abort()
+    need(writer.out_of_order == 0, f"{writer.out_of_order} acknowledgements out of order")
+    await cluster.start()
+    return Run(seed, ledger.ledger_id, writer.issued, writer.acknowledged + 1)
+
+
+async def write_and_kill_writer(cluster: Cluster, rng: random.Random, seed: int) -> Run:
+    """Kill the writer's process; what it had printed as acknowledged is what counts."""
+    stop_at = rng.randrange(ACKS_MAX)
+    log = cluster["b1"].log.with_name("writer.log")
+    child = await start_module("benchmarks.crash_writer", cluster.uri, str(seed), str(IN_FLIGHT), log=log)
+    async with child:
+        ledger_id = int((await child.line(lambda line: line.startswith("ledger "))).split()[1])
+        acknowledged = -1
+        while acknowledged < stop_at:
+            acknowledged = int((await child.line()).split()[1])
+        child.kill()
+        with contextlib.suppress(RuntimeError):  # its end
+            while True:
+                # A last line may be torn: print and kill race.
+                words = (await child.line()).split()
+                if len(words) == 2:
+                    acknowledged = max(acknowledged, int(words[1]))
+    return Run(seed, ledger_id, acknowledged + 1 + IN_FLIGHT, acknowledged + 1)
+
+
+async def write_and_kill_one(cluster: Cluster, rng: random.Random, seed: int) -> Run:
+    """Kill one bookie of the ensemble; the spare takes its place, and everything is acknowledged."""
+    strike_at = rng.randrange(ACKS_MAX)
+    entries = strike_at + 1 + rng.randrange(5000)
+    async with client_aio.connect(cluster.uri) as client:
+        async with client.create_ledger() as ledger:
+            victim = cluster[rng.choice(ledger.metadata.last_fragment.bookies)]
+            writer = Writer(ledger, seed, IN_FLIGHT)
+
+            def strike() -> None:
+                if writer.acknowledged >= strike_at and victim.child is not None:
+                    victim.child.kill()
+
+            writer.watchers.append(strike)
+            await writer.run(entries)
+            need(writer.failure is None, f"an add failed although there is a spare: {writer.failure!r}")
+            need(writer.acknowledged == entries - 1, "not everything was acknowledged")
+        last = ledger.metadata.last_fragment.bookies
+    need(writer.out_of_order == 0, f"{writer.out_of_order} acknowledgements out of order")
+    if entries - strike_at > 2 * IN_FLIGHT:
+        need(victim.bookie_id not in last, f"the dead bookie is still in the ensemble {last}")
+    await victim.kill()
+    await victim.start()
+    return Run(seed, ledger.ledger_id, entries, entries, kept=entries)
+
+
+# --- what must hold ------------------------------------------------------------------------------
+
+
+async def recover(uri: str, run: Run, clients: int) -> None:
+    """Open with `recover=True` through fresh clients, all at once; all must find the same end."""
+
+    async def one() -> int:
+        async with client_aio.connect(uri) as client:
+            reader = await client.open_ledger(run.ledger_id, recover=True)
+            need(reader.is_closed, "a recovered ledger is not closed")
+            return reader.last_add_confirmed + 1
+
+    found = await asyncio.gather(*(one() for _ in range(clients)))
+    need(len(set(found)) == 1, f"recoverers disagree on the end: {found}")
+    need(run.kept in (0, found[0]), f"recovery changed a closed ledger from {run.kept} to {found[0]} entries")
+    run.kept = found[0]
+
+
+async def check(uri: str, run: Run) -> None:
+    """Read everything through a fresh client and compare."""
+    need(run.kept >= run.acknowledged, f"{run.acknowledged} acknowledged, but only {run.kept} kept")
+    need(run.kept <= run.issued, f"{run.kept} kept, but only {run.issued} were ever issued")
+    async with client_aio.connect(uri) as client:
+        reader = await client.open_ledger(run.ledger_id)
+        need(reader.is_closed, "the ledger is open again")
+        need(
+            reader.last_add_confirmed == run.kept - 1, f"its last entry moved to {reader.last_add_confirmed}"
+        )
+        expected, length = 0, 0
+        async for entry in reader.read(0, run.kept - 1):
+            need(entry.entry_id == expected, f"entry {entry.entry_id} where {expected} should be")
+            need(entry.data == payload(run.seed, expected), f"entry {expected} is not what was written")
+            expected += 1
+            length += len(entry.data)
+        need(expected == run.kept, f"reading ended at entry {expected} of {run.kept}")
+        need(reader.length == length, f"the length is {reader.length}, not {length}")
+        for beyond in (run.kept, run.kept + IN_FLIGHT):
+            try:
+                served = [entry async for entry in reader.read(beyond, beyond)]
+            except client_aio.NoSuchEntryError:
+                continue
+            need(False, f"{len(served)} entries are served above the last one, {run.kept - 1}")
+
+
+VARIANTS: dict[str, tuple[int, Callable[[Cluster, random.Random, int], Awaitable[Run]], int]] = {
+    "bookies": (3, write_and_kill_bookies, 1),
+    "writer": (3, write_and_kill_writer, 2),
+    "spare": (4, write_and_kill_one, 1),
+}
+
+
+async def one_run(cluster: Cluster, variant: str, seed: int) -> Run:
+    """Write, kill, restart, recover, check."""
+    _, write_and_kill, recoverers = VARIANTS[variant]
+    started_at = time.perf_counter()
+    async with asyncio.timeout(PHASE_TIMEOUT_S):
+        run = await write_and_kill(cluster, random.Random(seed), seed)
+    async with asyncio.timeout(PHASE_TIMEOUT_S):
+        await recover(cluster.uri, run, recoverers)
+    async with asyncio.timeout(PHASE_TIMEOUT_S):
+        await check(cluster.uri, run)
+    run.seconds = time.perf_counter() - started_at
+    print(
+        f"{variant} seed {seed}: ledger {run.ledger_id}, {run.issued:,} issued, "
+        f"{run.acknowledged:,} acknowledged, {run.kept:,} kept, {run.seconds:.1f} s",
+        flush=True,
+    )
+    return run
+
+
+async def run_variant(variant: str, runs: int, seed: int, directory: Path) -> list[Run]:
+    """Do so many runs, with a fresh cluster now and then."""
+    found: list[Run] = []
+    for start in range(0, runs, RUNS_PER_CLUSTER):
+        home = directory / f"{variant}-{start}"
+        home.mkdir()
+        here: list[Run] = []
+        async with Cluster(home, bookies=VARIANTS[variant][0]) as cluster:
+            for number in range(start, min(start + RUNS_PER_CLUSTER, runs)):
+                try:
+                    here.append(await one_run(cluster, variant, seed + number))
+                    # What earlier runs left must outlive the kills of the later ones.
+                    await check(cluster.uri, here[number - start - 1])
+                except BaseException as error:
+                    print(
+                        f"{variant} seed {seed + number} FAILED: {error!r}; see {home}; again with: "
+                        f"--variant {variant} --runs 1 --seed {seed + number}",
+                        flush=True,
+                    )
+                    raise
+        found += here
+        shutil.rmtree(home)
+    return found
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill, restart, recover, compare.")
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; the next has the next")
+    parser.add_argument("--variant", choices=[*VARIANTS, "all"], default="bookies")
+    parser.add_argument("--dir", type=Path, help="where clusters are kept (default: a temporary directory)")
+    arguments = parser.parse_args()
+    directory = arguments.dir or Path(tempfile.mkdtemp(prefix="crash."))
+    logging.basicConfig(filename=directory / "client.log", level=logging.INFO)
+    for variant in VARIANTS if arguments.variant == "all" else [arguments.variant]:
+        try:
+            found = await run_variant(variant, arguments.runs, arguments.seed, directory)
+        except (Violation, client_aio.BookKeeperError, TimeoutError, RuntimeError):
+            logging.exception("the run failed")
+            return 1
+        acknowledged, kept = sum(run.acknowledged for run in found), sum(run.kept for run in found)
+        print(
+            f"{variant}: {len(found)} runs, {acknowledged:,} entries acknowledged, {kept:,} kept, none lost, "
+            "none changed, none served above the end"
+        )
+    if arguments.dir is None:
+        shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(uvloop.run(main()))
