@@ -331,13 +331,15 @@ class Engine:
             record.done(None)
 
     def _apply_change(self, change: Change) -> None:
+        if change.is_for_all:
+            return
         state = self._ledgers[change.ledger_id]
         if change.kind == form.KIND_TERM:
             state.term = max(state.term, change.term)
         elif change.kind == form.KIND_STATEMENT:
             assert change.statement is not None
             state.learn_statement(change.statement)
-        elif change.kind == form.KIND_MARK and not change.is_for_all:
+        elif change.kind == form.KIND_MARK:
             state.is_damaged = True
 
     def _drop(self, records: Sequence[Record], error: StorageError) -> None:

@@ -227,7 +227,12 @@ class Journal:
         group.segment.end = self._offset
         # The disk is busy again before this group is indexed and acknowledged.
         self.launch()
-        self._on_group(group)
+        try:
+            self._on_group(group)
+        except Exception as broken:
+            # A group that is durable and not indexed must not be followed by others that are (rule 3).
+            self.fail(DiskFailedError(f"a durable group could not be indexed: {broken!r}"))
+            raise
 
     def fail(self, error: StorageError) -> None:
         """Stop for good (rule 2). Whatever is queued or in flight is dropped with the error."""

@@ -111,7 +111,8 @@ class Restart:
         finally:
             file.close()
         self._found.ledgers = self._checkpoint.ledgers
-        self._found.is_all_damaged = self._checkpoint.is_all_damaged
+        if self._checkpoint.is_all_damaged:
+            self._found.lose_all("data was lost before this start, and nobody knows of which ledgers")
         self._found.next_id = self._checkpoint.next_segment
 
     async def _open(self, segment_id: int, *, is_listed: bool) -> Segment | None:

@@ -1,0 +1,289 @@
+"""Damage: what is lost is called lost (rule 4), and nothing else is harmed."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie_aio.storage import format as form
+from bookie_aio.storage.directory import RESERVE, format_directory, index_name, read_cookie, segment_name
+from bookie_aio.storage.disk import RealDisk
+from bookie_aio.storage.index import PAGE_BYTES, IndexHead
+from bookie_aio.wire.messages import Stop
+from metadata.bookies import Cookie
+from metadata.errors import CookieMismatchError, CorruptRecordError, DirectoryInUseError
+from tests.support.storage import Store, entries_of, make_block
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def flip(path: Path, at: int) -> None:
+    """Flip one bit."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+def groups_of(path: Path) -> list[form.GroupHeader]:
+    """Give the groups of a segment."""
+    data = path.read_bytes()
+    header = form.parse_segment_header(data)
+    found, at = [], form.DATA_OFFSET
+    while group := form.peek_group_header(data[at:], header, at, len(data)):
+        found.append(group)
+        at = group.end
+    return found
+
+
+async def crashed_store(tmp_path: Path, groups: int) -> Path:
+    """Give the directory of a crashed bookie: one entry of ledger 1 and one of ledger 2 in each group."""
+    store = await Store.open(tmp_path / "b1")
+    await store.settled()
+    for number in range(groups):
+        for ledger_id in (1, 2):
+            store.engine.append_block(
+                make_block(ledger_id, number, [b"%d" % ledger_id * 100]), lambda _: None
+            )
+        await store.barrier()
+    await store.fence(2, 7)
+    path = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    return path
+
+
+async def test_a_flipped_bit_in_a_proven_group_damages_its_ledger_alone(tmp_path: Path) -> None:
+    path = await crashed_store(tmp_path, 5)
+    second = groups_of(path / segment_name(1))[1]
+    flip(path / segment_name(1), second.offset + second.head_bytes + 150)  # in ledger 1's payload
+    for _ in range(2):  # and it is still known the next time
+        store = await Store.open(path)
+        assert store.engine.is_damaged(1)
+        assert not store.engine.is_damaged(2)
+        assert store.engine.term(2) == 7
+        assert await store.read(1, 0, 4) == ({0: b"1" * 100}, Stop.UNKNOWN, 1)
+        assert await store.read(1, 2, 4) == (dict.fromkeys((2, 3, 4), b"1" * 100), Stop.END, 5)
+        assert await store.read(1, 9, 9) == ({}, Stop.UNKNOWN, 9)
+        assert await store.read(2, 0, 4) == (dict.fromkeys(range(5), b"2" * 100), Stop.END, 5)
+        assert await store.read(2, 9, 9) == ({}, Stop.NO_SUCH_ENTRY, 9)
+        await store.close()
+
+
+@pytest.mark.parametrize("where", [0, 5, 30, form.GROUP_HEADER_BYTES + 33])
+async def test_a_group_whose_head_is_damaged_may_have_held_anything(tmp_path: Path, where: int) -> None:
+    path = await crashed_store(tmp_path, 5)
+    second = groups_of(path / segment_name(1))[1]
+    flip(path / segment_name(1), second.offset + where)
+    for _ in range(2):
+        store = await Store.open(path)
+        assert store.engine.is_damaged(1)
+        assert store.engine.is_damaged(77)
+        assert store.engine.term(2) == 7  # what follows the damage is found all the same
+        assert await store.read(1, 1, 1) == ({}, Stop.UNKNOWN, 1)
+        assert await store.read(2, 2, 4) == (dict.fromkeys((2, 3, 4), b"2" * 100), Stop.END, 5)
+        assert 0 not in store.engine.list_ledgers(0, 10)[0]
+        await store.close()
+
+
+async def sealed_store(tmp_path: Path) -> Path:
+    """Give the directory of a bookie that was closed: some sealed segments of ledgers 1 and 2."""
+    store = await Store.open(tmp_path / "b1")
+    for first in range(0, 3000, 10):
+        for ledger_id in (1, 2):
+            block = make_block(ledger_id, first, [b"%d" % ledger_id * 50] * 10)
+            store.engine.append_block(block, lambda _: None)
+    await store.fence(3, 9)
+    await store.close()
+    return tmp_path / "b1"
+
+
+async def test_a_flipped_bit_found_by_a_read_is_marked_for_good(tmp_path: Path) -> None:
+    path = await sealed_store(tmp_path)
+    second = groups_of(path / segment_name(2))[0]
+    flip(path / segment_name(2), second.offset + second.head_bytes + 250)
+    store = await Store.open(path)
+    hurt = [ledger_id for ledger_id in (1, 2) if (await store.read(ledger_id, 0, 2999))[1] == Stop.UNKNOWN]
+    assert len(hurt) == 1
+    assert [ledger_id for ledger_id in (1, 2) if store.engine.is_damaged(ledger_id)] == hurt
+    _, _, at = await store.read(hurt[0], 0, 2999)
+    assert (await store.read(hurt[0], at + 10, 2999))[1] == Stop.END
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    again = await Store.open(crashed)
+    assert [ledger_id for ledger_id in (1, 2) if again.engine.is_damaged(ledger_id)] == hurt
+    # An add over the copy that fails rewrites it: it is no duplicate.
+    await again.add(make_block(hurt[0], at, [b"%d" % hurt[0] * 50] * 10))
+    assert (await again.read(hurt[0], 0, 2999))[1] == Stop.END
+    await again.close()
+
+
+@pytest.mark.parametrize("part", ["magic", "head", "ledgers", "runs", "end"])
+async def test_a_damaged_index_is_rebuilt(tmp_path: Path, part: str) -> None:
+    path = await sealed_store(tmp_path)
+    index = path / index_name(2)
+    before = index.read_bytes()
+    head = IndexHead(before)
+    if part == "end":
+        index.write_bytes(before[:-PAGE_BYTES])
+    else:
+        at = {"magic": 0, "head": 70, "ledgers": head.page_offset(0) + 9, "runs": head.page_offset(1) + 9}[
+            part
+        ]
+        flip(index, at)
+    store = await Store.open(path)
+    for ledger_id in (1, 2):
+        found, stop, _ = await store.read(ledger_id, 0, 2999)
+        assert stop == Stop.END
+        assert found == dict.fromkeys(range(3000), b"%d" % ledger_id * 50)
+        assert not store.engine.is_damaged(ledger_id)
+        assert await store.engine.list_entries(ledger_id, 0, 1000) == ([(0, 0, 3000, 1)], -1)
+    await store.settled()
+    data = index.read_bytes()
+    head = IndexHead(data)
+    assert len(data) == len(before)
+    for page in range(len(head.crcs)):
+        assert head.page_is_intact(page, data[head.page_offset(page) :][:PAGE_BYTES])
+    await store.close()
+
+
+async def test_a_missing_segment_is_lost_for_the_ledgers_in_its_index(tmp_path: Path) -> None:
+    path = await sealed_store(tmp_path)
+    (path / segment_name(2)).unlink()
+    for _ in range(2):
+        store = await Store.open(path)
+        assert store.engine.is_damaged(1)
+        assert not store.engine.is_damaged(3)
+        assert store.engine.term(3) == 9
+        _, stop, at = await store.read(1, 0, 2999)
+        assert stop == Stop.UNKNOWN
+        assert at > 0
+        assert (await store.read(1, 2990, 2999))[1] == Stop.END
+        await store.close()
+
+
+async def test_a_missing_segment_without_index_may_have_held_anything(tmp_path: Path) -> None:
+    path = await sealed_store(tmp_path)
+    (path / segment_name(2)).unlink()
+    (path / index_name(2)).unlink()
+    for _ in range(2):
+        store = await Store.open(path)
+        assert store.engine.is_damaged(3)
+        assert store.engine.notes
+        assert await store.read(99, 0, 0) == ({}, Stop.UNKNOWN, 0)
+        await store.close()
+
+
+async def test_a_missing_last_segment_is_noticed(tmp_path: Path) -> None:
+    path = await crashed_store(tmp_path, 3)
+    (path / segment_name(1)).unlink()
+    store = await Store.open(path)
+    assert store.engine.is_damaged(1)
+    await store.close()
+
+
+@pytest.mark.parametrize("how", ["missing", "damaged"])
+async def test_fences_are_not_trusted_without_a_checkpoint(tmp_path: Path, how: str) -> None:
+    path = await sealed_store(tmp_path)
+    if how == "missing":
+        (path / "checkpoint").unlink()
+    else:
+        flip(path / "checkpoint", 50)
+    store = await Store.open(path)
+    assert store.engine.is_damaged(3)
+    assert (await store.read(1, 0, 2999))[1] == Stop.END  # what can be proved is served
+    await store.close()
+
+
+async def test_a_damaged_segment_header_is_made_up_for_by_the_index(tmp_path: Path) -> None:
+    path = await sealed_store(tmp_path)
+    flip(path / segment_name(2), 20)
+    store = await Store.open(path)
+    assert (await store.read(1, 0, 2999))[1] == Stop.END
+    assert not store.engine.is_damaged(1)
+    await store.close()
+
+
+async def test_a_sealed_segment_that_was_cut_is_damaged(tmp_path: Path) -> None:
+    path = await sealed_store(tmp_path)
+    os.truncate(path / segment_name(2), 20_000)
+    store = await Store.open(path)
+    found, stop, at = await store.read(1, 0, 2999)
+    assert stop == Stop.UNKNOWN
+    assert store.engine.is_damaged(1)
+    assert sorted(found) == list(range(at))
+    await store.close()
+
+
+async def test_a_payload_that_looks_like_a_group_is_not_taken_for_one(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    await store.settled()
+    await store.add(make_block(1, 0, [b"x" * 10]))
+    header = store.engine._journal.segment.header
+    offset = store.engine._journal._offset
+    # All that a client could know or guess, but not the generation.
+    fake = form.GroupHeader(header.segment_id, 0, 5, offset + 500, 0, 0, 136, 1)
+    forged = form.encode_group_head(fake, [form.term_row(1, 99)])
+    await store.add(make_block(1, 1, [forged * 40]))
+    path = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    second = groups_of(path / segment_name(1))[1]
+    flip(path / segment_name(1), second.offset + 10)
+    again = await Store.open(path)
+    assert again.engine.term(1) == 0
+    assert not again.engine.is_damaged(1)  # a bad last group is torn
+    assert await again.read(1, 0, 1) == ({0: b"x" * 10}, Stop.NO_SUCH_ENTRY, 1)
+    await again.close()
+
+
+async def test_what_a_read_gives_before_damage_is_intact(tmp_path: Path) -> None:
+    path = await sealed_store(tmp_path)
+    store = await Store.open(path)
+    runs = await store.engine._segments[2].overlapping(1, 0, 2999, 1000)
+    flip(path / segment_name(2), runs[3].offset + runs[3].head_bytes + 1)
+    found = await store.engine.read(1, 0, range(3000), 10**7)
+    assert (found.stop, found.stop_entry) == (Stop.UNKNOWN, runs[3].first)
+    assert sorted(entries_of(found.buffers)) == list(range(runs[3].first))
+    # A part of the block that the damage is not in would have been good, but the ledger is marked now.
+    partial = await store.engine.read(1, 0, range(runs[3].first + 5, 3000), 10**7)
+    assert partial.stop == Stop.END
+    await store.close()
+
+
+async def test_a_directory_is_formatted_once(tmp_path: Path) -> None:
+    disk, path = RealDisk(), str(tmp_path / "b1")
+    cookie = Cookie("b1", "cluster", "incarnation", 1)
+    assert await read_cookie(disk, path) is None
+    await format_directory(disk, path, cookie)
+    assert await read_cookie(disk, path) == cookie
+    with pytest.raises(CookieMismatchError):
+        await format_directory(disk, path, cookie)
+    store = await Store.open(tmp_path / "b1")
+    await store.add(make_block(1, 0, [b"x"]))
+    with pytest.raises(DirectoryInUseError):
+        await format_directory(disk, path, cookie, force=True)
+    await store.close()
+    other = Cookie("b1", "cluster", "another", 1)
+    await format_directory(disk, path, other, force=True)
+    assert await read_cookie(disk, path) == other
+    assert sorted(os.listdir(path)) == ["checkpoint", "cookie.json", "lock"]
+    store = await Store.open(tmp_path / "b1")
+    assert store.engine.list_ledgers(0, 10) == ([], -1)
+    assert not store.engine.is_damaged(1)
+    assert (tmp_path / "b1" / RESERVE).exists()
+    await store.close()
+    (tmp_path / "b1" / "cookie.json").write_bytes(b"{")
+    with pytest.raises(CorruptRecordError):
+        await read_cookie(disk, path)
+    disk.close()
+
+
+async def test_a_directory_that_was_emptied_but_for_its_cookie_knows_nothing(tmp_path: Path) -> None:
+    disk = RealDisk()
+    await format_directory(disk, str(tmp_path / "b1"), Cookie("b1", "cluster", "incarnation", 1))
+    disk.close()
+    (tmp_path / "b1" / "checkpoint").unlink()
+    store = await Store.open(tmp_path / "b1")
+    assert store.engine.is_damaged(1)
+    await store.close()
