@@ -19,8 +19,8 @@ from bookie_aio.server.registration import establish_identity
 from bookie_aio.storage.directory import read_cookie
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.wire.messages import Done, Info
-from client_aio.cli.exits import Exit
 from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.output import Output
 from client_aio.connection import connect
 from metadata.bookies import available_bookies, split_address
 from metadata.errors import BookieUnavailableError
@@ -60,7 +60,7 @@ async def serve(
     stop_with_parent: Annotated[
         bool, typer.Option("--stop-with-parent", help="Stop when standard input ends.")
     ] = False,
-) -> int:
+) -> None:
     """Run a bookie until Ctrl-C or SIGTERM; logs go to standard error.
 
     A data directory that is empty, under an id that the cluster does not know yet, is formatted. An empty
@@ -82,23 +82,27 @@ async def serve(
         weight=weight,
         allow_remote_without_auth=allow_remote_without_auth,
     )
-    stop = _stop_event(watch_standard_input=stop_with_parent)
-    async with await open_store(uri) as store:
-        bookie = await Bookie.start(config, store, disk, rng=random.SystemRandom(), now_ms=_now_ms)
-        try:
-            row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
-            invocation.output.document(
-                row, text=f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)}"
-            )
-            waiting = asyncio.create_task(stop.wait())
-            await asyncio.wait((waiting, bookie.stopped), return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-        finally:
-            await bookie.close()
-    failure = bookie.stopped.result() if bookie.stopped.done() else None
+    stopping = asyncio.create_task(_stop_event(watch_standard_input=stop_with_parent).wait())
+    serving = asyncio.create_task(_serve(invocation.output, config, uri, disk))
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    serving.cancel()  # which closes the bookie, also one that is still starting
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk) -> None:
+    """Run a bookie until it fails, or this is cancelled."""
+    rng = random.SystemRandom()
+    async with (
+        await open_store(uri) as store,
+        await Bookie.start(config, store, disk, rng=rng, now_ms=_now_ms) as bookie,
+    ):
+        row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
+        output.document(row, text=f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)}")
+        failure = await asyncio.shield(bookie.stopped)
     if failure is not None:
         raise failure
-    return Exit.OK
 
 
 def _stop_event(*, watch_standard_input: bool) -> asyncio.Event:

@@ -2,11 +2,12 @@
 
 import sys
 from importlib import metadata as distribution
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from client_aio.cli import bench, bookie, cluster, ledger
+from client_aio.cli.exits import Exit
 
 app = typer.Typer(
     name="bookie-aio",
@@ -38,6 +39,28 @@ def _root(
     pass
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Run the command line; ends the process with a stable exit code."""
-    app()
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        code = Exit.FAILURE
+    except Exception as error:
+        code = _report_usage(error)
+    sys.exit(code or Exit.OK)
+
+
+def _report_usage(error: Exception) -> int:
+    """Say in one line what is wrong with the command's arguments."""
+    # Known by its method: the class is click's or, with newer releases of typer, a copy of it.
+    format_message = getattr(error, "format_message", None)
+    if format_message is None:
+        raise error
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stdout.write(f"{format_message()}\n")
+        return Exit.USAGE
+    message = " ".join(format_message().split())
+    hint = f" (see `{context.command_path} --help`)" if context is not None else ""
+    sys.stderr.write(f"bookie-aio: {message}{hint}\n")
+    return int(getattr(error, "exit_code", Exit.USAGE))
