@@ -58,6 +58,7 @@ Answer = TypeVar("Answer", bound=Message)
 
 NO_BODY = memoryview(b"")
 _WATCH_INTERVAL_S = 0.25
+_JOINED_BYTES_MAX = 32 * 1024
 _WRITE_BUFFER_HIGH_BYTES = 1024 * 1024
 
 _ERRORS: dict[Status, type[BookKeeperError]] = {
@@ -136,10 +137,10 @@ class BookieConnection(asyncio.BufferedProtocol):
         now = self._loop.time()
         self._requests[request_id] = _Request(on_answer, now, now + timeout_s)
         head = encode_frame(encode_request(request, request_id), body_bytes)
-        if body_bytes:
+        if body_bytes > _JOINED_BYTES_MAX:
             self._transport.writelines([head, *body])
-        else:
-            self._transport.write(head)
+        else:  # one small buffer costs less than two
+            self._transport.write(b"".join((head, *body)))
         if self._watch is None:
             self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
 

@@ -106,7 +106,8 @@ async def test_without_a_spare_writing_goes_on_at_the_ack_quorum_and_below_it_fa
 async def test_a_bookie_that_comes_back_takes_its_seat_again(tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path) as cluster,
-        client_aio.connect(cluster.uri, replacement_retry_s=0.1) as client,client.create_ledger() as ledger
+        client_aio.connect(cluster.uri, replacement_retry_s=0.1) as client,
+        client.create_ledger() as ledger,
     ):
         await ledger.add_entry(b"one")
         await cluster["b2"].kill()
