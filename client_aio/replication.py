@@ -65,7 +65,7 @@ class Replicator(Generic[Token]):
         self._on_fenced = on_fenced
         self._loop = asyncio.get_running_loop()
         self._seats: list[_Seat] = []
-        self._flush_is_due = False
+        self.flush_is_due = False
         self._is_stopped = False
 
     @property
@@ -113,13 +113,13 @@ class Replicator(Generic[Token]):
 
     def schedule_flush(self) -> None:
         """Send what was added, once this turn of the loop is over: the batch is the unit."""
-        if not self._flush_is_due:
-            self._flush_is_due = True
+        if not self.flush_is_due:
+            self.flush_is_due = True
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Send what was added now."""
-        self._flush_is_due = False
+        self.flush_is_due = False
         self._transmit(self.window.flush())
 
     def _transmit(self, sends: list[Send]) -> None:

@@ -81,6 +81,10 @@ class LedgerWriter:
         )
         self._failure: BookKeeperError | None = None
         self._is_closing = False
+        self._is_direct = True  # not failed, not closing, no bulk under way
+        self._entry_bytes_max = context.config.entry_bytes_max
+        self._bytes_held_max = _HARD_LIMIT_FACTOR * context.config.max_in_flight_bytes
+        self._create_future: Callable[[], asyncio.Future[int]] = self._loop.create_future
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._room = asyncio.Event()
         self._room.set()
@@ -156,26 +160,19 @@ class LedgerWriter:
             InvalidArgumentError: not bytes. EntryTooLargeError: above the limit. Nothing was sent.
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Not done.
         """
+        # Every add runs through these lines: what is rare is decided elsewhere.
         if type(data) is not bytes:
             data = self._copy(data)
-        self.check_size(data)
-        future: asyncio.Future[int] = self._loop.create_future()
-        if self._failure is not None or self._is_closing:
-            self._refuse(future)
-        elif self._window.bytes_held + self._queued_bytes > (
-            _HARD_LIMIT_FACTOR * self._config.max_in_flight_bytes
-        ):
-            raise BackpressureError(
-                f"{self.bytes_in_flight:,} bytes are in flight in ledger {self.ledger_id}, more than "
-                f"{_HARD_LIMIT_FACTOR} × max_in_flight_bytes: await drain() between adds",
-                ledger_id=self.ledger_id,
-            )
-        elif self._bulk_lock.locked():
-            self._queued.append((data, future))
-            self._queued_bytes += len(data) + ENTRY_OVERHEAD_BYTES
+        if len(data) > self._entry_bytes_max:
+            self.check_size(data)
+        future = self._create_future()
+        window = self._window
+        if self._is_direct and window.bytes_held <= self._bytes_held_max:
+            window.add(data, future)
+            if not self._replicator.flush_is_due:
+                self._replicator.schedule_flush()
         else:
-            self._window.add(data, future)
-            self._replicator.schedule_flush()
+            self._add_otherwise(data, future)
         return future
 
     async def add_entries(
@@ -195,10 +192,12 @@ class LedgerWriter:
         """
         try:
             async with self._bulk_lock:
+                self._is_direct = False
                 try:
                     first, last = await self._take_all(entries)
                 finally:
                     self._take_queued()
+                    self._is_direct = self._failure is None and not self._is_closing
             await self._wait_for(last)
         except BookKeeperError as error:
             if error is not self._failure:
@@ -244,7 +243,7 @@ class LedgerWriter:
             return self._metadata
         if not self._is_closing:
             await self.flush()
-            self._is_closing = True
+            self._is_closing, self._is_direct = True, False
         if self._change is not None:
             await asyncio.wait([self._change])
         if self._failure is not None:
@@ -257,7 +256,7 @@ class LedgerWriter:
 
     async def abort(self) -> None:
         """Give up: outstanding futures fail as *unknown*, the ledger stays OPEN for recovery."""
-        self._is_closing = True
+        self._is_closing, self._is_direct = True, False
         self._fail(
             WriterAbortedError(f"the writer of ledger {self.ledger_id} was aborted", ledger_id=self.ledger_id)
         )
@@ -298,6 +297,20 @@ class LedgerWriter:
                 f"an entry of {len(data):,} bytes is above the limit of {self._config.entry_bytes_max:,}",
                 ledger_id=self.ledger_id,
             )
+
+    def _add_otherwise(self, data: bytes, future: asyncio.Future[int]) -> None:
+        """Refuse an add, or put it behind the bulk that is under way."""
+        if self._failure is not None or self._is_closing:
+            self._refuse(future)
+        elif self.bytes_in_flight > self._bytes_held_max:
+            raise BackpressureError(
+                f"{self.bytes_in_flight:,} bytes are in flight in ledger {self.ledger_id}, more than "
+                f"{_HARD_LIMIT_FACTOR} × max_in_flight_bytes: await drain() between adds",
+                ledger_id=self.ledger_id,
+            )
+        else:
+            self._queued.append((data, future))
+            self._queued_bytes += len(data) + ENTRY_OVERHEAD_BYTES
 
     def _refuse(self, future: asyncio.Future[int]) -> None:
         future.set_exception(
@@ -395,7 +408,7 @@ class LedgerWriter:
         """Fail everything outstanding, in entry order; the first failure is the writer's."""
         if self._failure is not None:
             return
-        self._failure = error
+        self._failure, self._is_direct = error, False
         tokens = self._window.abort()
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         for future in [*tokens, *(future for _, future in queued)]:

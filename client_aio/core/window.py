@@ -118,7 +118,7 @@ class AddWindow(Generic[Token]):
         self._stated_lac = stated_lac
         self._codes = codes
         self._frozen = False
-        self._next_entry = next_entry
+        self._next_entry = next_entry  # of the first entry not sent yet
         self._payloads: list[bytes] = []
         self._tokens: list[Token] = []
         self._turns: deque[Turn[Token]] = deque()
@@ -128,7 +128,7 @@ class AddWindow(Generic[Token]):
     @property
     def last_add_pushed(self) -> int:
         """Give the id of the last entry taken."""
-        return self._next_entry - 1
+        return self._next_entry + len(self._payloads) - 1
 
     @property
     def lac_to_state(self) -> int:
@@ -157,21 +157,19 @@ class AddWindow(Generic[Token]):
             self.failed, self.ensemble_size, self.write_quorum, self.ack_quorum
         )
 
-    def add(self, payload: bytes, token: Token) -> int:
-        """Take an entry; it is sent at the next `flush`. Returns its id."""
+    def add(self, payload: bytes, token: Token) -> None:
+        """Take an entry, under the next id; it is sent at the next `flush`."""
         self._payloads.append(payload)
         self._tokens.append(token)
         self.bytes_held += len(payload) + ENTRY_OVERHEAD_BYTES
-        entry_id = self._next_entry
-        self._next_entry = entry_id + 1
-        return entry_id
 
     def flush(self) -> list[Send]:
         """Form turns of what was added since, and say what is to be sent where."""
         payloads, tokens = self._payloads, self._tokens
         self._payloads, self._tokens = [], []
         sends: list[Send] = []
-        first_entry, start = self._next_entry - len(payloads), 0
+        first_entry, start = self._next_entry, 0
+        self._next_entry += len(payloads)
         running = list(accumulate(map(len, payloads), initial=self.length_pushed))[1:]
         while start < len(payloads):
             stop = self._turn_end(running, start)
