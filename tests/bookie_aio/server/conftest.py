@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
 
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
@@ -15,8 +17,10 @@ from tests.support.helddisk import HeldDisk
 from tests.support.rawclient import RawClient
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
+
+    from bookie_aio.server.requests import Authoriser
 
 STORAGE = StorageConfig(segment_bytes=16 * 1024 * 1024, reserve_bytes=1024 * 1024, space_retry_s=0.05)
 
@@ -52,6 +56,7 @@ class Bookies:
         *,
         disk: HeldDisk | None = None,
         store: MemoryMetadataStore | None = None,
+        authoriser: Authoriser | None = None,
         **values: Any,
     ) -> Bookie:
         """Start a bookie."""
@@ -63,6 +68,7 @@ class Bookies:
                 disk or self.disk(),
                 rng=self.rng,
                 now_ms=lambda: 0,
+                authoriser=authoriser,
             )
         except BaseException:
             await store.close()
@@ -87,6 +93,11 @@ class Bookies:
             await store.close()
         for disk in self._disks:
             disk.close()
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run each test on the plain loop as well as on the one that commands use."""
+    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture
