@@ -267,7 +267,8 @@ class Engine:
         state = self._accept(
             ledger_id, Record(form.term_row(ledger_id, term), None, change, done, form.ROW_BYTES)
         )
-        state.term = max(state.term, term)
+        if self._journal.error is None:
+            state.term = max(state.term, term)
 
     def append_statement(self, ledger_id: int, statement: LacStatement, done: Done) -> None:
         """Accept an explicit LAC. Raises DiskFullError when the engine is not writable."""
@@ -283,7 +284,7 @@ class Engine:
         self._check_room(form.ROW_BYTES, 0)
         change = Change(form.KIND_MARK, ledger_id)
         state = self._accept(ledger_id, Record(form.mark_row(ledger_id), None, change, done, form.ROW_BYTES))
-        state.is_damaged = True
+        state.is_damaged = True  # from now on, durable or not
 
     def barrier(self, done: Done) -> None:
         """Call back once everything accepted so far is durable and indexed: in this call if it is now."""

@@ -181,6 +181,9 @@ async def replay_segment(
     limit = size if proven_end is None else proven_end
     walk = _Walk(file, header, limit)
     found = Replayed()
+    first = await _Walk(file, header, size).group_at(form.DATA_OFFSET)
+    if first is not None:  # even where it was rewritten elsewhere, and nothing here counts any more
+        found.previous = (first.header.previous_segment, first.header.previous_end)
     unproven: Group | None = None
     offset = form.DATA_OFFSET
     while offset < limit:

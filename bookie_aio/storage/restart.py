@@ -239,7 +239,7 @@ class Restart:
                 ends[result.previous[0]] = result.previous[1]
                 if is_last:
                     found.tail = result.tail
-                    found.previous = (segment_id, result.end) if result.groups else result.previous
+                    found.previous = (segment_id, result.end)
                 is_last = False
             elif not result.is_all_damaged:
                 segment.close()  # prepared and never used

@@ -1,0 +1,196 @@
+"""A disk that fails is the end; a disk that is full is not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie_aio.storage.disk import RealDisk
+from bookie_aio.wire.messages import Stop
+from metadata.errors import DiskFailedError, DiskFullError, StorageError
+from tests.support.storage import SMALL, FaultyDisk, Store, make_block
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from bookie_aio.wire.blocks import Buffer
+
+
+async def add_until_refused(store: Store, first: int, *, from_reserve: bool = False) -> None:
+    """Add entries of 5,000 bytes one by one."""
+    for entry in range(first, 100):
+        await store.add(make_block(1, entry, [b"x" * 5000]), from_reserve=from_reserve)
+
+
+@pytest.mark.parametrize("torn_bytes", [0, 100, 10**6])
+async def test_after_a_failed_write_nothing_is_acknowledged(tmp_path: Path, torn_bytes: int) -> None:
+    disk = FaultyDisk()
+    store = await Store.open(tmp_path / "b1", disk=disk)
+    await store.add(make_block(1, 0, [b"good"]))
+    disk.fail_journal_write, disk.torn_bytes = disk.journal_writes + 1, torn_bytes
+    told: list[StorageError | None] = []
+    store.engine.append_block(make_block(1, 1, [b"bad"]), told.append)
+    await asyncio.sleep(0)  # in flight
+    store.engine.append_block(make_block(1, 2, [b"queued"]), told.append)
+    store.engine.append_term(1, 5, told.append)
+    with pytest.raises(DiskFailedError):
+        await store.barrier()
+    assert [type(error) for error in told] == [DiskFailedError] * 3
+    assert len(store.failures) == 1
+    assert not store.engine.is_writable
+    with pytest.raises(DiskFailedError):
+        await store.add(make_block(1, 3, [b"late"]))
+    with pytest.raises(DiskFailedError):
+        await store.fence(1, 6)
+    assert await store.read(1, 0, 1) == ({0: b"good"}, Stop.NO_SUCH_ENTRY, 1)
+    assert len(store.failures) == 1
+    await store.close()
+    # The bytes may all be there: then the next start finds them, and writes them elsewhere.
+    again = await Store.open(tmp_path / "b1")
+    found, stop, at = await again.read(1, 0, 9)
+    assert stop == Stop.NO_SUCH_ENTRY
+    assert found == ({0: b"good", 1: b"bad"} if torn_bytes == 10**6 else {0: b"good"})
+    assert again.engine.term(1) in (0, 5)  # a fence that nobody was told of may hold or not
+    if torn_bytes == 10**6:
+        assert (await again.engine._segments_of(1, 1, 1)[0].overlapping(1, 1, 1, 9))[0].first == 1
+        assert again.engine._segments_of(1, 1, 1)[0].segment_id > 2
+    assert at == len(found)
+    await again.close()
+
+
+@pytest.mark.parametrize("name", [".index.new", "checkpoint.new", ".segment"])
+async def test_a_failed_sync_in_the_background_is_the_end_too(tmp_path: Path, name: str) -> None:
+    disk = FaultyDisk()
+    store = await Store.open(tmp_path / "b1", disk=disk)
+    await store.settled()
+    disk.fail_sync_of = name
+    with pytest.raises(DiskFailedError):
+        await add_until_refused(store, 0)
+    assert len(store.failures) == 1
+    await store.close()
+    again = await Store.open(tmp_path / "b1")
+    assert again.engine.last_entry(1) >= 5
+    assert not again.engine.is_damaged(1)
+    await again.close()
+
+
+async def test_a_full_disk_refuses_adds_and_still_takes_fences_and_recovery(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = await Store.open(tmp_path / "b1", disk=disk)
+    await store.settled()
+    disk.is_full = True
+    back = asyncio.Event()
+    store.engine._provision._on_writable = lambda is_: (store.writable.append(is_), is_ and back.set())
+    with pytest.raises(DiskFullError):
+        await add_until_refused(store, 0)
+    acknowledged = store.engine.last_entry(1) + 1
+    assert store.writable == [False]
+    assert not store.engine.is_writable
+    assert not store.failures
+    assert acknowledged > 5
+    await store.fence(1, 7)
+    with pytest.raises(DiskFullError):
+        await add_until_refused(store, acknowledged, from_reserve=True)
+    recovered = store.engine.last_entry(1) + 1 - acknowledged
+    assert recovered * 5000 > SMALL.reserve_bytes // 2
+    await store.fence(2, 8)  # the last part of the reserve is for fences
+    assert (await store.read(1, 0, 99))[1:] == (Stop.NO_SUCH_ENTRY, acknowledged + recovered)
+    crashed = await store.crash_into(tmp_path / "crashed")
+    disk.is_full = False
+    await asyncio.wait_for(back.wait(), 10)
+    assert store.writable == [False, True]
+    await store.settled()
+    await store.add(make_block(1, 1000, [b"after"]))
+    assert (tmp_path / "b1" / "reserve").exists()
+    await store.close()
+    for path, last in ((crashed, acknowledged + recovered - 1), (tmp_path / "b1", 1000)):
+        again = await Store.open(path)
+        assert again.engine.last_entry(1) == last
+        assert (await again.read(1, 0, 99))[1:] == (Stop.NO_SUCH_ENTRY, acknowledged + recovered)
+        assert (again.engine.term(1), again.engine.term(2)) == (7, 8)
+        assert not again.engine.is_damaged(1)
+        await again.close()
+
+
+async def test_a_start_on_a_full_disk_uses_the_reserve(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    await store.settled()
+    await store.add(make_block(1, 0, [b"tail"]))
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    disk = FaultyDisk()
+    disk.is_full = True
+    full = await Store.open(crashed, disk=disk)
+    assert not full.engine.is_writable
+    assert await full.read(1, 0, 0) == ({0: b"tail"}, Stop.END, 1)
+    await full.fence(1, 3)
+    twice = await full.crash_into(tmp_path / "twice")
+    await full.close()
+    for path in (crashed, twice):
+        again = await Store.open(path)
+        assert await again.read(1, 0, 0) == ({0: b"tail"}, Stop.END, 1)
+        assert again.engine.term(1) == 3
+        assert not again.engine.notes
+        assert not again.engine.is_damaged(1)
+        await again.close()
+
+
+async def test_a_start_without_room_for_anything_says_so(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    disk.is_full = True
+    with pytest.raises(DiskFullError):
+        await Store.open(tmp_path / "b1", disk=disk)
+    store = await Store.open(tmp_path / "b1")  # and leaves the directory free
+    await store.close()
+
+
+async def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, whole_v = os.pwrite, os.pwritev
+    short: list[int] = []
+
+    def pwritev(descriptor: int, buffers: Sequence[Buffer], offset: int) -> int:
+        data = b"".join(buffers)
+        short.append(len(data))
+        return whole_v(descriptor, [data[: len(data) // 2]], offset)
+
+    def pwrite(descriptor: int, data: Buffer, offset: int) -> int:
+        short.append(len(data))
+        return whole(descriptor, bytes(data)[:1000], offset)
+
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    store = await Store.open(tmp_path / "b1")
+    for entry in range(5):
+        await store.add(make_block(1, entry, [bytes([entry]) * 10_000]))
+    assert len(short) > 10
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    again = await Store.open(crashed)
+    assert (await again.read(1, 0, 4))[0] == {n: bytes([n]) * 10_000 for n in range(5)}
+    await again.close()
+
+
+async def test_a_group_of_more_buffers_than_one_call_takes(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    await store.settled()
+    file = await store.disk.create(str(tmp_path / "file"))
+    buffers = [b"%4d" % number for number in range(3000)]
+    await file.write_and_sync(buffers, 10)
+    assert bytes(await file.read(10, 12_000)) == b"".join(buffers)
+    assert bytes(await file.read(12_000, 100)) == b"".join(buffers)[-10:]
+    file.close()
+    await store.close()
+
+
+async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    disk = RealDisk()
+    with pytest.raises(FileNotFoundError):
+        await disk.open(str(tmp_path / "nothing"))
+    with pytest.raises(FileNotFoundError):
+        await disk.list_directory(str(tmp_path / "nothing"))
+    await disk.unlink(str(tmp_path / "nothing"))
+    disk.close()

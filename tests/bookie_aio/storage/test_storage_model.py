@@ -1,0 +1,138 @@
+"""Random histories against a dictionary, before and after sealing, a crash and a clean restart."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bookie_aio.storage.index import (
+    MemoryIndex,
+    Run,
+    Runs,
+)
+from bookie_aio.wire.messages import Stop
+from tests.support.storage import SMALL, Store, entries_of, make_block
+
+Add = tuple[int, int, int, int, int, int]
+
+adds = st.lists(
+    st.tuples(
+        st.integers(1, 3),  # ledger
+        st.integers(0, 60),  # first entry
+        st.integers(1, 12),  # entries
+        st.sampled_from([1, 1, 2, 3]),  # stride
+        st.sampled_from([0, 0, 0, 1, 2]),  # content term
+        st.sampled_from([1, 40, 900]),  # bytes of each
+    ),
+    min_size=1,
+    max_size=40,
+)
+Model = dict[tuple[int, int], tuple[int, bytes]]
+
+
+def expect(
+    model: Model, damaged: bool, ledger_id: int, term: int, ids: range
+) -> tuple[dict[int, bytes], Stop]:
+    """Give what a read without a budget finds, by the rules."""
+    found: dict[int, bytes] = {}
+    for entry_id in ids:
+        held, data = model.get((ledger_id, entry_id), (-1, b""))
+        if held != term:
+            return found, Stop.STALE_METADATA if held > term else Stop.NO_SUCH_ENTRY
+        found[entry_id] = data
+    return found, Stop.END
+
+
+async def check(store: Store, model: Model) -> None:
+    for ledger_id in (1, 2, 3):
+        mine = {entry: term for (owner, entry), (term, _) in model.items() if owner == ledger_id}
+        assert store.engine.last_entry(ledger_id) == max(mine, default=-1)
+        for term, stride, first in itertools.product((0, 1, 2), (1, 2, 3), (0, 1, 7, 30)):
+            ids = range(first, 99, stride)
+            got = await store.engine.read(ledger_id, term, ids, 10**9)
+            assert (entries_of(got.buffers), got.stop) == expect(model, False, ledger_id, term, ids)
+        await check_budget(store, model, ledger_id)
+        listed: set[int] = set()
+        at = 0
+        while at >= 0:
+            rows, following = await store.engine.list_entries(ledger_id, at, 3)
+            for first, _, count, stride in rows:
+                listed.update(range(first, first + count * stride, stride))
+            assert following == -1 or following > at
+            at = following
+        assert listed == set(mine)
+
+
+async def check_budget(store: Store, model: Model, ledger_id: int) -> None:
+    """Read with a small budget: what comes together is the same, and no answer is much too large."""
+    at, found = 0, dict[int, bytes]()
+    while True:
+        got = await store.engine.read(ledger_id, 0, range(at, 99), 1500)
+        part = entries_of(got.buffers)
+        assert len(part) <= 1 or sum(map(len, got.buffers)) <= 1500
+        found |= part
+        at = got.stop_entry
+        if got.stop != Stop.BUDGET:
+            break
+    assert found == expect(model, False, ledger_id, 0, range(99))[0]
+
+
+async def tell(path: Path, history: list[Add], pause_every: int) -> None:
+    store, model = await Store.open(path / "b1", SMALL), Model()
+    for number, (ledger_id, first, count, stride, term, size) in enumerate(history):
+        payloads = [bytes([number, index]) * (size // 2) for index in range(count)]
+        block = make_block(ledger_id, first, payloads, stride=stride, content_term=term, lac=-1)
+        store.engine.append_block(block, lambda _: None)
+        for entry_id, data in zip(block.entry_ids, payloads, strict=True):
+            if term >= model.get((ledger_id, entry_id), (-1, b""))[0]:
+                model[ledger_id, entry_id] = (term, data)
+        if number % pause_every == 0:
+            await store.barrier()
+    await store.barrier()
+    await check(store, model)
+    await store.settled()
+    await check(store, model)
+    crashed = await store.crash_into(path / "crashed")
+    await store.close()
+    for copy in (crashed, path / "b1"):
+        again = await Store.open(copy)
+        await check(again, model)
+        await again.close()
+
+
+@given(history=adds, pause_every=st.integers(1, 20))
+@settings(max_examples=40, deadline=None)
+def test_a_random_history_reads_as_its_model(history: list[Add], pause_every: int) -> None:
+    with TemporaryDirectory() as path:
+        asyncio.run(tell(Path(path), history, pause_every))
+
+
+runs = st.lists(
+    st.tuples(st.integers(0, 500), st.integers(1, 30), st.integers(1, 5)), min_size=1, max_size=300
+)
+
+
+@given(runs=runs, low=st.integers(0, 500), span=st.integers(0, 200), count_max=st.integers(1, 20))
+@settings(max_examples=100, deadline=None)
+def test_overlapping_runs_are_all_found(
+    runs: list[tuple[int, int, int]], low: int, span: int, count_max: int
+) -> None:
+    index = MemoryIndex()
+    everything = [
+        Run(first, 0, offset, entries, stride, 96, 10) for offset, (first, entries, stride) in enumerate(runs)
+    ]
+    for run in everything:
+        index.add(1, run)
+    held: Runs = index.ledgers[1]
+    assert held.highest == max(run.last for run in everything)
+    high = low + span
+    found = held.overlapping(low, high, count_max)
+    ordered = sorted(everything, key=lambda run: (run.first, run.offset))
+    below = [run for run in ordered if run.first <= low <= run.last]
+    above = [run for run in ordered if low < run.first <= high][:count_max]
+    assert found == below + above
