@@ -433,17 +433,22 @@ class Engine:
         self._figures.damaged_blocks += 1
         self._marking.add(ledger_id)
         durable: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+
+        def done(error: StorageError | None) -> None:
+            self._marking.discard(ledger_id)
+            if not durable.done():  # cancelled with the connection of whoever read
+                durable.set_result(error)
+
         try:
             if state.is_damaged:
-                self.barrier(durable.set_result)
+                self.barrier(done)
             else:
-                self.append_mark(ledger_id, durable.set_result)
-            error = await durable
+                self.append_mark(ledger_id, done)
         except DiskFullError:
+            self._marking.discard(ledger_id)
             state.is_damaged = True  # at least until the next start, which finds the damage again
             return
-        finally:
-            self._marking.discard(ledger_id)
+        error = await durable
         if error is not None:
             raise error from cause
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import TYPE_CHECKING
 
@@ -286,4 +287,22 @@ async def test_a_directory_that_was_emptied_but_for_its_cookie_knows_nothing(tmp
     (tmp_path / "b1" / "checkpoint").unlink()
     store = await Store.open(tmp_path / "b1")
     assert store.engine.is_damaged(1)
+    await store.close()
+
+
+async def test_a_reader_that_goes_while_its_damage_is_marked_harms_nobody(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    await store.settled()
+    await store.add(make_block(1, 0, [b"a" * 100]))
+    (group,) = groups_of(store.path / segment_name(1))
+    flip(store.path / segment_name(1), group.offset + group.head_bytes + 150)
+    reading = asyncio.create_task(store.read(1, 0, 0))
+    await asyncio.sleep(0)  # one turn: the read finds the damage and waits for its mark
+    assert store.engine.is_damaged(1)
+    reading.cancel()
+    again = asyncio.create_task(store.read(1, 0, 0))
+    await store.add(make_block(2, 0, [b"b"]))
+    assert await again == ({}, Stop.UNKNOWN, 0)
+    assert reading.cancelled()
+    assert store.failures == []
     await store.close()
