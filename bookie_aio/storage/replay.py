@@ -174,11 +174,11 @@ async def replay_segment(
     """Walk a segment's groups.
 
     Args:
-        proven_end: where its durable groups end, if something else says so.
-        is_last: nothing was written into a later segment, as far as can be seen.
+        proven_end: where its durable groups end, or a tail begins, if something else says so.
+        is_last: no later segment holds an intact group.
     """
     size = file.size()
-    limit = size if proven_end is None else proven_end
+    limit = size if is_last or proven_end is None else proven_end
     walk = _Walk(file, header, limit)
     found = Replayed()
     first = await _Walk(file, header, size).group_at(form.DATA_OFFSET)
@@ -190,7 +190,8 @@ async def replay_segment(
         group = await walk.group_at(offset)
         if group is None:
             following = await walk.next_group(offset + 1)
-            if following is not None or not (is_last and proven_end is None):
+            is_proven = not is_last if proven_end is None else offset < proven_end
+            if following is not None or is_proven:
                 found.is_all_damaged = True
             if following is None:
                 break
@@ -202,7 +203,7 @@ async def replay_segment(
         found.previous = (group.header.previous_segment, group.header.previous_end)
         offset = group.header.end
     if unproven is not None:
-        if proven_end is not None or not is_last:
+        if not is_last or (proven_end is not None and unproven.header.end <= proven_end):
             found.apply(unproven)
         elif not unproven.damaged:
             found.tail = unproven

@@ -219,7 +219,7 @@ class Restart:
     async def _replay(self, opened: dict[int, Segment]) -> None:
         """Replay what is not sealed, newest first: each says where the one before it ended."""
         found = self._found
-        ends: dict[int, int] = {}
+        named: tuple[int, int] | None = None  # by the next newer one: which came before it, and its end
         is_last = True
         replayed: list[tuple[Segment, Replayed]] = []
         for segment_id in sorted(opened, reverse=True):
@@ -229,18 +229,22 @@ class Restart:
                     found.previous = (segment_id, segment.end)
                 is_last = False
                 found.segments[segment_id] = segment
-                await self._learn_end_before(segment, ends)
+                named = await self._named_by(segment)
                 continue
-            known = ends.get(segment_id)
+            known = None
+            if named is not None and named[0] <= segment_id:
+                known = named[1] if named[0] == segment_id else form.DATA_OFFSET  # passed over, never used
             if known is None and segment.end > form.DATA_OFFSET:
                 known = segment.end  # an index whose head is good and whose pages are not
             result = await replay_segment(segment.file, segment.header, proven_end=known, is_last=is_last)
             if result.previous is not None:
-                ends[result.previous[0]] = result.previous[1]
-                if is_last:
+                named = result.previous
+                # A first group that is torn says where the segment before it ended, but it may have been
+                # that one's tail on its way here: the tail is then still to be had there, and only there.
+                if is_last and (result.groups or result.tail is not None):
                     found.tail = result.tail
                     found.previous = (segment_id, result.end)
-                is_last = False
+                    is_last = False
             elif not result.is_all_damaged:
                 segment.close()  # prepared and never used
                 found.useless.append(layout.segment_name(segment_id))
@@ -249,17 +253,19 @@ class Restart:
         for segment, result in reversed(replayed):
             self._apply(segment, result)
 
-    async def _learn_end_before(self, segment: Segment, ends: dict[int, int]) -> None:
+    async def _named_by(self, segment: Segment) -> tuple[int, int] | None:
+        """Give which segment came before a sealed one, and that one's end; None where it cannot tell."""
         try:
             start = await segment.file.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
             group = form.peek_group_header(start, segment.header, form.DATA_OFFSET, segment.end)
             if group is None:
-                return
+                return None
             head = memoryview(await segment.file.read(form.DATA_OFFSET, group.head_bytes))
         except DiskFailedError:
-            return
-        if form.parse_group_rows(group, head) is not None:
-            ends[group.previous_segment] = group.previous_end
+            return None
+        if form.parse_group_rows(group, head) is None:
+            return None
+        return (group.previous_segment, group.previous_end)
 
     def _apply(self, segment: Segment, result: Replayed) -> None:
         found = self._found

@@ -173,6 +173,29 @@ async def test_a_torn_last_group_was_never_acknowledged(
         await twice.close()
 
 
+async def test_a_crash_while_the_tail_is_rewritten_loses_nothing(tmp_path: Path) -> None:
+    store, acknowledged = await Store.open(tmp_path / "b1"), Acknowledged()
+    await store.settled()
+    for number in range(3):
+        await act(store, number, acknowledged)
+    before = await store.crash_into(tmp_path / "before")
+    await store.close()
+    shutil.copytree(before, tmp_path / "restarted")
+    again = await Store.open(tmp_path / "restarted")
+    segment, start, end = last_group(await again.crash_into(tmp_path / "after"))
+    await again.close()
+    data = segment.read_bytes()
+    for cut in range(start, end, 5):
+        # The rewritten group came this far; nothing else of the restart had happened yet.
+        case = tmp_path / f"cut{cut}"
+        shutil.copytree(before, case)
+        (case / segment.name).write_bytes(data[:cut] + bytes(len(data) - cut))
+        twice = await Store.open(case)
+        await assert_holds_exactly(twice, acknowledged)
+        assert not twice.engine.notes
+        await twice.close()
+
+
 async def test_a_crash_between_an_index_and_its_checkpoint_keeps_the_fences(tmp_path: Path) -> None:
     store, acknowledged = await Store.open(tmp_path / "b1"), Acknowledged()
     await store.settled()
