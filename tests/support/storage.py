@@ -188,6 +188,11 @@ class FaultyDisk(RealDisk):
         self.torn_bytes = 0
         self.fail_sync_of = ""  # syncs of files whose path ends so fail
         self.is_full = False
+        self.on_renamed: Callable[[str], None] = lambda _: None
+
+    async def rename(self, old: str, new: str) -> None:
+        await super().rename(old, new)
+        self.on_renamed(new)
 
     async def _open(self, path: str, flags: int) -> RealFile:
         file = await super()._open(path, flags)
