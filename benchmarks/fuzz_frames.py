@@ -3,7 +3,8 @@
     python -m benchmarks.fuzz_frames [--frames 1000000] [--seed 1] [--connections 32]
 
 Starts one bookie process. Many connections at a time each send a stream of `benchmarks.mutations` and end;
-every one of them has to be closed by the bookie in time, and whatever it answers has to be well-formed. All
+every one of them has to be closed by the bookie in time, and whatever it answers has to be well-formed; half
+of them first wait for the answer to each well-formed request, however extreme, and every one has to come. All
 along a good client adds entries and reads them back, and a PING has to be answered within its deadline. At
 the end the bookie is killed, started again, and has everything still.
 
@@ -30,7 +31,7 @@ from typing import cast
 import uvloop
 
 import client_aio
-from benchmarks.mutations import Mutator
+from benchmarks.mutations import Mutator, Streams
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
 from bookie_aio.wire.messages import Done, Failure, Info, Ping, Status, decode_answer
 from client_aio.connection import BookieConnection, connect
@@ -52,17 +53,27 @@ class Harmed(Exception):
 
 
 class FuzzConnection(asyncio.Protocol):
-    """Sends one stream, checks the form of the answers, and waits for the end."""
+    """Sends what was drawn, checks the form of the answers, and waits for the end."""
 
-    def __init__(self, stream: bytes, statuses: Counter[str]) -> None:
-        self._stream, self._statuses = stream, statuses
+    def __init__(self, streams: Streams, statuses: Counter[str]) -> None:
+        self._streams, self._statuses = streams, statuses
         self._parser = FrameParser(FRAME_BYTES_MAX)
+        self._answers = 0
+        self._is_sent = False
+        self._transport: asyncio.Transport | None = None
         self.ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast("asyncio.Transport", transport)
-        stream.write(self._stream)
-        stream.write_eof()
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.write(self._streams.well_formed)
+        self._send_wrong()
+
+    def _send_wrong(self) -> None:
+        if self._answers >= self._streams.answers and not self._is_sent:
+            assert self._transport is not None
+            self._is_sent = True
+            self._transport.write(self._streams.wrong)
+            self._transport.write_eof()
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed(data)
@@ -71,11 +82,14 @@ class FuzzConnection(asyncio.Protocol):
                 _, _, answer = decode_answer(header)
                 status = answer.status if isinstance(answer, Failure) else Status.OK
                 self._statuses[status.name] += 1
+                self._answers += 1
         except ProtocolError as error:
             self._end(f"an answer is malformed: {error}")
+        self._send_wrong()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(None)
+        owed = self._streams.answers - self._answers
+        self._end(f"closed, owing {owed} answers" if owed > 0 else None)
 
     def _end(self, complaint: str | None) -> None:
         if not self.ended.done():
@@ -108,18 +122,18 @@ class Fuzzer:
         while self.frames < enough:
             number, self._next = self._next, self._next + 1
             mutator = Mutator(random.Random(f"{self._seed}/{number}"), self._spared)
-            stream = mutator.stream()
+            streams = mutator.draw()
             self.kinds.update(mutator.counts)
             self.frames += sum(mutator.counts.values())
             self.connections += 1
             try:
-                await asyncio.wait_for(self._send(number, stream), CLOSE_TIMEOUT_S)
+                await asyncio.wait_for(self._send(number, streams), CLOSE_TIMEOUT_S)
             except TimeoutError:
                 raise Harmed(f"connection {number} of seed {self._seed} was not closed in time") from None
 
-    async def _send(self, number: int, stream: bytes) -> None:
+    async def _send(self, number: int, streams: Streams) -> None:
         transport, protocol = await asyncio.get_running_loop().create_connection(
-            lambda: FuzzConnection(stream, self.statuses),
+            lambda: FuzzConnection(streams, self.statuses),
             self._host,
             self._port,
             local_addr=(f"127.0.1.{1 + number % LOCAL_ADDRESSES}", 0),

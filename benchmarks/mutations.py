@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 from crc32c import crc32c
@@ -39,6 +39,14 @@ NO_BOOKIE = (
 )
 
 
+class Streams(NamedTuple):
+    """What one connection sends: well-formed requests; once so many answers are there, what is wrong."""
+
+    well_formed: bytes
+    answers: int
+    wrong: bytes
+
+
 class Mutator:
     """Draws the frames of one connection."""
 
@@ -57,20 +65,21 @@ class Mutator:
             "wrong handshake": self._wrong_handshake,
             "contradictory": self._contradictory,
         }
+        self._is_patient = False
         self.counts: dict[str, int] = {}
 
-    def stream(self) -> bytes:
+    def draw(self) -> Streams:
         """Draw all that one connection sends."""
         rng, parts = self._rng, []
+        self._is_patient = rng.random() < 0.5
         if rng.random() < 0.9:
             parts.append(self.hello())
             # Well-formed but extreme: the connection lives on, so several of them reach the bookie.
             count = rng.randrange(SOFT_FRAMES_MAX)
             parts += [self._counted("extreme values", self._valid) for _ in range(count)]
         kind = rng.choice(list(self._kinds))
-        parts.append(self._counted(kind, self._kinds[kind]))
-        parts.append(self.frame(wire.Ping()))
-        return b"".join(parts)
+        wrong = self._counted(kind, self._kinds[kind]) + self.frame(wire.Ping())
+        return Streams(b"".join(parts), len(parts) if self._is_patient else 0, wrong)
 
     def _counted(self, kind: str, draw: Callable[[], bytes]) -> bytes:
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -80,7 +89,8 @@ class Mutator:
 
     def hello(self) -> bytes:
         """Give a handshake that is right."""
-        return self.frame(wire.Hello(wire.VERSION_MIN, wire.VERSION_MAX, "fuzz", "", ""))
+        request = wire.Hello(wire.VERSION_MIN, wire.VERSION_MAX, "fuzz", "", "")
+        return encode_frame(wire.encode_request(request, 0))
 
     def frame(self, request: wire.Message, body: bytes = b"") -> bytes:
         """Give a request's frame."""
@@ -144,7 +154,8 @@ class Mutator:
         return self._rng.choice((wire.NO_TERM, wire.NO_TERM, wire.NO_TERM, self._edge(TERM_FINAL, -1)))
 
     def _read_lac(self) -> bytes:
-        known, wait_ms = self._edge(ENTRY_ID_MAX, -1), self._edge(wire.WAIT_MS_MAX)
+        known = self._edge(ENTRY_ID_MAX, -1)
+        wait_ms = 0 if self._is_patient else self._edge(wire.WAIT_MS_MAX)
         return self.frame(wire.ReadLac(self._ledger(), self._maybe_term(), known, wait_ms))
 
     def _write_lac(self, *, is_intact: bool = True) -> bytes:

@@ -61,7 +61,9 @@ def decode_header(packed: memoryview) -> Header:
             strict_map_key=True,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise MalformedFrameError(f"the header is not msgpack within the limits: {error!r}") from error
+        # Not its `repr`: that would quote what the peer sent, however long and however deeply nested.
+        reason = f"{type(error).__name__}: {error}"
+        raise MalformedFrameError(f"the header is not msgpack within the limits: {reason:.200}") from error
     if not isinstance(header, list):
         raise MalformedFrameError(f"the header is a msgpack {type(header).__name__}, not an array")
     return header
