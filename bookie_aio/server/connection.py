@@ -4,7 +4,7 @@ Owns the handshake, the deadlines, and back-pressure both ways. Does not know wh
 
 Back-pressure. No frame is handled, and no byte read, while the connection is *blocked*: because what it
 has on its way to the disk is above its limit, because too many of its reads are being computed, because it
-does not take its answers, or because the totals of all connections are exhausted (`flow`). Frames that
+does not take its answers, or because what all connections share is used up (`flow`). Frames that
 have arrived stay in the receive buffer, in order, until it is free again.
 
 Invariants
@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from bookie_aio.logs import fields
@@ -26,7 +27,7 @@ from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser
 from metadata.errors import NotABookieError, ProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine
+    from collections.abc import Callable, Collection, Coroutine
 
     from bookie_aio.config import Limits
     from bookie_aio.server.flow import Flow
@@ -72,6 +73,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_bytes = 0
         self._bytes_pending = 0
         self._reads: set[asyncio.Task[int]] = set()
+        self._deferred: deque[tuple[Callable[[], Coroutine[object, object, int]], int]] = deque()
         self._reads_bytes = 0
         self._unsent_reads_bytes = 0  # of answers that are computed, and wait for a peer that is slow to read
         self.is_greeted = False
@@ -122,6 +124,7 @@ class Connection(asyncio.BufferedProtocol):
             self._timer = None
         for task in self._reads:
             task.cancel()
+        self._deferred.clear()
         self._release_sent_reads()
         self._out.clear()
         self._requests.connection_lost(self)
@@ -185,8 +188,11 @@ class Connection(asyncio.BufferedProtocol):
             or self._reads_bytes >= limits.connection_reads_bytes_max
         ):
             return True
-        if self._flow.is_exhausted:
-            self._flow.wait(self)
+        if self._deferred:
+            self._flow.reads.wait(self)
+            return True
+        if self._flow.adds.is_exhausted:
+            self._flow.adds.wait(self)
             return True
         return False
 
@@ -199,7 +205,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def room_again(self) -> None:
         """Go on with the frames that wait, if nothing blocks the connection any more."""
-        if not self._is_blocked or self._is_closing or self._is_processing or self._must_block():
+        if not self._is_blocked or self._is_closing or self._is_processing:
+            return
+        while self._deferred and not self._flow.reads.is_exhausted:
+            self._start_read(*self._deferred.popleft())
+        if self._must_block():
             return
         self._is_blocked = False
         self._process()
@@ -213,26 +223,33 @@ class Connection(asyncio.BufferedProtocol):
     def hold(self, count: int) -> None:
         """Count the bytes of an add until `release`."""
         self._bytes_pending += count
-        self._flow.bytes_pending += count
+        self._flow.adds.count(count)
 
     def release(self, count: int) -> None:
         """Take back what `hold` counted. Reading goes on with the answer's flush."""
         self._bytes_pending -= count
         assert self._bytes_pending >= 0
-        self._flow.release_bytes(count)
+        self._flow.adds.count(-count)
 
     @property
     def reads(self) -> Collection[asyncio.Task[int]]:
         """Give the reads that are being computed."""
         return self._reads
 
-    def run_read(self, read: Coroutine[object, object, int], bytes_max: int) -> None:
+    def run_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
         """Run a read in a task of its own; it gives the size of the answer that it has sent.
 
-        Until then `bytes_max` is counted for it, from then on that size, until the peer takes it.
+        Until then `bytes_max` is counted for it, from then on that size, until the peer takes it. It starts
+        later when the budget of all connections is used up; this one is blocked until then.
         """
+        if self._deferred or self._flow.reads.is_exhausted:
+            self._deferred.append((read, bytes_max))
+        else:
+            self._start_read(read, bytes_max)
+
+    def _start_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
         self._count_reads(bytes_max)
-        task: asyncio.Task[int] = self._loop.create_task(read)
+        task: asyncio.Task[int] = self._loop.create_task(read())
         self._reads.add(task)
         task.add_done_callback(lambda task: self._read_done(task, bytes_max))
 
@@ -255,7 +272,7 @@ class Connection(asyncio.BufferedProtocol):
     def _count_reads(self, change: int) -> None:
         self._reads_bytes += change
         assert self._reads_bytes >= 0
-        self._flow.count_reads(change)
+        self._flow.reads.count(change)
 
     def _release_sent_reads(self) -> None:
         count, self._unsent_reads_bytes = self._unsent_reads_bytes, 0

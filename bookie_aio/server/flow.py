@@ -1,10 +1,11 @@
 """What all connections of a bookie share: the totals that bound its memory, and whose turn is next.
 
-Owns the sums over all connections and the queue of connections that wait for room under them. Each
+Owns the sums over all connections and the queues of connections that wait for room under them: one for adds
+on their way to the disk, one for answers to reads, so that slow readers keep no writer waiting. Each
 connection keeps its own sums (`bookie_aio.server.connection`).
 
-Invariant: a connection that waits here is woken, in the order in which it came, as soon as there is room;
-it goes to the end of the queue when it needs more than its turn.
+Invariant: a connection that waits is woken, in the order in which it came, as soon as there is room; it
+goes to the end of the queue when it needs more than its turn.
 """
 
 from __future__ import annotations
@@ -24,18 +25,17 @@ class Waiting(Protocol):
         """Go on; called from the loop."""
 
 
-class Flow:
-    """Bytes held for all connections, against the limits."""
+class Budget:
+    """A number of bytes that connections share."""
 
-    __slots__ = ("_is_waking", "_limits", "_loop", "_waiting", "bytes_pending", "reads_bytes")
+    __slots__ = ("_bytes_max", "_is_waking", "_loop", "_waiting", "used")
 
-    def __init__(self, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
-        self._limits = limits
+    def __init__(self, bytes_max: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._bytes_max = bytes_max
         self._loop = loop
         self._waiting: dict[Waiting, None] = {}
         self._is_waking = False
-        self.bytes_pending = 0
-        self.reads_bytes = 0
+        self.used = 0
 
     @property
     def waiting(self) -> int:
@@ -44,11 +44,8 @@ class Flow:
 
     @property
     def is_exhausted(self) -> bool:
-        """Tell whether no connection may be read."""
-        return (
-            self.bytes_pending >= self._limits.bytes_pending_max
-            or self.reads_bytes >= self._limits.reads_bytes_max
-        )
+        """Tell whether nothing more may be taken."""
+        return self.used >= self._bytes_max
 
     def wait(self, waiting: Waiting) -> None:
         """Queue up for room; again is no harm."""
@@ -58,22 +55,11 @@ class Flow:
         """Leave the queue."""
         self._waiting.pop(waiting, None)
 
-    def release_bytes(self, count: int) -> None:
-        """Take back what an add held."""
-        self.bytes_pending -= count
-        assert self.bytes_pending >= 0
-        if self._waiting:
-            self._wake_soon()
-
-    def count_reads(self, change: int) -> None:
-        """Count what answers to reads hold, up or down."""
-        self.reads_bytes += change
-        assert self.reads_bytes >= 0
-        if change < 0 and self._waiting:
-            self._wake_soon()
-
-    def _wake_soon(self) -> None:
-        if not self._is_waking:
+    def count(self, change: int) -> None:
+        """Take bytes, or (below zero) give them back."""
+        self.used += change
+        assert self.used >= 0
+        if change < 0 and self._waiting and not self._is_waking:
             self._is_waking = True
             self._loop.call_soon(self._wake)
 
@@ -86,3 +72,23 @@ class Flow:
             first = next(iter(self._waiting))
             del self._waiting[first]
             first.room_again()
+
+
+class Flow:
+    """The budgets of a bookie."""
+
+    __slots__ = ("adds", "reads")
+
+    def __init__(self, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+        self.adds = Budget(limits.bytes_pending_max, loop)
+        self.reads = Budget(limits.reads_bytes_max, loop)
+
+    @property
+    def waiting(self) -> int:
+        """Give the number of connections that wait."""
+        return self.adds.waiting + self.reads.waiting
+
+    def forget(self, waiting: Waiting) -> None:
+        """Leave all queues."""
+        self.adds.forget(waiting)
+        self.reads.forget(waiting)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from bookie_aio.wire.blocks import Buffer
 
@@ -29,8 +29,11 @@ class Peer(Protocol):
     def release(self, count: int) -> None:
         """Take back what `hold` counted."""
 
-    def run_read(self, read: Coroutine[object, object, int], bytes_max: int) -> None:
-        """Run what answers a request in a task; it gives the bytes sent, `bytes_max` at most for now."""
+    def run_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
+        """Run what answers a request in a task, perhaps later; it gives the bytes that it has sent.
+
+        Until then `bytes_max` is counted for it.
+        """
 
     def fail(self, reason: str) -> None:
         """Close the connection because of what the peer did, once the answers queued so far have left."""

@@ -378,14 +378,10 @@ class Requests:
         fences = request.term != NO_TERM
         if fences and not self._fence(peer, Op.READ, request_id, request.ledger_id, request.term):
             return
-        # A fencing read waits for its fence and for every add accepted earlier, and is computed then. Any
-        # other can be computed at once unless it ends with a miss while something was on its way before it.
-        wait = fences or self._engine.is_pending(request.ledger_id)
+        was_pending = self._engine.is_pending(request.ledger_id)
+        answering = functools.partial(self._answer_read, peer, request_id, request, was_pending, fences)
         bytes_max = min(request.bytes_max, self._limits.read_bytes_max)
-        read = self._run(
-            peer, Op.READ, request_id, self._answer_read(peer, request_id, request, wait, fences)
-        )
-        peer.run_read(read, bytes_max)
+        self._run(peer, Op.READ, request_id, answering, bytes_max)
 
     async def _answer_read(
         self, peer: Peer, request_id: int, request: Read, was_pending: bool, fences: bool
@@ -447,10 +443,8 @@ class Requests:
 
     def _list_entries(self, peer: Peer, request_id: int, request: ListEntries, body: memoryview) -> None:
         rows_max = self._limits.list_rows_max
-        listing = self._run(
-            peer, Op.LIST_ENTRIES, request_id, self._answer_entries(peer, request_id, request, rows_max)
-        )
-        peer.run_read(listing, rows_max * _ROW.size)
+        answering = functools.partial(self._answer_entries, peer, request_id, request, rows_max)
+        self._run(peer, Op.LIST_ENTRIES, request_id, answering, rows_max * _ROW.size)
 
     async def _answer_entries(self, peer: Peer, request_id: int, request: ListEntries, rows_max: int) -> int:
         # A listing says by omission what is not there: rule 3 as for a negative read.
@@ -472,7 +466,7 @@ class Requests:
             peer.send(encode_frame(header, len(packed)), packed)
             return len(packed)
 
-        peer.run_read(self._run(peer, Op.LIST_LEDGERS, request_id, answer()), 8 * count_max)
+        self._run(peer, Op.LIST_LEDGERS, request_id, answer, 8 * count_max)
 
     def _answer_info(self, peer: Peer, request_id: int, request: Info, body: memoryview) -> None:
         document = json.dumps(self._info(), default=str).encode()
@@ -480,15 +474,24 @@ class Requests:
 
     # --- answers -------------------------------------------------------------------------------
 
-    async def _run(
-        self, peer: Peer, op: Op, request_id: int, answering: Coroutine[object, object, int]
-    ) -> int:
-        """Run what answers a request, turning a disk's error into an answer."""
-        try:
-            return await answering
-        except StorageError as error:
-            self._fail_internally(peer, op, request_id, error)
-            return 0
+    def _run(
+        self,
+        peer: Peer,
+        op: Op,
+        request_id: int,
+        answering: Callable[[], Coroutine[object, object, int]],
+        bytes_max: int,
+    ) -> None:
+        """Run what answers a request in a task, turning a disk's error into an answer."""
+
+        async def run() -> int:
+            try:
+                return await answering()
+            except StorageError as error:
+                self._fail_internally(peer, op, request_id, error)
+                return 0
+
+        peer.run_read(run, bytes_max)
 
     def _acknowledge(self, peer: Peer, op: Op, request_id: int, error: StorageError | None) -> None:
         if error is None:

@@ -7,7 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from bookie_aio.config import Limits
-from bookie_aio.server.flow import Flow
+from bookie_aio.server.flow import Budget
 from bookie_aio.wire.messages import NO_TERM, Ping, Read, Status
 
 if TYPE_CHECKING:
@@ -132,27 +132,46 @@ async def test_a_connection_lost_with_adds_and_reads_on_the_way_gives_everything
     assert figure(bookie, "bytes_pending") == 0
 
 
+async def test_readers_share_a_budget_that_keeps_no_writer_waiting(bookies: Bookies) -> None:
+    bookie = await bookies.start(limits=Limits(reads_bytes_max=2 * MIB))
+    writer = await bookies.connect(bookie)
+    await writer.add(7, 0, [bytes(MIB)])
+    readers = [await bookies.connect(bookie) for _ in range(4)]
+    for reader in readers:
+        reader.stop_listening()
+    reads = [reader.send(Read(7, NO_TERM, 0, 0, 0, 1, MIB)) for _ in range(20) for reader in readers]
+    assert await until_steady(bookie, "reads_bytes", MIB) <= 3 * MIB
+    assert figure(bookie, "connections_waiting") >= 1
+    assert (await writer.add(7, 1, [b"not kept waiting"])).status is Status.OK
+    await readers[0].close()  # with reads that have not begun
+    for reader in readers[1:]:
+        reader.listen_again()
+    answers = await asyncio.gather(*reads, return_exceptions=True)
+    assert sum(not isinstance(answer, BaseException) for answer in answers) >= 60
+    await until_steady(bookie, "reads_bytes", 0)
+    assert figure(bookie, "reads_bytes") == figure(bookie, "connections_waiting") == 0
+
+
 class Waiter:
     """Waits for room, and takes some when it comes."""
 
-    def __init__(self, flow: Flow, name: str, turns: list[str], takes: int) -> None:
-        self.flow, self.name, self.turns, self.takes = flow, name, turns, takes
+    def __init__(self, budget: Budget, name: str, turns: list[str], takes: int) -> None:
+        self.budget, self.name, self.turns, self.takes = budget, name, turns, takes
 
     def room_again(self) -> None:
         self.turns.append(self.name)
-        self.flow.bytes_pending += self.takes
-        if self.flow.is_exhausted:
-            self.flow.wait(self)
+        self.budget.count(self.takes)
+        if self.budget.is_exhausted:
+            self.budget.wait(self)
 
 
 async def test_room_is_given_out_in_turn() -> None:
-    loop = asyncio.get_running_loop()
-    flow = Flow(Limits(bytes_pending_max=10), loop)
-    flow.bytes_pending = 10
+    budget = Budget(10, asyncio.get_running_loop())
+    budget.count(10)
     turns: list[str] = []
     for name in "abc":
-        flow.wait(Waiter(flow, name, turns, takes=10))
+        budget.wait(Waiter(budget, name, turns, takes=10))
     for _ in range(5):
-        flow.release_bytes(10)
+        budget.count(-10)
         await asyncio.sleep(0)
     assert turns == ["a", "b", "c", "a", "b"]
