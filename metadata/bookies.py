@@ -41,7 +41,7 @@ class _Record:
                 raise ValueError(f"format version is not {FORMAT_VERSION}")
             record = cls(**document)
             record._check()
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise MetadataCorruptError(f"{cls.__name__} is damaged: {error!r} in {text[:200]!r}") from error
         return record
 

@@ -48,7 +48,7 @@ def check_value(value: bytes) -> bytes:
         raise InvalidArgumentError(f"a value of {len(value)} bytes is above the limit of {VALUE_BYTES_MAX}")
     try:
         json.loads(value.decode("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"a value is UTF-8 JSON, not {value[:80]!r}: {error}") from error
     return value
 

@@ -224,6 +224,7 @@ class LedgerMetadata:
                 need(fragment.content_term >= previous.content_term, "content terms decrease")
             previous = fragment
         closed = self.last_entry is not None and self.length is not None
+        need((self.last_entry is None) == (self.length is None), "last entry and length go together")
         need(closed == self.is_closed, f"state {self.state.value} and last entry {self.last_entry} disagree")
         if self.last_entry is not None and self.length is not None:
             need(NO_ENTRY <= self.last_entry <= ENTRY_ID_MAX, f"last entry {self.last_entry} is out of range")
@@ -272,7 +273,7 @@ class LedgerMetadata:
         """
         try:
             document = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MetadataCorruptError(f"ledger metadata is not JSON: {error}") from error
         if not isinstance(document, dict):
             raise MetadataCorruptError(f"ledger metadata is not a JSON object: {text[:80]!r}")
@@ -284,7 +285,7 @@ class LedgerMetadata:
         try:
             metadata = _parse(cls, document)
             check_quorums(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-        except (KeyError, TypeError, ValueError, binascii.Error) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
             raise MetadataCorruptError(f"ledger metadata is damaged: {error!r} in {text[:200]!r}") from error
         metadata._check(MetadataCorruptError)
         return metadata

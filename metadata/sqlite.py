@@ -194,21 +194,31 @@ class SqliteMetadataStore(MetadataStore):
         except BookKeeperError as error:
             log.warning("session not ended, its lease will run out: %s", error)
         finally:
-            self._abandon()
+            closing = self._abandon()
+        await asyncio.wait(closing)
 
-    def _abandon(self) -> None:
-        """Close without ending the session, as the death of the process would."""
+    def _abandon(self) -> list[asyncio.Future[None]]:
+        """Close without ending the session, as the death of the process would.
+
+        Returns:
+            What is done once the files are closed.
+        """
         self._closed = True
         for task in self._tasks:
             task.cancel()
         for watch in self._watches:
             watch.changed.set()
-        if self._opened is not None:
-            self._worker.submit(self._opened.close)
-        if self._opened_leases is not None:
-            self._lease_worker.submit(self._opened_leases.close)
+        loop = asyncio.get_running_loop()
+        closing = [
+            loop.run_in_executor(worker, opened.close if opened is not None else _nothing)
+            for worker, opened in (
+                (self._worker, self._opened),
+                (self._lease_worker, self._opened_leases),
+            )
+        ]
         self._worker.shutdown(wait=False)
         self._lease_worker.shutdown(wait=False)
+        return closing
 
     @property
     def _tables(self) -> Tables:
@@ -355,6 +365,10 @@ class _SqliteRegistration(Registration):
             if session is not None:
                 with suppress(ClientClosedError):
                     await store._write(lambda: store._tables.drop_ephemeral(self.key, session))
+
+
+def _nothing() -> None:
+    """Close what was never opened."""
 
 
 def _token(token: str | None) -> str:

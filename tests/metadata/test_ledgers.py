@@ -1,0 +1,103 @@
+"""Ledgers in a metadata store, on each kind of store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from metadata.errors import (
+    LedgerExistsError,
+    MetadataCorruptError,
+    NoSuchLedgerError,
+    VersionConflictError,
+)
+from metadata.ids import LEDGER_ID_MAX, ledger_key
+from metadata.ledger import LedgerMetadata
+from metadata.ledgers import LedgerStore
+
+if TYPE_CHECKING:
+    from metadata.store import MetadataStore
+    from tests.metadata.conftest import Backend
+
+
+def ledger(ledger_id: int) -> LedgerMetadata:
+    return LedgerMetadata.new(ledger_id, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"])
+
+
+async def test_a_ledger_is_created_once_read_changed_and_deleted(store: MetadataStore) -> None:
+    ledgers = LedgerStore(store)
+    version = await ledgers.create_ledger(ledger(7), token="t")
+    assert await ledgers.create_ledger(ledger(7), token="t") == version
+    with pytest.raises(LedgerExistsError) as exists:
+        await ledgers.create_ledger(ledger(7))
+    assert exists.value.ledger_id == 7
+    assert await ledgers.read(7) == (ledger(7), version)
+    closed = ledger(7).close(-1, 0)
+    later = await ledgers.compare_and_set(closed, version)
+    with pytest.raises(VersionConflictError):
+        await ledgers.compare_and_set(closed, version)
+    assert await ledgers.read(7) == (closed, later)
+    with pytest.raises(VersionConflictError):
+        await ledgers.delete(7, version)
+    await ledgers.delete(7, later)
+    for gone in (ledgers.read(7), ledgers.delete(7), ledgers.compare_and_set(closed, later)):
+        with pytest.raises(NoSuchLedgerError) as missing:
+            await gone
+        assert missing.value.ledger_id == 7
+
+
+async def test_the_walk_gives_all_ledgers_in_order(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    ledgers = LedgerStore(one)
+    assert [each async for each in ledgers.ledger_ids()] == []
+    ids = [0, 7, 9_999, 10_000, 10_001, 123_456_789_012, LEDGER_ID_MAX]
+    for ledger_id in reversed(ids):
+        await ledgers.create_ledger(ledger(ledger_id))
+    assert [each async for each in LedgerStore(two).ledger_ids(sync=True)] == ids
+    await ledgers.delete(10_000)
+    await ledgers.delete(123_456_789_012)
+    ids = [each for each in ids if each not in (10_000, 123_456_789_012)]
+    assert [each async for each in LedgerStore(two).ledger_ids(sync=True)] == ids
+
+
+async def test_a_ledger_deleted_during_the_walk_does_not_end_it(store: MetadataStore) -> None:
+    ledgers = LedgerStore(store)
+    for ledger_id in (1, 20_000, 40_000):
+        await ledgers.create_ledger(ledger(ledger_id))
+    seen = []
+    async for ledger_id in ledgers.ledger_ids():
+        seen.append(ledger_id)
+        if ledger_id == 1:
+            await ledgers.delete(20_000)
+    assert seen == [1, 40_000]
+
+
+async def test_metadata_of_another_ledger_or_of_none_is_a_typed_error(store: MetadataStore) -> None:
+    ledgers = LedgerStore(store)
+    await store.create(ledger_key(7), ledger(8).to_json())
+    with pytest.raises(MetadataCorruptError, match="8"):
+        await ledgers.read(7)
+    await store.create("ledgers/000/0000/0000/0000/stray", b"1")
+    with pytest.raises(MetadataCorruptError, match="stray"):
+        [each async for each in ledgers.ledger_ids()]
+
+
+async def test_ledger_ids_are_drawn_in_blocks_and_never_twice(backend: Backend) -> None:
+    clients = [LedgerStore(await backend.open(), ids_drawn=4) for _ in range(2)]
+    drawn = await asyncio.gather(*(clients[n % 2].allocate_id() for n in range(30)))
+    assert len(set(drawn)) == 30
+
+
+async def test_a_watch_of_a_ledger_tells_of_its_change(backend: Backend) -> None:
+    one, two = LedgerStore(await backend.open()), LedgerStore(await backend.open())
+    version = await one.create_ledger(ledger(7))
+    changes = two.watch(7)
+    await anext(changes)
+    waiting = asyncio.ensure_future(anext(changes))
+    await one.compare_and_set(ledger(7).close(-1, 0), version)
+    async with asyncio.timeout(20):
+        await waiting
+    assert (await two.read(7))[0].is_closed
+    await changes.aclose()

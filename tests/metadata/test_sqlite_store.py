@@ -1,0 +1,189 @@
+"""What is particular to the SQLite store: the file, other processes, and the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from metadata._sqlite_leases import boot_id
+from metadata.errors import (
+    InvalidArgumentError,
+    MetadataCorruptError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+)
+from metadata.sqlite import SqliteMetadataStore
+
+CHILD = """
+import asyncio, sys
+from metadata.sqlite import SqliteMetadataStore
+
+async def main():
+    store = await SqliteMetadataStore.open(sys.argv[1], lease_s=1.0)
+    await store.register("b/child", b"1")
+    version = await store.create("count", b"0")
+    for number in range(1, 1000000):
+        version = await store.compare_and_set("count", b"%d" % number, version)
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_killed_process_was_told_is_durable_and_its_registration_goes(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILD, str(path), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    told = [int(await process.stdout.readline()) for _ in range(50)][-1]
+    process.kill()
+    rest = (await process.stdout.read()).splitlines(keepends=True)
+    told = max([told, *(int(line) for line in rest if line.endswith(b"\n"))])
+    await process.wait()
+    async with await SqliteMetadataStore.open(path, lease_s=1.0) as store:
+        assert int((await store.read("count")).value) in (told, told + 1)
+        async with asyncio.timeout(20):
+            async for _ in store.watch("b"):
+                if not await store.children("b"):
+                    break
+
+
+async def test_the_schema_survives_many_processes_opening_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    stores = await asyncio.gather(*(SqliteMetadataStore.open(path) for _ in range(8)))
+    blocks = await asyncio.gather(*(store.allocate_ids("x", 1) for store in stores))
+    assert sorted(block.start for block in blocks) == list(range(8))
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_path_that_can_hold_no_database_is_refused(tmp_path: Path) -> None:
+    for path in ("relative.db", tmp_path, tmp_path / "missing" / "m.db"):
+        with pytest.raises(InvalidArgumentError, match=r"absolute|directory"):
+            await SqliteMetadataStore.open(path)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    text, database = tmp_path / "text.db", tmp_path / "other.db"
+    text.write_bytes(b"no database at all, but long enough for one" * 100)
+    connection = sqlite3.connect(database)
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.commit()
+    connection.close()
+    before = text.read_bytes(), database.read_bytes()
+    for path in (text, database):
+        with pytest.raises(MetadataCorruptError, match=str(path)):
+            await SqliteMetadataStore.open(path)
+    assert (text.read_bytes(), database.read_bytes()) == before
+
+
+async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    await (await SqliteMetadataStore.open(path)).close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(MetadataCorruptError, match="schema version 99"):
+        await SqliteMetadataStore.open(path)
+
+
+async def test_damage_in_the_file_is_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    async with await SqliteMetadataStore.open(path) as store:
+        for number in range(50):
+            await store.create(f"a/{number}", b'"%b"' % (b"x" * 500))
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (size - 4096))
+    with pytest.raises(MetadataCorruptError):
+        async with await SqliteMetadataStore.open(path) as store:
+            await store.read("a/7")
+
+
+async def test_a_full_disk_is_a_typed_error_and_leaves_the_store_as_it_was(tmp_path: Path) -> None:
+    async with await SqliteMetadataStore.open(tmp_path / "m.db") as store:
+        version = await store.create("a", b"1")
+        pages = "PRAGMA max_page_count = 1"
+        await store._submit(lambda: store._tables._database.execute(pages).fetchall())
+        with pytest.raises(MetadataUnavailableError, match="no space left"):
+            await store.create("b", b'"%b"' % (b"x" * 100000))
+        assert await store.read("a") == (b"1", version)
+
+
+async def test_a_lock_held_for_too_long_is_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    async with await SqliteMetadataStore.open(path, operation_timeout_s=0.3) as store:
+        version = await store.create("a", b"1")
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(MetadataUnavailableError, match="locked"):
+            await store.compare_and_set("a", b"2", version)
+        assert await store.read("a") == (b"1", version)
+        holder.execute("ROLLBACK")
+        holder.close()
+        await store.compare_and_set("a", b"2", version)
+
+
+async def test_a_short_lock_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    async with await SqliteMetadataStore.open(path) as store:
+        version = await store.create("a", b"1")
+        holder = sqlite3.connect(path, isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        write = asyncio.create_task(store.compare_and_set("a", b"2", version))
+        done, _ = await asyncio.wait([write], timeout=0.3)
+        assert not done
+        holder.execute("ROLLBACK")
+        holder.close()
+        await write
+
+
+async def test_the_leases_of_an_earlier_boot_are_removed(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    stale = tmp_path / "m.db-leases-00000000-0000-0000-0000-000000000000"
+    stale.write_bytes(b"torn by a power cut")
+    async with await SqliteMetadataStore.open(path) as store:
+        await store.register("b/1", b"1")
+        assert not stale.exists()
+        assert (tmp_path / f"m.db-leases-{boot_id()}").exists()
+
+
+async def test_the_registrations_of_an_earlier_boot_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    store = await SqliteMetadataStore.open(path)
+    await store.register("b/1", b"1")
+    await asyncio.wait(store._abandon())
+    await asyncio.to_thread(Path(f"{path}-leases-{boot_id()}").unlink)
+    async with await SqliteMetadataStore.open(path) as later:
+        with pytest.raises(NoSuchKeyError):
+            await later.read("b/1")
+
+
+async def test_a_process_that_stood_still_registers_anew(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    async with (
+        await SqliteMetadataStore.open(path, lease_s=1.0) as one,
+        await SqliteMetadataStore.open(path, lease_s=1.0) as two,
+    ):
+        await one.register("b/1", b"1")
+        before = (await two.read("b/1")).version
+        for task in one._tasks:
+            task.cancel()
+        changes = two.watch("b/1")
+        async with asyncio.timeout(20):
+            async for _ in changes:
+                if not await two.children("b"):
+                    break
+            one._tasks = [asyncio.create_task(one._maintain()), asyncio.create_task(one._keep_session())]
+            async for _ in changes:
+                if await two.children("b"):
+                    break
+        await changes.aclose()
+        assert (await two.read("b/1")).version != before

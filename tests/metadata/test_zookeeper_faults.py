@@ -1,0 +1,328 @@
+"""The ZooKeeper store when answers are lost, servers die and sessions expire."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from metadata.errors import (
+    KeyExistsError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    VersionConflictError,
+)
+from metadata.zookeeper import ZooKeeperMetadataStore
+from tests.metadata.conftest import new_root
+from tests.support.proxy import ZooKeeperProxy
+from tests.support.zookeeper import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.support.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
+
+PATIENCE_S = 30.0
+
+
+class Pair:
+    """Two stores over one tree: `store` behind a proxy, `other` straight at the server."""
+
+    def __init__(
+        self, proxy: ZooKeeperProxy, store: ZooKeeperMetadataStore, other: ZooKeeperMetadataStore
+    ) -> None:
+        self.proxy = proxy
+        self.store = store
+        self.other = other
+
+
+async def open_behind(
+    address: str, root: str, *, session_timeout_s: float = 1.0, operation_timeout_s: float = 10.0
+) -> ZooKeeperMetadataStore:
+    servers = [(host, int(port)) for host, port in (each.split(":") for each in address.split(","))]
+    return await ZooKeeperMetadataStore.open(
+        servers, root, session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s
+    )
+
+
+@asynccontextmanager
+async def open_pair(server: ZooKeeperServer) -> AsyncIterator[Pair]:
+    root = new_root()
+    async with (
+        ZooKeeperProxy("127.0.0.1", server.port) as proxy,
+        await open_behind(server.address, root) as other,
+        await open_behind(proxy.address, root, operation_timeout_s=5.0) as store,
+    ):
+        yield Pair(proxy, store, other)
+
+
+@pytest.fixture
+async def pair(zookeeper: ZooKeeperServer) -> AsyncIterator[Pair]:
+    async with open_pair(zookeeper) as made:
+        yield made
+
+
+# Lost answers
+
+
+async def test_a_lost_answer_to_a_create_is_success(pair: Pair) -> None:
+    lost = pair.proxy.lose_answer("create")
+    version = await pair.store.create("a", b"1")
+    assert lost.is_set()
+    assert await pair.other.read("a") == (b"1", version)
+    assert pair.proxy.connections == 2
+
+
+async def test_a_lost_answer_to_a_create_is_success_although_others_wrote_since(pair: Pair) -> None:
+    async def overwrite() -> None:
+        await pair.other.compare_and_set("a", b"2", (await pair.other.read("a")).version)
+
+    lost = pair.proxy.lose_answer("create", before_answer=overwrite)
+    version = await pair.store.create("a", b"1")
+    assert lost.is_set()
+    assert (await pair.other.read("a")).value == b"2"
+    with pytest.raises(VersionConflictError):
+        await pair.store.compare_and_set("a", b"3", version)
+
+
+async def test_a_lost_refusal_of_a_create_is_still_a_refusal(pair: Pair) -> None:
+    await pair.other.create("a", b'"theirs"')
+    lost = pair.proxy.lose_answer("create")
+    with pytest.raises(KeyExistsError):
+        await pair.store.create("a", b'"mine"')
+    assert lost.is_set()
+    assert (await pair.other.read("a")).value == b'"theirs"'
+
+
+async def test_a_lost_answer_to_a_compare_and_set_is_success(pair: Pair) -> None:
+    first = await pair.store.create("a", b"1")
+    lost = pair.proxy.lose_answer("set")
+    second = await pair.store.compare_and_set("a", b"2", first)
+    assert lost.is_set()
+    assert await pair.other.read("a") == (b"2", second)
+
+
+async def test_a_lost_answer_to_a_compare_and_set_is_success_although_others_wrote_since(pair: Pair) -> None:
+    first = await pair.store.create("a", b"1")
+
+    async def overwrite_twice() -> None:
+        version = (await pair.other.read("a")).version
+        version = await pair.other.compare_and_set("a", b"3", version)
+        await pair.other.compare_and_set("a", b"4", version)
+
+    lost = pair.proxy.lose_answer("set", before_answer=overwrite_twice)
+    second = await pair.store.compare_and_set("a", b"2", first)
+    assert lost.is_set()
+    assert second.number == first.number + 1
+    assert (await pair.other.read("a")).value == b"4"
+
+
+async def test_a_lost_conflict_is_still_a_conflict(pair: Pair) -> None:
+    first = await pair.store.create("a", b"1")
+    await pair.other.sync("a")
+
+    async def overwrite() -> None:
+        await pair.other.compare_and_set("a", b"2", first)
+
+    # Between the store's look at the key and its write, somebody else is faster.
+    pair.proxy.lose_answer("get", before_answer=overwrite)
+    with pytest.raises(VersionConflictError):
+        await pair.store.compare_and_set("a", b"3", first)
+    assert (await pair.other.read("a")).value == b"2"
+
+
+async def test_what_too_many_have_overwritten_is_unknown_and_not_guessed(pair: Pair) -> None:
+    first = await pair.store.create("a", b"1")
+
+    async def overwrite_often() -> None:
+        version = (await pair.other.read("a")).version
+        for number in range(20):
+            version = await pair.other.compare_and_set("a", b"%d" % number, version)
+
+    pair.proxy.lose_answer("set", before_answer=overwrite_often)
+    with pytest.raises(MetadataUnavailableError):
+        await pair.store.compare_and_set("a", b"2", first)
+
+
+async def test_a_lost_answer_to_a_delete_is_success(pair: Pair) -> None:
+    version = await pair.store.create("a", b"1")
+    lost = pair.proxy.lose_answer("delete")
+    await pair.store.delete("a", version)
+    assert lost.is_set()
+    with pytest.raises(NoSuchKeyError):
+        await pair.other.read("a")
+    with pytest.raises(NoSuchKeyError):
+        await pair.store.delete("a")
+
+
+async def test_a_lost_answer_to_a_delete_spares_a_key_created_anew(pair: Pair) -> None:
+    async def create_anew() -> None:
+        await pair.other.create("a", b"2")
+
+    version = await pair.store.create("a", b"1")
+    for expected in (version, None):
+        lost = pair.proxy.lose_answer("delete", before_answer=create_anew)
+        await pair.store.delete("a", expected)
+        assert lost.is_set()
+        assert (await pair.other.read("a")).value == b"2"
+
+
+async def test_ids_are_given_once_although_an_answer_is_lost(pair: Pair) -> None:
+    blocks = []
+    for request in ("create", "set", "set"):
+        pair.proxy.lose_answer(request)
+        blocks.append(await pair.store.allocate_ids("ledger", 4))
+        blocks.append(await pair.other.allocate_ids("ledger", 4))
+    drawn = [each for block in blocks for each in block]
+    assert len(set(drawn)) == len(drawn) == 24
+
+
+async def test_a_lost_answer_to_a_registration_leaves_one(pair: Pair) -> None:
+    lost = pair.proxy.lose_answer("create")
+    registration = await pair.store.register("b", b"1")
+    assert lost.is_set()
+    pair.proxy.lose_answer("set")
+    await registration.update(b"2")
+    assert (await pair.other.read("b")).value == b"2"
+    pair.proxy.lose_answer("delete")
+    await registration.close()
+    assert await pair.other.children("") == []
+
+
+# Outages
+
+
+async def test_an_outage_ends_in_an_error_of_unknown_outcome_that_names_the_servers(
+    zookeeper: ZooKeeperServer,
+) -> None:
+    async with ZooKeeperProxy("127.0.0.1", zookeeper.port) as proxy:
+        store = await open_behind(proxy.address, new_root(), operation_timeout_s=0.5)
+        version = await store.create("a", b"1")
+        await proxy.refuse()
+        with pytest.raises(MetadataUnavailableError, match=proxy.address):
+            await store.compare_and_set("a", b"2", version)
+        await proxy.restore()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    await store.compare_and_set("a", b"2", version)
+                    break
+                except MetadataUnavailableError:
+                    continue
+        assert (await store.read("a")).value == b"2"
+        await store.close()
+
+
+async def test_nobody_at_the_address_is_an_error_in_bounded_time() -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(MetadataUnavailableError, match=f"127.0.0.1:{port}"):
+        await open_behind(f"127.0.0.1:{port}", "x", operation_timeout_s=0.5)
+
+
+async def test_something_else_at_the_address_is_an_error_that_says_so() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(MetadataUnavailableError, match="does not answer as a ZooKeeper server"):
+        await open_behind(f"127.0.0.1:{port}", "x", operation_timeout_s=0.5)
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_session_that_expires_in_silence_registers_anew(pair: Pair) -> None:
+    registration = await pair.store.register("b/1", b"1")
+    changes = pair.store.watch("c")
+    await anext(changes)
+    waiting = asyncio.ensure_future(anext(changes))
+    before = (await pair.other.read("b/1")).version
+    gone = pair.other.watch("b/1")
+    pair.proxy.black_hole()
+    async with asyncio.timeout(PATIENCE_S):
+        async for _ in gone:
+            if not await pair.other.children("b"):
+                break
+        loop = asyncio.get_running_loop()
+        await pair.proxy.restore()
+        start = loop.time()
+        pair.proxy.reset_all()
+        async for _ in gone:
+            if await pair.other.children("b"):
+                break
+    print(f"registered anew {loop.time() - start:.2f} s after the store could be reached again")
+    await gone.aclose()
+    assert (await pair.other.read("b/1")).version != before
+    # The session's watches died with it; this one fires all the same.
+    async with asyncio.timeout(PATIENCE_S):
+        await waiting
+    await changes.aclose()
+    await registration.update(b"2")
+    assert (await pair.other.read("b/1")).value == b"2"
+
+
+async def test_a_reset_connection_keeps_the_session_and_its_registrations(pair: Pair) -> None:
+    await pair.store.register("b/1", b"1")
+    before = (await pair.other.read("b/1")).version
+    for _ in range(5):
+        pair.proxy.reset_all()
+        await pair.store.sync("b/1")
+    assert (await pair.store.read("b/1")).version == before
+
+
+# Ensembles
+
+
+def connected_to(store: ZooKeeperMetadataStore, ensemble: ZooKeeperEnsemble) -> ZooKeeperServer:
+    connection = store._session._connection
+    assert connection is not None
+    (server,) = [each for each in ensemble.servers if each.address == connection.server]
+    return server
+
+
+@pytest.mark.parametrize("victim", ["leader", "follower", "connected"])
+async def test_a_killed_server_costs_no_write(zookeeper_ensemble: ZooKeeperEnsemble, victim: str) -> None:
+    root = new_root()
+    loop = asyncio.get_running_loop()
+    async with await open_behind(zookeeper_ensemble.addresses, root, session_timeout_s=6.0) as store:
+        version = await store.create("count", b"0")
+        registration = await store.register("b/1", b"1")
+        registered = (await store.read("b/1")).version
+        if victim == "connected":
+            server = connected_to(store, zookeeper_ensemble)
+        else:
+            find = zookeeper_ensemble.leader if victim == "leader" else zookeeper_ensemble.follower
+            server = await asyncio.to_thread(find)
+        costs = []
+        for number in range(1, 41):
+            if number == 20:
+                server.kill()
+            start = loop.time()
+            version = await store.compare_and_set("count", b"%d" % number, version)
+            costs.append(loop.time() - start)
+        print(f"{victim} killed: slowest write {max(costs):.2f} s, typical {sorted(costs)[20] * 1000:.1f} ms")
+        assert await store.read("count") == (b"40", version)
+        assert version.number == 40
+        assert (await store.read("b/1")).version == registered
+        await registration.close()
+    await asyncio.to_thread(zookeeper_ensemble.revive)
+
+
+async def test_a_silent_server_is_left(zookeeper_ensemble: ZooKeeperEnsemble) -> None:
+    root = new_root()
+    loop = asyncio.get_running_loop()
+    async with await open_behind(zookeeper_ensemble.addresses, root, session_timeout_s=3.0) as store:
+        version = await store.create("a", b"0")
+        server = connected_to(store, zookeeper_ensemble)
+        server.pause()
+        start = loop.time()
+        try:
+            version = await store.compare_and_set("a", b"1", version)
+        finally:
+            server.resume()
+        print(f"server stopped: the write took {loop.time() - start:.2f} s")
+        assert await store.read("a") == (b"1", version)
