@@ -17,7 +17,7 @@ from bookie_aio.wire.blocks import LacStatement, statement_is_intact
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
 from client_aio.core.quorum import covers_all_write_sets
 from client_aio.reading import BatchStream, EntryStream, check_range
-from metadata.errors import BookieUnavailableError, BookKeeperError, MetadataError
+from metadata.errors import BookieUnavailableError, BookKeeperError, ClientClosedError, MetadataError
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ class _Progress:
                 continue
             del self._polls[bookie_id]
             error = task.exception()
-            if isinstance(error, BookKeeperError):
+            if isinstance(error, BookKeeperError) and not isinstance(error, ClientClosedError):
                 self._not_before[bookie_id] = asyncio.get_running_loop().time() + _POLL_RETRY_S
                 logger.debug("ledger=%d poll at %s failed: %s", reader.ledger_id, bookie_id, error)
             elif error is not None:

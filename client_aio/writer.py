@@ -434,7 +434,9 @@ class LedgerWriter:
 
     def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
         self._context.pool.directory.note_failure(bookie_id)
-        if self._failure is None and (self._change is None or self._change.done()):
+        if self._is_closing or self._failure is not None:
+            return  # Everything is acknowledged by now, or never will be.
+        if self._change is None or self._change.done():
             # Failures found until the task first runs, or while it waits, are handled together.
             self._change = self._loop.create_task(
                 self._replace_failed(), name=f"ensemble change of ledger {self.ledger_id}"

@@ -10,6 +10,7 @@ Three records, each a JSON object under a key of `metadata.ids`:
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from metadata.store import MetadataStore
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 
@@ -134,12 +137,18 @@ async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], no
 
 
 async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
-    """Read the registrations of all running bookies, by id. One that vanishes meanwhile is left out."""
+    """Read the registrations of all running bookies, by id.
+
+    One that vanishes meanwhile is left out; so is a damaged one, which is logged.
+    """
     found: dict[str, BookieRecord] = {}
     for name in await store.children(KEY_AVAILABLE):
         try:
             record = BookieRecord.from_json((await store.read(f"{KEY_AVAILABLE}/{name}")).value)
         except NoSuchKeyError:
+            continue
+        except MetadataCorruptError as error:
+            logger.error("the registration of bookie %s is left out: %s", name, error)  # others are unharmed
             continue
         found[record.bookie_id] = record
     return found

@@ -235,3 +235,22 @@ async def test_wrong_arguments_are_refused_at_once(tmp_path: Path) -> None:
             assert await ledger.add_entry(bytes(4 * 1024 * 1024)) == 0
         with pytest.raises(client_aio.LedgerClosedError):
             await ledger.add_entry(b"late")
+
+
+async def test_a_closed_client_ends_its_tailing_readers_and_aborts_its_writers(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        client = await client_aio.connect(cluster.uri)
+        ledger = await client.create_ledger()
+        reader = await client.open_ledger(ledger.ledger_id)
+        entries = reader.tail()
+        await ledger.add_entry(b"one")
+        assert (await anext(entries)).data == b"one"
+        waiting = asyncio.create_task(anext(entries))
+        await asyncio.sleep(0)  # it begins to wait
+        await client.close()
+        with pytest.raises(client_aio.BookKeeperError):
+            await asyncio.wait_for(waiting, WAIT_S)
+        with pytest.raises(client_aio.WriterAbortedError):
+            await ledger.add_entry(b"two")
+        with pytest.raises(client_aio.ClientClosedError):
+            client.create_ledger()

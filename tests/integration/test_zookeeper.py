@@ -1,0 +1,99 @@
+"""A cluster on real ZooKeeper servers, which are killed under it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import client_aio
+from metadata.bookies import available_bookies
+from metadata.ids import KEY_AVAILABLE
+from metadata.open import open_store
+from tests.support.cluster import Cluster
+from tests.support.zookeeper import ZooKeeperServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from metadata.store import MetadataStore
+    from tests.support.zookeeper import ZooKeeperEnsemble
+
+WAIT_S = 40
+
+
+def uri_of(addresses: str, tmp_path: Path) -> str:
+    return f"zk://{addresses}/{tmp_path.name}"
+
+
+async def contents(reader: client_aio.LedgerReader) -> list[bytes]:
+    return [entry.data async for entry in reader.read(0, reader.last_add_confirmed)]
+
+
+async def test_ledgers_go_on_when_the_ensembles_leader_is_killed(
+    tmp_path: Path, zookeeper_ensemble: ZooKeeperEnsemble
+) -> None:
+    uri = uri_of(zookeeper_ensemble.addresses, tmp_path)
+    async with Cluster(tmp_path, bookies=4, uri=uri) as cluster, client_aio.connect(uri) as client:
+        try:
+            async with client.create_ledger() as ledger:
+                await ledger.add_entries(b"%d" % n for n in range(100))
+                await asyncio.to_thread(zookeeper_ensemble.leader().kill)
+                assert await asyncio.wait_for(ledger.add_entry(b"100"), WAIT_S) == 100
+                await cluster[ledger.metadata.last_fragment.bookies[0]].kill()
+                # The ensemble change waits for the election, and for nothing longer.
+                assert await asyncio.wait_for(ledger.add_entry(b"101"), WAIT_S) == 101
+            assert len(ledger.metadata.fragments) == 2
+            async with client_aio.connect(uri) as other:
+                reader = await other.open_ledger(ledger.ledger_id)
+                assert await contents(reader) == [b"%d" % n for n in range(102)]
+        finally:
+            await asyncio.to_thread(zookeeper_ensemble.revive)
+
+
+async def test_open_ledgers_are_written_and_read_while_the_metadata_store_is_away(tmp_path: Path) -> None:
+    server = ZooKeeperServer(tmp_path / "zookeeper")
+    uri = uri_of(server.address, tmp_path)
+    await asyncio.to_thread(server.start)
+    try:
+        async with Cluster(tmp_path, uri=uri), client_aio.connect(uri) as client:
+            async with client.create_ledger() as ledger:
+                reader = await client.open_ledger(ledger.ledger_id)
+                await asyncio.to_thread(server.kill)
+                async with asyncio.timeout(WAIT_S):
+                    for n in range(200):
+                        await ledger.add_entry(b"%d" % n)
+                    async with aclosing(reader.tail()) as entries:
+                        seen = [(await anext(entries)).data for _ in range(200)]
+                assert seen == [b"%d" % n for n in range(200)]
+                await asyncio.to_thread(server.start)
+            assert (await client.ledger_metadata(ledger.ledger_id)).last_entry == 199
+    finally:
+        await asyncio.to_thread(server.kill)
+
+
+async def wait_until(store: MetadataStore, bookie_id: str, *, registered: bool) -> None:
+    async with asyncio.timeout(WAIT_S), aclosing(store.watch(KEY_AVAILABLE)) as changes:
+        async for _ in changes:
+            if (bookie_id in await available_bookies(store)) == registered:
+                return
+
+
+async def test_a_bookie_registers_again_after_its_session_expired(
+    tmp_path: Path, zookeeper_ensemble: ZooKeeperEnsemble
+) -> None:
+    uri = uri_of(zookeeper_ensemble.addresses, tmp_path)
+    async with Cluster(tmp_path, bookies=1, uri=uri) as cluster, await open_store(uri) as store:
+        await wait_until(store, "b1", registered=True)
+        cluster["b1"].stop()
+        await wait_until(store, "b1", registered=False)
+        resumed_at = time.monotonic()
+        cluster["b1"].resume()
+        await wait_until(store, "b1", registered=True)
+        print(f"registered again {time.monotonic() - resumed_at:.2f} s after it could run again")
+        async with (
+            client_aio.connect(uri) as client,
+            client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1) as ledger,
+        ):
+            await asyncio.wait_for(ledger.add_entry(b"served"), WAIT_S)
