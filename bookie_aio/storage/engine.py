@@ -24,7 +24,7 @@ from bookie_aio.storage.provision import Provision
 from bookie_aio.storage.reader import DamagedBlockError, DamagedIndexError, Reader, ReadResult, list_runs
 from bookie_aio.storage.restart import Restart, Restarted
 from bookie_aio.storage.tender import Tender
-from bookie_aio.wire.blocks import Block, LacStatement
+from bookie_aio.wire.blocks import Block
 from metadata.errors import DiskFailedError, DiskFullError, EntryTooLargeError, StorageError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.storage.disk import DirectoryLock, Disk
     from bookie_aio.storage.segment import Segment
+    from bookie_aio.wire.blocks import LacStatement
 
 __all__ = ["Done", "Engine", "ReadResult", "StorageConfig"]
 
@@ -533,9 +534,7 @@ def _tail_records(restarted: Restarted) -> list[Record]:
             if row.kind == form.KIND_BLOCK:
                 event = Block(body)
             else:
-                statement = None
-                if row.kind == form.KIND_STATEMENT:
-                    statement = LacStatement(row.term, row.lac, row.first, row.lac_crc, bytes(body))
+                statement = row.statement(body) if row.kind == form.KIND_STATEMENT else None
                 is_for_all = bool(row.kind == form.KIND_MARK and row.flags & form.MARK_ALL)
                 event = Change(row.kind, row.ledger_id, row.term, statement, is_for_all)
             at = number * form.ROW_BYTES

@@ -57,12 +57,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
+from bookie_aio.wire.blocks import HEADER_BYTES, LacStatement
 from metadata.errors import CorruptRecordError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bookie_aio.wire.blocks import Block, Buffer, LacStatement
+    from bookie_aio.wire.blocks import Block, Buffer
 
 VERSION = 1
 SEGMENT_MAGIC = b"BKS1"
@@ -82,6 +83,8 @@ _GROUP_COVERED = struct.Struct("<QQQQQQQII")
 _GROUP_START = struct.Struct("<4sI")
 _ROW = struct.Struct("<HHIIIIIIIQQqq")
 _BLOCK_HEAD_COVERED_FROM = 8
+_BLOCK_LAFR = struct.Struct("<q")
+_BLOCK_LAFR_AT = 56
 GROUP_HEADER_BYTES = _GROUP_START.size + _GROUP_COVERED.size
 ROW_BYTES = _ROW.size
 assert (_SEGMENT.size, GROUP_HEADER_BYTES, ROW_BYTES) == (40, 72, 64)
@@ -147,6 +150,15 @@ class Row(NamedTuple):
     def is_plausible(self) -> bool:
         """Tell whether the row is of a kind that this version knows."""
         return self.kind in KINDS
+
+    def statement(self, body: memoryview) -> LacStatement:
+        """Give what a block states about the LAC, or an explicit statement, from the row and its body."""
+        if self.kind == KIND_STATEMENT:
+            return LacStatement(self.term, self.lac, self.first, self.lac_crc, bytes(body))
+        (lafr,) = _BLOCK_LAFR.unpack_from(body, _BLOCK_LAFR_AT)
+        fixed = HEADER_BYTES + 16 * self.entries
+        mac = body[fixed : fixed + (self.head_bytes - fixed) // (self.entries + 1)]
+        return LacStatement(self.term, self.lac, lafr, self.lac_crc, bytes(mac))
 
     def body_is_intact(self, body: memoryview) -> bool:
         """Check the body against the checksums in the row."""

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import format as form
-from bookie_aio.storage.index import MemoryIndex, Run
-from bookie_aio.wire.blocks import Block, LacStatement
+from bookie_aio.storage.index import MemoryIndex, Runs, pack_run
 from metadata.errors import DiskFailedError
 
 if TYPE_CHECKING:
     from bookie_aio.storage.disk import File
+    from bookie_aio.wire.blocks import LacStatement
 
 _WINDOW_BYTES = 4 * 1024 * 1024
 
@@ -67,21 +67,24 @@ class Replayed:
                 if number in group.damaged:
                     self.damaged.add(ledger_id)
                     continue
-                run = Run(
+                runs = self.index.ledgers.get(ledger_id)
+                if runs is None:
+                    runs = self.index.ledgers[ledger_id] = Runs()
+                last = row.first + (row.entries - 1) * row.stride
+                packed = pack_run(
                     row.first, row.term, group.offsets[number],
                     row.entries, row.stride, row.head_bytes, row.rest_bytes,
                 )  # fmt: skip
-                self.index.add(ledger_id, run)
+                runs.add(row.first, last, packed)
                 known = self.statements.get(ledger_id)
                 if known is None or row.lac > known.lac:
-                    self.statements[ledger_id] = Block(group.bodies[number]).statement
+                    self.statements[ledger_id] = row.statement(group.bodies[number])
             elif row.kind == form.KIND_TERM:
                 self.terms[ledger_id] = max(row.term, self.terms.get(ledger_id, 0))
             elif row.kind == form.KIND_STATEMENT and number not in group.damaged:
                 known = self.statements.get(ledger_id)
                 if known is None or (row.lac, row.first) > (known.lac, known.lafr):
-                    mac = bytes(group.bodies[number])
-                    self.statements[ledger_id] = LacStatement(row.term, row.lac, row.first, row.lac_crc, mac)
+                    self.statements[ledger_id] = row.statement(group.bodies[number])
             elif row.kind == form.KIND_MARK:
                 if row.flags & form.MARK_ALL:
                     self.is_all_damaged = True
@@ -137,14 +140,20 @@ class _Walk:
             return None
         packed = bytes(head[form.GROUP_HEADER_BYTES :])
         group = Group(header, rows, packed, [], [], set())
+        whole = await self._window.view(offset, header.total_bytes)
+        can_read = len(whole) == header.total_bytes  # else each body for itself: some may be readable
         at = offset + header.head_bytes
         for number, row in enumerate(rows):
-            body = await self._window.view(at, row.body_bytes)
+            size = row.head_bytes + row.rest_bytes
+            if can_read:
+                body = whole[at - offset : at - offset + size]
+            else:
+                body = await self._window.view(at, size)
             if not row.is_plausible() or not row.body_is_intact(body):
                 group.damaged.add(number)
             group.bodies.append(body)
             group.offsets.append(at)
-            at += row.body_bytes
+            at += size
         return group
 
     async def next_group(self, offset: int) -> int | None:
