@@ -7,7 +7,7 @@
 #                 NO_SPARE=1         no spare bookie: writing goes on at the ack quorum
 #   make test     all tests             ARGS="tests/metadata -x" is handed to pytest
 #   make check    format, lint, types, layering
-#   make bench    throughput and latency on a local cluster   ARGS="--entry-bytes 100 --in-flight 10000"
+#   make bench    throughput and latency beside the disk and the ceiling     ARGS=... is handed on
 #   make clean    remove the environment and everything that was built
 #
 # PYTHON=/path/to/python names the interpreter the environment is made with (3.11 or newer).
@@ -52,7 +52,7 @@ check: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_tidy.py
 
 bench: $(VENV)/bench.stamp
-	@$(BIN)/python examples/bench.py $(ARGS)
+	@$(BIN)/python -m benchmarks.write $(ARGS)
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -115,7 +115,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Calla
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
         parameters = [context, *own, *added]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__dict__["__signature__"] = inspect.Signature(parameters)
         call.__annotations__ = {one.name: one.annotation for one in parameters}
         app.command(name)(call)
         return function
