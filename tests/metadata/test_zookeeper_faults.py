@@ -326,3 +326,20 @@ async def test_a_silent_server_is_left(zookeeper_ensemble: ZooKeeperEnsemble) ->
             server.resume()
         print(f"server stopped: the write took {loop.time() - start:.2f} s")
         assert await store.read("a") == (b"1", version)
+
+
+async def test_a_registration_moves_from_a_session_that_the_servers_still_hold_open(pair: Pair) -> None:
+    await pair.store.register("b/1", b"1")
+    before = (await pair.other.read("b/1")).version
+    changes = pair.other.watch("b/1")
+    # A session given up here, and not yet expired there: as after an expiry that was seen by one side.
+    pair.store._session.session_id = 0
+    pair.store._session._password = b"\x00" * 16
+    pair.proxy.reset_all()
+    async with asyncio.timeout(PATIENCE_S):
+        async for _ in changes:
+            if await pair.other.children("b") and (await pair.other.read("b/1")).version != before:
+                break
+    await changes.aclose()
+    _, stat = await pair.store._session.get(pair.store._path("b/1"))
+    assert stat.session_id == pair.store._session.session_id
