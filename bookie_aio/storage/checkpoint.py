@@ -32,7 +32,7 @@ from bookie_aio.wire.blocks import LacStatement
 from metadata.errors import CorruptRecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from bookie_aio.wire.blocks import Buffer
 
@@ -77,16 +77,10 @@ class Checkpoint:
     ledgers: dict[int, LedgerState] = field(default_factory=dict)
 
 
-def encode_checkpoint(
-    next_segment: int,
-    segments: Iterable[int],
-    is_all_damaged: bool,
-    ledgers: dict[int, LedgerState],
-) -> bytes:
-    """Give the file's bytes."""
-    ids = array("Q", sorted(segments))
+def pack_states(states: Iterable[tuple[int, LedgerState]]) -> bytes:
+    """Give the rows of some ledgers."""
     rows = []
-    for ledger_id, state in ledgers.items():
+    for ledger_id, state in states:
         statement = state.statement
         term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
         rows.append(
@@ -95,9 +89,23 @@ def encode_checkpoint(
                 _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac,
             )
         )  # fmt: skip
+    return b"".join(rows)
+
+
+def encode_checkpoint(
+    next_segment: int, segments: Iterable[int], is_all_damaged: bool, rows: Sequence[bytes]
+) -> bytes:
+    """Give the file's bytes.
+
+    Args:
+        rows: what `pack_states` made of all ledgers, in as many parts as you like.
+    """
+    ids = array("Q", sorted(segments))
+    packed = b"".join(rows)
     flags = _FLAG_ALL_DAMAGED if is_all_damaged else 0
-    head = _HEAD.pack(CHECKPOINT_MAGIC, 0, VERSION, flags, next_segment, len(ids), len(rows))
-    covered = b"".join((head[_COVERED_FROM:], ids.tobytes(), *rows))
+    count = len(packed) // _LEDGER.size
+    head = _HEAD.pack(CHECKPOINT_MAGIC, 0, VERSION, flags, next_segment, len(ids), count)
+    covered = b"".join((head[_COVERED_FROM:], ids.tobytes(), packed))
     return CHECKPOINT_MAGIC + crc32c(covered).to_bytes(4, "little") + covered
 
 

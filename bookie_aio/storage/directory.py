@@ -120,7 +120,7 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
                 if name != LOCK and _is_ours(name):
                     await disk.unlink(os.path.join(directory, name))
         # The checkpoint first: a directory with a cookie and without a checkpoint has lost something.
-        await write_file(disk, directory, CHECKPOINT, [encode_checkpoint(1, (), False, {})])
+        await write_file(disk, directory, CHECKPOINT, [encode_checkpoint(1, (), False, ())])
         await write_cookie(disk, directory, cookie)
         await disk.sync_directory(os.path.join(directory, os.pardir))
     finally:

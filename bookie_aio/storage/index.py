@@ -46,7 +46,7 @@ from bookie_aio.wire.blocks import LacStatement
 from metadata.errors import CorruptRecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from bookie_aio.wire.blocks import Buffer
 
@@ -188,27 +188,35 @@ def _paged(rows: Sequence[Buffer] | Iterable[Buffer], row_bytes: int) -> list[by
     return [bytes(packed[at : at + step]).ljust(PAGE_BYTES, b"\0") for at in range(0, len(packed), step)]
 
 
-def encode_index(
-    segment_id: int,
-    generation: int,
-    end: int,
+def pack_ledgers(
     ledgers: dict[int, Runs],
-    statements: dict[int, LacStatement | None],
-) -> list[bytes]:
-    """Give the buffers of a sealed segment's index file, one after another."""
-    ledger_rows: list[LedgerRow] = []
-    number = 0
-    ordered = sorted(ledgers)
-    for ledger_id in ordered:
+    ledger_ids: Sequence[int],
+    run_start: int,
+    statements: Callable[[int], LacStatement | None],
+) -> tuple[bytes, int]:
+    """Give the rows of some ledgers, in that order, and the number of the run behind theirs."""
+    rows: list[bytes] = []
+    for ledger_id in ledger_ids:
         runs = ledgers[ledger_id]
         count = len(runs.firsts)
-        ledger_rows.append(
-            LedgerRow(
-                ledger_id, number, count, runs.firsts[0], runs.highest, runs.widest, statements.get(ledger_id)
-            )
-        )
-        number += count
-    ledger_pages = _paged([row.pack() for row in ledger_rows], LEDGER_BYTES)
+        statement = statements(ledger_id)
+        row = LedgerRow(ledger_id, run_start, count, runs.firsts[0], runs.highest, runs.widest, statement)
+        rows.append(row.pack())
+        run_start += count
+    return b"".join(rows), run_start
+
+
+def encode_index(
+    segment_id: int, generation: int, end: int, ledgers: dict[int, Runs], ledger_rows: Sequence[bytes]
+) -> list[bytes]:
+    """Give the buffers of a sealed segment's index file, one after another.
+
+    Args:
+        ledger_rows: what `pack_ledgers` made of all ledgers, ascending, in as many parts as you like.
+    """
+    ordered = sorted(ledgers)
+    number = sum(len(runs.firsts) for runs in ledgers.values())
+    ledger_pages = _paged(ledger_rows, LEDGER_BYTES)
     run_pages = _paged([ledgers[ledger_id].packed for ledger_id in ordered], RUN_BYTES)
     pages = ledger_pages + run_pages
     covered = b"".join(

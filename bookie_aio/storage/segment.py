@@ -6,6 +6,7 @@ index file afterwards. Does not own which segments there are, nor what is writte
 
 from __future__ import annotations
 
+import asyncio
 import os
 from bisect import bisect_left
 from typing import TYPE_CHECKING
@@ -20,16 +21,20 @@ from bookie_aio.storage.index import (
     MemoryIndex,
     Run,
     encode_index,
+    pack_ledgers,
     unpack_ledgers,
     unpack_runs,
 )
 from metadata.errors import CorruptRecordError, DiskFullError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bookie_aio.storage.disk import Disk, File
     from bookie_aio.wire.blocks import LacStatement
 
 _LEDGER_ROWS_KEPT = 1024
+_LEDGERS_AT_ONCE = 256
 
 
 class SealedIndex:
@@ -212,7 +217,7 @@ async def trim_segment(segment: Segment) -> None:
 
 
 async def write_index(
-    disk: Disk, directory: str, segment: Segment, statements: dict[int, LacStatement | None]
+    disk: Disk, directory: str, segment: Segment, statements: Callable[[int], LacStatement | None]
 ) -> SealedIndex:
     """Write a segment's index; it is durable on return.
 
@@ -221,9 +226,12 @@ async def write_index(
     """
     assert segment.index is not None
     name = layout.index_name(segment.segment_id)
-    header = segment.header
-    buffers = encode_index(
-        header.segment_id, header.generation, segment.end, segment.index.ledgers, statements
-    )
+    header, ledgers = segment.header, segment.index.ledgers
+    ordered, rows, run_start = sorted(ledgers), list[bytes](), 0
+    for at in range(0, len(ordered), _LEDGERS_AT_ONCE):
+        part, run_start = pack_ledgers(ledgers, ordered[at : at + _LEDGERS_AT_ONCE], run_start, statements)
+        rows.append(part)
+        await asyncio.sleep(0)  # writing goes on in between
+    buffers = encode_index(header.segment_id, header.generation, segment.end, ledgers, rows)
     await layout.write_file(disk, directory, name, buffers)
     return await SealedIndex.open(disk, os.path.join(directory, name))

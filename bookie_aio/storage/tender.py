@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
-from bookie_aio.storage.checkpoint import LedgerState, encode_checkpoint
+from bookie_aio.storage.checkpoint import LedgerState, encode_checkpoint, pack_states
 from bookie_aio.storage.format import DATA_OFFSET
 from bookie_aio.storage.replay import replay_segment
 from bookie_aio.storage.segment import Segment, trim_segment, write_index
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from bookie_aio.storage.disk import Disk
     from bookie_aio.storage.provision import Provision
+
+_LEDGERS_AT_ONCE = 512
 
 
 class Tender:
@@ -112,8 +114,9 @@ class Tender:
         await trim_segment(segment)
         await self._write_checkpoint(set())
         assert segment.index is not None
-        statements = {ledger_id: self._ledgers[ledger_id].statement for ledger_id in segment.index.ledgers}
-        segment.sealed = await write_index(self._disk, self._directory, segment, statements)
+        segment.sealed = await write_index(
+            self._disk, self._directory, segment, lambda ledger_id: self._ledgers[ledger_id].statement
+        )
 
     async def checkpoint(self, *segment_ids: int) -> None:
         """Write the checkpoint; it lists these segments as well. Raises DiskFullError."""
@@ -121,10 +124,16 @@ class Tender:
             await self._write_checkpoint(set(segment_ids))
 
     async def _write_checkpoint(self, more: set[int]) -> None:
+        # What changes between the parts is newer and no less true.
+        states, rows = list(self._ledgers.items()), list[bytes]()
+        for at in range(0, len(states), _LEDGERS_AT_ONCE):
+            rows.append(pack_states(states[at : at + _LEDGERS_AT_ONCE]))
+            await asyncio.sleep(0)
+        # The list of segments and the next id are taken together, in one step.
         listed = {*self._segments, *self.also_listed, *more}
         if self._provision.ready is not None:
             listed.add(self._provision.ready.segment_id)
-        data = encode_checkpoint(self._provision.next_id, listed, self.is_all_damaged, self._ledgers)
+        data = encode_checkpoint(self._provision.next_id, listed, self.is_all_damaged, rows)
         await layout.write_file(self._disk, self._directory, layout.CHECKPOINT, [data])
 
     async def rebuild(self, segment: Segment) -> None:
