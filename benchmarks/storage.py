@@ -16,7 +16,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
@@ -87,6 +87,17 @@ async def raw(file: File, block: Block, total: int, group: int) -> tuple[float, 
     return time.perf_counter() - started, times
 
 
+def bare(descriptor: int, block: Block, count: int) -> list[float]:
+    """Give the seconds of each write and sync without any loop or thread."""
+    times = []
+    for number in range(count):
+        begun = time.perf_counter()
+        os.pwritev(descriptor, [block.view], number * block.total_bytes)
+        os.fdatasync(descriptor)
+        times.append(time.perf_counter() - begun)
+    return times
+
+
 class _NoDisk:
     """A file that is durable at once: what is left is the loop's share."""
 
@@ -103,7 +114,7 @@ class _NoDisk:
 
 
 async def run(directory: str) -> None:
-    """Print one line per shape of load."""
+    """Print one line per shape of load, then the time of one group alone."""
     disk = RealDisk()
     print(f"{'load':34} {'engine':>12} {'raw':>12} {'loop alone':>14}")
     shapes = [(1000, 100, 8), (256, 1024, 4), (64, 16 * 1024, 4), (1, 1024, 256), (1, 64 * 1024, 32)]
@@ -121,7 +132,8 @@ async def run(directory: str) -> None:
         raw_seconds, _ = await raw(file, block, total, mean)
         file.close()
         segment = engine._journal.segment
-        real, segment.file = segment.file, _NoDisk(segment.file)  # type: ignore[assignment]
+        real = segment.file
+        segment.file = cast("File", _NoDisk(real))
         loop_total = min(total, 64 * MIB)
         loop_seconds = await stream(engine, block, loop_total, in_flight)
         segment.file = real
@@ -136,13 +148,18 @@ async def run(directory: str) -> None:
     block = make_block(1, 1024)
     file = await disk.create(f"{directory}/single/raw")
     await file.preallocate(64 * MIB)
+    descriptor = os.open(f"{directory}/single/bare", os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(descriptor, 0, 64 * MIB)
     for _ in range(2):
+        bare_times = bare(descriptor, block, 1500)
         _, raw_times = await raw(file, block, 4096 + 1500 * block.total_bytes, 1)
         times = await one_at_a_time(engine, block, 1500)
         print(
             f"one block of 1 KiB at a time: p50 {statistics.median(times) * 1e3:.3f} ms, "
-            f"raw {statistics.median(raw_times) * 1e3:.3f} ms"
+            f"one hop to a thread {statistics.median(raw_times) * 1e3:.3f} ms, "
+            f"bare pwritev and fdatasync {statistics.median(bare_times) * 1e3:.3f} ms"
         )
+    os.close(descriptor)
     file.close()
     await engine.close()
     disk.close()
