@@ -57,6 +57,7 @@ PAGE_BYTES = 4096
 _RUN = struct.Struct("<QQQIIII")
 _LEDGER = struct.Struct("<QQQQQQQqqII32s")
 _HEAD = struct.Struct("<4sIIIQQQQQII")
+_U64 = struct.Struct("<Q")
 _COVERED_FROM = 8
 _NO_STATEMENT = 0xFFFFFFFF
 RUN_BYTES = _RUN.size
@@ -151,6 +152,25 @@ class LedgerRow(NamedTuple):
         term, lac, lafr, crc, mac = self.statement or (0, 0, 0, 0, b"")
         mac_bytes = _NO_STATEMENT if self.statement is None else len(mac)
         return _LEDGER.pack(*self[:6], term, lac, lafr, crc, mac_bytes, mac)
+
+
+def find_ledger(page: Buffer, count: int, ledger_id: int) -> LedgerRow | None:
+    """Give a ledger's row from a page of `count` of them, by binary search."""
+    numbers = range(count)
+    at = bisect_left(numbers, ledger_id, key=lambda number: _U64.unpack_from(page, number * LEDGER_BYTES)[0])
+    view = memoryview(page)[at * LEDGER_BYTES : (at + 1) * LEDGER_BYTES]
+    found = unpack_ledgers(view, 1) if at < count else []
+    return found[0] if found and found[0].ledger_id == ledger_id else None
+
+
+def find_runs(page: Buffer, start: int, stop: int, low: int, high: int) -> tuple[int, int]:
+    """Narrow runs number `start` to `stop` − 1 of a page to those that start from `low` to `high`."""
+
+    def first(number: int) -> int:
+        return int(_U64.unpack_from(page, number * RUN_BYTES)[0])
+
+    numbers = range(start, stop)
+    return start + bisect_left(numbers, low, key=first), start + bisect_right(numbers, high, key=first)
 
 
 def unpack_ledgers(page: Buffer, count: int) -> list[LedgerRow]:

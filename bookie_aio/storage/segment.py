@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
@@ -21,6 +20,8 @@ from bookie_aio.storage.index import (
     MemoryIndex,
     Run,
     encode_index,
+    find_ledger,
+    find_runs,
     pack_ledgers,
     unpack_ledgers,
     unpack_runs,
@@ -82,10 +83,7 @@ class SealedIndex:
         page = self.head.page_of_ledger(ledger_id)
         found = None
         if page >= 0:
-            rows = unpack_ledgers(await self._page(page), self.head.ledgers_on(page))
-            at = bisect_left(rows, ledger_id, key=lambda row: row.ledger_id)
-            if at < len(rows) and rows[at].ledger_id == ledger_id:
-                found = rows[at]
+            found = find_ledger(await self._page(page), self.head.ledgers_on(page), ledger_id)
         if len(self._rows) >= _LEDGER_ROWS_KEPT:
             self._rows.clear()
         self._rows[ledger_id] = found
@@ -99,14 +97,14 @@ class SealedIndex:
         found: list[Run] = []
         above = 0
         run_end = row.run_start + row.run_count
-        for page in self.head.pages_of_runs(row, max(0, low - row.widest), high):
+        from_first = max(0, low - row.widest)
+        for page in self.head.pages_of_runs(row, from_first, high):
             data = await self._page(self.head.ledger_pages + page)
             base = page * RUNS_PER_PAGE
             start = max(row.run_start, base) - base
             stop = min(run_end, base + RUNS_PER_PAGE) - base
+            start, stop = find_runs(data, start, stop, from_first, high)
             for run in unpack_runs(data, start, stop, low):
-                if run.first > high:
-                    return found
                 above += run.first > low
                 if above > count_max:
                     return found
