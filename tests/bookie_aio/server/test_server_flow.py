@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from bookie_aio.config import Limits
 from bookie_aio.server.flow import Budget
 from bookie_aio.wire.messages import NO_TERM, Ping, Read, Status
+from tests.support.rawclient import WAIT_S
 
 if TYPE_CHECKING:
     import pytest
@@ -29,9 +30,10 @@ def figure(bookie: Bookie, name: str) -> int:
 async def until_steady(bookie: Bookie, name: str, at_least: int) -> int:
     """Wait until a figure has come up to where it must, and no longer moves; gives it."""
     seen = -1
-    while (now := figure(bookie, name)) != seen or now < at_least:
-        seen = now
-        await asyncio.sleep(0.05)  # there is no event for "nothing more happens"
+    async with asyncio.timeout(WAIT_S):
+        while (now := figure(bookie, name)) != seen or now < at_least:
+            seen = now
+            await asyncio.sleep(0.05)  # there is no event for "nothing more happens"
     return seen
 
 
@@ -51,7 +53,7 @@ async def test_a_connection_above_its_limit_is_not_read_until_its_adds_are_durab
     assert (await modest.call(Ping())).status is Status.OK
     disk.release()
     assert (await other).status is Status.OK
-    assert {answer.status for answer in await asyncio.gather(*adds)} == {Status.OK}
+    assert {answer.status for answer in await asyncio.wait_for(asyncio.gather(*adds), WAIT_S)} == {Status.OK}
     assert figure(bookie, "bytes_pending") == 0
 
 
@@ -67,7 +69,7 @@ async def test_the_total_of_all_connections_is_bounded_and_all_go_on_afterwards(
     assert pending <= 512 * KIB + 65 * KIB
     assert figure(bookie, "connections_waiting") >= 1
     disk.release()
-    assert {answer.status for answer in await asyncio.gather(*adds)} == {Status.OK}
+    assert {answer.status for answer in await asyncio.wait_for(asyncio.gather(*adds), WAIT_S)} == {Status.OK}
     assert figure(bookie, "bytes_pending") == figure(bookie, "connections_waiting") == 0
 
 
@@ -86,7 +88,7 @@ async def test_a_reader_that_takes_no_answers_stops_being_served_and_holds_a_bou
     executed = bookie.info()["counters"]
     assert (await writer.add(7, 4, [b"another is served"])).status is Status.OK
     reader.listen_again()
-    answers = await asyncio.gather(*reads)
+    answers = await asyncio.wait_for(asyncio.gather(*reads), WAIT_S)
     assert {len(answer.entries) for answer in answers} == {1}
     assert isinstance(executed, dict)
     assert executed["requests"]["read"] < 100
@@ -104,8 +106,9 @@ async def test_a_reader_that_takes_nothing_for_too_long_is_disconnected(
     reader.stop_listening()
     for _ in range(30):
         reader.send(Read(7, NO_TERM, 0, 0, 0, 1, MIB))
-    while figure(bookie, "connections") == 2:
-        await writer.call(Ping())
+    async with asyncio.timeout(5):
+        while figure(bookie, "connections") == 2:
+            await writer.call(Ping())
     assert any("took no answer" in str(vars(record).get("bookie_fields")) for record in caplog.records)
     assert figure(bookie, "reads_bytes") == 0
 
@@ -146,7 +149,7 @@ async def test_readers_share_a_budget_that_keeps_no_writer_waiting(bookies: Book
     await readers[0].close()  # with reads that have not begun
     for reader in readers[1:]:
         reader.listen_again()
-    answers = await asyncio.gather(*reads, return_exceptions=True)
+    answers = await asyncio.wait_for(asyncio.gather(*reads, return_exceptions=True), WAIT_S)
     assert sum(not isinstance(answer, BaseException) for answer in answers) >= 60
     await until_steady(bookie, "reads_bytes", 0)
     assert figure(bookie, "reads_bytes") == figure(bookie, "connections_waiting") == 0
