@@ -329,8 +329,16 @@ class Engine:
             self._indexed += 1
         self._figures.count_group(len(group.records), group.size, group.synced_s)
         self._on_indexed(touched)
-        for record in group.records:
-            record.done(None)
+        self._tell(group.records, None)
+
+    def _tell(self, records: Sequence[Record], error: StorageError | None) -> None:
+        for record in records:
+            try:
+                record.done(error)
+            except Exception as broken:
+                # One caller's fault must not keep the others from hearing.
+                context = {"message": "a storage callback failed", "exception": broken}
+                asyncio.get_running_loop().call_exception_handler(context)
 
     def _apply_change(self, change: Change) -> None:
         if change.is_for_all:
@@ -345,10 +353,8 @@ class Engine:
             state.is_damaged = True
 
     def _drop(self, records: Sequence[Record], error: StorageError) -> None:
-        for record in records:
-            if record.event is not None:
-                self._indexed += 1
-            record.done(error)
+        self._indexed += sum(record.event is not None for record in records)
+        self._tell(records, error)
 
     # --- state ---
 

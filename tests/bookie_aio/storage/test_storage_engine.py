@@ -79,6 +79,21 @@ async def test_a_barrier_waits_for_the_group_in_flight(store: Store) -> None:
     assert order == ["add", "barrier"]
 
 
+async def test_a_callback_that_fails_keeps_nobody_else_from_hearing(store: Store) -> None:
+    heard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context["exception"]))
+    broken = ValueError("broken")
+
+    def fail(_: StorageError | None) -> None:
+        raise broken
+
+    store.engine.append_block(make_block(1, 0, [b"x"]), fail)
+    store.engine.append_block(make_block(1, 1, [b"x"]), heard.append)
+    await store.barrier()
+    assert heard == [broken, None]
+    assert not store.failures
+
+
 async def test_a_term_counts_when_it_is_accepted(store: Store) -> None:
     done = asyncio.get_running_loop().create_future()
     store.engine.append_term(9, 5, done.set_result)
