@@ -8,17 +8,23 @@ durability: deadlines count the system-wide monotonic clock, which survives any 
 and means nothing after a reboot. So each boot has a lease file of its own, and one that a power cut may have
 torn is never read again. Heartbeats thus cost no disk flush, and do not wake who watches the database.
 
+Besides its lease a session holds a lock on a file of its own, `PATH-leases-BOOT-SESSION`. The system gives
+the lock up with the process, so that whoever looks finds a killed process gone at once; the lease catches
+those that live and do not run. Where the file is missing, the lease alone decides.
+
 Invariants: a session has its lease before it owns any key; a lease that has run out is never renewed; only
 who finds a session without a lease may remove its keys.
 """
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 from metadata._sqlite_tables import connect, translated, use_wal
 from metadata.errors import InvalidArgumentError
@@ -39,6 +45,7 @@ class Leases:
         for stale in path.parent.glob(f"{path.name}-leases-*"):
             if not stale.name.startswith(self._path.name):
                 stale.unlink(missing_ok=True)
+        self._locks: dict[str, IO[bytes]] = {}
         with translated(self._path), ExitStack() as undo:
             self._database = connect(self._path)
             undo.callback(self._database.close)
@@ -49,11 +56,16 @@ class Leases:
             undo.pop_all()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and give up the locks."""
         self._database.close()
+        for lock in self._locks.values():
+            lock.close()
 
     def begin(self, session: str) -> None:
         """Take a lease."""
+        lock = self._lock_path(session).open("wb")
+        fcntl.flock(lock, fcntl.LOCK_EX)  # nobody looks at it before the lease is there
+        self._locks[session] = lock
         with translated(self._path):
             self._database.execute(
                 "INSERT INTO lease VALUES (?, ?)", (session, time.monotonic_ns() + self._lease_ns)
@@ -73,14 +85,37 @@ class Leases:
         """Give up the lease."""
         with translated(self._path):
             self._database.execute("DELETE FROM lease WHERE session = ?", (session,))
+        self._lock_path(session).unlink(missing_ok=True)
+        lock = self._locks.pop(session, None)
+        if lock is not None:
+            lock.close()
 
     def live(self) -> set[str]:
-        """Give all sessions that live, and withdraw for good the leases that have run out."""
+        """Give all sessions that live, and withdraw for good the leases of the others."""
         now = time.monotonic_ns()
         with translated(self._path):
-            if self._database.execute("SELECT 1 FROM lease WHERE deadline_ns <= ?", (now,)).fetchone():
-                self._database.execute("DELETE FROM lease WHERE deadline_ns <= ?", (now,))
-            return {session for (session,) in self._database.execute("SELECT session FROM lease")}
+            leases = self._database.execute("SELECT session, deadline_ns FROM lease").fetchall()
+            dead = [
+                session for session, deadline_ns in leases if deadline_ns <= now or self._is_gone(session)
+            ]
+            for session in dead:
+                self._database.execute("DELETE FROM lease WHERE session = ?", (session,))
+                self._lock_path(session).unlink(missing_ok=True)
+        return {session for session, _ in leases}.difference(dead)
+
+    def _lock_path(self, session: str) -> Path:
+        return self._path.parent / f"{self._path.name}-{session}"
+
+    def _is_gone(self, session: str) -> bool:
+        """Tell whether the session's process has ended: the lock that it held can be had."""
+        if session in self._locks:
+            return False
+        try:
+            with self._lock_path(session).open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (FileNotFoundError, BlockingIOError):
+            return False
+        return True
 
 
 def boot_id() -> str:

@@ -144,7 +144,7 @@ async def _format(
         if draft != fresh:
             await _write_draft(disk, path, fresh)
         # Before the cookie is one: storage with a cookie and without a checkpoint has lost something.
-        await write_file(disk, path, CHECKPOINT, [encode_checkpoint(1, (), False, {})])
+        await write_file(disk, path, CHECKPOINT, [encode_checkpoint(1, (), False, ())])
     try:
         await store.create(cookie_key(config.bookie_id), fresh.to_json())
     except KeyExistsError:

@@ -69,6 +69,12 @@ class File(Protocol):
     def size(self) -> int:
         """Give the file's length."""
 
+    async def next_written(self, offset: int) -> int:
+        """Give the first offset from this one on that may ever have been written to; the size if none.
+
+        What lies between was reserved at most, and reads as zeros. To give the offset itself is never wrong.
+        """
+
     def close(self) -> None:
         """Close it. Reads under way may fail."""
 
@@ -220,6 +226,20 @@ class RealFile:
     def size(self) -> int:
         """See `File`."""
         return os.fstat(self._descriptor).st_size
+
+    async def next_written(self, offset: int) -> int:
+        """See `File`."""
+        return await self._disk.call(f"searching {self._path}", self._next_written, offset)
+
+    def _next_written(self, offset: int) -> int:
+        try:
+            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return self.size()
+            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                return offset  # this file system cannot tell
+            raise
 
     def close(self) -> None:
         """See `File`."""

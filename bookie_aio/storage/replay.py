@@ -101,6 +101,13 @@ class _Window:
         self._start = 0
         self._data = memoryview(b"")
 
+    async def next_written(self, offset: int) -> int:
+        """Give the next offset that may hold anything but zeros."""
+        try:
+            return await self._file.next_written(offset)
+        except DiskFailedError:
+            return offset
+
     async def view(self, offset: int, size: int) -> memoryview:
         """Give bytes; fewer than asked for at the limit or where the disk fails."""
         at = offset - self._start
@@ -159,7 +166,11 @@ class _Walk:
     async def next_group(self, offset: int) -> int | None:
         """Give where the next group head lies from `offset` on; None where there is none."""
         overlap = len(form.GROUP_MAGIC) - 1
-        while offset < self._limit:
+        while True:
+            # The rest of a segment is mostly room that was reserved and never written.
+            offset = await self._window.next_written(offset)
+            if offset >= self._limit:
+                return None
             data = bytes(await self._window.view(offset, min(_WINDOW_BYTES, self._limit - offset)))
             at = data.find(form.GROUP_MAGIC)
             while at >= 0:
@@ -167,7 +178,6 @@ class _Walk:
                     return offset + at
                 at = data.find(form.GROUP_MAGIC, at + 1)
             offset += max(len(data) - overlap, 1) if len(data) > overlap else _WINDOW_BYTES
-        return None
 
     async def _is_group(self, offset: int) -> bool:
         start = await self._window.view(offset, form.GROUP_HEADER_BYTES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -78,30 +79,32 @@ def test_tail_shows_the_last_entries(cli: Cli) -> None:
     assert cli.run("ledger", "tail", _write(cli), "-n", "2") == b"line 998\nline 999\n"
 
 
-def test_following_ends_when_the_ledger_is_closed(cli: Cli) -> None:
+async def test_following_ends_when_the_ledger_is_closed(cli: Cli) -> None:
     writer = cli.start("ledger", "write", "-", "--custom", "test=follow")
     assert writer.stdin is not None
     writer.stdin.write(b"first\n")
     writer.stdin.flush()
-    ledger = _wait_for_custom(cli, "follow")
-    follower = cli.start("ledger", "tail", "-f", str(ledger))
+    ledger = await _wait_for_custom(cli, b"follow")
+    follower = cli.start("ledger", "tail", "-f", ledger)
     assert follower.stdout is not None
     assert follower.stdout.readline() == b"first\n"
     writer.stdin.write(b"second\n")
     writer.stdin.flush()
     assert follower.stdout.readline() == b"second\n"
     out, _ = writer.communicate(timeout=TIMEOUT_S)
-    assert out.decode().strip() == str(ledger)
+    assert out.decode().strip() == ledger
     rest, _ = follower.communicate(timeout=TIMEOUT_S)
     assert (rest, follower.returncode) == (b"", 0)
 
 
-def _wait_for_custom(cli: Cli, value: str) -> int:
-    # Its id is printed at the end only; a new ledger is known by its custom metadata.
-    while True:
-        for row in cli.rows("ledger", "list"):
-            if cli.rows("ledger", "show", str(row["ledger_id"]))["custom"].get("test") == value:
-                return int(row["ledger_id"])
+async def _wait_for_custom(cli: Cli, value: bytes) -> str:
+    """Find a ledger while it is being written, when its id is not printed yet: by its custom metadata."""
+    assert cli.metadata is not None
+    async with asyncio.timeout(TIMEOUT_S), client_aio.connect(cli.metadata) as client:
+        while True:
+            async for ledger_id in client.list_ledgers():
+                if (await client.ledger_metadata(ledger_id)).custom.get("test") == value:
+                    return str(ledger_id)
 
 
 def test_reader_that_goes_away_leaves_no_traceback(cli: Cli) -> None:
@@ -115,12 +118,12 @@ def test_reader_that_goes_away_leaves_no_traceback(cli: Cli) -> None:
     assert (process.returncode, error) == (141, b"")
 
 
-def test_interrupted_writer_leaves_its_ledger_open_for_recovery(cli: Cli) -> None:
+async def test_interrupted_writer_leaves_its_ledger_open_for_recovery(cli: Cli) -> None:
     writer = cli.start("ledger", "write", "-", "--custom", "test=interrupted")
     assert writer.stdin is not None
     writer.stdin.write(LINES)
     writer.stdin.flush()
-    ledger = str(_wait_for_custom(cli, "interrupted"))
+    ledger = await _wait_for_custom(cli, b"interrupted")
     follower = cli.start("ledger", "tail", "-f", "-n", "1000", ledger)
     assert follower.stdout is not None
     while follower.stdout.readline() != b"line 999\n":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sqlite3
 import sys
 from pathlib import Path
@@ -24,12 +25,13 @@ import asyncio, sys
 from metadata.sqlite import SqliteMetadataStore
 
 async def main():
-    store = await SqliteMetadataStore.open(sys.argv[1], lease_s=1.0)
+    store = await SqliteMetadataStore.open(sys.argv[1], lease_s=float(sys.argv[2]))
     await store.register("b/child", b"1")
     version = await store.create("count", b"0")
-    for number in range(1, 1000000):
+    for number in range(1, int(sys.argv[3]) + 1):
         version = await store.compare_and_set("count", b"%d" % number, version)
         print(number, flush=True)
+    await asyncio.Event().wait()
 
 asyncio.run(main())
 """
@@ -38,8 +40,8 @@ asyncio.run(main())
 async def test_what_a_killed_process_was_told_is_durable_and_its_registration_goes(tmp_path: Path) -> None:
     path = tmp_path / "m.db"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CHILD, str(path), stdout=asyncio.subprocess.PIPE
-    )
+        sys.executable, "-c", CHILD, str(path), "1000", "1000000", stdout=asyncio.subprocess.PIPE
+    )  # a lease so long that only the end of the process can be what is noticed
     assert process.stdout is not None
     told = [int(await process.stdout.readline()) for _ in range(50)][-1]
     process.kill()
@@ -52,6 +54,24 @@ async def test_what_a_killed_process_was_told_is_durable_and_its_registration_go
             async for _ in store.watch("b"):
                 if not await store.children("b"):
                     break
+
+
+async def test_the_registration_of_a_stopped_process_goes_with_its_lease(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILD, str(path), "1", "1", stdout=asyncio.subprocess.PIPE
+    )  # it holds no lock on the database when it is stopped: that would stop everybody
+    try:
+        assert process.stdout is not None
+        await process.stdout.readline()
+        process.send_signal(signal.SIGSTOP)
+        async with await SqliteMetadataStore.open(path, lease_s=1.0) as store, asyncio.timeout(20):
+            async for _ in store.watch("b"):
+                if not await store.children("b"):
+                    break
+    finally:
+        process.kill()
+        await process.communicate()
 
 
 async def test_the_schema_survives_many_processes_opening_at_once(tmp_path: Path) -> None:
