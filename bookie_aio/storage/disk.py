@@ -69,10 +69,10 @@ class File(Protocol):
     def size(self) -> int:
         """Give the file's length."""
 
-    async def next_written(self, offset: int) -> int:
-        """Give the first offset from this one on that may ever have been written to; the size if none.
+    async def written(self) -> list[tuple[int, int]]:
+        """Give where it may ever have been written to: ascending ranges, from an offset to another.
 
-        What lies between was reserved at most, and reads as zeros. To give the offset itself is never wrong.
+        The rest was reserved at most, and reads as zeros. One range for the whole file is never wrong.
         """
 
     def close(self) -> None:
@@ -227,19 +227,24 @@ class RealFile:
         """See `File`."""
         return os.fstat(self._descriptor).st_size
 
-    async def next_written(self, offset: int) -> int:
+    async def written(self) -> list[tuple[int, int]]:
         """See `File`."""
-        return await self._disk.call(f"searching {self._path}", self._next_written, offset)
+        return await self._disk.call(f"searching {self._path}", self._written)
 
-    def _next_written(self, offset: int) -> int:
-        try:
-            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return self.size()
-            if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-                return offset  # this file system cannot tell
-            raise
+    def _written(self) -> list[tuple[int, int]]:
+        ranges: list[tuple[int, int]] = []
+        start = end = 0
+        while True:
+            try:
+                start = os.lseek(self._descriptor, end, os.SEEK_DATA)
+                end = os.lseek(self._descriptor, start, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing follows
+                    return ranges
+                if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):  # this file system cannot tell
+                    return [(0, self.size())]
+                raise
+            ranges.append((start, end))
 
     def close(self) -> None:
         """See `File`."""

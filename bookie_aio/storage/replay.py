@@ -101,13 +101,6 @@ class _Window:
         self._start = 0
         self._data = memoryview(b"")
 
-    async def next_written(self, offset: int) -> int:
-        """Give the next offset that may hold anything but zeros."""
-        try:
-            return await self._file.next_written(offset)
-        except DiskFailedError:
-            return offset
-
     async def view(self, offset: int, size: int) -> memoryview:
         """Give bytes; fewer than asked for at the limit or where the disk fails."""
         at = offset - self._start
@@ -128,12 +121,15 @@ class _Window:
 
 
 class _Walk:
-    """The walk over one segment's groups."""
+    """The walk over one segment's groups, whose heads are searched for in the `written` ranges only."""
 
-    def __init__(self, file: File, header: form.SegmentHeader, limit: int) -> None:
+    def __init__(
+        self, file: File, header: form.SegmentHeader, limit: int, written: list[tuple[int, int]]
+    ) -> None:
         self._window = _Window(file, limit)
         self._segment = header
         self._limit = limit
+        self._written = written
 
     async def group_at(self, offset: int) -> Group | None:
         """Give the group at an offset, its bodies checked; None where its header or rows fail."""
@@ -165,19 +161,23 @@ class _Walk:
 
     async def next_group(self, offset: int) -> int | None:
         """Give where the next group head lies from `offset` on; None where there is none."""
+        for start, end in self._written:
+            found = await self._find_head(max(offset, start), min(end, self._limit))
+            if found is not None:
+                return found
+        return None
+
+    async def _find_head(self, offset: int, end: int) -> int | None:
         overlap = len(form.GROUP_MAGIC) - 1
-        while True:
-            # The rest of a segment is mostly room that was reserved and never written.
-            offset = await self._window.next_written(offset)
-            if offset >= self._limit:
-                return None
-            data = bytes(await self._window.view(offset, min(_WINDOW_BYTES, self._limit - offset)))
+        while offset < end:
+            data = bytes(await self._window.view(offset, min(_WINDOW_BYTES, end - offset)))
             at = data.find(form.GROUP_MAGIC)
             while at >= 0:
                 if await self._is_group(offset + at):
                     return offset + at
                 at = data.find(form.GROUP_MAGIC, at + 1)
             offset += max(len(data) - overlap, 1) if len(data) > overlap else _WINDOW_BYTES
+        return None
 
     async def _is_group(self, offset: int) -> bool:
         start = await self._window.view(offset, form.GROUP_HEADER_BYTES)
@@ -198,9 +198,15 @@ async def replay_segment(
     """
     size = file.size()
     limit = size if is_last or proven_end is None else proven_end
-    walk = _Walk(file, header, limit)
+    # The rest of a segment is mostly room that was reserved. Asked before the first read, since the system
+    # counts what was read ahead as written. Magic has no zeros, so that none straddles the end of a range.
+    try:
+        written = await file.written()
+    except DiskFailedError:
+        written = [(0, size)]
+    walk = _Walk(file, header, limit, written)
     found = Replayed()
-    first = await _Walk(file, header, size).group_at(form.DATA_OFFSET)
+    first = await _Walk(file, header, size, written).group_at(form.DATA_OFFSET)
     if first is not None:  # even where it was rewritten elsewhere, and nothing here counts any more
         found.previous = (first.header.previous_segment, first.header.previous_end)
     unproven: Group | None = None

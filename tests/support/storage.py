@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import shutil
 from typing import TYPE_CHECKING
@@ -131,8 +133,22 @@ class Store:
 
     async def crash_into(self, path: Path) -> Path:
         """Copy the directory as it is this moment, as a crash would leave it."""
-        shutil.copytree(self.path, path)
-        return path
+        return copy_as_a_crash_leaves_it(self.path, path)
+
+
+def copy_as_a_crash_leaves_it(path: Path, to: Path) -> Path:
+    """Copy a directory in use. Again, if a thread of its engine changed names or times on the way."""
+
+    def state() -> set[tuple[str, int, int]]:
+        return {(entry.name, entry.inode(), entry.stat().st_mtime_ns) for entry in os.scandir(path)}
+
+    while True:
+        with contextlib.suppress(FileNotFoundError, shutil.Error):
+            before = state()
+            shutil.copytree(path, to)
+            if state() == before:
+                return to
+        shutil.rmtree(to, ignore_errors=True)
 
 
 def entries_of(buffers: Sequence[Buffer]) -> dict[int, bytes]:
@@ -167,6 +183,10 @@ class FaultyFile(RealFile):
             raise DiskFullError("the test says there is no space")
         await super().write(buffers, offset)
 
+    async def read(self, offset: int, size: int) -> Buffer:
+        self._faulty.bytes_read += size
+        return await super().read(offset, size)
+
     async def sync(self) -> None:
         if self._faulty.fail_sync_of and self._path.endswith(self._faulty.fail_sync_of):
             raise DiskFailedError("the test makes this sync fail")
@@ -184,6 +204,7 @@ class FaultyDisk(RealDisk):
     def __init__(self) -> None:
         super().__init__()
         self.journal_writes = 0
+        self.bytes_read = 0
         self.fail_journal_write = 0  # the n-th of them fails, after so many bytes
         self.torn_bytes = 0
         self.fail_sync_of = ""  # syncs of files whose path ends so fail

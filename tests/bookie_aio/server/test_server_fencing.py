@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +23,7 @@ from bookie_aio.wire.messages import (
 )
 from metadata.ids import TERM_FINAL
 from tests.support.rawclient import Answer, RawClient, lac_statement
+from tests.support.storage import copy_as_a_crash_leaves_it
 
 if TYPE_CHECKING:
     from bookie_aio.server.bookie import Bookie
@@ -240,12 +240,7 @@ async def test_what_was_answered_is_on_the_disk_as_it_is_at_that_moment(
     # The directory is copied while the bookie runs: what `kill -9` right after the answer would leave.
     assert (await client.add(7, 0, [b"a", b"b"])).status is Status.OK
     assert (await client.call(fencing_lac_read())).status is Status.OK
-    copy = bookies.folder / "copy"
-    copy.mkdir()
-    shutil.copy(bookies.folder / "b1" / "checkpoint", copy)  # first: it must not list what is not copied
-    for file in (bookies.folder / "b1").iterdir():
-        if file.name != "checkpoint" and not file.name.endswith(".new"):
-            shutil.copy(file, copy)
+    copy_as_a_crash_leaves_it(bookies.folder / "b1", bookies.folder / "copy")
     await bookie.close()
     again = await bookies.connect(await bookies.start(folder="copy"))
     assert refused_with(await again.add(7, 2, [b"c"]), TERM_FINAL)

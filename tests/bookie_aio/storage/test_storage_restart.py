@@ -13,10 +13,11 @@ from crc32c import crc32c
 
 from bookie_aio.storage import format as form
 from bookie_aio.storage.directory import index_name, segment_name
+from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.blocks import LacStatement, statement_crc
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError
-from tests.support.storage import FaultyDisk, Store, make_block
+from tests.support.storage import SMALL, FaultyDisk, Store, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -118,6 +119,26 @@ async def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path: Path, fille
             await act(again, 20 + life, acknowledged)
         await store.close()
         store = again
+    await store.close()
+
+
+async def test_a_restart_reads_what_was_written_not_what_was_reserved(tmp_path: Path) -> None:
+    reserved = 256 * 1024 * 1024
+    config = StorageConfig(segment_bytes=reserved, reserve_bytes=SMALL.reserve_bytes)
+    store, acknowledged = await Store.open(tmp_path / "b1", config), Acknowledged()
+    for number in range(20):
+        await act(store, number, acknowledged)
+    await store.settled()
+    path = tmp_path / "crash"
+    path.mkdir()
+    for name in set(os.listdir(tmp_path / "b1")) - {"lock"}:
+        # The same file, since a copy would turn what was reserved into data.
+        (path / name).hardlink_to(tmp_path / "b1" / name)
+    disk = FaultyDisk()
+    again = await Store.open(path, config, disk)
+    assert disk.bytes_read < reserved // 10
+    await assert_holds_exactly(again, acknowledged)
+    await again.close()
     await store.close()
 
 
