@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import signal
@@ -30,6 +31,8 @@ from typing import TYPE_CHECKING, Any
 import client_aio
 from client_aio.cli.latency import LatencyBuckets
 from client_aio.cli.ledger_text import draw
+from metadata.ledgers import LedgerStore
+from metadata.open import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -38,6 +41,9 @@ ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_BYTES = 30_000_000
 IN_FLIGHT_MAX = 10_000
 LINES_PER_BURST = 500
+ENTRIES_MIN = 3  # one before the kill, one that misses the dead bookie, one after the change
+ENTRY_BYTES_MAX = 1024 * 1024
+CHANGE_TIMEOUT_S = 10.0
 SHOW_EVERY_S = 0.5
 
 
@@ -62,10 +68,24 @@ def read_source(path: str | None) -> list[bytes]:
         once = b"".join(file.read_bytes() for file in files)
         data = (once * (DEFAULT_BYTES // len(once) + 1))[:DEFAULT_BYTES]
         say(f"source     {len(files)} files of {folder}, repeated to {len(data):,} bytes")
+    entries, cut_by = cut(data)
+    if len(entries) < ENTRIES_MIN:
+        raise SystemExit(f"{path} is too short to lose a bookie on the way: it has {len(data)} bytes")
+    say(f"           {len(entries):,} entries, one for each {cut_by}")
+    return entries
+
+
+def cut(data: bytes) -> tuple[list[bytes], str]:
+    """Cut into lines, each with its newline; where these are too few or too long, into pieces of them."""
+    piece_bytes = ENTRY_BYTES_MAX
+    if data.count(b"\n") < ENTRIES_MIN:
+        piece_bytes = min(piece_bytes, max(1, len(data) // ENTRIES_MIN))
     *whole, rest = data.split(b"\n")
     lines = [line + b"\n" for line in whole] + ([rest] if rest else [])
-    say(f"           {len(lines):,} lines, one entry each")
-    return lines
+    if max(map(len, lines), default=0) <= piece_bytes:
+        return lines, "line"
+    pieces = [line[at : at + piece_bytes] for line in lines for at in range(0, len(line), piece_bytes)]
+    return pieces, f"piece of a line, {piece_bytes:,} bytes or less"
 
 
 # --- the cluster ---
@@ -121,6 +141,13 @@ def print_over(text: str) -> None:
     say(f"\r\x1b[K{text}" if sys.stdout.isatty() else text)
 
 
+class ClientLog(logging.Handler):
+    """Shows what the client has to say between the lines of the demo."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_over(f"client     {record.getMessage()}")
+
+
 @dataclass
 class Progress:
     """Rate and latencies so far, on one line that is written again and again on a terminal."""
@@ -143,6 +170,11 @@ class Progress:
             acknowledged -= taken
             if taken < count:
                 bursts.appendleft((count - taken, added))
+
+    def finish(self, ledger: client_aio.LedgerWriter, now: float) -> None:
+        """Count the last entry, and print the figures of the whole run."""
+        self.entries, self.bytes = ledger.last_add_confirmed + 1, ledger.length
+        self.show(now, last=True)
 
     def show(self, now: float, *, last: bool = False) -> None:
         """Print the figures, if it is time to."""
@@ -179,27 +211,42 @@ class Event:
 
 async def write_lines(
     ledger: client_aio.LedgerWriter, lines: list[bytes], progress: Progress, events: list[Event]
-) -> str:
-    """Add every line, with a bounded number in flight; gives the SHA-256 of what was added."""
+) -> hashlib._Hash:
+    """Add every line, with a bounded number in flight; gives the sum over what was added."""
     digest = hashlib.sha256()
     now = asyncio.get_running_loop().time
     outstanding: deque[asyncio.Future[int]] = deque()
     bursts: deque[tuple[int, float]] = deque()
+    in_flight_max = min(IN_FLIGHT_MAX, len(lines) // 4)  # of a short file not all at once
     for burst in _bursts(lines):
         bursts.append((len(burst), now()))
         outstanding.extend([ledger.add_entry(line) for line in burst])
         digest.update(b"".join(burst))
-        while len(outstanding) > IN_FLIGHT_MAX:
+        while len(outstanding) > in_flight_max:
             await _take(ledger, outstanding, bursts, progress, events)
     while outstanding:
         await _take(ledger, outstanding, bursts, progress, events)
-    progress.show(now(), last=True)
-    return digest.hexdigest()
+    for event in events:  # of a file that is too short for a third of it to be reached before the end
+        await event.action()
+    return digest
+
+
+async def wait_for_replacement(metadata: str, ledger_id: int, dead: str) -> None:
+    """Follow the ledger's metadata until another bookie stands in for the dead one, or for a while."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CHANGE_TIMEOUT_S), await open_store(metadata) as store:
+            ledgers = LedgerStore(store)
+            async with contextlib.aclosing(ledgers.watch(ledger_id)) as changes:
+                async for _ in changes:
+                    ledger, _ = await ledgers.read(ledger_id)
+                    if dead not in ledger.last_fragment.bookies:
+                        return
 
 
 def _bursts(lines: list[bytes]) -> Iterator[list[bytes]]:
-    for start in range(0, len(lines), LINES_PER_BURST):
-        yield lines[start : start + LINES_PER_BURST]
+    size = max(1, min(LINES_PER_BURST, len(lines) // 20))
+    for start in range(0, len(lines), size):
+        yield lines[start : start + size]
 
 
 async def _take(
@@ -243,9 +290,10 @@ async def read_back(metadata: str, ledger_id: int) -> tuple[str, int, Any]:
 
 async def run(arguments: argparse.Namespace, directory: Path) -> int:
     """Run the demo in an empty directory; gives the exit code."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # ends as Ctrl-C does
     lines = read_source(arguments.file)
-    if not lines:
-        raise SystemExit("the file is empty: there is nothing to stream")
     async with contextlib.AsyncExitStack() as stack:
         zookeeper = None
         if arguments.metadata == "zk":
@@ -271,8 +319,10 @@ async def stream_and_compare(
         async with client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as ledger:
             say(f"ledger     {ledger.ledger_id} on {', '.join(ledger.metadata.last_fragment.bookies)}")
 
+            victim = ledger.metadata.last_fragment.bookies[1]
+
             async def kill() -> None:
-                kill_bookie(cluster, ledger.metadata.last_fragment.bookies[1])
+                kill_bookie(cluster, victim)
 
             async def kill_leader() -> None:
                 leader = await asyncio.to_thread(zookeeper.leader)
@@ -283,7 +333,14 @@ async def stream_and_compare(
             if arguments.kill_zookeeper_leader:
                 events.append(Event(total // 2, kill_leader))
             progress = Progress(total, loop.time())
-            written = await write_lines(ledger, lines, progress, events)
+            # The last entry waits, so that a short file is not through before the bookie is missed.
+            digest = await write_lines(ledger, lines[:-1], progress, events)
+            if not arguments.no_spare:
+                await wait_for_replacement(cluster["metadata"], ledger.ledger_id, victim)
+            digest.update(lines[-1])
+            await ledger.add_entry(lines[-1])
+            progress.finish(ledger, loop.time())
+            written = digest.hexdigest()
         say(f"closed     at entry {ledger.last_add_confirmed:,}, {ledger.length:,} bytes")
     read, entries, metadata = await read_back(cluster["metadata"], ledger.ledger_id)
     say()
@@ -294,7 +351,7 @@ async def stream_and_compare(
     if read != written or entries != len(lines):
         say(f"DIFFERENT: {len(lines):,} entries were written and {entries:,} read back")
         return 1
-    if len(metadata.fragments) < 2 and not arguments.no_spare:
+    if victim in metadata.last_fragment.bookies and not arguments.no_spare:
         say("NO ENSEMBLE CHANGE: a spare was there, and the dead bookie was not replaced")
         return 1
     changed = (
@@ -332,6 +389,7 @@ def main() -> int:
         parser.error("--kill-zookeeper-leader goes with --metadata zk")
     if arguments.file and not Path(arguments.file).is_file():
         parser.error(f"there is no file {arguments.file}")
+    logging.basicConfig(handlers=[ClientLog()])
     factory = None
     if arguments.loop == "uvloop":
         import uvloop
@@ -341,9 +399,9 @@ def main() -> int:
     try:
         with asyncio.Runner(loop_factory=factory) as runner:
             return runner.run(run(arguments, directory.resolve()))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
-    except client_aio.BookKeeperError as error:
+    except (client_aio.BookKeeperError, OSError) as error:
         say(f"FAILED: {type(error).__name__}: {error}")
         return 1
     finally:
