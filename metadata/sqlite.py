@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-POLL_INTERVAL_S = 0.025
+POLL_INTERVAL_S = 0.05
 LEASE_S = 2.0
 REMOVAL_PATIENCE_S = 1.0
 """How much longer than its lease a dead session's keys may stay, on a slow disk."""

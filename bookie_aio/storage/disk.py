@@ -18,14 +18,17 @@ import asyncio
 import errno
 import fcntl
 import os
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from bookie_aio.wire.blocks import Buffer
 
@@ -35,6 +38,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
+_WriteAndSync = Callable[["Sequence[Buffer]", int], None]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -152,9 +156,7 @@ class RealFile:
 
     def write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
         """See `File`."""
-        return asyncio.get_running_loop().run_in_executor(
-            self._disk.journal_thread, self._write_and_sync, buffers, offset
-        )
+        return self._disk.journal_thread.call(self._write_and_sync, buffers, offset)
 
     def _write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> None:
         try:
@@ -274,12 +276,67 @@ class RealLock:
             self._descriptor = -1
 
 
+class JournalThread:
+    """Runs the journal's writes one after another, with one hop there and one back for each.
+
+    An executor's own futures would cost about as much processor time again as all else does for a group.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls: SimpleQueue[tuple[_WriteAndSync, Sequence[Buffer], int, asyncio.Future[None]] | None]
+        self._calls = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def call(self, function: _WriteAndSync, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+        """Queue a call; the future has its outcome."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._calls.put((function, buffers, offset, future))
+        return future
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            function, buffers, offset, future = call
+            error: Exception | None = None
+            try:
+                function(buffers, offset)
+            except Exception as raised:
+                error = raised
+            del call, function, buffers
+            try:
+                self._loop.call_soon_threadsafe(_settle, future, error)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                return
+
+    def shutdown(self) -> None:
+        """End the thread, after what it is doing."""
+        self._calls.put(None)
+        self._thread.join()
+
+
+def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
+    if future.cancelled():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
+
+
 class RealDisk:
     """The operating system's files. Close it when every file is closed."""
 
     def __init__(self) -> None:
-        self.journal_thread = ThreadPoolExecutor(1, "journal")
+        self._journal_thread: JournalThread | None = None
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "disk")
+
+    @property
+    def journal_thread(self) -> JournalThread:
+        """Give the thread that writes the journal; it is started by the first use."""
+        if self._journal_thread is None:
+            self._journal_thread = JournalThread()
+        return self._journal_thread
 
     async def call(self, what: str, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run a blocking call in the pool, with the errors this module promises."""
@@ -339,7 +396,8 @@ class RealDisk:
 
     def close(self) -> None:
         """End the threads, after what they are doing."""
-        self.journal_thread.shutdown()
+        if self._journal_thread is not None:
+            self._journal_thread.shutdown()
         self._pool.shutdown()
 
 
