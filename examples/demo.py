@@ -368,8 +368,15 @@ async def start_zookeeper(stack: contextlib.AsyncExitStack, directory: Path) -> 
 
     say("zookeeper  starting three servers")
     ensemble = ZooKeeperEnsemble(directory)
-    stack.push_async_callback(asyncio.to_thread, ensemble.kill)
-    await asyncio.to_thread(ensemble.start)
+    starting = asyncio.create_task(asyncio.to_thread(ensemble.start))
+
+    async def end() -> None:
+        # A thread cannot be cancelled: were it not waited for, it would start servers behind our back.
+        await asyncio.gather(starting, return_exceptions=True)
+        await asyncio.to_thread(ensemble.kill)
+
+    stack.push_async_callback(end)
+    await asyncio.shield(starting)
     return ensemble
 
 
