@@ -15,7 +15,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
-from bookie_aio.wire.frames import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, FrameParser, encode_frame
+from bookie_aio.wire.frames import (
+    FRAME_BYTES_MAX,
+    HANDSHAKE_FRAME_BYTES_MAX,
+    FrameParser,
+    encode_frame,
+    frame_packed,
+)
 from bookie_aio.wire.messages import (
     REQUEST_ID_MAX,
     VERSION_MAX,
@@ -24,6 +30,7 @@ from bookie_aio.wire.messages import (
     Hello,
     HelloAnswer,
     Message,
+    PreparedRequest,
     Status,
     decode_answer,
     encode_request,
@@ -116,7 +123,7 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     def request(
         self,
-        request: Message,
+        request: Message | PreparedRequest,
         on_answer: OnAnswer,
         *,
         body: Sequence[Buffer] = (),
@@ -136,7 +143,10 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._next_id = (request_id + 1) & REQUEST_ID_MAX
         now = self._loop.time()
         self._requests[request_id] = _Request(on_answer, now, now + timeout_s)
-        head = encode_frame(encode_request(request, request_id), body_bytes)
+        if isinstance(request, PreparedRequest):
+            head = frame_packed(request.pack(request_id), body_bytes)
+        else:
+            head = encode_frame(encode_request(request, request_id), body_bytes)
         if body_bytes > _JOINED_BYTES_MAX:
             self._transport.writelines([head, *body])
         else:  # one small buffer costs less than two

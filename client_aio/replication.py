@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from bookie_aio.wire.messages import Add, AddFlag, Done, Failure, Message, Status
+from bookie_aio.wire.messages import Add, AddFlag, Done, Failure, Message, PreparedRequest, Status
 from client_aio.connection import BookieConnection, Outcome, error_of
 from client_aio.core.quorum import indexes_of
 from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError
@@ -59,7 +59,7 @@ class Replicator(Generic[Token]):
     ) -> None:
         self.window = window
         self._config = config
-        self._message = Add(window.ledger_id, term, int(flags))
+        self._message = PreparedRequest(Add(window.ledger_id, term, int(flags)))
         self._on_turns = on_turns
         self._on_seat_failed = on_seat_failed
         self._on_fenced = on_fenced

@@ -40,7 +40,11 @@ Header = list[object]
 
 def encode_frame(header: list[object], body_bytes: int = 0) -> bytes:
     """Give prefix and header of a frame whose body of `body_bytes` follows in separate buffers."""
-    packed = msgpack.packb(header)
+    return frame_packed(msgpack.packb(header), body_bytes)
+
+
+def frame_packed(packed: bytes, body_bytes: int = 0) -> bytes:
+    """Give prefix and header of a frame whose header is packed already."""
     return _PREFIX.pack(4 + len(packed) + body_bytes, len(packed)) + packed
 
 

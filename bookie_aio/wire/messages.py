@@ -16,6 +16,8 @@ import enum
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import msgpack
+
 from bookie_aio.wire.blocks import LacStatement
 from metadata.errors import MalformedFrameError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL
@@ -180,6 +182,8 @@ class Message:
         Raises:
             MalformedFrameError: a field is missing, too many, of the wrong type or out of range.
         """
+        if not values and not cls.schema:
+            return cls()
         if len(values) != len(cls.schema):
             raise MalformedFrameError(f"{cls.__name__} has {len(cls.schema)} fields, not {len(values)}")
         try:
@@ -383,6 +387,21 @@ class Failure:
 def encode_request(request: Message, request_id: int, auth: bytes | None = None) -> list[object]:
     """Give a request's header."""
     return [int(request.op), request_id, auth, *request.encode()]
+
+
+class PreparedRequest:
+    """A request that is sent many times: its header is packed once, but for the request id."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, request: Message, auth: bytes | None = None) -> None:
+        packed = msgpack.packb(encode_request(request, 0, auth))
+        # The array's head, the operation and the id 0 take a byte each.
+        self._before, self._after = packed[:2], packed[3:]
+
+    def pack(self, request_id: int) -> bytes:
+        """Give the packed header."""
+        return b"%b\xce%b%b" % (self._before, request_id.to_bytes(4, "big"), self._after)
 
 
 def decode_request(header: list[object]) -> tuple[int, bytes | None, Message]:

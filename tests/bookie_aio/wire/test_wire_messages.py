@@ -277,3 +277,11 @@ def test_a_failures_message_may_quote_what_is_no_text() -> None:
 def test_a_message_names_its_fields_in_the_order_of_its_schema() -> None:
     for cls in {*wire.REQUESTS.values(), *wire.ANSWERS.values()}:
         assert len(fields(cls)) == len(cls.schema)
+
+
+@pytest.mark.parametrize("request_id", [0, 127, 128, 65_535, wire.REQUEST_ID_MAX])
+@pytest.mark.parametrize("auth", [None, b"key"])
+def test_a_prepared_request_is_the_request(request_id: int, auth: bytes | None) -> None:
+    request = wire.Add(2**40, 3, 1)
+    packed = wire.PreparedRequest(request, auth).pack(request_id)
+    assert wire.decode_request(decode_header(memoryview(packed))) == (request_id, auth, request)
