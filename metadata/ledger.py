@@ -18,6 +18,9 @@ The stored form is a JSON object that an operator can read in a ZooKeeper shell:
      "digest": "crc32c", "created_ms": 1790000000000, "term": 0,
      "fragments": [{"first_entry": 0, "content_term": 0, "bookies": ["b1", "b2", "b3"]}],
      "last_entry": null, "length": null, "custom": {"app": "ZGVtbw=="}}
+
+A ledger with authentication codes (digest "hmac-sha256"), and no other, has "password" as well: see
+`metadata.passwords`.
 """
 
 from __future__ import annotations
@@ -32,13 +35,16 @@ from typing import TYPE_CHECKING, Any
 
 from metadata.errors import InvalidArgumentError, InvalidTransitionError, MetadataCorruptError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL, check_bookie_id
+from metadata.passwords import PasswordRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 FORMAT_VERSION = 1
 ENSEMBLE_SIZE_MAX = 64
-DIGESTS = ("crc32c", "hmac-sha256")
+DIGEST_CRC = "crc32c"
+DIGEST_HMAC = "hmac-sha256"
+DIGESTS = (DIGEST_CRC, DIGEST_HMAC)
 
 
 class LedgerState(enum.Enum):
@@ -68,7 +74,8 @@ class LedgerMetadata:
     ack_quorum: int
     fragments: tuple[Fragment, ...]
     state: LedgerState = LedgerState.OPEN
-    digest: str = "crc32c"
+    digest: str = DIGEST_CRC
+    password: PasswordRecord | None = None
     created_ms: int = 0
     term: int = 0
     last_entry: int | None = None
@@ -84,7 +91,8 @@ class LedgerMetadata:
         write_quorum: int,
         ack_quorum: int,
         bookies: Sequence[str],
-        digest: str = "crc32c",
+        digest: str = DIGEST_CRC,
+        password: PasswordRecord | None = None,
         created_ms: int = 0,
         custom: Mapping[str, bytes] | None = None,
     ) -> LedgerMetadata:
@@ -103,6 +111,7 @@ class LedgerMetadata:
             ack_quorum=ack_quorum,
             fragments=(Fragment(0, tuple(bookies)),),
             digest=digest,
+            password=password,
             created_ms=created_ms,
             custom=MappingProxyType(check_custom(custom or {})),
         )
@@ -208,6 +217,10 @@ class LedgerMetadata:
                 raise error(f"metadata of ledger {self.ledger_id}: {what}", ledger_id=self.ledger_id)
 
         need(0 <= self.ledger_id <= LEDGER_ID_MAX, f"id {self.ledger_id} is out of range")
+        need(
+            (self.digest == DIGEST_HMAC) == (self.password is not None),
+            f"digest {self.digest} and {'a' if self.password else 'no'} password record do not go together",
+        )
         need(bool(self.fragments) and self.fragments[0].first_entry == 0, "no fragment starts at entry 0")
         previous: Fragment | None = None
         for fragment in self.fragments:
@@ -247,6 +260,7 @@ class LedgerMetadata:
                 "write_quorum": self.write_quorum,
                 "ack_quorum": self.ack_quorum,
                 "digest": self.digest,
+                **({} if self.password is None else {"password": self.password.to_document()}),
                 "created_ms": self.created_ms,
                 "term": self.term,
                 "fragments": [
@@ -359,6 +373,7 @@ def _parse(cls: type[LedgerMetadata], document: dict[str, Any]) -> LedgerMetadat
         ),
         state=LedgerState(document["state"]),
         digest=_one_of(document["digest"], DIGESTS),
+        password=PasswordRecord.from_document(document["password"]) if "password" in document else None,
         created_ms=_integer(document["created_ms"], 0, 2**63 - 1),
         term=_integer(document["term"], 0, TERM_FINAL),
         last_entry=_optional(document["last_entry"], NO_ENTRY, ENTRY_ID_MAX),
