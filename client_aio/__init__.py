@@ -9,7 +9,8 @@ Read first: `client` (what there is), `writer` and `reader` (the handles), `core
 
 from client_aio.client import Client, connect
 from client_aio.config import ClientConfig
-from client_aio.core.placement import PlacementPolicy, WeightedRandom
+from client_aio.core.placement import Choice, PlacementPolicy, Seating, WeightedRandom
+from client_aio.core.racks import RackAware
 from client_aio.entries import Entry, EntryBatch
 from client_aio.reader import LedgerReader
 from client_aio.writer import LedgerWriter
@@ -18,6 +19,7 @@ from metadata.errors import __all__ as _errors
 from metadata.ledger import Fragment, LedgerMetadata, LedgerState
 
 __all__ = [
+    "Choice",
     "Client",
     "ClientConfig",
     "Entry",
@@ -28,6 +30,8 @@ __all__ = [
     "LedgerState",
     "LedgerWriter",
     "PlacementPolicy",
+    "RackAware",
+    "Seating",
     "WeightedRandom",
     "connect",
     *_errors,

@@ -53,7 +53,8 @@ def connect(
         metadata: `zk://host:port,…/root`, `sqlite:///absolute/path`, or an open store, which stays its
             owner's to close.
         config: the settings; single ones may be given by name as well, `connect(uri, read_timeout_s=1)`.
-        placement: chooses the bookies of ensembles; by default at random, by weight.
+        placement: chooses the bookies of ensembles: by default a `WeightedRandom`; a `RackAware`; or your
+            own `PlacementPolicy`.
         rng: the source of randomness, for placement and tokens.
 
     Returns:
@@ -125,6 +126,14 @@ class Client:
         """Give the running bookies, as last heard of."""
         return self._context.pool.directory.available
 
+    @property
+    def quarantined_bookies(self) -> list[str]:
+        """Give the bookies that failed within `quarantine_s`, the one that failed longest ago first.
+
+        They are put into ensembles only where there are too few others, and asked last by readers.
+        """
+        return self._context.pool.directory.quarantined()
+
     def create_ledger(
         self,
         *,
@@ -159,13 +168,16 @@ class Client:
         async def create() -> LedgerWriter:
             context = self._context
             context.check_open()
-            bookies = await context.finder.find(ensemble_size)
+            ledger_id = await context.ledgers.allocate_id()
+            bookies = await context.finder.find(
+                ledger_id, ensemble_size=ensemble_size, write_quorum=write_quorum
+            )
             metadata = LedgerMetadata.new(
-                await context.ledgers.allocate_id(),
+                ledger_id,
                 ensemble_size=ensemble_size,
                 write_quorum=write_quorum,
                 ack_quorum=ack_quorum,
-                bookies=list(bookies),
+                bookies=bookies,
                 digest=digest,
                 created_ms=context.now_ms(),
                 custom=custom,

@@ -1,22 +1,27 @@
 """Finding bookies: for a new ledger's ensemble, and in place of failed ones.
 
-A bookie counts as found only when a connection to it stands, so that a dead bookie whose registration has
-not expired yet is not put into a ledger's metadata.
+The shell around `client_aio.core.placement`. A bookie counts as found only when a connection to it stands, so
+that a dead bookie whose registration has not expired yet is not put into a ledger's metadata.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from client_aio.connection import BookieConnection
-from client_aio.core.placement import PlacementPolicy, eligible
+from client_aio.core.placement import Choice, PlacementPolicy, Seating, eligible
 from client_aio.core.quorum import indexes_of
+from metadata.errors import BookKeeperError, InvalidArgumentError, NotEnoughBookiesError
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Collection, Sequence
 
     from client_aio.pool import BookiePool
+    from metadata.ledger import LedgerMetadata
+
+logger = logging.getLogger(__name__)
 
 
 class EnsembleFinder:
@@ -27,51 +32,109 @@ class EnsembleFinder:
         self._policy = policy
         self._rng = rng
 
-    async def find(
-        self, count: int, *, kept: Sequence[str] = (), avoided: Collection[str] = ()
-    ) -> dict[str, BookieConnection]:
-        """Find `count` bookies to sit beside those `kept`.
-
-        Args:
-            avoided: bookies to take only where there are too few others.
+    async def find(self, ledger_id: int, *, ensemble_size: int, write_quorum: int) -> tuple[str, ...]:
+        """Find the first ensemble of a ledger.
 
         Raises:
-            NotEnoughBookiesError: fewer than that can be reached.
+            NotEnoughBookiesError: fewer bookies than that can be reached, or the policy accepts none.
         """
-        directory = self._pool.directory
-        found: dict[str, BookieConnection] = {}
-        unreachable: set[str] = set()
-        while len(found) < count:
-            missing = count - len(found)
-            candidates = eligible(
-                directory.available,
-                excluded={*kept, *found, *unreachable},
-                quarantined={*directory.quarantined(), *avoided},
-                count=missing,
-            )
-            chosen = self._policy.choose(missing, candidates, kept=[*kept, *found], rng=self._rng)
-            for bookie_id, outcome in (await self._pool.get_all(chosen)).items():
-                if isinstance(outcome, BookieConnection):
-                    found[bookie_id] = outcome
-                else:
-                    unreachable.add(bookie_id)
-        return found
+        ensemble, _ = await self._fill(ledger_id, (None,) * ensemble_size, write_quorum)
+        return ensemble
 
     async def replace(
-        self, ensemble: Sequence[str], failed: int
+        self,
+        metadata: LedgerMetadata,
+        ensemble: Sequence[str],
+        failed: int,
+        *,
+        excluded: Collection[str] = (),
     ) -> tuple[tuple[str, ...], dict[str, BookieConnection]]:
         """Find bookies for the seats of the mask `failed`; one that came back gets its own seat again.
 
+        Args:
+            metadata: of the ledger, for its id and its write quorum.
+            ensemble: the present one, in seat order.
+            excluded: bookies that must not be taken, whatever their state.
+
         Returns:
             The new ensemble, and the connections to the bookies of the seats in the mask.
+
+        Raises:
+            NotEnoughBookiesError: as `find`.
         """
-        seats = list(indexes_of(failed))
-        lost = {ensemble[index] for index in seats}
-        kept = [bookie_id for bookie_id in ensemble if bookie_id not in lost]
-        found = await self.find(len(seats), kept=kept, avoided=lost)
-        changed = list(ensemble)
-        newcomers = [bookie_id for bookie_id in found if bookie_id not in lost]
-        for index in seats:
-            if ensemble[index] not in found:
-                changed[index] = newcomers.pop()
-        return tuple(changed), found
+        lost = set(indexes_of(failed))
+        seats = tuple(None if index in lost else bookie_id for index, bookie_id in enumerate(ensemble))
+        return await self._fill(
+            metadata.ledger_id, seats, metadata.write_quorum, former=tuple(ensemble), excluded=excluded
+        )
+
+    async def _fill(
+        self,
+        ledger_id: int,
+        seats: tuple[str | None, ...],
+        write_quorum: int,
+        *,
+        former: tuple[str, ...] = (),
+        excluded: Collection[str] = (),
+    ) -> tuple[tuple[str, ...], dict[str, BookieConnection]]:
+        directory = self._pool.directory
+        kept = {bookie_id for bookie_id in seats if bookie_id is not None}
+        # Those that have just failed may be back, and are better than none.
+        lost = [bookie_id for bookie_id in former if bookie_id not in kept]
+        unreachable: set[str] = set()
+        while True:
+            quarantined = [bookie_id for bookie_id in directory.quarantined() if bookie_id not in lost]
+            count = seats.count(None)
+            candidates = eligible(
+                directory.available,
+                excluded={*kept, *unreachable, *excluded},
+                doubtful=[*quarantined, *lost],
+                count=count,
+            )
+            if len(candidates) < count:
+                raise NotEnoughBookiesError(
+                    f"{count} bookies are needed{_beside(kept)}, and {len(candidates)} can be chosen: "
+                    f"{', '.join(sorted(candidates)) or 'none'}",
+                    ledger_id=ledger_id,
+                )
+            seating = Seating(seats, write_quorum, candidates, directory.last_known, former)
+            choice = self._choose(seating)
+            # Asked anew where one cannot be reached: a policy places the whole row, not seat after seat.
+            found = await self._pool.get_all(choice.bookies)
+            connections = {
+                bookie_id: outcome
+                for bookie_id, outcome in found.items()
+                if isinstance(outcome, BookieConnection)
+            }
+            if len(connections) == count:
+                break
+            unreachable.update(found.keys() - connections.keys())
+        ensemble = seating.filled(choice.bookies)
+        if choice.warning:
+            logger.warning("ledger=%d ensemble=%s %s", ledger_id, ",".join(ensemble), choice.warning)
+        return ensemble, connections
+
+    def _choose(self, seating: Seating) -> Choice:
+        name = type(self._policy).__name__
+        try:
+            choice = self._policy.choose(seating, self._rng)
+            chosen = set(choice.bookies)
+        except BookKeeperError:
+            raise
+        except Exception as error:
+            # Not ours: what goes wrong in it ends the operation, and not the task that everybody waits for.
+            raise InvalidArgumentError(f"the placement policy {name} failed: {error!r}") from error
+        if len(chosen) != len(choice.bookies) or len(chosen) != len(seating.vacant):
+            raise InvalidArgumentError(
+                f"the placement policy {name} chose {list(choice.bookies)} for {len(seating.vacant)} seats"
+            )
+        if not chosen <= seating.candidates.keys():
+            raise InvalidArgumentError(
+                f"the placement policy {name} chose {sorted(chosen - seating.candidates.keys())}, "
+                f"which are not among the candidates {sorted(seating.candidates)}"
+            )
+        return choice
+
+
+def _beside(kept: Collection[str]) -> str:
+    return f" beside {', '.join(sorted(kept))}" if kept else ""

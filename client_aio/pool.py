@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from client_aio.connection import BookieConnection, connect
+from client_aio.core.placement import Quarantine
 from metadata.bookies import BookieRecord, available_bookies
 from metadata.errors import (
     BookieUnavailableError,
@@ -42,7 +43,7 @@ class BookieDirectory:
         self._config = config
         self._available: dict[str, BookieRecord] = {}
         self._last_known: dict[str, BookieRecord] = {}
-        self._failed_at: dict[str, float] = {}
+        self._quarantine = Quarantine(config.quarantine_s)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -63,22 +64,25 @@ class BookieDirectory:
         """Give the running bookies by id."""
         return self._available
 
-    def quarantined(self) -> set[str]:
-        """Give the bookies that failed within the last `quarantine_s` seconds."""
-        oldest = self._loop.time() - self._config.quarantine_s
-        return {bookie_id for bookie_id, at in self._failed_at.items() if at > oldest}
+    @property
+    def last_known(self) -> Mapping[str, BookieRecord]:
+        """Give what each bookie that was ever heard of last said of itself, by id."""
+        return self._last_known
+
+    def quarantined(self) -> list[str]:
+        """Give the bookies that failed within `quarantine_s`, the one that failed longest ago first.
+
+        A connection to it does not end a bookie's quarantine: one that comes and goes stays in it.
+        """
+        return self._quarantine.members(self._loop.time())
 
     def note_failure(self, bookie_id: str) -> None:
         """Put a bookie into quarantine."""
-        self._failed_at[bookie_id] = self._loop.time()
-
-    def note_success(self, bookie_id: str) -> None:
-        """Take a bookie out of quarantine."""
-        self._failed_at.pop(bookie_id, None)
+        self._quarantine.note_failure(bookie_id, self._loop.time())
 
     def addresses(self, bookie_id: str) -> list[str]:
         """Give where the bookie is, or was when last heard of; empty when nobody ever heard of it."""
-        record = self._available.get(bookie_id) or self._last_known.get(bookie_id)
+        record = self._last_known.get(bookie_id)
         return list(record.addresses) if record else []
 
     async def refresh(self) -> None:
@@ -197,7 +201,6 @@ class BookiePool:
             connection.close()
         elif connection.is_open:
             self._open[bookie_id] = connection
-            self.directory.note_success(bookie_id)
 
     def _lost(self, connection: BookieConnection) -> None:
         if self._open.get(connection.bookie_id) is connection:

@@ -341,7 +341,9 @@ class _Recovery:
             while window.failed and not window.is_idle:
                 failed = window.failed
                 try:
-                    bookies, connections = await self._context.finder.replace(replicator.bookies, failed)
+                    bookies, connections = await self._context.finder.replace(
+                        self._metadata, replicator.bookies, failed
+                    )
                 except NotEnoughBookiesError as error:
                     if not window.can_acknowledge:
                         names = ", ".join(replicator.failed_bookies)

@@ -448,7 +448,7 @@ class LedgerWriter:
                 failed = self._window.failed
                 try:
                     bookies, connections = await self._context.finder.replace(
-                        self._replicator.bookies, failed
+                        self._metadata, self._replicator.bookies, failed
                     )
                 except NotEnoughBookiesError as error:
                     if not self._window.can_acknowledge:
