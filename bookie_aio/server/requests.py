@@ -19,8 +19,11 @@ from typing import TYPE_CHECKING, Protocol
 from bookie_aio.core.fencing import Verdict, judge
 from bookie_aio.logs import fields
 from bookie_aio.server.polls import LongPolls
+from bookie_aio.storage.journal import when_durable
+from bookie_aio.storage.rewriting import OutdatedBlockError, store_missing
 from bookie_aio.wire.blocks import Block, statement_is_intact
 from bookie_aio.wire.frames import encode_frame
+from bookie_aio.wire.listing import ROW
 from bookie_aio.wire.messages import (
     ANSWER,
     NO_TERM,
@@ -58,7 +61,7 @@ from metadata.errors import (
     ProtocolError,
     StorageError,
 )
-from metadata.ids import NO_ENTRY
+from metadata.ids import NO_ENTRY, TERM_FINAL
 
 if TYPE_CHECKING:
     import asyncio
@@ -74,10 +77,10 @@ log = logging.getLogger(__name__)
 # The commonest answer, [ADD | 0x80, request id, 0], in the form that needs no msgpack call.
 _ADDED = struct.Struct(">II3sBIB")
 _ADDED_HEADER = bytes((0x93, 0xCC, Op.ADD | ANSWER))
-_ROW = struct.Struct("<QQII")
 # As plain integers: an operation on an enumeration's flags costs a microsecond.
 _RECOVERY = int(AddFlag.RECOVERY)
-_SUPPORTED_ADD_FLAGS = _RECOVERY
+_REPAIR = int(AddFlag.REPAIR)
+_ADD_FLAGS = (0, _RECOVERY, _REPAIR)
 
 
 class Authoriser(Protocol):
@@ -101,6 +104,7 @@ class Counters:
         self.requests = dict.fromkeys(map(int, Op), 0)
         self.entries_added = 0
         self.bytes_added = 0
+        self.entries_repaired = 0
         self.bytes_read = 0
         self.refused_terms = 0
         self.fences = 0
@@ -129,7 +133,6 @@ class Requests:
         self._engine = engine
         self._limits = limits
         self._hello = hello
-        self._loop = loop
         self._info = info
         self._authoriser: Authoriser = authoriser or AllowAll()
         self._polls = LongPolls(loop, limits.connection_polls_max, self._answer_lac)
@@ -242,7 +245,7 @@ class Requests:
             self._refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, str(error))
             peer.fail(str(error))
             return
-        if request.flags & ~_SUPPORTED_ADD_FLAGS:
+        if request.flags not in _ADD_FLAGS:
             reason = f"the add flags {request.flags} are not supported in version {VERSION_MAX}"
             self._refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, reason)
             return
@@ -251,6 +254,9 @@ class Requests:
         if block.payload_bytes > entry_bytes_max and max(block.lengths) > entry_bytes_max:
             reason = f"an entry of {max(block.lengths):,} bytes is above the limit of {entry_bytes_max:,}"
             self._refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, reason)
+            return
+        if request.flags == _REPAIR:
+            self._repair(peer, request_id, request, block)
             return
         engine, ledger_id = self._engine, request.ledger_id
         # From here to the append is the one step of rule 7.
@@ -284,12 +290,38 @@ class Requests:
             raise MalformedFrameError(
                 f"an add to ledger {request.ledger_id} carries a block of ledger {block.ledger_id}"
             )
-        if block.content_term > request.term:
+        if block.content_term > request.term and request.flags != _REPAIR:
             raise MalformedFrameError(
                 f"an add of term {request.term} carries entries of content term {block.content_term}"
             )
         if not block.payload_is_intact():
             raise MalformedFrameError("the checksum over a block's payload does not hold")
+
+    def _repair(self, peer: Peer, request_id: int, request: Add, block: Block) -> None:
+        """Store what of a block is missing here (rule 14).
+
+        The term is left alone, so that a repair neither is kept out by a fence nor fences a live writer;
+        but for the final one, which says that the ledger is CLOSED.
+        """
+        if not self._engine.is_writable:
+            self._refuse(peer, Op.ADD, request_id, Status.READ_ONLY, "this bookie is read-only")
+            return
+        if request.term == TERM_FINAL and not self._fence(
+            peer, Op.ADD, request_id, request.ledger_id, TERM_FINAL
+        ):
+            return
+
+        async def store() -> int:
+            try:
+                stored = await store_missing(self._engine, block)
+            except OutdatedBlockError as error:
+                self._refuse(peer, Op.ADD, request_id, Status.STALE_METADATA, str(error))
+                return 0
+            self.counters.entries_repaired += stored
+            self._acknowledge(peer, Op.ADD, request_id, None)
+            return 0
+
+        self._run(peer, Op.ADD, request_id, store, block.total_bytes)
 
     def _added(self, peer: Peer, request_id: int, count: int, size: int, error: StorageError | None) -> None:
         # Rule 3: this names the one request whose copy is durable now, never "everything up to".
@@ -355,18 +387,7 @@ class Requests:
 
     async def _barrier(self) -> None:
         """Wait until everything accepted before this call is durable and indexed (rule 3)."""
-        durable: asyncio.Future[None] = self._loop.create_future()
-
-        def done(error: StorageError | None) -> None:
-            if durable.done():  # cancelled with its connection
-                return
-            if error is None:
-                durable.set_result(None)
-            else:
-                durable.set_exception(error)
-
-        self._engine.barrier(done)
-        await durable
+        await when_durable(self._engine.barrier)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -444,14 +465,14 @@ class Requests:
     def _list_entries(self, peer: Peer, request_id: int, request: ListEntries, body: memoryview) -> None:
         rows_max = self._limits.list_rows_max
         answering = functools.partial(self._answer_entries, peer, request_id, request, rows_max)
-        self._run(peer, Op.LIST_ENTRIES, request_id, answering, rows_max * _ROW.size)
+        self._run(peer, Op.LIST_ENTRIES, request_id, answering, rows_max * ROW.size)
 
     async def _answer_entries(self, peer: Peer, request_id: int, request: ListEntries, rows_max: int) -> int:
         # A listing says by omission what is not there: rule 3 as for a negative read.
         await self._barrier()
         rows, next_entry = await self._engine.list_entries(request.ledger_id, request.from_entry, rows_max)
         answer = ListEntriesAnswer(next_entry, self._engine.is_damaged(request.ledger_id))
-        body = b"".join([_ROW.pack(*row) for row in rows])
+        body = b"".join([ROW.pack(*row) for row in rows])
         peer.send(encode_frame(encode_answer(Op.LIST_ENTRIES, request_id, answer), len(body)), body)
         return len(body)
 
@@ -488,7 +509,7 @@ class Requests:
             try:
                 return await answering()
             except StorageError as error:
-                self._fail_internally(peer, op, request_id, error)
+                self._answer_storage_error(peer, op, request_id, error)
                 return 0
 
         peer.run_read(run, bytes_max)

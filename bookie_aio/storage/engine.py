@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bookie_aio.storage import format as form
 from bookie_aio.storage.checkpoint import LedgerState
@@ -25,7 +25,13 @@ from bookie_aio.storage.reader import DamagedBlockError, DamagedIndexError, Read
 from bookie_aio.storage.restart import Restart, Restarted
 from bookie_aio.storage.tender import Tender
 from bookie_aio.wire.blocks import Block
-from metadata.errors import DiskFailedError, DiskFullError, EntryTooLargeError, StorageError
+from metadata.errors import (
+    DiskFailedError,
+    DiskFullError,
+    EntryTooLargeError,
+    NoSuchLedgerError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -39,6 +45,13 @@ __all__ = ["Done", "Engine", "ReadResult", "StorageConfig"]
 _LISTED_AT_ONCE = 100_000
 _FENCE_SHARE = 8
 """One part in this many of the reserve is kept for fences; recovery adds get the rest."""
+
+
+class AddWatch(Protocol):
+    """Is told of each block that is accepted while it is one of an engine's `add_watches`."""
+
+    def note(self, block: Block) -> None:
+        """Take note; nothing is durable yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +85,7 @@ class Engine:
         self._on_indexed = on_indexed
         self._on_failed = on_failed
         self._ledgers = restarted.ledgers
+        self._deleted = restarted.deleted  # tombstones accepted, perhaps not durable yet
         self._segments = restarted.segments
         self._accepted = 0  # records accepted, and of those the ones durable and indexed
         self._indexed = 0
@@ -79,6 +93,7 @@ class Engine:
         self._figures = Figures()
         self._is_closed = False
         self._marking: set[int] = set()
+        self.add_watches: set[AddWatch] = set()
         self.notes: Sequence[str] = restarted.notes
         self._tender: Tender
         self._provision: Provision
@@ -130,7 +145,7 @@ class Engine:
         on_writable: Callable[[bool], None],
     ) -> None:
         config = self._config
-        tail = _tail_records(restarted)
+        tail = restarted.first_records()
         tail_bytes = sum(record.size for record in tail)
         capacity = max(config.segment_bytes, tail_bytes + form.DATA_OFFSET + form.GROUP_HEADER_BYTES)
         self._provision = Provision(
@@ -148,7 +163,13 @@ class Engine:
             on_failed=self._fail,
         )
         self._tender = Tender(
-            self._disk, self._directory, self._segments, self._ledgers, self._provision, self._fail
+            self._disk,
+            self._directory,
+            self._segments,
+            self._ledgers,
+            self._deleted,
+            self._provision,
+            self._fail,
         )
         self._tender.is_all_damaged = restarted.is_all_damaged
         self._tender.also_listed = restarted.needed
@@ -232,6 +253,8 @@ class Engine:
         return state
 
     def _accept(self, ledger_id: int, record: Record) -> LedgerState:
+        if self._deleted and ledger_id in self._deleted:
+            raise NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
         state = self._state(ledger_id)
         self._accepted += 1
         state.accepted = self._accepted
@@ -245,6 +268,8 @@ class Engine:
         if size + kept > left:
             raise DiskFullError("no space left, and the reserve is used up")
 
+    # Each of these raises NoSuchLedgerError once a tombstone was accepted (rule 15).
+
     def append_block(self, block: Block, done: Done, *, from_reserve: bool = False) -> None:
         """Accept a block; its view is kept until it is durable, and written as it is.
 
@@ -255,6 +280,8 @@ class Engine:
         size = block.total_bytes + form.ROW_BYTES
         if size > self._config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES:
             raise EntryTooLargeError(f"a block of {size} bytes does not fit into a segment")
+        for watch in self.add_watches:
+            watch.note(block)
         if self._provision.is_full:
             if not from_reserve:
                 raise DiskFullError("no space left for new segments")
@@ -286,6 +313,24 @@ class Engine:
         change = Change(form.KIND_MARK, ledger_id)
         state = self._accept(ledger_id, Record(form.mark_row(ledger_id), None, change, done, form.ROW_BYTES))
         state.is_damaged = True  # from now on, durable or not
+
+    def append_lock(self, ledger_id: int, lock: bytes, done: Done) -> None:
+        """Accept the lock of a ledger, which counts from now on, durable or not. Raises DiskFullError."""
+        size = form.ROW_BYTES + len(lock)
+        self._check_room(size, 0)
+        change = Change(form.KIND_LOCK, ledger_id, lock=lock)
+        state = self._accept(ledger_id, Record(form.lock_row(ledger_id, lock), lock, change, done, size))
+        state.lock = lock
+
+    def append_tombstone(self, ledger_id: int, done: Done) -> None:
+        """Accept that a ledger has been deleted: nothing more is accepted for it, from now on and for ever.
+
+        What is held of it is forgotten once the tombstone is durable. Raises DiskFullError.
+        """
+        self._check_room(form.ROW_BYTES, 0)
+        change = Change(form.KIND_TOMBSTONE, ledger_id)
+        self._accept(ledger_id, Record(form.tombstone_row(ledger_id), None, change, done, form.ROW_BYTES))
+        self._deleted.add(ledger_id)
 
     def barrier(self, done: Done) -> None:
         """Call back once everything accepted so far is durable and indexed: in this call if it is now."""
@@ -323,8 +368,8 @@ class Engine:
                 if known is None or event.lac > known.lac:
                     state.statement = event.statement
             else:
-                if event.statement is not None:
-                    offset += len(event.statement.mac)
+                if record.body is not None:
+                    offset += len(record.body)
                 self._apply_change(event)
             self._indexed += 1
         self._figures.count_group(len(group.records), group.size, group.synced_s)
@@ -341,10 +386,16 @@ class Engine:
                 asyncio.get_running_loop().call_exception_handler(context)
 
     def _apply_change(self, change: Change) -> None:
-        if change.is_for_all:
+        state = self._ledgers.get(change.ledger_id)
+        if change.is_for_all or state is None:  # None: a change that a restart found behind the tombstone
             return
-        state = self._ledgers[change.ledger_id]
-        if change.kind == form.KIND_TERM:
+        if change.kind == form.KIND_TOMBSTONE:
+            self._deleted.add(change.ledger_id)
+            del self._ledgers[change.ledger_id]
+            self._sorted_ids = None
+        elif change.kind == form.KIND_LOCK:
+            state.lock = change.lock
+        elif change.kind == form.KIND_TERM:
             state.term = max(state.term, change.term)
         elif change.kind == form.KIND_STATEMENT:
             assert change.statement is not None
@@ -362,6 +413,20 @@ class Engine:
         """Give the highest term accepted, perhaps not durable yet; 0 for a ledger never heard of."""
         state = self._ledgers.get(ledger_id)
         return state.term if state is not None else 0
+
+    def lock(self, ledger_id: int) -> bytes:
+        """Give the ledger's lock, perhaps not durable yet; empty where it has none."""
+        state = self._ledgers.get(ledger_id)
+        return state.lock if state is not None else b""
+
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Tell whether a tombstone was accepted for the ledger, perhaps not durable yet."""
+        return bool(self._deleted) and ledger_id in self._deleted
+
+    @property
+    def is_all_damaged(self) -> bool:
+        """Tell whether data was lost that may concern any ledger."""
+        return self._tender.is_all_damaged
 
     def is_damaged(self, ledger_id: int) -> bool:
         """Tell whether data of this ledger was lost, or may have been (rule 4)."""
@@ -434,6 +499,8 @@ class Engine:
 
     async def _mark(self, ledger_id: int, cause: Exception) -> None:
         """Mark a ledger damaged and wait until that is durable; it counts from the first moment on."""
+        if ledger_id in self._deleted:
+            return
         state = self._state(ledger_id)
         if state.is_damaged and ledger_id not in self._marking:
             return
@@ -501,6 +568,7 @@ class Engine:
             "ledgers": {
                 "count": len(self._ledgers),
                 "damaged": sum(state.is_damaged for state in self._ledgers.values()),
+                "deleted_ranges": len(self._deleted),
                 "all_damaged": self._tender.is_all_damaged,
             },
             "disk": {
@@ -527,33 +595,3 @@ class Engine:
         for segment in self._segments.values():
             segment.close()
         self._lock.release()
-
-
-def _tail_records(restarted: Restarted) -> list[Record]:
-    """Give the records that a restart writes first: the tail's, and marks for the damage it found."""
-    records: list[Record] = []
-    if restarted.tail is not None:
-        packed = restarted.tail.packed_rows
-        for number, row in enumerate(restarted.tail.rows):
-            body = restarted.tail.bodies[number]
-            event: Block | Change
-            if row.kind == form.KIND_BLOCK:
-                event = Block(body)
-            else:
-                statement = row.statement(body) if row.kind == form.KIND_STATEMENT else None
-                is_for_all = bool(row.kind == form.KIND_MARK and row.flags & form.MARK_ALL)
-                event = Change(row.kind, row.ledger_id, row.term, statement, is_for_all)
-            at = number * form.ROW_BYTES
-            size = form.ROW_BYTES + len(body)
-            records.append(Record(packed[at : at + form.ROW_BYTES], body or None, event, _ignore, size))
-    if restarted.is_all_damaged:
-        change = Change(form.KIND_MARK, 0, is_for_all=True)
-        records.append(Record(form.mark_row(0, all_ledgers=True), None, change, _ignore, form.ROW_BYTES))
-    for ledger_id in sorted(restarted.damaged):
-        change = Change(form.KIND_MARK, ledger_id)
-        records.append(Record(form.mark_row(ledger_id), None, change, _ignore, form.ROW_BYTES))
-    return records
-
-
-def _ignore(error: StorageError | None) -> None:
-    """Nobody waits: the restart awaits a barrier behind the record."""

@@ -31,6 +31,22 @@ Done = Callable[[StorageError | None], None]
 """Called on the loop's thread, exactly once, with None when the record is durable and indexed."""
 
 
+def when_durable(accept: Callable[[Done], None]) -> asyncio.Future[None]:
+    """Call `accept` now, with a `Done` that completes the future returned."""
+    durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(error: StorageError | None) -> None:
+        if durable.done():  # cancelled with the connection of whoever waits
+            return
+        if error is None:
+            durable.set_result(None)
+        else:
+            durable.set_exception(error)
+
+    accept(done)
+    return durable
+
+
 class Change(NamedTuple):
     """What a record other than a block changes: `kind` of the row, and the value if it has one."""
 
@@ -39,6 +55,7 @@ class Change(NamedTuple):
     term: int = 0
     statement: LacStatement | None = None
     is_for_all: bool = False
+    lock: bytes = b""
 
 
 class Record(NamedTuple):

@@ -318,6 +318,22 @@ class Block:
 
     def cut_head(self, start: int, stop: int) -> bytes:
         """Give the head of a PARTIAL block of the entries number start to stop − 1 of this one."""
+        return self._head_of(start, stop, self.flags | FLAG_PARTIAL, 0)
+
+    def whole(self, start: int, stop: int) -> memoryview:
+        """Give a whole block of these entries, as an add carries it.
+
+        What is said of each entry, and the LAC statement, stay as they are: checksums, codes and all. The
+        payload must be known to be intact, since it gets a checksum as a whole.
+        """
+        if (start, stop) == (0, self.count) and not self.is_partial:
+            return self.view[: self.total_bytes]
+        begin, end = self.payload_range(start, stop)
+        payload = self.view[begin:end]
+        head = self._head_of(start, stop, self.flags & ~FLAG_PARTIAL, crc32c(payload))
+        return memoryview(b"".join((head, payload)))
+
+    def _head_of(self, start: int, stop: int, flags: int, payload_crc: int) -> bytes:
         assert 0 <= start < stop <= self.count
         count, size = stop - start, self.mac_bytes
         lengths = self.lengths[start:stop]
@@ -332,8 +348,8 @@ class Block:
         head_bytes = HEADER_BYTES + sum(map(len, parts))
         fixed = HEADER.pack(
             MAGIC, 0, head_bytes, sum(lengths), count, self.stride, self.ledger_id, self.content_term,
-            self.first_entry + start * self.stride, self.lac, self.lafr, self.lac_crc, 0, size,
-            self.flags | FLAG_PARTIAL, 0,
+            self.first_entry + start * self.stride, self.lac, self.lafr, self.lac_crc, payload_crc, size,
+            flags, 0,
         )  # fmt: skip
         covered = b"".join((fixed[_HEAD_COVERED_FROM:], *parts))
         return b"".join((MAGIC, _CRC_FIELD.pack(crc32c(covered)), covered))

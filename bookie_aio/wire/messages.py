@@ -81,7 +81,7 @@ class AddFlag(enum.IntFlag):
 
     NONE = 0
     RECOVERY = 1  # by a recovering client: accepted from the reserve of a read-only bookie
-    REPAIR = 2  # reserved for re-replication (rule 14)
+    REPAIR = 2  # stored bytes of another bookie, verbatim (rule 14)
     DEFERRED_SYNC = 4  # reserved
 
 

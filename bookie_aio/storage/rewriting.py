@@ -1,0 +1,126 @@
+"""Repair at the bookie that receives it: storing what it lacks of a block, and nothing else (rule 14).
+
+Owns the question which of a block's entries are missing: those that the index does not know, and those whose
+stored bytes fail their checksum (rule 4: an add over such a copy is no duplicate). A good copy is never
+written over. The bytes that repair brings were checked by checksums only, so a copy whose authentication
+code is the writer's could otherwise give way to one whose code is not.
+
+Invariant: between the last look at what is there and the append nothing that concerns these entries is
+accepted; what comes in between is noticed, and the look is repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bookie_aio.storage.journal import when_durable
+from bookie_aio.wire.blocks import Block
+from bookie_aio.wire.listing import Row, listed, runs_of
+from bookie_aio.wire.messages import Stop
+from metadata.errors import StaleMetadataError
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.engine import Engine
+
+_READ_BYTES = 1024 * 1024
+_ROWS_AT_ONCE = 16_384
+
+
+class OutdatedBlockError(StaleMetadataError):
+    """One of the entries is held here under a higher content term."""
+
+
+class _Watch:
+    """Notices adds to the entries of a block."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self.is_touched = False
+
+    def note(self, block: Block) -> None:
+        """Take note of an add."""
+        mine = self._block
+        if block.ledger_id == mine.ledger_id and not (
+            block.last_entry < mine.first_entry or mine.last_entry < block.first_entry
+        ):
+            self.is_touched = True
+
+
+async def store_missing(engine: Engine, block: Block) -> int:
+    """Store those entries of a whole, checked block that are missing here; returns how many.
+
+    All of the block's entries are durable here on return. Cancelled, some may be stored.
+
+    Raises:
+        OutdatedBlockError: the block is of an older content term than what is held. Nothing was stored.
+        DiskFullError: no space.
+        DiskFailedError: the disk failed.
+    """
+    watch = _Watch(block)
+    engine.add_watches.add(watch)
+    try:
+        while True:
+            watch.is_touched = False
+            await when_durable(engine.barrier)
+            missing = await _missing(engine, block)
+            if not watch.is_touched:
+                break
+    finally:
+        engine.add_watches.discard(watch)
+    ids = block.entry_ids
+    # No await since the look: see the invariant.
+    waiting = []
+    for run in missing:
+        start = ids.index(run[0])
+        part = Block.parse(block.whole(start, start + len(run)))
+        waiting.append(when_durable(partial(engine.append_block, part)))
+    await asyncio.gather(*waiting)
+    return sum(map(len, missing))
+
+
+async def _missing(engine: Engine, block: Block) -> list[range]:
+    ids = block.entry_ids
+    marks = listed(ids, await _rows(engine, block), block.content_term)
+    for run in runs_of(ids, marks, 1):
+        for entry_id in await _failing(engine, block, run):
+            marks[ids.index(entry_id)] = 0
+    return runs_of(ids, marks, 0)
+
+
+async def _rows(engine: Engine, block: Block) -> list[Row]:
+    rows: list[Row] = []
+    following = block.first_entry
+    while 0 <= following <= block.last_entry:
+        found, following = await engine.list_entries(block.ledger_id, following, _ROWS_AT_ONCE)
+        rows += [Row(*row) for row in found]
+    return rows
+
+
+async def _failing(engine: Engine, block: Block, entry_ids: range) -> list[int]:
+    """Give those of the entries that the index knows and that cannot be read.
+
+    A read stops at the first block that has damage anywhere in what was asked for, so the range is halved
+    until the entries concerned are alone.
+    """
+    failing: list[int] = []
+    waiting = [entry_ids]
+    while waiting:
+        part = waiting.pop()
+        found = await engine.read(block.ledger_id, block.content_term, part, _READ_BYTES)
+        if found.stop is Stop.END:
+            continue
+        rest = part[part.index(found.stop_entry) :]
+        if found.stop is Stop.STALE_METADATA:
+            raise OutdatedBlockError(
+                f"entry {found.stop_entry} is held under a higher content term than {block.content_term}"
+            )
+        if found.stop is Stop.BUDGET:
+            waiting.append(rest)
+        elif len(rest) == 1:
+            failing.append(rest[0])
+        else:
+            half = len(rest) // 2
+            waiting += [rest[half:], rest[:half]]
+    return failing

@@ -1,0 +1,77 @@
+"""Listings of entries: the rows in the body of an answer to LIST_ENTRIES.
+
+A row is 24 bytes, little-endian: u64 first entry, u64 content term, u32 count, u32 stride. Rows are ordered
+by first entry, and may overlap where entries were stored more than once.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import starmap
+from typing import TYPE_CHECKING, NamedTuple
+
+from metadata.errors import MalformedFrameError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+ROW = struct.Struct("<QQII")
+
+
+class Row(NamedTuple):
+    """Entries `first`, `first + stride`, …, held under one content term."""
+
+    first: int
+    content_term: int
+    entries: int
+    stride: int
+
+    @property
+    def entry_ids(self) -> range:
+        """Give the ids of the entries."""
+        return range(self.first, self.first + self.entries * self.stride, self.stride)
+
+
+def parse_rows(body: memoryview) -> list[Row]:
+    """Parse the rows of a body.
+
+    Raises:
+        MalformedFrameError: its length is not one of whole rows, or a row's stride is 0.
+    """
+    if len(body) % ROW.size:
+        raise MalformedFrameError(f"a listing of {len(body)} bytes is not one of whole rows")
+    rows = list(starmap(Row, ROW.iter_unpack(body)))
+    if not all(row.stride for row in rows):
+        raise MalformedFrameError("a listing has a row of stride 0")
+    return rows
+
+
+def listed(wanted: range, rows: Iterable[Row], content_term: int) -> bytearray:
+    """Tell which of the wanted entries (ascending) are listed: a 1 or a 0 for each.
+
+    Rows of lower content terms do not count: what they list is of no use to anybody (rule 13).
+    """
+    found = bytearray(len(wanted))
+    for row in rows:
+        if row.content_term < content_term:
+            continue
+        begin, rest = divmod(row.first - wanted.start, wanted.step)
+        if row.stride == wanted.step and not rest:
+            start, stop = max(0, begin), min(len(wanted), begin + row.entries)
+            found[start:stop] = b"\1" * (stop - start) if stop > start else found[start:stop]
+        else:
+            for entry_id in row.entry_ids:
+                if entry_id in wanted:
+                    found[wanted.index(entry_id)] = 1
+    return found
+
+
+def runs_of(wanted: range, marks: bytes | bytearray, value: int) -> list[range]:
+    """Give the wanted entries whose mark has that value, as runs of neighbours."""
+    runs: list[range] = []
+    start = marks.find(value)
+    while start >= 0:
+        stop = marks.find(1 - value, start)
+        runs.append(wanted[start : stop if stop >= 0 else len(marks)])
+        start = marks.find(value, stop) if stop >= 0 else -1
+    return runs
