@@ -1,0 +1,223 @@
+"""Who is chosen for an ensemble: weights, racks against brute force, own seats, quarantine."""
+
+import random
+from collections import Counter
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_aio.core.placement import (
+    PlacementPolicy,
+    Quarantine,
+    Seating,
+    WeightedRandom,
+    eligible,
+    weighted_order,
+)
+from client_aio.core.racks import RackAware, write_sets_on_one_rack
+from metadata.bookies import BookieRecord
+
+POLICIES: list[PlacementPolicy] = [WeightedRandom(), RackAware()]
+
+
+def bookie(bookie_id: str, rack: str = "", weight: float = 1.0, is_writable: bool = True) -> BookieRecord:
+    return BookieRecord(bookie_id, ["127.0.0.1:1"], "n", is_writable=is_writable, rack=rack, weight=weight)
+
+
+def bookies(*racks: str) -> dict[str, BookieRecord]:
+    """Bookies b0, b1, … on these racks."""
+    return {f"b{number}": bookie(f"b{number}", rack) for number, rack in enumerate(racks)}
+
+
+def racks_of(seating: Seating, chosen: tuple[str, ...] | list[str]) -> list[str]:
+    return [seating.rack_of(bookie_id) for bookie_id in seating.filled(chosen)]
+
+
+# --- weights ---
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bookies_are_drawn_by_weight(policy: PlacementPolicy) -> None:
+    """Of two bookies, one three times as heavy, the heavier gets three quarters of the single seats."""
+    candidates = {"light": bookie("light", weight=1.0), "heavy": bookie("heavy", weight=3.0)}
+    rng = random.Random(5)
+    counts = Counter(policy.choose(Seating((None,), 1, candidates), rng).bookies[0] for _ in range(4000))
+    assert 0.72 < counts["heavy"] / 4000 < 0.78
+
+
+def test_bookies_of_no_weight_come_last() -> None:
+    candidates = {"zero": bookie("zero", weight=0.0), **bookies("", "", "")}
+    for seed in range(50):
+        assert weighted_order(candidates, random.Random(seed))[-1] == "zero"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_random_source_alone_decides(policy: PlacementPolicy) -> None:
+    seating = Seating((None,) * 5, 3, bookies(*"aabbccdd"))
+    backwards = Seating((None,) * 5, 3, dict(reversed(seating.candidates.items())))
+    assert policy.choose(seating, random.Random(1)) == policy.choose(backwards, random.Random(1))
+    assert len({tuple(policy.choose(seating, random.Random(seed)).bookies) for seed in range(50)}) > 10
+
+
+# --- racks ---
+
+
+@st.composite
+def seatings(draw: st.DrawFn, seats_max: int = 6) -> Seating:
+    """Any ensemble of up to six, any seats vacant, and up to three more bookies than needed, on few racks."""
+    size = draw(st.integers(1, seats_max))
+    write_quorum = draw(st.integers(1, size))
+    vacant = draw(st.sets(st.integers(0, size - 1), min_size=1))
+    racks = st.sampled_from(["", "r1", "r2", "r3"])
+    former = tuple(f"old{seat}" for seat in range(size))
+    records = {name: bookie(name, draw(racks)) for name in former}
+    names = [f"new{number}" for number in range(len(vacant) + draw(st.integers(0, 3)))]
+    candidates = {name: bookie(name, draw(racks)) for name in names}
+    for seat in draw(st.sets(st.sampled_from(sorted(vacant)))):
+        candidates[former[seat]] = records[former[seat]]
+    seats = tuple(None if seat in vacant else former[seat] for seat in range(size))
+    return Seating(seats, write_quorum, candidates, records, draw(st.sampled_from([(), former])))
+
+
+def fewest_on_one_rack(seating: Seating) -> int:
+    """The definition: of all ways to fill the seats, the fewest write sets on one rack."""
+    racks = [seating.rack_of(bookie_id) for bookie_id in seating.candidates]
+    fewest = len(seating.seats)
+    for chosen in set(permutations(racks, len(seating.vacant))):
+        following = iter(chosen)
+        row = [next(following) if seat is None else seating.rack_of(seat) for seat in seating.seats]
+        size = len(row)
+        alone = [
+            start
+            for start in range(size)
+            if len({row[(start + offset) % size] for offset in range(seating.write_quorum)}) < 2
+        ]
+        fewest = min(fewest, len(alone))
+    return fewest
+
+
+@settings(max_examples=400, deadline=None)
+@given(seating=seatings(), seed=st.integers(0, 2**32))
+def test_each_write_set_spans_two_racks_when_it_can_and_a_warning_says_when_not(
+    seating: Seating, seed: int
+) -> None:
+    choice = RackAware().choose(seating, random.Random(seed))
+    alone = write_sets_on_one_rack(racks_of(seating, choice.bookies), seating.write_quorum)
+    assert len(alone) == fewest_on_one_rack(seating)
+    assert bool(choice.warning) == bool(alone)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=200, deadline=None)
+@given(seating=seatings(), seed=st.integers(0, 2**32))
+def test_any_choice_is_distinct_candidates_one_for_each_vacant_seat(
+    policy: PlacementPolicy, seating: Seating, seed: int
+) -> None:
+    chosen = policy.choose(seating, random.Random(seed)).bookies
+    assert len(chosen) == len(set(chosen)) == len(seating.vacant)
+    assert set(chosen) <= seating.candidates.keys()
+    ensemble = seating.filled(chosen)
+    assert len(set(ensemble)) == len(seating.seats)
+    assert [kept for kept in seating.seats if kept] == [
+        ensemble[s] for s, kept in enumerate(seating.seats) if kept
+    ]
+
+
+def test_a_new_ensemble_finds_the_only_rack_patterns_there_are() -> None:
+    """Half of the bookies on one rack, and neighbours must differ: every second seat, and no other way."""
+    for seed in range(20):
+        seating = Seating((None,) * 12, 2, bookies(*"aaaaaabbbccc"))
+        choice = RackAware().choose(seating, random.Random(seed))
+        racks = racks_of(seating, choice.bookies)
+        assert choice.warning == ""
+        assert all(racks[seat] != racks[seat - 1] for seat in range(12))
+
+
+@pytest.mark.parametrize("racks", ["a" * 64, "a" * 40 + "b" * 24, "ab" * 32, "abcd" * 20])
+def test_the_largest_ensembles_are_placed_in_bounded_steps(racks: str) -> None:
+    seating = Seating((None,) * 64, 2, bookies(*racks))
+    choice = RackAware().choose(seating, random.Random(3))
+    assert len(set(choice.bookies)) == 64
+    impossible = Counter(racks).most_common(1)[0][1] > 32 and len(racks) == 64
+    assert bool(choice.warning) == impossible
+
+
+def test_a_warning_names_the_write_set_its_rack_and_what_there_was_to_choose_from() -> None:
+    seating = Seating(
+        (None, "k1", "k2"), 3, bookies("r1"), {"k1": bookie("k1", "r1"), "k2": bookie("k2", "r1")}
+    )
+    warning = RackAware().choose(seating, random.Random(1)).warning
+    assert warning == (
+        "3 of 3 write sets are on one rack only, b0, k1, k2 on rack r1; the bookies to choose from are on r1"
+    )
+
+
+def test_bookies_without_a_label_count_as_one_rack() -> None:
+    choice = RackAware().choose(Seating((None,) * 2, 2, bookies("", "")), random.Random(1))
+    assert "none that has a label" in choice.warning
+    assert "(no label)" in choice.warning
+    assert RackAware().choose(Seating((None,) * 2, 2, bookies("", "r1")), random.Random(1)).warning == ""
+
+
+def test_a_replacement_keeps_two_racks_where_the_weights_would_not() -> None:
+    """The one bookie on the other rack weighs next to nothing, and is taken all the same."""
+    candidates = {"far": bookie("far", "r2", weight=0.001), **bookies("r1", "r1", "r1")}
+    records = {"k1": bookie("k1", "r1"), "k2": bookie("k2", "r1")}
+    for seed in range(20):
+        choice = RackAware().choose(Seating((None, "k1", "k2"), 3, candidates, records), random.Random(seed))
+        assert choice == (["far"], "")
+
+
+# --- those that come back ---
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_one_that_comes_back_gets_its_own_seat(policy: PlacementPolicy) -> None:
+    former = ("b0", "b1", "b2", "b3")
+    records = bookies("r1", "r2", "r1", "r2")
+    candidates = {name: records[name] for name in ("b1", "b2")}
+    for seed in range(20):
+        choice = policy.choose(
+            Seating(("b0", None, None, "b3"), 2, candidates, records, former), random.Random(seed)
+        )
+        assert list(choice.bookies) == ["b1", "b2"]
+
+
+def test_one_that_comes_back_goes_elsewhere_when_its_own_seat_would_cost_a_rack() -> None:
+    """In its own seat, old would sit beside k3 on its rack, and new beside k2; the other way none does."""
+    candidates = {"old": bookie("old", "r1"), "new": bookie("new", "r2")}
+    records = {"k2": bookie("k2", "r2"), "k3": bookie("k3", "r1")}
+    seating = Seating((None, None, "k2", "k3"), 2, candidates, records, ("old", "gone", "k2", "k3"))
+    for seed in range(20):
+        assert RackAware().choose(seating, random.Random(seed)) == (["new", "old"], "")
+
+
+# --- who may be chosen ---
+
+
+def test_only_writable_bookies_that_are_not_excluded_may_be_chosen() -> None:
+    available = {**bookies("", "", ""), "full": bookie("full", is_writable=False)}
+    assert set(eligible(available, excluded={"b0"}, doubtful=[], count=3)) == {"b1", "b2"}
+
+
+def test_doubtful_bookies_may_be_chosen_only_as_far_as_others_are_too_few() -> None:
+    available = bookies("", "", "", "")
+    assert set(eligible(available, excluded=(), doubtful=["b3", "b0"], count=2)) == {"b1", "b2"}
+    assert set(eligible(available, excluded=(), doubtful=["b3", "b0"], count=3)) == {"b1", "b2", "b3"}
+    assert set(eligible(available, excluded=(), doubtful=["gone", "b0"], count=9)) == {"b0", "b1", "b2", "b3"}
+
+
+def test_quarantine_ends_with_its_time_and_is_prolonged_by_another_failure() -> None:
+    quarantine = Quarantine(10.0)
+    quarantine.note_failure("a", 100.0)
+    quarantine.note_failure("b", 101.0)
+    assert quarantine.members(109.9) == ["a", "b"]
+    assert quarantine.members(110.0) == ["b"]
+    quarantine.note_failure("a", 110.5)
+    quarantine.note_failure("c", 110.6)
+    quarantine.note_failure("a", 110.7)
+    assert quarantine.members(111.0) == ["c", "a"]
+    assert quarantine.members(120.65) == ["a"]
+    assert quarantine.members(120.7) == []
