@@ -1,21 +1,23 @@
 """The checkpoint: what must outlive the segments it was journaled in, in one small file. Pure.
 
-It holds, for each ledger, its term, its damage, its highest entry and its highest LAC statement, and which
-segments there are. It covers at least every sealed segment; what it holds beyond is harmless, since all of
-it only grows. It is replaced atomically: when a segment is created (before its first group) and when one
-is sealed. Little-endian:
+It holds, for each ledger, its term, its damage, its lock, its highest entry and its highest LAC statement,
+and which segments there are, and which ledgers have been deleted. It covers at least every sealed segment;
+what it holds beyond is harmless, since all of it only grows. It is replaced atomically: when a segment is
+created (before its first group) and when one is sealed. Little-endian:
 
       0  4s   magic b"BKC1"
       4  u32  crc            CRC32C of byte 8 up to the end
-      8  u32  version        1
+      8  u32  version        2
      12  u32  flags          1: data was lost that may concern any ledger
      16  u64  next_segment   the lowest segment id that was never used
      24  u64  segments
      32  u64  ledgers
-     40  u64[segments]       ids of the segments that hold data, or may
-      …  ledgers × 96 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: damaged),
+     40  u64  ranges
+     48  u64[segments]       ids of the segments that hold data, or may
+      …  ranges × 16 bytes:  u64 first, u64 last id of deleted ledgers, ascending
+      …  ledgers × 128 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: damaged, 2: locked),
              u32 code's bytes (all ones: no statement), u64 content term, i64 LAC, i64 LAFR,
-             u32 crc, u32 reserved, 32s code
+             u32 crc, u32 reserved, 32s code, 32s lock
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from bookie_aio.storage.format import UnknownVersionError
+from bookie_aio.storage.idranges import IdRanges
 from bookie_aio.wire.blocks import LacStatement
 from metadata.errors import CorruptRecordError
 
@@ -36,27 +39,30 @@ if TYPE_CHECKING:
 
     from bookie_aio.wire.blocks import Buffer
 
-VERSION = 1
+VERSION = 2
 CHECKPOINT_MAGIC = b"BKC1"
-_HEAD = struct.Struct("<4sIIIQQQ")
-_LEDGER = struct.Struct("<QQqIIQqqII32s")
+_HEAD = struct.Struct("<4sIIIQQQQ")
+_RANGE = struct.Struct("<QQ")
+_LEDGER = struct.Struct("<QQqIIQqqII32s32s")
 _COVERED_FROM = 8
 _FLAG_ALL_DAMAGED = 1
 _FLAG_DAMAGED = 1
+_FLAG_LOCKED = 2
 _NO_STATEMENT = 0xFFFFFFFF
-assert (_HEAD.size, _LEDGER.size) == (40, 96)
+assert (_HEAD.size, _LEDGER.size) == (48, 128)
 
 
 class LedgerState:
     """What the bookie knows of a ledger besides where its entries lie."""
 
-    __slots__ = ("accepted", "is_damaged", "last_entry", "places", "statement", "term")
+    __slots__ = ("accepted", "is_damaged", "last_entry", "lock", "places", "statement", "term")
 
     def __init__(self) -> None:
         self.term = 0  # highest accepted, perhaps not durable yet
         self.last_entry = -1
         self.statement: LacStatement | None = None
         self.is_damaged = False
+        self.lock = b""  # what a request's token is held against, perhaps not durable yet; empty: none
         self.accepted = 0  # the number of the last record accepted for it
         self.places = array("Q")  # (segment id, lowest entry, highest entry) of each sealed segment
 
@@ -75,6 +81,7 @@ class Checkpoint:
     segments: list[int] = field(default_factory=list)
     is_all_damaged: bool = False
     ledgers: dict[int, LedgerState] = field(default_factory=dict)
+    deleted: IdRanges = field(default_factory=IdRanges)
 
 
 def pack_states(states: Iterable[tuple[int, LedgerState]]) -> bytes:
@@ -85,27 +92,34 @@ def pack_states(states: Iterable[tuple[int, LedgerState]]) -> bytes:
         term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
         rows.append(
             _LEDGER.pack(
-                ledger_id, state.term, state.last_entry, _FLAG_DAMAGED if state.is_damaged else 0,
-                _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac,
+                ledger_id, state.term, state.last_entry,
+                _FLAG_DAMAGED * state.is_damaged | _FLAG_LOCKED * bool(state.lock),
+                _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac, state.lock,
             )
         )  # fmt: skip
     return b"".join(rows)
 
 
 def encode_checkpoint(
-    next_segment: int, segments: Iterable[int], is_all_damaged: bool, rows: Sequence[bytes]
+    next_segment: int,
+    segments: Iterable[int],
+    is_all_damaged: bool,
+    rows: Sequence[bytes],
+    deleted: Iterable[tuple[int, int]] = (),
 ) -> bytes:
     """Give the file's bytes.
 
     Args:
         rows: what `pack_states` made of all ledgers, in as many parts as you like.
+        deleted: first and last id of each range of deleted ledgers, ascending.
     """
     ids = array("Q", sorted(segments))
     packed = b"".join(rows)
     flags = _FLAG_ALL_DAMAGED if is_all_damaged else 0
     count = len(packed) // _LEDGER.size
-    head = _HEAD.pack(CHECKPOINT_MAGIC, 0, VERSION, flags, next_segment, len(ids), count)
-    covered = b"".join((head[_COVERED_FROM:], ids.tobytes(), packed))
+    ranges = [_RANGE.pack(first, last) for first, last in deleted]
+    head = _HEAD.pack(CHECKPOINT_MAGIC, 0, VERSION, flags, next_segment, len(ids), count, len(ranges))
+    covered = b"".join((head[_COVERED_FROM:], ids.tobytes(), *ranges, packed))
     return CHECKPOINT_MAGIC + crc32c(covered).to_bytes(4, "little") + covered
 
 
@@ -118,22 +132,26 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
     """
     if len(data) < _HEAD.size or bytes(data[:4]) != CHECKPOINT_MAGIC:
         raise CorruptRecordError("the checkpoint is damaged")
-    _, crc, version, flags, next_segment, segment_count, ledger_count = _HEAD.unpack_from(data)
-    ledgers_at = _HEAD.size + 8 * segment_count
+    _, crc, version, flags, next_segment, segment_count, ledger_count, range_count = _HEAD.unpack_from(data)
+    ranges_at = _HEAD.size + 8 * segment_count
+    ledgers_at = ranges_at + _RANGE.size * range_count
     end = ledgers_at + _LEDGER.size * ledger_count
     view = memoryview(data)
-    if len(data) != end or crc32c(view[_COVERED_FROM:]) != crc:
+    if crc32c(view[_COVERED_FROM:]) != crc:
         raise CorruptRecordError("the checkpoint is damaged")
     if version != VERSION:
         raise UnknownVersionError(f"a checkpoint of format version {version}; this program knows {VERSION}")
-    found = Checkpoint(next_segment, list(view[_HEAD.size : ledgers_at].cast("Q")), bool(flags & 1))
+    if len(data) != end:
+        raise CorruptRecordError("the checkpoint is damaged")
+    found = Checkpoint(next_segment, list(view[_HEAD.size : ranges_at].cast("Q")), bool(flags & 1))
+    found.deleted = IdRanges(_RANGE.iter_unpack(view[ranges_at:ledgers_at]))
     for fields in _LEDGER.iter_unpack(view[ledgers_at:]):
-        ledger_id, term, last_entry, ledger_flags, mac_bytes, content_term, lac, lafr, lac_crc, _, mac = (
-            fields
-        )
+        ledger_id, term, last_entry, ledger_flags, mac_bytes, content_term, lac, lafr, lac_crc = fields[:9]
+        _, mac, lock = fields[9:]
         state = found.ledgers[ledger_id] = LedgerState()
         state.term, state.last_entry = term, last_entry
         state.is_damaged = bool(ledger_flags & _FLAG_DAMAGED)
+        state.lock = lock if ledger_flags & _FLAG_LOCKED else b""
         if mac_bytes != _NO_STATEMENT:
             state.statement = LacStatement(content_term, lac, lafr, lac_crc, mac[:mac_bytes])
     return found

@@ -7,7 +7,7 @@ Segment header, in the first 4,096 bytes of the file, durable before the first g
 
       0  4s   magic b"BKS1"
       4  u32  crc          CRC32C of bytes 8 … 39
-      8  u32  version      1
+      8  u32  version      2
      12  u32  reserved, 0
      16  u64  segment_id   1, 2, …: in the order of writing, never used twice
      24  u64  generation   random, drawn for this life of the file, never told to anybody
@@ -31,23 +31,23 @@ Group:
 
 Row:
 
-      0  u16  kind         1 block, 2 term, 3 statement, 4 mark; 5 and 6 are kept for tombstone and trim
+      0  u16  kind         1 block, 2 term, 3 statement, 4 mark, 5 tombstone, 7 lock; 6 is kept for trim
       2  u16  flags        mark: 1 concerns every ledger
       4  u32  head_bytes   block: its head; else 0
-      8  u32  rest_bytes   block: its payload; statement: its code; else 0
+      8  u32  rest_bytes   block: its payload; statement: its code; lock: 32; else 0
      12  u32  entries      block
      16  u32  stride       block
      20  u32  head_crc     block: CRC32C of its head, as in its bytes 4 … 7
-     24  u32  rest_crc     block: CRC32C of its payload; statement: of its code
+     24  u32  rest_crc     block: CRC32C of its payload; statement: of its code; lock: of itself
      28  u32  lac_crc      block, statement: CRC32C of the LAC statement
      32  u64  ledger_id
      40  u64  term         block, statement: content term; term: the term
      48  i64  first        block: first entry; statement: LAFR
      56  i64  lac          block, statement
 
-The body of a block is the block as it came (`bookie_aio.wire.blocks`), that of a statement its code, other
-rows have none. So the group's checksum covers its header and its rows, and through the checksums in the
-rows everything else.
+The body of a block is the block as it came (`bookie_aio.wire.blocks`), that of a statement its code, that of
+a lock the lock (`bookie_aio.core.authorisation`), other rows have none. So the group's checksum covers its
+header and its rows, and through the checksums in the rows everything else.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.wire.blocks import Block, Buffer
 
-VERSION = 1
+VERSION = 2
 SEGMENT_MAGIC = b"BKS1"
 GROUP_MAGIC = b"BKG1"
 DATA_OFFSET = 4096
@@ -75,7 +75,9 @@ KIND_BLOCK = 1
 KIND_TERM = 2
 KIND_STATEMENT = 3
 KIND_MARK = 4
-KINDS = (KIND_BLOCK, KIND_TERM, KIND_STATEMENT, KIND_MARK)
+KIND_TOMBSTONE = 5
+KIND_LOCK = 7
+KINDS = (KIND_BLOCK, KIND_TERM, KIND_STATEMENT, KIND_MARK, KIND_TOMBSTONE, KIND_LOCK)
 MARK_ALL = 1
 
 _SEGMENT = struct.Struct("<4sIIIQQQ")
@@ -200,6 +202,16 @@ def statement_row(ledger_id: int, statement: LacStatement) -> bytes:
 def mark_row(ledger_id: int, *, all_ledgers: bool = False) -> bytes:
     """Give the row that says that data of this ledger, or of any, was lost."""
     return _ROW.pack(KIND_MARK, MARK_ALL if all_ledgers else 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
+
+
+def tombstone_row(ledger_id: int) -> bytes:
+    """Give the row that says that this ledger has been deleted."""
+    return _ROW.pack(KIND_TOMBSTONE, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
+
+
+def lock_row(ledger_id: int, lock: bytes) -> bytes:
+    """Give the row of a ledger's lock, which is the body."""
+    return _ROW.pack(KIND_LOCK, 0, 0, len(lock), 0, 0, 0, crc32c(lock), 0, ledger_id, 0, 0, 0)
 
 
 class GroupHeader(NamedTuple):

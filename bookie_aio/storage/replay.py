@@ -54,6 +54,8 @@ class Replayed:
     tail: Group | None = None
     terms: dict[int, int] = field(default_factory=dict)
     statements: dict[int, LacStatement] = field(default_factory=dict)
+    locks: dict[int, bytes] = field(default_factory=dict)
+    deleted: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
     is_all_damaged: bool = False
 
@@ -85,6 +87,13 @@ class Replayed:
                 known = self.statements.get(ledger_id)
                 if known is None or (row.lac, row.first) > (known.lac, known.lafr):
                     self.statements[ledger_id] = row.statement(group.bodies[number])
+            elif row.kind == form.KIND_TOMBSTONE:
+                self.deleted.add(ledger_id)
+            elif row.kind == form.KIND_LOCK:
+                if number in group.damaged:
+                    self.damaged.add(ledger_id)  # without it, whoever comes first would lock the ledger
+                else:
+                    self.locks[ledger_id] = bytes(group.bodies[number])
             elif row.kind == form.KIND_MARK:
                 if row.flags & form.MARK_ALL:
                     self.is_all_damaged = True

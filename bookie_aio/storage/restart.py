@@ -15,13 +15,17 @@ from typing import TYPE_CHECKING
 from bookie_aio.storage import directory as layout
 from bookie_aio.storage import format as form
 from bookie_aio.storage.checkpoint import Checkpoint, LedgerState, parse_checkpoint
+from bookie_aio.storage.idranges import IdRanges
+from bookie_aio.storage.journal import Change, Record
 from bookie_aio.storage.replay import Group, Replayed, replay_segment
 from bookie_aio.storage.segment import SealedIndex, Segment
+from bookie_aio.wire.blocks import Block
 from metadata.errors import CorruptRecordError, DiskFailedError
 
 if TYPE_CHECKING:
     from bookie_aio.storage.disk import Disk, File
     from bookie_aio.storage.index import LedgerRow
+    from metadata.errors import StorageError
 
 DAMAGED_SUFFIX = ".damaged"
 
@@ -31,6 +35,7 @@ class Restarted:
     """What a directory holds."""
 
     ledgers: dict[int, LedgerState] = field(default_factory=dict)
+    deleted: IdRanges = field(default_factory=IdRanges)
     segments: dict[int, Segment] = field(default_factory=dict)  # by id, ascending
     is_all_damaged: bool = False
     damaged: set[int] = field(default_factory=set)  # ledgers that are not marked yet
@@ -53,6 +58,51 @@ class Restarted:
         """Conclude that data was lost that may concern any ledger."""
         self.is_all_damaged = True
         self.notes.append(why)
+
+    def forget_deleted(self) -> None:
+        """Leave out deleted ledgers, whatever segments and indexes still say of them (rule 15)."""
+        for ledger_id in [one for one in self.ledgers if one in self.deleted]:
+            del self.ledgers[ledger_id]
+        self.damaged = {one for one in self.damaged if one not in self.deleted}
+
+    def first_records(self) -> list[Record]:
+        """Give the records that a restart writes first: the tail's, and marks for the damage it found."""
+        records: list[Record] = []
+        if self.tail is not None:
+            packed = self.tail.packed_rows
+            for number, row in enumerate(self.tail.rows):
+                if row.ledger_id in self.deleted:
+                    continue  # the checkpoint knew of the tombstone before the tail was durable
+                body = self.tail.bodies[number]
+                at = number * form.ROW_BYTES
+                size = form.ROW_BYTES + len(body)
+                event = _event_of(row, body)
+                records.append(Record(packed[at : at + form.ROW_BYTES], body or None, event, _ignore, size))
+        if self.is_all_damaged:
+            change = Change(form.KIND_MARK, 0, is_for_all=True)
+            row_of_all = form.mark_row(0, all_ledgers=True)
+            records.append(Record(row_of_all, None, change, _ignore, form.ROW_BYTES))
+        for ledger_id in sorted(self.damaged):
+            change = Change(form.KIND_MARK, ledger_id)
+            records.append(Record(form.mark_row(ledger_id), None, change, _ignore, form.ROW_BYTES))
+        return records
+
+
+def _event_of(row: form.Row, body: memoryview) -> Block | Change:
+    if row.kind == form.KIND_BLOCK:
+        return Block(body)
+    return Change(
+        row.kind,
+        row.ledger_id,
+        row.term,
+        row.statement(body) if row.kind == form.KIND_STATEMENT else None,
+        bool(row.kind == form.KIND_MARK and row.flags & form.MARK_ALL),
+        bytes(body) if row.kind == form.KIND_LOCK else b"",
+    )
+
+
+def _ignore(error: StorageError | None) -> None:
+    """Nobody waits: the restart awaits a barrier behind the record."""
 
 
 class Restart:
@@ -92,6 +142,7 @@ class Restart:
         await self._open_indexes(opened)
         await self._replay(opened)
         found.segments = dict(sorted(found.segments.items()))
+        found.forget_deleted()
         if self._checkpoint is None and (found.segments or found.tail or layout.COOKIE in self._names):
             found.lose_all("there is no good checkpoint")
         return found
@@ -111,6 +162,7 @@ class Restart:
         finally:
             file.close()
         self._found.ledgers = self._checkpoint.ledgers
+        self._found.deleted = self._checkpoint.deleted
         if self._checkpoint.is_all_damaged:
             self._found.lose_all("data was lost before this start, and nobody knows of which ledgers")
         self._found.next_id = self._checkpoint.next_segment
@@ -278,6 +330,10 @@ class Restart:
         for ledger_id, term in result.terms.items():
             state = found.state(ledger_id)
             state.term = max(state.term, term)
+        for ledger_id, lock in result.locks.items():
+            found.state(ledger_id).lock = lock
+        for ledger_id in result.deleted:
+            found.deleted.add(ledger_id)
         for ledger_id, statement in result.statements.items():
             found.state(ledger_id).learn_statement(statement)
         for ledger_id, runs in result.index.ledgers.items():

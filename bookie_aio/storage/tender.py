@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from bookie_aio.storage.disk import Disk
+    from bookie_aio.storage.idranges import IdRanges
     from bookie_aio.storage.provision import Provision
+    from bookie_aio.wire.blocks import LacStatement
 
 _LEDGERS_AT_ONCE = 512
 
@@ -39,14 +41,16 @@ class Tender:
         directory: str,
         segments: dict[int, Segment],
         ledgers: dict[int, LedgerState],
+        deleted: IdRanges,
         provision: Provision,
         on_failed: Callable[[StorageError], None],
     ) -> None:
-        """Share the engine's segments and ledgers."""
+        """Share the engine's segments, ledgers and tombstones."""
         self._disk = disk
         self._directory = directory
         self._segments = segments
         self._ledgers = ledgers
+        self._deleted = deleted
         self._provision = provision
         self._on_failed = on_failed
         self._one_at_a_time = asyncio.Lock()
@@ -98,8 +102,9 @@ class Tender:
                 await self._seal(segment)
                 assert segment.index is not None
                 for ledger_id, runs in segment.index.ledgers.items():
-                    places = self._ledgers[ledger_id].places
-                    places.extend((segment.segment_id, runs.firsts[0], runs.highest))
+                    state = self._ledgers.get(ledger_id)
+                    if state is not None:  # not deleted since
+                        state.places.extend((segment.segment_id, runs.firsts[0], runs.highest))
                 segment.index = None
                 self._unsealed.remove(segment)
             while self._rebuilt:
@@ -114,9 +119,11 @@ class Tender:
         await trim_segment(segment)
         await self._write_checkpoint(set())
         assert segment.index is not None
-        segment.sealed = await write_index(
-            self._disk, self._directory, segment, lambda ledger_id: self._ledgers[ledger_id].statement
-        )
+        segment.sealed = await write_index(self._disk, self._directory, segment, self._statement)
+
+    def _statement(self, ledger_id: int) -> LacStatement | None:
+        state = self._ledgers.get(ledger_id)
+        return None if state is None else state.statement
 
     async def checkpoint(self, *segment_ids: int) -> None:
         """Write the checkpoint; it lists these segments as well. Raises DiskFullError."""
@@ -133,7 +140,9 @@ class Tender:
         listed = {*self._segments, *self.also_listed, *more}
         if self._provision.ready is not None:
             listed.add(self._provision.ready.segment_id)
-        data = encode_checkpoint(self._provision.next_id, listed, self.is_all_damaged, rows)
+        data = encode_checkpoint(
+            self._provision.next_id, listed, self.is_all_damaged, rows, self._deleted.ranges()
+        )
         await layout.write_file(self._disk, self._directory, layout.CHECKPOINT, [data])
 
     async def rebuild(self, segment: Segment) -> None:

@@ -1,0 +1,58 @@
+"""Sets of ids as ranges: small where ids come in runs, as those of deleted ledgers do. Pure.
+
+Invariant: the ranges ascend, and between two of them at least one id is missing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class IdRanges:
+    """A set of ids from 0 to 2^63 − 1 that only grows."""
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        """Take (first, last) of ascending ranges, as `ranges` gives them."""
+        self._firsts, self._lasts = array("q"), array("q")
+        for first, last in ranges:
+            if first > last or (self._lasts and first <= self._lasts[-1] + 1):
+                raise ValueError(f"{first} to {last} is no range, or not in order")
+            self._firsts.append(first)
+            self._lasts.append(last)
+
+    def add(self, one: int) -> None:
+        """Put an id into the set."""
+        at = bisect_right(self._firsts, one)  # the first range that starts behind it
+        if at and one <= self._lasts[at - 1]:
+            return
+        joins_before = at > 0 and self._lasts[at - 1] + 1 == one
+        joins_after = at < len(self._firsts) and self._firsts[at] - 1 == one
+        if joins_before and joins_after:
+            self._lasts[at - 1] = self._lasts[at]
+            del self._firsts[at], self._lasts[at]
+        elif joins_before:
+            self._lasts[at - 1] = one
+        elif joins_after:
+            self._firsts[at] = one
+        else:
+            self._firsts.insert(at, one)
+            self._lasts.insert(at, one)
+
+    def __contains__(self, one: int) -> bool:
+        at = bisect_right(self._firsts, one)
+        return at > 0 and one <= self._lasts[at - 1]
+
+    def __len__(self) -> int:
+        """Give the number of ranges, not of ids."""
+        return len(self._firsts)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Give first and last id of each range, ascending."""
+        return zip(self._firsts, self._lasts, strict=True)
