@@ -42,6 +42,7 @@ from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
     EntryUnknownError,
+    FrameTooLargeError,
     LedgerFencedError,
     MalformedFrameError,
     NoSuchLedgerError,
@@ -317,7 +318,7 @@ async def connect(
         error = BookieUnavailableError(
             f"bookie {bookie_id} at {address} cannot be reached: {failure}", bookie_id=bookie_id
         )
-    except (MalformedFrameError, BookieUnavailableError) as failure:
+    except (MalformedFrameError, FrameTooLargeError, BookieUnavailableError) as failure:
         error = NotABookieError(f"what answers at {address} is not a bookie: {failure}", bookie_id=bookie_id)
     except BookKeeperError as failure:
         error = failure
