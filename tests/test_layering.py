@@ -43,6 +43,7 @@ PURE = (
     "bookie_aio.core",
     "bookie_aio.storage.format",
     "bookie_aio.storage.index",
+    "bookie_aio.storage.idranges",
     "client_aio.core",
 )
 # Interfaces: they may declare coroutines, and otherwise keep the same rule.

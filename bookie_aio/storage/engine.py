@@ -463,14 +463,14 @@ class Engine:
     def _segments_of(self, ledger_id: int, low: int, high: int) -> list[Segment]:
         """Give the segments that may hold entries of the ledger from `low` to `high`."""
         state = self._ledgers.get(ledger_id)
-        found: list[Segment] = []
-        if state is not None:
-            places = state.places
-            found = [
-                self._segments[places[at]]
-                for at in range(0, len(places), 3)
-                if places[at + 1] <= high and places[at + 2] >= low
-            ]
+        if state is None:  # never heard of, or deleted, whatever the indexes still say
+            return []
+        places = state.places
+        found = [
+            self._segments[places[at]]
+            for at in range(0, len(places), 3)
+            if places[at + 1] <= high and places[at + 2] >= low
+        ]
         found += [
             segment
             for segment in self._tender.unsealed(self._journal.segment)
