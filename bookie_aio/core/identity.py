@@ -80,8 +80,8 @@ def decide(
         if found is None:
             raise CookieMismatchError(
                 f"the metadata store knows bookie {bookie_id}, but {directory.path} holds no cookie: it has "
-                "been emptied or is not mounted. Start it with the directory it had; if that is lost, "
-                "decommission the bookie, or start a new one under another id",
+                "been emptied or is not mounted. Start it with the directory it had; if that is lost, start "
+                "a new bookie under another id",
                 bookie_id=bookie_id,
             )
         if found != stored:

@@ -9,8 +9,8 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +19,7 @@ import typer
 
 import client_aio
 from client_aio.cli.latency import LatencyBuckets
-from client_aio.cli.ledger import AckQuorum, Ensemble, WriteQuorum, quorums
+from client_aio.cli.ledger import AckQuorum, Ensemble, Quorums, WriteQuorum, quorums
 from client_aio.cli.options import Invocation, command, usage_error
 
 app = typer.Typer(no_args_is_help=True, help="Measure a cluster.")
@@ -137,13 +137,12 @@ async def write(
     _check_histogram(invocation, histogram)
     sizes = quorums(ensemble, write_quorum, ack_quorum)
     payload = random.SystemRandom().randbytes(entry_bytes)
-    async with client_aio.connect(invocation.metadata_uri) as client:
-        writers = [await client.create_ledger(**sizes) for _ in range(ledgers)]
+    async with (
+        client_aio.connect(invocation.metadata_uri) as client,
+        _own_ledgers(client, ledgers, sizes, keep=keep) as writers,
+    ):
         measured = Measured(time.perf_counter())
         deadline = measured.started + seconds if entries is None else float("inf")
-        shares = [
-            None if entries is None else entries // ledgers + (n < entries % ledgers) for n in range(ledgers)
-        ]
         with invocation.output.progress() as progress:
             task = progress.add_task("write", total=entries or seconds, figures="")
 
@@ -152,17 +151,30 @@ async def write(
                 progress.update(task, completed=done, figures=measured.line())
 
             async with asyncio.TaskGroup() as group:
-                for writer, share in zip(writers, shares, strict=True):
+                for writer, share in zip(writers, _shares(entries, ledgers), strict=True):
                     group.create_task(_fill(writer, payload, in_flight, share, deadline, measured, show))
         row = measured.row("write")
-        for writer in writers:
-            await writer.close()
-            if not keep:
-                await client.delete_ledger(writer.ledger_id)
     row |= {"entry_bytes": entry_bytes, "in_flight": in_flight, "ledgers": ledgers, **sizes}
     if keep:
         row["ledger_ids"] = [writer.ledger_id for writer in writers]
     _print(invocation, row, measured, histogram)
+
+
+@asynccontextmanager
+async def _own_ledgers(
+    client: client_aio.Client, count: int, sizes: Quorums, *, keep: bool = False
+) -> AsyncGenerator[list[client_aio.LedgerWriter], None]:
+    """Create ledgers; in the end close them, and unless they are kept delete them, after Ctrl-C as well."""
+    writers: list[client_aio.LedgerWriter] = []
+    try:
+        for _ in range(count):
+            writers += [await client.create_ledger(**sizes)]
+        yield writers
+        for writer in writers:
+            await writer.close()
+    finally:
+        for writer in () if keep else writers:
+            await client.delete_ledger(writer.ledger_id)
 
 
 def _shares(entries: int | None, ledgers: int) -> list[int | None]:
@@ -231,13 +243,13 @@ async def read(
     """
     _check_histogram(invocation, histogram)
     sizes = quorums(ensemble, write_quorum, ack_quorum)
-    async with client_aio.connect(invocation.metadata_uri) as client:
-        own = None
+    async with client_aio.connect(invocation.metadata_uri) as client, AsyncExitStack() as stack:
         if ledger_id is None:
+            (writer,) = await stack.enter_async_context(_own_ledgers(client, 1, sizes))
             payload = random.SystemRandom().randbytes(entry_bytes)
-            async with client.create_ledger(**sizes) as writer:
-                await writer.add_entries(payload for _ in range(entries))
-            own = ledger_id = writer.ledger_id
+            await writer.add_entries(payload for _ in range(entries))
+            await writer.close()
+            ledger_id = writer.ledger_id
         async with client.open_ledger(ledger_id) as reader:
             if reader.last_add_confirmed < 0:
                 usage_error(f"ledger {ledger_id} has no entry to read")
@@ -254,8 +266,6 @@ async def read(
                     for _ in range(in_flight):
                         group.create_task(run(reader, measured.started + seconds, measured, show))
             row = measured.row("read")
-        if own is not None:
-            await client.delete_ledger(own)
     row |= {"ledger_id": ledger_id, "random": at_random, "in_flight": in_flight}
     _print(invocation, row, measured, histogram)
 
@@ -297,6 +307,8 @@ async def _read_at_random(reader: Any, deadline: float, measured: Measured, show
 
 
 def _check_histogram(invocation: Invocation, path: Path | None) -> None:
+    if path is not None and not path.parent.is_dir():
+        usage_error(f"--histogram {path}: there is no directory {path.parent}")
     if Latencies().is_exact:
         return
     if path is not None:

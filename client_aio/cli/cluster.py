@@ -9,6 +9,7 @@ import typer
 
 from client_aio.cli.options import Invocation, command
 from client_aio.cli.processes import LocalCluster
+from metadata.open import parse_uri
 
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine.")
 
@@ -33,9 +34,12 @@ async def up(
     --metadata is given here (the environment variable is not looked at).
     """
     output = invocation.output
+    metadata = invocation.metadata if invocation.metadata_was_given else None
+    if metadata is not None:
+        parse_uri(metadata)  # a wrong one is refused before anything is made
     cluster = LocalCluster(
         directory,
-        metadata=invocation.metadata if invocation.metadata_was_given else None,
+        metadata=metadata,
         bookies=bookies + spares,
         base_port=base_port,
         restart=restart,

@@ -5,6 +5,7 @@ The codes are stable: scripts rely on them, and README.md lists them.
 
 import enum
 
+from client_aio.cli.processes import BookieStartError
 from metadata import errors
 
 
@@ -38,6 +39,7 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
         "is the metadata store running, and does --metadata name it?",
     ),
     (errors.BookieUnavailableError, Exit.UNAVAILABLE, "`bookie-aio bookie list` shows the bookies that run"),
+    (errors.NotABookieError, Exit.UNAVAILABLE, "`bookie-aio bookie list` shows where the bookies listen"),
     (errors.LedgerRecoveryError, Exit.UNAVAILABLE, "start the bookies named and run it again"),
     (errors.TooManyRequestsError, Exit.UNAVAILABLE, "try again later"),
     (errors.BookieReadOnlyError, Exit.UNAVAILABLE, "free space on the bookie's disk"),
@@ -54,7 +56,7 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
     (
         errors.CookieMismatchError,
         Exit.FAILURE,
-        "if the directory is to start anew, `bookie-aio bookie format` it under a new id",
+        "each bookie has one id and one directory; a new bookie takes a new id and an empty directory",
     ),
     (errors.DirectoryInUseError, Exit.FAILURE, "stop the process that uses it, or name another directory"),
     (
@@ -67,6 +69,8 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
 
 def exit_code_of(error: BaseException) -> Exit:
     """Give the exit code for an error that ended a command."""
+    if isinstance(error, BookieStartError) and error.exit_code in set(Exit):
+        return Exit(error.exit_code)
     return next((code for kind, code, _ in _TABLE if isinstance(error, kind)), Exit.FAILURE)
 
 

@@ -111,6 +111,7 @@ async def write(
             custom_metadata=custom_of(custom),
         ) as ledger,
     ):
+        output.note(f"writing ledger {ledger.ledger_id}")  # known also if this never comes to its end
         with output.progress() as progress:
             task = progress.add_task(f"ledger {ledger.ledger_id}", total=size, figures="")
             async with aclosing(_batches(source, chunk_bytes, keep_newline)) as batches:
@@ -177,9 +178,7 @@ async def cat(
         client_aio.connect(invocation.metadata_uri) as client,
         client.open_ledger(ledger_id, password=password.encode()) as reader,
     ):
-        stop = reader.last_add_confirmed if last is None else last
-        if stop < first and last is None:
-            return
+        stop = max(reader.last_add_confirmed, first - 1) if last is None else last
         if not invocation.output.is_table:
             async with aclosing(reader.read(first, stop)) as entries:
                 await _print_entries(invocation, entries)
@@ -223,12 +222,14 @@ async def tail(
 
 
 async def _print_entries(invocation: Invocation, entries: Any, ending: bytes = b"") -> None:
-    async for entry in entries:
-        if invocation.output.is_table:
+    if invocation.output.is_table:
+        async for entry in entries:
             _put(entry.data + ending)
             sys.stdout.buffer.flush()
-        else:
-            invocation.output.document({"entry_id": entry.entry_id, **text_of(entry.data)})
+        return
+    with invocation.output.stream() as put:
+        async for entry in entries:
+            put({"entry_id": entry.entry_id, **text_of(entry.data)}, "")
 
 
 def _put(data: bytes | memoryview) -> None:
@@ -243,20 +244,23 @@ async def list_(
     ] = False,
 ) -> None:
     """List the ledgers in the metadata store."""
-    async with client_aio.connect(invocation.metadata_uri) as client:
-        rows = []
-        async with aclosing(client.list_ledgers()) as ledgers:
-            async for ledger_id in ledgers:
-                if ids_only:
-                    invocation.output.value("ledger_id", ledger_id)
-                    continue
-                try:
-                    rows.append(row_of(await client.ledger_metadata(ledger_id)))
-                except client_aio.NoSuchLedgerError:
-                    continue  # deleted meanwhile
-        if not ids_only:
-            columns = ("ledger_id", "state", "quorums", "fragments", "last_entry", "length", "created")
-            invocation.output.rows(rows, columns)
+    rows = []
+    async with (
+        client_aio.connect(invocation.metadata_uri) as client,
+        aclosing(client.list_ledgers()) as ledgers,
+    ):
+        if ids_only:
+            with invocation.output.stream() as put:
+                async for ledger_id in ledgers:
+                    put({"ledger_id": ledger_id}, str(ledger_id))
+            return
+        async for ledger_id in ledgers:
+            try:
+                rows.append(row_of(await client.ledger_metadata(ledger_id)))
+            except client_aio.NoSuchLedgerError:
+                continue  # deleted meanwhile
+    columns = ("ledger_id", "state", "quorums", "fragments", "last_entry", "length", "created")
+    invocation.output.rows(rows, columns)
 
 
 @command(app, "show")
@@ -312,14 +316,15 @@ async def delete(
         typer.confirm(f"Delete {names} and every entry in it?", abort=True, err=True)
     ended = Exit.OK
     async with client_aio.connect(invocation.metadata_uri) as client:
-        for ledger_id in ledger_ids:
-            try:
-                await client.delete_ledger(ledger_id)
-            except client_aio.NoSuchLedgerError as error:
-                if len(ledger_ids) == 1:
-                    raise
-                invocation.output.note(f"bookie-aio: {error}")
-                ended = Exit.NOT_FOUND
-            else:
-                invocation.output.document({"deleted": ledger_id}, text=f"deleted {ledger_id}")
+        with invocation.output.stream() as put:
+            for ledger_id in ledger_ids:
+                try:
+                    await client.delete_ledger(ledger_id)
+                except client_aio.NoSuchLedgerError as error:
+                    if len(ledger_ids) == 1:
+                        raise
+                    invocation.output.note(f"bookie-aio: {error}")
+                    ended = Exit.NOT_FOUND
+                else:
+                    put({"deleted": ledger_id}, f"deleted {ledger_id}")
     return ended

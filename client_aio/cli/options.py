@@ -117,10 +117,15 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Calla
         parameters = [context, *own, *added]
         call.__dict__["__signature__"] = inspect.Signature(parameters)
         call.__annotations__ = {one.name: one.annotation for one in parameters}
-        app.command(name)(call)
+        app.command(name, help=_help_of(function))(call)
         return function
 
     return register
+
+
+def _help_of(function: Callable[..., Any]) -> str:
+    """Give a docstring as help: each paragraph on one line, for the terminal to fold."""
+    return "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(function) or "").split("\n\n"))
 
 
 def _run(invocation: Invocation, function: Callable[..., Any], values: dict[str, Any]) -> int:

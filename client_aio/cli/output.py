@@ -8,7 +8,8 @@ import base64
 import enum
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import rich.box
@@ -55,6 +56,28 @@ class Output:
             self._write(text if text is not None else "\n".join(_lines(document)))
         else:
             self._write(_json(document, indent=2 if self.form is Format.JSON else None))
+
+    @contextmanager
+    def stream(self) -> Iterator[Callable[[Row, str], None]]:
+        """Give a function that prints one object of many as it comes: its text, or its JSON.
+
+        As JSON they are one array, which is ended whatever ends the stream: the exit code tells.
+        """
+        if self.form is not Format.JSON:
+            yield lambda row, text: self.document(row, text=text)
+            return
+        opening = "["
+
+        def put(row: Row, text: str) -> None:
+            nonlocal opening
+            sys.stdout.write(f"{opening}\n  {_json(row)}")
+            sys.stdout.flush()
+            opening = ","
+
+        try:
+            yield put
+        finally:
+            self._write("[]" if opening == "[" else "\n]")
 
     def value(self, key: str, value: Any) -> None:
         """Print one bare value, or an object of one key."""

@@ -35,7 +35,9 @@ RESTART_DELAY_S = 1.0
 
 
 class BookieStartError(BookKeeperError):
-    """A bookie's process ended before it served."""
+    """A bookie's process ended before it served; `exit_code` is what it ended with."""
+
+    exit_code = 1
 
 
 @dataclass
@@ -216,8 +218,9 @@ class LocalCluster:
                 bookie_id=bookie.bookie_id,
             ) from None
         if not line:
-            await process.wait()
-            raise BookieStartError(_why_not(bookie, log_start), bookie_id=bookie.bookie_id)
+            error = BookieStartError(_why_not(bookie, log_start), bookie_id=bookie.bookie_id)
+            error.exit_code = await process.wait()
+            raise error
         bookie.addresses = json.loads(line)["addresses"]
         watcher = asyncio.create_task(self._watch(bookie, process))
         self._watchers.add(watcher)

@@ -1,0 +1,225 @@
+"""What is wrong with the input, the cluster or the data is said in one line, with a documented exit code."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.cli import Cli, RunningCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ENTRY_BYTES_MAX = 4 * 1024 * 1024
+
+
+def refusal(cli: Cli, *arguments: str, code: int, stdin: bytes = b"") -> str:
+    """Run a command that fails with that exit code; gives the one line that says why."""
+    error = cli.run(*arguments, stdin=stdin, code=code).decode()
+    (line,) = [line for line in error.splitlines() if not _is_log(line)]
+    assert line.startswith("bookie-aio: ")
+    return line
+
+
+def _is_log(line: str) -> bool:
+    """Tell a bookie's log, and what `ledger write` says first, from the reason."""
+    return line[:4].isdecimal() or line.startswith(("writing ledger ", "bookie="))
+
+
+# --- arguments ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("-e", "2", "-w", "3"), "ensemble_size 2 is below write_quorum 3"),
+        (("-w", "2", "-a", "3"), "write_quorum 2 is below ack_quorum 3"),
+        (("-a", "0"), "--ack-quorum"),
+        (("-e", "many"), "--ensemble"),
+        (("--custom", "novalue"), "KEY=VALUE"),
+        (("--digest", "md5"), "md5"),
+        (("--nonsense",), "--nonsense"),
+        (("-o", "xml"), "xml"),
+    ],
+)
+def test_wrong_arguments_are_named(cli: Cli, arguments: tuple[str, ...], what: str) -> None:
+    assert what in refusal(cli, "ledger", "create", *arguments, code=2)
+
+
+def test_more_bookies_than_there_are_is_unavailable(cli: Cli) -> None:
+    error = refusal(cli, "ledger", "create", "-e", "4", code=4)
+    assert "4 bookies" in error
+    assert "bookie list" in error
+
+
+@pytest.mark.parametrize("options", [(), ("--chunk-bytes", str(ENTRY_BYTES_MAX + 1))])
+def test_entry_above_the_limit_is_told_with_the_limit(cli: Cli, options: tuple[str, ...]) -> None:
+    data = bytes(ENTRY_BYTES_MAX + 1)
+    error = refusal(cli, "ledger", "write", "-", *options, stdin=data, code=2)
+    assert "4,194,305" in error
+    assert "4,194,304" in error
+
+
+def test_missing_file_is_named(cli: Cli, tmp_path: Path) -> None:
+    for path in ("/nowhere/at/all", str(tmp_path)):
+        assert path in refusal(cli, "ledger", "write", path, code=2)
+
+
+def test_range_beyond_the_end_is_told_with_the_end(cli: Cli) -> None:
+    ledger = cli.run("ledger", "write", "-", stdin=b"1\n2\n3\n").decode().strip()
+    assert "confirmed, 2" in refusal(cli, "ledger", "cat", ledger, "--to", "3", code=3)
+    assert "2 to 0" in refusal(cli, "ledger", "cat", ledger, "--from", "2", "--to", "0", code=2)
+
+
+def test_traceback_is_shown_only_when_asked_for(cli: Cli) -> None:
+    assert "999999" in refusal(cli, "ledger", "show", "999999", code=3)
+    assert "Traceback" in cli.run("ledger", "show", "999999", "--debug", code=3).decode()
+
+
+# --- the metadata store ---
+
+
+def test_without_a_metadata_store_it_says_how_to_name_one() -> None:
+    assert "--metadata" in refusal(Cli(), "ledger", "list", code=2)
+
+
+@pytest.mark.parametrize("uri", ["ftp://x/y", "sqlite://relative/path", "zk://", "zk://host:99999/x"])
+def test_wrong_uri_is_shown_with_what_is_expected(uri: str, tmp_path: Path) -> None:
+    directory = tmp_path / "cluster"
+    for cli, arguments in (
+        (Cli(uri), ("ledger", "list")),
+        (Cli(), ("cluster", "up", "--dir", str(directory), "--metadata", uri)),
+    ):
+        error = refusal(cli, *arguments, code=2)
+        assert repr(uri) in error
+        assert "sqlite:///absolute/path" in error
+    assert not directory.exists()
+
+
+def test_reading_makes_no_store_where_there_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "typo.db"
+    assert str(path) in refusal(Cli(f"sqlite://{path}"), "ledger", "list", code=4)
+    assert not path.exists()
+
+
+def test_file_that_is_no_store_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"these are my notes, and no database at all. " * 10)
+    assert str(path) in refusal(Cli(f"sqlite://{path}"), "ledger", "list", code=5)
+
+
+def test_unreachable_store_is_unavailable_and_named(tmp_path: Path) -> None:
+    uri = "zk://127.0.0.1:1/ledgers"
+    assert "127.0.0.1:1" in refusal(Cli(uri), "ledger", "list", code=4)
+    error = refusal(
+        Cli(), "cluster", "up", "-n", "1", "--dir", str(tmp_path / "c"), "--metadata", uri, code=4
+    )
+    assert "127.0.0.1:1" in error
+
+
+# --- bookies ---
+
+
+def test_bookie_that_does_not_run_is_unavailable(cli: Cli) -> None:
+    error = refusal(cli, "bookie", "info", "b9", code=4)
+    assert "b9" in error
+    assert "b1, b2, b3" in error
+    assert "127.0.0.1:1" in refusal(Cli(), "bookie", "info", "127.0.0.1:1", code=4)
+
+
+class _OtherProtocol(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.recv(1)
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.fixture
+def stranger() -> Iterator[str]:
+    """The address of a server that is no bookie."""
+    with socketserver.TCPServer(("127.0.0.1", 0), _OtherProtocol) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_what_is_no_bookie_is_told_as_that(stranger: str) -> None:
+    error = refusal(Cli(), "bookie", "info", stranger, code=4)
+    assert f"{stranger} is not a bookie" in error
+
+
+def test_known_id_with_an_empty_directory_is_refused(cli: Cli, tmp_path: Path) -> None:
+    directory = tmp_path / "empty"
+    for command in (("serve", "--listen", "127.0.0.1:0"), ("format",)):
+        error = refusal(cli, "bookie", *command, "--id", "b1", "--dir", str(directory), code=1)
+        assert "knows bookie b1" in error
+        assert str(directory) in error
+    assert not directory.exists()
+
+
+def test_directory_of_another_bookie_or_cluster_is_refused(cli: Cli, tmp_path: Path) -> None:
+    directory = tmp_path / "bookie"
+    other = Cli(f"sqlite://{tmp_path / 'metadata.db'}")
+    mine = other.rows("bookie", "format", "--dir", str(directory), "--id", "mine")
+    serve = ("bookie", "serve", "--dir", str(directory), "--listen", "127.0.0.1:0")
+    assert "belongs to bookie mine, not to yours" in refusal(other, *serve, "--id", "yours", code=1)
+    assert f"cluster {mine['instance_id']}" in refusal(cli, *serve, code=1)
+    assert other.rows("bookie", "format", "--dir", str(directory)) == mine
+
+
+def test_directory_with_files_of_others_is_refused(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert "no cookie" in refusal(cli, "bookie", "format", "--dir", str(tmp_path), code=1)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+    assert not list(tmp_path.glob("*.segment"))
+
+
+def test_directory_in_use_is_refused(cluster: RunningCluster) -> None:
+    directory = cluster.document["bookies"][0]["directory"]
+    serve = ("bookie", "serve", "--dir", directory, "--listen", "127.0.0.1:0")
+    assert directory in refusal(cluster.cli, *serve, code=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--listen", "127.0.0.1"), "--listen"),
+        (("--listen", "0.0.0.0:0"), "authentication"),
+        (("--listen", "0.0.0.0:0", "--allow-remote-without-auth"), "advertise"),
+        (("--advertise", "host"), "host:port"),
+        (("--id", "a b"), "'a b'"),
+        (("--log-level", "loud"), "loud"),
+    ],
+)
+def test_what_a_bookie_cannot_be_told_is_named(
+    cli: Cli, tmp_path: Path, options: tuple[str, ...], what: str
+) -> None:
+    directory = tmp_path / "bookie"
+    assert what in refusal(cli, "bookie", "serve", "--dir", str(directory), *options, code=2)
+    assert not directory.exists()
+
+
+# --- the data ---
+
+
+def test_damaged_entry_is_told_and_never_served(tmp_path: Path) -> None:
+    running = RunningCluster(tmp_path, "-n", "1")
+    one_copy = ("-e", "1", "-w", "1", "-a", "1")
+    ledger = (
+        running.cli.run("ledger", "write", "-", *one_copy, stdin=b"an entry to damage\n").decode().strip()
+    )
+    assert running.end()[0] == 0
+    (segment,) = (tmp_path / "b1").glob("*.segment")
+    segment.write_bytes(segment.read_bytes().replace(b"to damage", b"to damagE"))
+
+    running = RunningCluster(tmp_path, "-n", "1")
+    try:
+        error = refusal(running.cli, "ledger", "cat", ledger, code=5)
+        assert f"ledger {ledger}" in error
+    finally:
+        assert running.end()[0] == 0
