@@ -13,6 +13,7 @@ from client_aio.core.placement import Choice, PlacementPolicy, Seating, Weighted
 from client_aio.core.racks import RackAware
 from client_aio.entries import Entry, EntryBatch
 from client_aio.reader import LedgerReader
+from client_aio.repair import RepairedFragment, RepairProgress, RepairReport
 from client_aio.writer import LedgerWriter
 from metadata.errors import *  # noqa: F403
 from metadata.errors import __all__ as _errors
@@ -31,6 +32,9 @@ __all__ = [
     "LedgerWriter",
     "PlacementPolicy",
     "RackAware",
+    "RepairProgress",
+    "RepairReport",
+    "RepairedFragment",
     "Seating",
     "WeightedRandom",
     "connect",

@@ -20,16 +20,17 @@ from client_aio.opening import Opening
 from client_aio.pool import BookieDirectory, BookiePool
 from client_aio.reader import LedgerReader
 from client_aio.recovery import recover_ledger
+from client_aio.repair import Repair, RepairProgress, RepairReport
 from client_aio.writer import LedgerWriter
 from metadata.bookies import BookieRecord, ensure_cluster
 from metadata.errors import BookKeeperError, InvalidArgumentError
-from metadata.ids import check_ledger_id
+from metadata.ids import check_bookie_id, check_ledger_id
 from metadata.ledger import DIGESTS, LedgerMetadata, check_custom, check_quorums
 from metadata.ledgers import LedgerStore
 from metadata.open import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
 
     from metadata.store import MetadataStore
@@ -231,6 +232,46 @@ class Client:
         """
         self._context.check_open()
         await self._context.ledgers.delete(check_ledger_id(ledger_id))
+
+    async def repair_ledger(
+        self,
+        ledger_id: int,
+        *,
+        replace: str,
+        by: str | None = None,
+        recover_after_s: float | None = None,
+        on_progress: Callable[[RepairProgress], None] = lambda _: None,
+    ) -> RepairReport:
+        """Copy what a bookie owes of a ledger to another one, and name that in the ledger's metadata.
+
+        Needs no password, and neither fences nor disturbs a writer, a recovery or another repair: of a
+        ledger that is not CLOSED, the last fragment is left as it is, unless `recover_after_s` is given.
+        May be run again at any time; cancelling it leaves the ledger as good as it was, or better.
+
+        Args:
+            replace: the bookie that is lost, damaged, or to be relieved; it need not answer.
+            by: the bookie to copy to; by default one that placement chooses. The same one as `replace`
+                repairs it in its place, where it lost some of its data and kept its fences.
+            recover_after_s: after that many seconds **take the ledger over**, if it is not CLOSED and its
+                last fragment is still the same: fence its writer and close it, then repair that fragment.
+            on_progress: told of each step.
+
+        Raises:
+            NoSuchLedgerError: there is none.
+            InvalidArgumentError: `by` holds a part of one of the fragments already.
+            NotEnoughBookiesError: there is no bookie to copy to.
+            LedgerRepairError: an entry could be had from nobody; the message says what they answered.
+            LedgerRecoveryError: the ledger was to be recovered, and that was inconclusive.
+        """
+        self._context.check_open()
+        check_ledger_id(ledger_id)
+        check_bookie_id(replace)
+        if by is not None:
+            check_bookie_id(by)
+        repair = Repair(
+            self._context, ledger_id, replace, by=by, recover_after_s=recover_after_s, on_progress=on_progress
+        )
+        return await repair.run()
 
     async def list_ledgers(self) -> AsyncGenerator[int, None]:
         """Yield the ids of all ledgers, ascending."""

@@ -156,7 +156,13 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
 
     async def call(
-        self, request: Message, expected: type[Answer], *, timeout_s: float, ledger_id: int | None = None
+        self,
+        request: Message,
+        expected: type[Answer],
+        *,
+        body: Buffer = b"",
+        timeout_s: float,
+        ledger_id: int | None = None,
     ) -> tuple[Answer, memoryview]:
         """Send a request and wait for its answer.
 
@@ -171,10 +177,10 @@ class BookieConnection(asyncio.BufferedProtocol):
             if not future.done():
                 future.set_result((outcome, body))
 
-        self.request(request, on_answer, timeout_s=timeout_s)
-        outcome, body = await future
+        self.request(request, on_answer, body=[body], body_bytes=len(body), timeout_s=timeout_s)
+        outcome, answered = await future
         if isinstance(outcome, expected):
-            return outcome, body
+            return outcome, answered
         if isinstance(outcome, Failure):
             raise error_of(outcome, bookie_id=self.bookie_id, ledger_id=ledger_id)
         assert isinstance(outcome, BookKeeperError)

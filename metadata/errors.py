@@ -13,6 +13,7 @@
     │   ├── LedgerClosedError           the ledger takes no more adds
     │   ├── LedgerFencedError           somebody else took the ledger over
     │   ├── LedgerRecoveryError         recovery is inconclusive for now
+    │   ├── LedgerRepairError           a repair found no copy to be had, or none that lasts
     │   ├── NoSuchEntryError
     │   ├── DigestMismatchError         no replica gave intact bytes
     │   ├── LogFencedError              somebody else took the log over
@@ -76,6 +77,7 @@ __all__ = [
     "LedgerExistsError",
     "LedgerFencedError",
     "LedgerRecoveryError",
+    "LedgerRepairError",
     "LogFencedError",
     "MalformedFrameError",
     "MetadataCorruptError",
@@ -189,6 +191,12 @@ class LedgerFencedError(LedgerError):
 
 class LedgerRecoveryError(LedgerError):
     """Recovery could not decide where the ledger ends; run it again when more bookies answer."""
+
+
+class LedgerRepairError(LedgerError):
+    """An entry owed could be copied from nobody, or was not kept. What was repaired before stays so."""
+
+    outcome = Outcome.UNKNOWN
 
 
 class NoSuchEntryError(LedgerError):

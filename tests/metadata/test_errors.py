@@ -38,6 +38,7 @@ def test_what_may_have_taken_effect_says_so() -> None:
     assert unknown == {
         "OperationTimeoutError",
         "LedgerFencedError",
+        "LedgerRepairError",
         "LogFencedError",
         "NotEnoughBookiesError",
         "BookieUnavailableError",

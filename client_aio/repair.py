@@ -1,0 +1,411 @@
+"""Repairing a ledger: copying what a lost bookie owed to another one, and naming that instead (rule 14).
+
+The shell around `client_aio.core.repair`. It works beside live writers, recoveries and other repairs, and
+needs no password: stored bytes are copied as they are, after their checksums were checked.
+
+Invariants: a bookie is named in a fragment only after all that it owes there is durable on it; what it holds
+is read again after that, since until then nothing kept it from being dropped; a fragment that may still
+change is not touched. So a repair that ends anywhere leaves the ledger as good as it was, or better, and
+may be run again: what was copied is found there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from bookie_aio.wire.listing import Row, parse_rows
+from bookie_aio.wire.messages import (
+    NO_TERM,
+    Add,
+    AddFlag,
+    Done,
+    ListEntries,
+    ListEntriesAnswer,
+    Read,
+    ReadAnswer,
+    Stop,
+)
+from client_aio.core.reads import ClassRange, checked_blocks
+from client_aio.core.repair import Part, owed, plan, replaced, split
+from client_aio.recovery import recover_ledger
+from metadata.errors import (
+    BookieError,
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerRepairError,
+    MetadataUnavailableError,
+    OperationTimeoutError,
+    VersionConflictError,
+)
+from metadata.ids import TERM_FINAL, TERM_WRITER
+from metadata.ledger import DIGEST_CRC, LedgerMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from bookie_aio.wire.blocks import Block
+    from client_aio.connection import BookieConnection
+    from client_aio.context import ClientContext
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_PIECE_ENTRIES = 4096
+_PIECES_AT_ONCE = 4
+_METADATA_RETRY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RepairProgress:
+    """How far the repair of one fragment is; entries are counted once for copying, once for verifying."""
+
+    first_entry: int
+    last_entry: int
+    is_verifying: bool
+    entries_done: int
+    entries_total: int
+    bytes_copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedFragment:
+    """A fragment that was repaired: who replaced the bookie there, and what was copied for it."""
+
+    first_entry: int
+    last_entry: int
+    replacement: str
+    entries_copied: int
+    bytes_copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did."""
+
+    ledger_id: int
+    replaced: str
+    fragments: tuple[RepairedFragment, ...]
+    was_recovered: bool
+    """Whether the ledger was recovered, and so closed, on the way."""
+    is_last_fragment_left: bool
+    """Whether the last fragment still names the bookie, since the ledger is not CLOSED (rule 14)."""
+
+
+class _TargetFailed(Exception):
+    """The bookie that is copied to cannot take it."""
+
+    def __init__(self, error: BookKeeperError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Repair:
+    """One repair of one ledger."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        ledger_id: int,
+        lost: str,
+        *,
+        by: str | None,
+        recover_after_s: float | None,
+        on_progress: Callable[[RepairProgress], None],
+    ) -> None:
+        self._context = context
+        self._ledger_id = ledger_id
+        self._lost = lost
+        self._by = by
+        self._recover_after_s = recover_after_s
+        self._on_progress = on_progress
+        self._chosen = by
+        self._unfit: set[str] = set()
+        self._fragments: dict[int, RepairedFragment] = {}
+        self._was_recovered = False
+
+    async def run(self) -> RepairReport:
+        """Repair all that can be repaired; see `Client.repair_ledger`."""
+        while True:
+            metadata, version = await self._context.ledgers.read(self._ledger_id)
+            found = plan(metadata, self._lost)
+            # A bookie that is repaired in its own place stays named.
+            parts = [part for part in found.parts if part.first_entry not in self._fragments]
+            if parts:
+                await self._repair_part(metadata, version, parts[0])
+            elif found.is_last_left and self._recover_after_s is not None:
+                await self._recover(metadata, self._recover_after_s)
+            else:
+                break
+        return RepairReport(
+            self._ledger_id,
+            self._lost,
+            tuple(self._fragments.values()),
+            self._was_recovered,
+            found.is_last_left,
+        )
+
+    async def _repair_part(self, metadata: LedgerMetadata, version: Version, part: Part) -> None:
+        """Repair one fragment, or find that it needs another plan or another bookie."""
+        try:
+            connection = await self._target(metadata, part)
+            copier = _Copier(self._context, metadata, part, self._lost, connection, self._on_progress)
+            await copier.copy()
+            target = connection.bookie_id
+            if target != self._lost and not await self._commit(metadata, version, part, target):
+                return
+            await copier.verify()
+        except _TargetFailed as failure:
+            if self._by is not None:
+                raise failure.error from failure
+            logger.warning("ledger=%d repair looks for another bookie: %s", self._ledger_id, failure.error)
+            assert self._chosen is not None
+            self._unfit.add(self._chosen)
+            self._chosen = None
+            return
+        self._fragments[part.first_entry] = copier.result()
+        logger.info(
+            "ledger=%d fragment=%d bookie=%s repaired by=%s entries=%d bytes=%d",
+            self._ledger_id, part.first_entry, self._lost, target,
+            copier.entries_copied, copier.bytes_copied,
+        )  # fmt: skip
+
+    async def _target(self, metadata: LedgerMetadata, part: Part) -> BookieConnection:
+        others = set(part.bookies) - {self._lost}
+        if self._by is not None and self._by in others:
+            raise InvalidArgumentError(
+                f"bookie {self._by} is in the fragment of ledger {self._ledger_id} at entry "
+                f"{part.first_entry} already, so it cannot replace {self._lost} there",
+                ledger_id=self._ledger_id,
+                bookie_id=self._by,
+            )
+        if self._chosen is None or self._chosen in others:
+            seat = part.bookies.index(self._lost)
+            ensemble, connections = await self._context.finder.replace(
+                metadata, part.bookies, 1 << seat, excluded={self._lost, *self._unfit}
+            )
+            self._chosen = ensemble[seat]
+            return connections[self._chosen]
+        try:
+            return await self._context.pool.get(self._chosen)
+        except BookKeeperError as error:
+            raise _TargetFailed(error) from error
+
+    async def _commit(self, metadata: LedgerMetadata, version: Version, part: Part, target: str) -> bool:
+        """Put the bookie into the metadata; False where these have changed so that a new plan is due."""
+        give_up_at = asyncio.get_running_loop().time() + self._context.config.ensemble_change_timeout_s
+        token = self._context.draw_token()
+        while True:
+            changed = replaced(metadata, part, self._lost, target)
+            if changed is None:
+                return False
+            try:
+                await self._context.ledgers.compare_and_set(changed, version, token=token)
+            except VersionConflictError:
+                metadata, version = await self._context.ledgers.read(self._ledger_id)
+                token = self._context.draw_token()
+            except MetadataUnavailableError:
+                # It may take effect yet: only the same one from the same version settles that (rule 10).
+                if asyncio.get_running_loop().time() > give_up_at:
+                    raise
+                await asyncio.sleep(_METADATA_RETRY_S)
+            else:
+                return True
+
+    async def _recover(self, metadata: LedgerMetadata, after_s: float) -> None:
+        """Close the ledger, unless its writer has replaced the bookie by itself in the meantime."""
+        await asyncio.sleep(after_s)
+        now, _ = await self._context.ledgers.read(self._ledger_id)
+        if now.last_fragment == metadata.last_fragment and not now.is_closed:
+            await recover_ledger(self._context, self._ledger_id)
+            self._was_recovered = True
+
+
+class _Copier:
+    """Copies what a bookie owed of one fragment to the target, and reads it there again."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        part: Part,
+        lost: str,
+        target: BookieConnection,
+        on_progress: Callable[[RepairProgress], None],
+    ) -> None:
+        self._context = context
+        self._config = context.config
+        self._ledger_id = metadata.ledger_id
+        self._part = part
+        self._lost = lost
+        self._target = target
+        self._on_progress = on_progress
+        self._pieces = list(owed(metadata, part, lost, _PIECE_ENTRIES))
+        self._entries_total = sum(map(_entries_of, self._pieces))
+        self._entries_done = 0
+        self.entries_copied = 0
+        self.bytes_copied = 0
+        # The final term keeps a writer of the past out of a bookie that never heard of the ledger's end. A
+        # ledger that has a key is fenced only by those who have it.
+        can_fence = metadata.is_closed and metadata.digest == DIGEST_CRC
+        self._add = Add(metadata.ledger_id, TERM_FINAL if can_fence else TERM_WRITER, int(AddFlag.REPAIR))
+
+    def result(self) -> RepairedFragment:
+        """Give what was done."""
+        part = self._part
+        return RepairedFragment(
+            part.first_entry, part.last_entry, self._target.bookie_id, self.entries_copied, self.bytes_copied
+        )
+
+    async def copy(self) -> None:
+        """Copy what the target lacks; all that is owed is durable and readable there on return.
+
+        Raises:
+            _TargetFailed, LedgerRepairError.
+        """
+        await self._for_each_piece(self._copy_piece, is_verifying=False)
+
+    async def verify(self) -> None:
+        """Read all of it at the target, and copy once more what cannot be read."""
+        await self._for_each_piece(self._read_again, is_verifying=True)
+
+    async def _for_each_piece(
+        self, work: Callable[[ClassRange], Awaitable[None]], *, is_verifying: bool
+    ) -> None:
+        self._entries_done = 0
+        waiting = iter(self._pieces)
+
+        async def take_turns() -> None:
+            for piece in waiting:
+                await work(piece)
+                self._entries_done += _entries_of(piece)
+                self._on_progress(
+                    RepairProgress(
+                        self._part.first_entry, self._part.last_entry, is_verifying,
+                        self._entries_done, self._entries_total, self.bytes_copied,
+                    )
+                )  # fmt: skip
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_PIECES_AT_ONCE):
+                    group.create_task(take_turns())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _copy_piece(self, piece: ClassRange) -> None:
+        lacking, there = split(piece, await self._listing(piece))
+        for run in lacking:
+            await self._copy_run(run)
+        for run in there:
+            await self._read_again(run)
+
+    async def _listing(self, piece: ClassRange) -> list[Row]:
+        rows: list[Row] = []
+        following = piece.first
+        while 0 <= following <= piece.last:
+            answer, body = await self._ask_target(
+                self._target.call(
+                    ListEntries(self._ledger_id, following),
+                    ListEntriesAnswer,
+                    timeout_s=self._config.read_timeout_s,
+                    ledger_id=self._ledger_id,
+                )
+            )
+            rows += parse_rows(body)
+            following = answer.next_entry
+        return rows
+
+    async def _copy_run(self, run: ClassRange) -> None:
+        rest: ClassRange | None = run
+        while rest is not None:
+            blocks = await self._from_source(rest)
+            await self._ask_target(asyncio.gather(*map(self._store, blocks)))
+            rest = rest.after(blocks[-1].last_entry)
+
+    async def _store(self, block: Block) -> None:
+        data = block.whole(0, block.count)
+        await self._target.call(
+            self._add,
+            Done,
+            body=data,
+            timeout_s=self._config.add_timeout_s,
+            ledger_id=self._ledger_id,
+        )
+        self.entries_copied += block.count
+        self.bytes_copied += block.payload_bytes
+
+    async def _read_again(self, run: ClassRange) -> None:
+        """Read what the target holds; copy what it cannot give, once."""
+        rest: ClassRange | None = run
+        is_mended = False
+        while rest is not None:
+            blocks, answer = await self._ask_target(self._read(self._target, rest))
+            if blocks:
+                rest = rest.after(blocks[-1].last_entry)
+            if rest is None or answer.stop in (Stop.END, Stop.BUDGET):
+                continue
+            if is_mended:
+                raise LedgerRepairError(
+                    f"bookie {self._target.bookie_id} does not give entry {rest.first} of ledger "
+                    f"{self._ledger_id} although it took it: {Stop(answer.stop).name}",
+                    ledger_id=self._ledger_id,
+                    entry_id=rest.first,
+                    bookie_id=self._target.bookie_id,
+                )
+            # All of the rest, since a read fails at the first entry of a block that has damage anywhere.
+            await self._copy_run(rest)
+            is_mended = True
+
+    async def _from_source(self, wanted: ClassRange) -> list[Block]:
+        """Read the beginning of a range from whichever bookie has it; the lost one is asked last."""
+        directory = self._context.pool.directory
+        quarantined = directory.quarantined()
+        order = [*sorted(wanted.bookies, key=quarantined.__contains__), self._lost]
+        failures: list[str] = []
+        for bookie_id in order:
+            if bookie_id == self._target.bookie_id:
+                continue
+            try:
+                blocks, answer = await self._read(await self._context.pool.get(bookie_id), wanted)
+            except BookKeeperError as error:
+                if isinstance(error, OperationTimeoutError):
+                    directory.note_failure(bookie_id)
+                failures.append(f"{bookie_id}: {error}")
+                continue
+            if blocks:
+                return blocks
+            failures.append(f"{bookie_id}: {Stop(answer.stop).name}")
+        raise LedgerRepairError(
+            f"entry {wanted.first} of ledger {self._ledger_id} can be had from no bookie "
+            f"({'; '.join(failures)}). Run the repair again when they are back",
+            ledger_id=self._ledger_id,
+            entry_id=wanted.first,
+        )
+
+    async def _read(self, connection: BookieConnection, wanted: ClassRange) -> tuple[list[Block], ReadAnswer]:
+        answer, body = await connection.call(
+            Read(
+                wanted.ledger_id, NO_TERM, wanted.content_term, wanted.first, wanted.last,
+                wanted.stride, self._config.read_ahead_bytes,
+            ),
+            ReadAnswer,
+            timeout_s=self._config.read_timeout_s,
+            ledger_id=wanted.ledger_id,
+        )  # fmt: skip
+        return checked_blocks(wanted, answer, body), answer
+
+    async def _ask_target(self, asking: Awaitable[Answer]) -> Answer:
+        try:
+            return await asking
+        except (BookieError, OperationTimeoutError) as error:
+            self._context.pool.directory.note_failure(self._target.bookie_id)
+            raise _TargetFailed(error) from error
+
+
+def _entries_of(piece: ClassRange) -> int:
+    return (piece.last - piece.first) // piece.stride + 1

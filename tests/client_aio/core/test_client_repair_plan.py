@@ -1,0 +1,150 @@
+"""What a repair copies and changes, by brute force over small shapes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from bookie_aio.wire.listing import Row
+from client_aio.core.quorum import write_set
+from client_aio.core.repair import owed, plan, replaced, split
+from metadata.errors import InvalidTransitionError
+from metadata.ledger import LedgerMetadata
+
+SHAPES = [(e, qw) for e in range(1, 6) for qw in range(1, e + 1)]
+
+
+def bookies(size: int, *, shift: int = 0) -> list[str]:
+    return [f"b{(number + shift) % 7}" for number in range(size)]
+
+
+def make(size: int, write_quorum: int, starts: list[int], last_entry: int | None) -> LedgerMetadata:
+    """Give a ledger whose fragments start there; CLOSED when it has a last entry."""
+    metadata = LedgerMetadata.new(
+        7, ensemble_size=size, write_quorum=write_quorum, ack_quorum=1, bookies=bookies(size)
+    )
+    for number, start in enumerate(starts[1:], 1):
+        metadata = metadata.change_ensemble(start, bookies(size, shift=number))
+    if last_entry is not None:
+        metadata = metadata.close(last_entry, 100)
+    return metadata
+
+
+def owed_by_definition(metadata: LedgerMetadata, bookie_id: str, first: int, last: int) -> list[int]:
+    size = metadata.ensemble_size
+    return [
+        entry_id
+        for entry_id in range(first, last + 1)
+        if bookie_id
+        in [
+            metadata.fragment_of(entry_id).bookies[seat]
+            for seat in write_set(entry_id % size, size, metadata.write_quorum)
+        ]
+    ]
+
+
+@pytest.mark.parametrize(("size", "write_quorum"), SHAPES)
+@pytest.mark.parametrize("starts", [[0], [0, 1], [0, 4], [0, 3, 11]])
+@pytest.mark.parametrize("last_entry", [None, 10, 13, 20])
+def test_what_is_owed_is_what_the_write_sets_say(
+    size: int, write_quorum: int, starts: list[int], last_entry: int | None
+) -> None:
+    metadata = make(size, write_quorum, starts, last_entry)
+    ends = [start - 1 for start in starts[1:]]
+    ends += [] if last_entry is None else [last_entry]
+    for bookie_id, entries_max in itertools.product([f"b{number}" for number in range(7)], [1, 3, 100]):
+        found = plan(metadata, bookie_id)
+        fixed = [
+            (fragment.first_entry, end)
+            for fragment, end in zip(metadata.fragments, ends, strict=False)
+            if bookie_id in fragment.bookies
+        ]
+        assert [(part.first_entry, part.last_entry) for part in found.parts] == fixed
+        assert found.is_last_left == (last_entry is None and bookie_id in metadata.last_fragment.bookies)
+        for part in found.parts:
+            pieces = list(owed(metadata, part, bookie_id, entries_max))
+            ids = [range(piece.first, piece.last + 1, piece.stride) for piece in pieces]
+            assert all(1 <= len(one) <= entries_max for one in ids)
+            assert sorted(itertools.chain(*ids)) == owed_by_definition(
+                metadata, bookie_id, part.first_entry, part.last_entry
+            )
+            for piece in pieces:
+                for entry_id in range(piece.first, piece.last + 1, piece.stride):
+                    seats = write_set(entry_id % size, size, write_quorum)
+                    holders = {part.bookies[seat] for seat in seats}
+                    assert holders - {bookie_id} == set(piece.bookies)
+
+
+def test_the_sources_take_turns() -> None:
+    metadata = make(3, 3, [0], 99)
+    (part,) = plan(metadata, "b1").parts
+    assert [piece.bookies[0] for piece in owed(metadata, part, "b1", 30)] == ["b0", "b2", "b0", "b2"]
+
+
+def test_what_the_newcomer_lists_is_not_copied() -> None:
+    metadata = make(3, 2, [0], 29)
+    (part,) = plan(metadata, "b1").parts
+    rows = [Row(0, 0, 4, 3), Row(4, 0, 2, 3), Row(18, 0, 1, 1)]
+    lacking, there = [], []
+    for piece in owed(metadata, part, "b1", 100):
+        one, other = split(piece, rows)
+        lacking += [entry_id for run in one for entry_id in range(run.first, run.last + 1, run.stride)]
+        there += [entry_id for run in other for entry_id in range(run.first, run.last + 1, run.stride)]
+    assert sorted(there) == [0, 3, 4, 6, 7, 9, 18]
+    assert sorted(lacking + there) == owed_by_definition(metadata, "b1", 0, 29)
+
+
+class TestReplacing:
+    """The change of the metadata, made anew after a conflict."""
+
+    def test_it_changes_one_id_and_nothing_else(self) -> None:
+        metadata = make(3, 3, [0, 5, 9], None)
+        (part, *_) = plan(metadata, "b1").parts
+        changed = replaced(metadata, part, "b1", "x")
+        assert changed is not None
+        assert changed.fragments[0].bookies == ("b0", "x", "b2")
+        assert changed.fragments[1:] == metadata.fragments[1:]
+        for name in ("state", "term", "last_entry", "length", "custom", "digest"):
+            assert getattr(changed, name) == getattr(metadata, name)
+
+    def test_it_stands_when_the_writer_changed_ensembles_or_was_recovered(self) -> None:
+        metadata = make(3, 3, [0, 5], None)
+        (part,) = plan(metadata, "b1").parts[:1]
+        later = metadata.change_ensemble(8, ["b3", "b4", "b5"])
+        for now in (later, later.begin_recovery(), later.begin_recovery().close(9, 100), later.close(9, 1)):
+            changed = replaced(now, part, "b1", "x")
+            assert changed is not None
+            assert changed.fragments == (changed.fragments[0], *now.fragments[1:])
+            assert "x" in changed.fragments[0].bookies
+
+    def test_the_last_fragment_of_a_ledger_that_is_not_closed_is_never_touched(self) -> None:
+        closed = make(3, 3, [0, 5], 9)
+        part = plan(closed, "b1").parts[-1]
+        assert part.first_entry == 5
+        still_open = make(3, 3, [0, 5], None)
+        for now in (still_open, still_open.begin_recovery()):
+            assert plan(now, "b1").is_last_left
+            assert [one.first_entry for one in plan(now, "b1").parts] == [0]
+            assert replaced(now, part, "b1", "x") is None
+
+    def test_the_plan_is_made_anew_when_somebody_else_repaired(self) -> None:
+        metadata = make(3, 3, [0, 5], 9)
+        part = plan(metadata, "b1").parts[0]
+        assert replaced(metadata.replace_bookie(0, "b1", "y"), part, "b1", "x") is None
+        assert replaced(metadata.replace_bookie(0, "b0", "x"), part, "b1", "x") is None
+        assert replaced(metadata.replace_bookie(0, "b0", "y"), part, "b1", "x") is None  # other sources
+
+    def test_a_last_fragment_that_holds_nothing_is_replaced_as_well(self) -> None:
+        metadata = make(3, 3, [0, 5], 4)
+        part = plan(metadata, "b1").parts[-1]
+        assert (part.first_entry, part.last_entry) == (5, 4)
+        assert list(owed(metadata, part, "b1", 10)) == []
+        changed = replaced(metadata, part, "b1", "x")
+        assert changed is not None
+        assert "x" in changed.last_fragment.bookies
+
+    def test_a_bookie_is_not_in_a_fragment_twice(self) -> None:
+        metadata = make(3, 3, [0], 9)
+        with pytest.raises(InvalidTransitionError):
+            metadata.replace_bookie(0, "b1", "b2")
