@@ -14,10 +14,11 @@ import functools
 import json
 import logging
 import struct
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bookie_aio.core.fencing import Verdict, judge
 from bookie_aio.logs import fields
+from bookie_aio.server.counters import Counters
 from bookie_aio.server.polls import LongPolls
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.rewriting import OutdatedBlockError, store_missing
@@ -31,8 +32,10 @@ from bookie_aio.wire.messages import (
     VERSION_MIN,
     Add,
     AddFlag,
+    Delete,
     Done,
     Failure,
+    Force,
     Hello,
     HelloAnswer,
     Info,
@@ -58,16 +61,19 @@ from metadata.errors import (
     DiskFullError,
     EntryTooLargeError,
     MalformedFrameError,
+    MetadataError,
+    NoSuchLedgerError,
     ProtocolError,
     StorageError,
 )
-from metadata.ids import NO_ENTRY, TERM_FINAL
+from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection, Coroutine
+    from collections.abc import Awaitable, Callable, Collection, Coroutine
 
     from bookie_aio.config import Limits
+    from bookie_aio.server.locks import Authoriser
     from bookie_aio.server.peer import Peer
     from bookie_aio.storage.engine import Engine
     from bookie_aio.wire.frames import Header
@@ -80,41 +86,8 @@ _ADDED_HEADER = bytes((0x93, 0xCC, Op.ADD | ANSWER))
 # As plain integers: an operation on an enumeration's flags costs a microsecond.
 _RECOVERY = int(AddFlag.RECOVERY)
 _REPAIR = int(AddFlag.REPAIR)
-_ADD_FLAGS = (0, _RECOVERY, _REPAIR)
-
-
-class Authoriser(Protocol):
-    """Decides whether a request may be carried out."""
-
-    def authorise(self, request: Message, auth: bytes | None) -> str | None:
-        """Give None to allow the request, or the reason for refusing it."""
-
-
-class AllowAll:
-    """Allows every request: there is no authorisation yet."""
-
-    def authorise(self, request: Message, auth: bytes | None) -> str | None:
-        return None
-
-
-class Counters:
-    """What has been done since the start, for `bookie info`."""
-
-    def __init__(self) -> None:
-        self.requests = dict.fromkeys(map(int, Op), 0)
-        self.entries_added = 0
-        self.bytes_added = 0
-        self.entries_repaired = 0
-        self.bytes_read = 0
-        self.refused_terms = 0
-        self.fences = 0
-        self.failures: dict[str, int] = {}
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            **vars(self),
-            "requests": {Op(op).name.lower(): count for op, count in self.requests.items()},
-        }
+_DEFERRED = int(AddFlag.DEFERRED_SYNC)
+_ADD_FLAGS = (0, _RECOVERY, _REPAIR, _DEFERRED)
 
 
 class Requests:
@@ -128,13 +101,15 @@ class Requests:
         hello: HelloAnswer,
         loop: asyncio.AbstractEventLoop,
         info: Callable[[], dict[str, object]],
-        authoriser: Authoriser | None = None,
+        authoriser: Authoriser,
+        drop_if_deleted: Callable[[int], Awaitable[bool]],
     ) -> None:
         self._engine = engine
         self._limits = limits
         self._hello = hello
         self._info = info
-        self._authoriser: Authoriser = authoriser or AllowAll()
+        self._authoriser = authoriser
+        self._drop_if_deleted = drop_if_deleted
         self._polls = LongPolls(loop, limits.connection_polls_max, self._answer_lac)
         self.counters = Counters()
         self.is_draining = False
@@ -144,9 +119,11 @@ class Requests:
             Read: self._read,
             ReadLac: self._read_lac,
             WriteLac: self._write_lac,
+            Force: self._force,
             ListEntries: self._list_entries,
             ListLedgers: self._list_ledgers,
             Info: self._answer_info,
+            Delete: self._delete,
         }
 
     @property
@@ -203,11 +180,15 @@ class Requests:
         if self.is_draining:
             self._refuse(peer, request.op, request_id, Status.SHUTTING_DOWN, "this bookie is shutting down")
             return
-        refusal = self._authoriser.authorise(request, auth)
-        if refusal is not None:
-            self._refuse(peer, request.op, request_id, Status.UNAUTHORIZED, refusal)
-            return
         try:
+            ledger_id = getattr(request, "ledger_id", None)
+            if ledger_id is not None and self._engine.is_deleted(ledger_id) and request.op != Op.DELETE:
+                self._refuse_deleted(peer, request.op, request_id, f"ledger {ledger_id} has been deleted")
+                return
+            refusal = self._authoriser.authorise(request, auth)
+            if refusal is not None:
+                self._refuse(peer, request.op, request_id, Status.UNAUTHORIZED, refusal)
+                return
             handler(peer, request_id, request, body)
         except DiskFullError as error:
             self._refuse(peer, request.op, request_id, Status.READ_ONLY, str(error))
@@ -225,7 +206,8 @@ class Requests:
         if not len(self._polls):
             return
         for ledger_id in self._polls.ledgers & set(ledger_ids):
-            self._polls.moved(ledger_id, self._lac(ledger_id))
+            is_deleted = self._engine.is_deleted(ledger_id)
+            self._polls.moved(ledger_id, ENTRY_ID_MAX if is_deleted else self._lac(ledger_id))
 
     def drain(self) -> None:
         """Accept nothing more, and answer everybody who merely waits."""
@@ -277,9 +259,15 @@ class Requests:
         if verdict is Verdict.RAISE:
             self._raise_term(ledger_id, request.term)
         size = len(body)
-        done = functools.partial(self._added, peer, request_id, block.count, size)
+        if request.flags == _DEFERRED:
+            done = functools.partial(self._deferred_added, peer, block.count, size)
+        else:
+            done = functools.partial(self._added, peer, request_id, block.count, size)
         engine.append_block(block, done, from_reserve=is_recovery)
         peer.hold(size)
+        if request.flags == _DEFERRED:
+            # Received, and no more than that: the FORCE that follows over this connection says the rest.
+            peer.send(_ADDED.pack(13, 9, _ADDED_HEADER, 0xCE, request_id, 0))
 
     def _check_block(self, request: Add, block: Block, body: memoryview) -> None:
         if block.total_bytes != len(body):
@@ -306,9 +294,9 @@ class Requests:
         if not self._engine.is_writable:
             self._refuse(peer, Op.ADD, request_id, Status.READ_ONLY, "this bookie is read-only")
             return
-        if request.term == TERM_FINAL and not self._fence(
-            peer, Op.ADD, request_id, request.ledger_id, TERM_FINAL
-        ):
+        # Nor where the ledger has a lock: a repair carries no token, and must not be a way to fence.
+        is_final = request.term == TERM_FINAL and not self._engine.lock(request.ledger_id)
+        if is_final and not self._fence(peer, Op.ADD, request_id, request.ledger_id, TERM_FINAL):
             return
 
         async def store() -> int:
@@ -332,6 +320,23 @@ class Requests:
             peer.send(_ADDED.pack(13, 9, _ADDED_HEADER, 0xCE, request_id, 0))
         else:
             self._answer_storage_error(peer, Op.ADD, request_id, error)
+
+    def _deferred_added(self, peer: Peer, count: int, size: int, error: StorageError | None) -> None:
+        peer.release(size)
+        if error is None:
+            self.counters.entries_added += count
+            self.counters.bytes_added += size
+        else:
+            # It was answered as received. No later force may cover it, so there must be none.
+            peer.fail(f"an add that was answered as received is lost: {error}")
+
+    def _force(self, peer: Peer, request_id: int, request: Force, body: memoryview) -> None:
+        # A lower term is told that it is displaced; a force writes nothing, so it raises no term either.
+        held = self._engine.term(request.ledger_id)
+        if judge(held, request.term) is Verdict.REFUSE:
+            self._refuse_term(peer, Op.FORCE, request_id, held)
+            return
+        self._engine.barrier(functools.partial(self._acknowledge, peer, Op.FORCE, request_id))
 
     def _write_lac(self, peer: Peer, request_id: int, request: WriteLac, body: memoryview) -> None:
         statement, ledger_id = request.statement, request.ledger_id
@@ -454,8 +459,41 @@ class Requests:
         return NO_ENTRY if statement is None else statement.lac
 
     def _answer_lac(self, peer: Peer, request_id: int, ledger_id: int) -> None:
+        if self._engine.is_deleted(ledger_id):
+            self._refuse_deleted(peer, Op.READ_LAC, request_id, f"ledger {ledger_id} has been deleted")
+            return
         answer = ReadLacAnswer(self._engine.statement(ledger_id), self._engine.last_entry(ledger_id))
         peer.send(encode_frame(encode_answer(Op.READ_LAC, request_id, answer)))
+
+    # --- deleting ------------------------------------------------------------------------------
+
+    def _delete(self, peer: Peer, request_id: int, request: Delete, body: memoryview) -> None:
+        ledger_id = request.ledger_id
+
+        async def answer() -> int:
+            try:
+                is_dropped = await self._drop_if_deleted(ledger_id)
+            except MetadataError as error:
+                self._refuse(peer, Op.DELETE, request_id, Status.INTERNAL_ERROR, str(error))
+                return 0
+            if is_dropped:
+                self._acknowledge(peer, Op.DELETE, request_id, None)
+            else:
+                reason = f"ledger {ledger_id} is in the metadata store: it has not been deleted"
+                self._refuse(peer, Op.DELETE, request_id, Status.BAD_REQUEST, reason)
+            return 0
+
+        self._run(peer, Op.DELETE, request_id, answer, 1)
+
+    def _refuse_deleted(self, peer: Peer, op: Op, request_id: int, reason: str) -> None:
+        # Rule 3: the tombstone may still be on its way to the disk.
+        def answer(error: StorageError | None) -> None:
+            if error is None:
+                self._refuse(peer, op, request_id, Status.NO_SUCH_LEDGER, reason)
+            else:
+                self._answer_storage_error(peer, op, request_id, error)
+
+        self._engine.barrier(answer)
 
     # --- looking around ------------------------------------------------------------------------
 
@@ -508,9 +546,11 @@ class Requests:
         async def run() -> int:
             try:
                 return await answering()
+            except NoSuchLedgerError as error:
+                self._refuse_deleted(peer, op, request_id, str(error))
             except StorageError as error:
                 self._answer_storage_error(peer, op, request_id, error)
-                return 0
+            return 0
 
         peer.run_read(run, bytes_max)
 

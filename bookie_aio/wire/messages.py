@@ -2,7 +2,8 @@
 
 A request's header is the msgpack array `[op, request_id, auth, *fields]`; the answer to it is
 `[op | 0x80, request_id, status, *fields]` when the status is OK, else
-`[op | 0x80, request_id, status, message, value]`. `auth` is the place for authorisation: nil or bytes.
+`[op | 0x80, request_id, status, message, value]`. `auth` is nil or a token: see
+`bookie_aio.core.authorisation`.
 Answers may come in any order; each names its request. Blocks travel in the body.
 
 Every header is checked against the message's schema: number, types and ranges of its fields.
@@ -25,8 +26,8 @@ from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION_MIN = 1
-VERSION_MAX = 1
+VERSION_MIN = 2
+VERSION_MAX = 2
 ANSWER = 0x80
 NO_TERM = -1
 """A read's `term` when it does not fence."""
@@ -46,6 +47,8 @@ class Op(enum.IntEnum):
     LIST_ENTRIES = 7
     LIST_LEDGERS = 8
     INFO = 9
+    FORCE = 10
+    DELETE = 11
 
 
 class Status(enum.IntEnum):
@@ -82,7 +85,7 @@ class AddFlag(enum.IntFlag):
     NONE = 0
     RECOVERY = 1  # by a recovering client: accepted from the reserve of a read-only bookie
     REPAIR = 2  # stored bytes of another bookie, verbatim (rule 14)
-    DEFERRED_SYNC = 4  # reserved
+    DEFERRED_SYNC = 4  # answered when it is received; FORCE makes it durable
 
 
 def _show(value: object) -> str:
@@ -296,6 +299,16 @@ class ReadLacAnswer(Message):
 
 
 @dataclass(slots=True)
+class Force(Message):
+    """Asks for an answer once every add received before over this connection is durable."""
+
+    op = Op.FORCE
+    schema = (_LEDGER, _TERM)
+    ledger_id: int
+    term: int
+
+
+@dataclass(slots=True)
 class WriteLac(Message):
     """Publishes the LAC of an idle writer."""
 
@@ -352,16 +365,23 @@ class Info(Message):
 
 
 @dataclass(slots=True)
+class Delete(Message):
+    """Says that a ledger has been deleted; the bookie makes sure of it, and drops it (rule 15)."""
+
+    op = Op.DELETE
+    schema = (_LEDGER,)
+    ledger_id: int
+
+
+@dataclass(slots=True)
 class Done(Message):
-    """The answer that says nothing but OK: to PING, ADD, WRITE_LAC, INFO."""
+    """The answer that says nothing but OK: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO."""
 
     op = Op.PING
 
 
-REQUESTS: dict[int, type[Message]] = {
-    message.op: message
-    for message in (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info)
-}
+_ALL = (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete)
+REQUESTS: dict[int, type[Message]] = {message.op: message for message in _ALL}
 ANSWERS: dict[int, type[Message]] = {
     Op.HELLO: HelloAnswer,
     Op.PING: Done,
@@ -372,6 +392,8 @@ ANSWERS: dict[int, type[Message]] = {
     Op.LIST_ENTRIES: ListEntriesAnswer,
     Op.LIST_LEDGERS: ListLedgersAnswer,
     Op.INFO: Done,
+    Op.FORCE: Done,
+    Op.DELETE: Done,
 }
 
 

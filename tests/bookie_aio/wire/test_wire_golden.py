@@ -44,8 +44,8 @@ def blocks() -> dict[str, bytes]:
 def frames() -> dict[str, bytes]:
     block = blocks()["block plain"]
     requests: list[tuple[wire.Message, bytes | None, bytes]] = [
-        (wire.Hello(1, 1, "a client", "an instance", "b1"), None, b""),
-        (wire.Ping(), b"token", b""),
+        (wire.Hello(2, 2, "a client", "an instance", "b1"), None, b""),
+        (wire.Ping(), bytes(range(32)), b""),
         (wire.Add(7, 0, int(wire.AddFlag.RECOVERY)), None, block),
         (wire.Read(7, wire.NO_TERM, 0, 42, 2**62 - 1, 3, 1 << 20), None, b""),
         (wire.ReadLac(7, TERM_FINAL, -1, 30_000), None, b""),
@@ -53,9 +53,11 @@ def frames() -> dict[str, bytes]:
         (wire.ListEntries(7, 42), None, b""),
         (wire.ListLedgers(2**63 - 1), None, b""),
         (wire.Info(), None, b""),
+        (wire.Force(7, 0), None, b""),
+        (wire.Delete(7), bytes(range(32)), b""),
     ]
     answers: list[tuple[wire.Message, wire.Op, bytes]] = [
-        (wire.HelloAnswer(1, "b1", "an instance", "a nonce", 5 << 20, 4 << 20), wire.Op.HELLO, b""),
+        (wire.HelloAnswer(2, "b1", "an instance", "a nonce", 5 << 20, 4 << 20), wire.Op.HELLO, b""),
         (wire.Done(), wire.Op.PING, b""),
         (wire.Done(), wire.Op.ADD, b""),
         (wire.ReadAnswer(int(wire.Stop.NO_SUCH_ENTRY), 45, STATEMENT), wire.Op.READ, block),
@@ -64,6 +66,8 @@ def frames() -> dict[str, bytes]:
         (wire.ListEntriesAnswer(-1, True), wire.Op.LIST_ENTRIES, b"\x2a" + bytes(23)),
         (wire.ListLedgersAnswer(-1), wire.Op.LIST_LEDGERS, b"\x07" + bytes(7)),
         (wire.Done(), wire.Op.INFO, b"{}"),
+        (wire.Done(), wire.Op.FORCE, b""),
+        (wire.Done(), wire.Op.DELETE, b""),
     ]
     found = {}
     for request, auth, body in requests:

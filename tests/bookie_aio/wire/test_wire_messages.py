@@ -35,6 +35,7 @@ REQUESTS = {
     wire.Read: (ledgers, terms_or_none, terms, entries, entries, st.integers(1, 64), u32),
     wire.ReadLac: (ledgers, terms_or_none, lacs, st.integers(0, wire.WAIT_MS_MAX)),
     wire.WriteLac: (ledgers, terms, statements),
+    wire.Force: (ledgers, terms),
     wire.ListEntries: (ledgers, entries),
     wire.ListLedgers: (ledgers,),
     wire.Info: (),
