@@ -24,6 +24,7 @@ class BookieProcess:
         self.directory = directory / bookie_id
         self.log = directory / f"{bookie_id}.log"
         self.uri = uri
+        self.arguments: list[str] = []  # of every start
         self.child: Child | None = None
         self.addresses: list[str] = []
 
@@ -37,7 +38,8 @@ class BookieProcess:
         """Start it, and wait until it serves."""
         self.child = await start_module(
             "client_aio.cli", "bookie", "serve", "-o", "jsonl", "--id", self.bookie_id,
-            "--dir", str(self.directory), "--listen", "127.0.0.1:0", "--metadata", self.uri, *arguments,
+            "--dir", str(self.directory), "--listen", "127.0.0.1:0", "--metadata", self.uri,
+            *self.arguments, *arguments,
             log=self.log,
         )  # fmt: skip
         self.addresses = json.loads(await self.child.line())["addresses"]
