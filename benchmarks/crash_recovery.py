@@ -23,17 +23,15 @@ import logging
 import random
 import shutil
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import uvloop
-
 import client_aio
 from benchmarks.crash_writer import Writer, payload
 from benchmarks.processes import start_module
+from benchmarks.running import Workplace, run
 from tests.support.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -231,7 +229,7 @@ async def run_variant(variant: str, runs: int, seed: int, directory: Path) -> li
                     here.append(await one_run(cluster, variant, seed + number))
                     # What earlier runs left must outlive the kills of the later ones.
                     await check(cluster.uri, here[number - start - 1])
-                except BaseException as error:
+                except Exception as error:
                     print(
                         f"{variant} seed {seed + number} FAILED: {error!r}; see {home}; again with: "
                         f"--variant {variant} --runs 1 --seed {seed + number}",
@@ -250,23 +248,22 @@ async def main() -> int:
     parser.add_argument("--variant", choices=[*VARIANTS, "all"], default="bookies")
     parser.add_argument("--dir", type=Path, help="where clusters are kept (default: a temporary directory)")
     arguments = parser.parse_args()
-    directory = arguments.dir or Path(tempfile.mkdtemp(prefix="crash."))
-    logging.basicConfig(filename=directory / "client.log", level=logging.INFO)
-    for variant in VARIANTS if arguments.variant == "all" else [arguments.variant]:
-        try:
-            found = await run_variant(variant, arguments.runs, arguments.seed, directory)
-        except (Violation, client_aio.BookKeeperError, TimeoutError, RuntimeError):
-            logging.exception("the run failed")
-            return 1
-        acknowledged, kept = sum(run.acknowledged for run in found), sum(run.kept for run in found)
-        print(
-            f"{variant}: {len(found)} runs, {acknowledged:,} entries acknowledged, {kept:,} kept, none lost, "
-            "none changed, none served above the end"
-        )
-    if arguments.dir is None:
-        shutil.rmtree(directory)
+    with Workplace(arguments.dir, "crash.") as place:
+        logging.basicConfig(filename=place.path / "client.log", level=logging.INFO)
+        for variant in VARIANTS if arguments.variant == "all" else [arguments.variant]:
+            try:
+                found = await run_variant(variant, arguments.runs, arguments.seed, place.path)
+            except (Violation, client_aio.BookKeeperError, TimeoutError, RuntimeError):
+                logging.exception("the run failed")
+                place.keep()
+                return 1
+            acknowledged, kept = sum(one.acknowledged for one in found), sum(one.kept for one in found)
+            print(
+                f"{variant}: {len(found)} runs, {acknowledged:,} entries acknowledged, {kept:,} kept, "
+                "none lost, none changed, none served above the end"
+            )
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(uvloop.run(main()))
+    sys.exit(run(main()))

@@ -20,18 +20,15 @@ import asyncio
 import json
 import logging
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import cast
 
-import uvloop
-
 import client_aio
 from benchmarks.mutations import Mutator, Streams
+from benchmarks.running import Workplace, run
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
 from bookie_aio.wire.messages import Done, Failure, Info, Ping, Status, decode_answer
 from client_aio.connection import BookieConnection, connect
@@ -138,8 +135,10 @@ class Fuzzer:
             self._port,
             local_addr=(f"127.0.1.{1 + number % LOCAL_ADDRESSES}", 0),
         )
-        complaint = await protocol.ended
-        transport.abort()
+        try:
+            complaint = await protocol.ended
+        finally:
+            transport.abort()
         if complaint is not None:
             raise Harmed(f"connection {number} of seed {self._seed}: {complaint}")
 
@@ -332,18 +331,17 @@ async def main() -> int:
     parser.add_argument("--connections", type=int, default=32, help="at a time")
     parser.add_argument("--dir", type=Path, help="where the bookie lives (default: a temporary directory)")
     arguments = parser.parse_args()
-    directory = arguments.dir or Path(tempfile.mkdtemp(prefix="fuzz."))
-    logging.basicConfig(filename=directory / "client.log", level=logging.INFO)
-    try:
-        await fuzz(directory, arguments.frames, arguments.seed, arguments.connections)
-    except (Harmed, client_aio.BookKeeperError, OSError, RuntimeError) as error:
-        print(f"FAILED with seed {arguments.seed}: {error!r}; see {directory}")
-        return 1
-    if arguments.dir is None:
-        shutil.rmtree(directory)
+    with Workplace(arguments.dir, "fuzz.") as place:
+        logging.basicConfig(filename=place.path / "client.log", level=logging.INFO)
+        try:
+            await fuzz(place.path, arguments.frames, arguments.seed, arguments.connections)
+        except (Harmed, client_aio.BookKeeperError, OSError, RuntimeError) as error:
+            print(f"FAILED with seed {arguments.seed}: {error!r}; see {place.path}")
+            place.keep()
+            return 1
     print("unharmed")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(uvloop.run(main()))
+    sys.exit(run(main()))

@@ -25,12 +25,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from benchmarks import rawdisk
 from benchmarks.ceilings import run_ceiling
 from benchmarks.load import Figures, Load
 from benchmarks.processes import Child, start_module
+from benchmarks.running import run
 
 SHAPES = ((1024, 1000), (100, 10_000), (64 << 10, 64), (1024, 1))
 BOOKIES = 3
@@ -193,7 +192,7 @@ def main() -> int:
     shapes = SHAPES if arguments.entry_bytes is None else ((arguments.entry_bytes, arguments.in_flight),)
     loads = [Load(entry_bytes, in_flight, arguments.seconds) for entry_bytes, in_flight in shapes]
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="bench.") as directory:
-        rows = uvloop.run(measure(loads, arguments.rounds, Path(directory).resolve()))
+        rows = run(measure(loads, arguments.rounds, Path(directory).resolve()))
     document = {
         "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": machine(),
