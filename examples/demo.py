@@ -77,11 +77,11 @@ def read_source(path: str | None) -> list[bytes]:
 
 def cut(data: bytes) -> tuple[list[bytes], str]:
     """Cut into lines, each with its newline; where these are too few or too long, into pieces of them."""
-    piece_bytes = ENTRY_BYTES_MAX
-    if data.count(b"\n") < ENTRIES_MIN:
-        piece_bytes = min(piece_bytes, max(1, len(data) // ENTRIES_MIN))
     *whole, rest = data.split(b"\n")
     lines = [line + b"\n" for line in whole] + ([rest] if rest else [])
+    piece_bytes = ENTRY_BYTES_MAX
+    if len(lines) < ENTRIES_MIN:
+        piece_bytes = min(piece_bytes, max(1, len(data) // ENTRIES_MIN))
     if max(map(len, lines), default=0) <= piece_bytes:
         return lines, "line"
     pieces = [line[at : at + piece_bytes] for line in lines for at in range(0, len(line), piece_bytes)]

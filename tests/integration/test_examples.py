@@ -1,0 +1,80 @@
+"""The examples run as their documentation says, each checking what it wrote by reading it back."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks.processes import Child
+from tests.support.cluster import Cluster
+from tests.support.zookeeper import find_java
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with Cluster(tmp_path) as running:
+        yield running
+
+
+async def run_example(tmp_path: Path, name: str, *arguments: str, code: int = 0, **environment: str) -> str:
+    """Run an example to its end, expect its exit code, and give what it printed."""
+    log = tmp_path / f"{name}.log"
+    child = await Child.start(
+        sys.executable, f"examples/{name}.py", *arguments, log=log, environment=environment
+    )
+    async with child:
+        assert child.process.stdout is not None
+        printed = (await child.process.stdout.read()).decode()
+        assert await child.wait() == code, printed + child.log_tail()
+    return printed
+
+
+async def test_quickstart_writes_and_reads(cluster: Cluster, tmp_path: Path) -> None:
+    printed = await run_example(tmp_path, "quickstart", cluster.uri)
+    assert "entries 0 to 999" in printed
+    assert "2 b'entry 2'" in printed
+
+
+async def test_spark_partitions_write_ledgers_that_read_back_equal(cluster: Cluster, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
+    java_home = find_java().removesuffix("/bin/java")
+    printed = await run_example(
+        tmp_path, "spark_foreach_partition", cluster.uri, "--rows", "20000",
+        JAVA_HOME=java_home, SPARK_LOCAL_IP="127.0.0.1",
+    )  # fmt: skip
+    assert "EQUAL: 20,000 of 20,000 rows read back" in printed
+    assert printed.count("ledger ") == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "entries"),
+    [(b"one\ntwo\nthree", 3), (bytes(range(256)) * 64, 65), (b"\0" * 3_000_000, 3)],
+    ids=["three lines", "binary", "one long line"],
+)
+async def test_demo_gives_a_file_back_with_a_bookie_lost(tmp_path: Path, data: bytes, entries: int) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(data)
+    printed = await run_example(tmp_path, "demo", "--file", str(file))
+    assert f"EQUAL: {entries} entries" in printed
+    assert "(2 fragments)" in printed
+    assert "stopped    all bookies (exit code 0)" in printed
+
+
+async def test_demo_without_a_spare_goes_on_at_the_ack_quorum(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"a line\n" * 100_000)
+    printed = await run_example(tmp_path, "demo", "--file", str(file), "--no-spare")
+    assert "EQUAL: 100,000 entries" in printed
+
+
+async def test_demo_says_when_a_file_is_too_short(tmp_path: Path) -> None:
+    file = tmp_path / "empty"
+    file.touch()
+    await run_example(tmp_path, "demo", "--file", str(file), code=1)
+    assert "too short" in (tmp_path / "demo.log").read_text()
