@@ -21,6 +21,7 @@ import client_aio
 from client_aio.cli.latency import LatencyBuckets
 from client_aio.cli.ledger import AckQuorum, Ensemble, Quorums, WriteQuorum, quorums
 from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.placement import Placement, PlacementOption
 
 app = typer.Typer(no_args_is_help=True, help="Measure a cluster.")
 
@@ -131,6 +132,7 @@ async def write(
     entries: Entries = None,
     ledgers: Annotated[int, typer.Option(min=1, help="Ledgers written at once, by one client.")] = 1,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the ledgers; else they are deleted.")] = False,
+    placement: PlacementOption = Placement.WEIGHTED,
     histogram: Histogram = None,
 ) -> None:
     """Write entries of random bytes with a fixed number in flight; print rate and latencies."""
@@ -138,7 +140,7 @@ async def write(
     sizes = quorums(ensemble, write_quorum, ack_quorum)
     payload = random.SystemRandom().randbytes(entry_bytes)
     async with (
-        client_aio.connect(invocation.metadata_uri) as client,
+        client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
         _own_ledgers(client, ledgers, sizes, keep=keep) as writers,
     ):
         measured = Measured(time.perf_counter())

@@ -25,6 +25,9 @@ async def up(
     base_port: Annotated[
         int, typer.Option(min=0, max=65_000, help="The first bookie's port; 0: any free ones.")
     ] = 0,
+    racks: Annotated[
+        int, typer.Option(min=0, max=100, help="Label the bookies with so many racks, in turn; 0: none.")
+    ] = 0,
     restart: Annotated[bool, typer.Option("--restart", help="Start a bookie that died again.")] = False,
 ) -> None:
     """Start a cluster in DIR and run it until Ctrl-C or SIGTERM.
@@ -42,6 +45,7 @@ async def up(
         metadata=metadata,
         bookies=bookies + spares,
         base_port=base_port,
+        racks=racks,
         restart=restart,
         arguments=["--loop", invocation.loop.value],
         report=output.note,

@@ -13,6 +13,7 @@ import client_aio
 from client_aio.cli.exits import Exit
 from client_aio.cli.ledger_text import custom_of, draw, row_of, text_of
 from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.placement import Placement, PlacementOption
 from client_aio.cli.source import cut, read_chunks
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
@@ -63,13 +64,14 @@ async def create(
     digest: Digest = "crc32c",
     password: Password = "",
     custom: Custom = None,
+    placement: PlacementOption = Placement.WEIGHTED,
 ) -> None:
     """Create an empty ledger and print its id.
 
     It stays OPEN, and nobody writes to it: a ledger is written by the client that created it, which for
     data from a file or a pipe is `ledger write`.
     """
-    async with client_aio.connect(invocation.metadata_uri) as client:
+    async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
         ledger = await client.create_ledger(
             **quorums(ensemble, write_quorum, ack_quorum),
             digest=digest,
@@ -95,6 +97,7 @@ async def write(
     digest: Digest = "crc32c",
     password: Password = "",
     custom: Custom = None,
+    placement: PlacementOption = Placement.WEIGHTED,
 ) -> None:
     """Create a ledger, write FILE to it line by line, close it, and print its id.
 
@@ -103,7 +106,7 @@ async def write(
     size = _size_of(source)
     output = invocation.output
     async with (
-        client_aio.connect(invocation.metadata_uri) as client,
+        client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
         client.create_ledger(
             **quorums(ensemble, write_quorum, ack_quorum),
             digest=digest,

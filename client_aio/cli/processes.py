@@ -48,6 +48,7 @@ class BookieProcess:
     directory: Path
     log: Path
     port: int
+    rack: str
     pid: int | None = None
     addresses: list[str] = field(default_factory=list)
 
@@ -72,6 +73,7 @@ class LocalCluster:
         metadata: str | None,
         bookies: int,
         base_port: int,
+        racks: int,
         restart: bool,
         arguments: list[str],
         report: Callable[[str], None],
@@ -82,6 +84,7 @@ class LocalCluster:
             metadata: URI of the metadata store; None: the embedded one in the directory.
             bookies: how many to run at least; those that the directory has already are all started.
             base_port: the first one's port, counted up from there; 0: any free ones.
+            racks: how many racks they are labelled with, r1, r2, … in turn; 0: none.
             restart: start again a bookie that died.
             arguments: handed to every `bookie serve`.
             report: takes the sentences that are for the user.
@@ -90,6 +93,7 @@ class LocalCluster:
         self._metadata = metadata
         self._wanted = bookies
         self._base_port = base_port
+        self._racks = racks
         self._restart = restart
         self._arguments = arguments
         self._report = report
@@ -146,6 +150,7 @@ class LocalCluster:
                 directory=self._directory / name,
                 log=self._directory / f"{name}.log",
                 port=self._base_port + number if self._base_port else 0,
+                rack=f"r{number % self._racks + 1}" if self._racks else "",
             )
             for number, name in enumerate(names)
         ]
@@ -194,7 +199,8 @@ class LocalCluster:
         command = [
             sys.executable, "-m", "client_aio.cli", "bookie", "serve",
             "--id", bookie.bookie_id, "--dir", str(bookie.directory), "--listen", f"127.0.0.1:{bookie.port}",
-            "--metadata", self.metadata_uri, "--output", "jsonl", "--stop-with-parent", *self._arguments,
+            "--rack", bookie.rack, "--metadata", self.metadata_uri, "--output", "jsonl", "--stop-with-parent",
+            *self._arguments,
         ]  # fmt: skip
         with bookie.log.open("ab") as log:
             log_start = log.tell()
