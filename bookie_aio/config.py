@@ -92,6 +92,8 @@ class BookieConfig:
     limits: Limits = field(default_factory=Limits)
     storage: StorageConfig | None = None
     allow_remote_without_auth: bool = False
+    sweep_interval_s: float = 60.0
+    """How often the bookie looks for ledgers that were deleted without its being told (rule 15)."""
 
     def __post_init__(self) -> None:
         check_bookie_id(self.bookie_id)
@@ -116,6 +118,8 @@ class BookieConfig:
             raise InvalidArgumentError(
                 f"listening on {host!r}, which no client can connect to: say what to advertise"
             )
+        if not self.sweep_interval_s > 0:
+            raise InvalidArgumentError(f"sweep_interval_s {self.sweep_interval_s!r} is not above zero")
         if not self.weight >= 0:
             raise InvalidArgumentError(f"weight {self.weight!r} is below zero")
 

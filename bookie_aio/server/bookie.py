@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Self
 
 from bookie_aio.logs import fields
 from bookie_aio.server.connection import Connection
+from bookie_aio.server.deletions import Deletions
 from bookie_aio.server.flow import Flow
+from bookie_aio.server.locks import LedgerLocks
 from bookie_aio.server.registration import Announcement, establish_identity
 from bookie_aio.server.requests import Requests
 from bookie_aio.storage.engine import Engine, StorageConfig
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from bookie_aio.config import BookieConfig
-    from bookie_aio.server.requests import Authoriser
+    from bookie_aio.server.locks import Authoriser
     from bookie_aio.storage.disk import Disk
     from metadata.bookies import Cookie
     from metadata.store import MetadataStore
@@ -60,6 +62,7 @@ class Bookie:
         self._connections: set[Connection] = set()
         self._engine: Engine | None = None
         self._requests: Requests | None = None
+        self._deletions: Deletions | None = None
         self._server: asyncio.Server | None = None
         self._announcement: Announcement | None = None
         self._is_ending = False
@@ -89,7 +92,7 @@ class Bookie:
             disk: where the data directories are.
             rng: source of nonces and incarnations; `random.SystemRandom()` outside simulations.
             now_ms: wall clock in milliseconds, for the cluster's record only.
-            authoriser: decides on every request; None allows all.
+            authoriser: decides on every request; None: the locks of ledgers do (`LedgerLocks`).
 
         Raises:
             CookieMismatchError: the directory belongs to another bookie or cluster, or was emptied (rule 6).
@@ -102,7 +105,7 @@ class Bookie:
         cookie = await establish_identity(config, store, disk, rng=rng, now_ms=now_ms)
         bookie = cls(config, cookie, nonce=f"{rng.getrandbits(64):016x}", authoriser=authoriser)
         try:
-            await bookie._open(disk, rng)
+            await bookie._open(disk, store, rng)
             await bookie._listen()
             await bookie._announce(store)
             if bookie.stopped.done():
@@ -121,7 +124,7 @@ class Bookie:
         )
         return bookie
 
-    async def _open(self, disk: Disk, rng: random.Random) -> None:
+    async def _open(self, disk: Disk, store: MetadataStore, rng: random.Random) -> None:
         config = self._config
         self._engine = await Engine.open(
             disk,
@@ -132,6 +135,7 @@ class Bookie:
             on_failed=self._on_failed,
             on_writable=self._on_writable,
         )
+        self._deletions = Deletions(self._engine, store, self._cookie)
         self._requests = Requests(
             engine=self._engine,
             limits=config.limits,
@@ -145,8 +149,10 @@ class Bookie:
             ),
             loop=self._loop,
             info=self.info,
-            authoriser=self._authoriser,
+            authoriser=self._authoriser or LedgerLocks(self._engine),
+            drop_if_deleted=self._deletions.drop_if_deleted,
         )
+        self._deletions.start(config.sweep_interval_s)
 
     async def _listen(self) -> None:
         host, port = self._config.listen
@@ -213,6 +219,7 @@ class Bookie:
         """Give the figures that INFO answers with."""
         assert self._engine is not None
         assert self._requests is not None
+        assert self._deletions is not None
         return {
             "bookie_id": self.bookie_id,
             "instance_id": self._cookie.instance_id,
@@ -227,6 +234,7 @@ class Bookie:
             "bytes_pending": self._flow.adds.used,
             "reads_bytes": self._flow.reads.used,
             "polls_waiting": self._requests.polls_waiting,
+            "ledgers_dropped": self._deletions.dropped,
             "counters": self._requests.counters.to_json(),
             "storage": self._engine.figures(),
         }
@@ -244,6 +252,8 @@ class Bookie:
         self._is_ending = True
         if self._server is not None:
             self._server.close()
+        if self._deletions is not None:
+            await self._deletions.close()
         if self._requests is not None:
             self._requests.drain()
         if self._engine is not None and not self.stopped.done():

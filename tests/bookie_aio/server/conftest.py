@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from bookie_aio.server.requests import Authoriser
+    from bookie_aio.server.locks import Authoriser
 
 STORAGE = StorageConfig(segment_bytes=16 * 1024 * 1024, reserve_bytes=1024 * 1024, space_retry_s=0.05)
 

@@ -119,8 +119,8 @@ async def test_good_requests_before_a_bad_frame_are_answered(bookies: Bookies, b
 @pytest.mark.parametrize(
     ("greeting", "status", "says"),
     [
-        (hello(version_min=2, version_max=9), Status.UNSUPPORTED_VERSION, "versions 1 to 1"),
-        (hello(version_min=0, version_max=0), Status.UNSUPPORTED_VERSION, "versions 1 to 1"),
+        (hello(version_min=3, version_max=9), Status.UNSUPPORTED_VERSION, "versions 2 to 2"),
+        (hello(version_min=0, version_max=1), Status.UNSUPPORTED_VERSION, "versions 2 to 2"),
         (hello(instance_id="elsewhere"), Status.WRONG_BOOKIE, "not elsewhere"),
         (hello(bookie_id="b2"), Status.WRONG_BOOKIE, "this is bookie b1, not b2"),
     ],
@@ -136,7 +136,7 @@ async def test_a_handshake_that_does_not_fit_is_told_why_and_closed(
     await peer.gone()
 
 
-async def test_a_newer_client_that_still_speaks_version_1_is_served(bookies: Bookies, bookie: Bookie) -> None:
+async def test_a_newer_client_that_still_speaks_version_2_is_served(bookies: Bookies, bookie: Bookie) -> None:
     peer = await bookies.connect(bookie, greet=False)
     assert (await peer.call(hello(version_min=1, version_max=99))).status is Status.OK
 

@@ -1,0 +1,51 @@
+"""Locks: the authoriser of a bookie, which keeps the locks of ledgers in its storage.
+
+Invariant: the verdict on a token, the lock that it puts on and what the request itself appends are one step
+(`requests`), so a lock is durable no later than the first thing that was done behind it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from bookie_aio.core.authorisation import Access, judge_token, ledger_at_stake, lock_of
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.engine import Engine
+    from bookie_aio.wire.messages import Message
+    from metadata.errors import StorageError
+
+
+class Authoriser(Protocol):
+    """Decides whether a request may be carried out."""
+
+    def authorise(self, request: Message, auth: bytes | None) -> str | None:
+        """Give None to allow the request, or the reason for refusing it."""
+
+
+class LedgerLocks:
+    """Allows what the locks of ledgers allow (`bookie_aio.core.authorisation`)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def authorise(self, request: Message, auth: bytes | None) -> str | None:
+        """Give None to allow the request, or the reason for refusing it. Raises DiskFullError."""
+        ledger_id = ledger_at_stake(request)
+        if ledger_id is None:
+            return None
+        access = judge_token(self._engine.lock(ledger_id), auth)
+        if access is Access.REFUSE:
+            return f"ledger {ledger_id} has a password here, and the request {_fault(auth)}"
+        if access is Access.LOCK:
+            assert auth is not None
+            self._engine.append_lock(ledger_id, lock_of(auth), _ignore)
+        return None
+
+
+def _fault(auth: bytes | None) -> str:
+    return "carries no token" if auth is None else "carries a token that is not of this password"
+
+
+def _ignore(error: StorageError | None) -> None:
+    """A failed append stops the bookie as a whole (`Engine`'s on_failed)."""
