@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import client_aio
-from client_aio.cli.latency import LatencyBuckets
+from client_aio.cli.latency import Bursts, LatencyBuckets, take_oldest
 from client_aio.cli.ledger_text import draw
 from metadata.ledgers import LedgerStore
 from metadata.open import open_store
@@ -160,16 +160,11 @@ class Progress:
     shown_at: float = 0.0
     shown_entries: int = 0
 
-    def add(self, bursts: deque[tuple[int, float]], acknowledged: int, now: float) -> None:
-        """Count acknowledged entries, the oldest of the bursts (how many, when added)."""
+    def add(self, bursts: Bursts, acknowledged: int, now: float) -> None:
+        """Count acknowledged entries, the oldest of the bursts."""
         self.entries += acknowledged
-        while acknowledged:
-            count, added = bursts.popleft()
-            taken = min(count, acknowledged)
-            self.latency.record(now - added, taken)
-            acknowledged -= taken
-            if taken < count:
-                bursts.appendleft((count - taken, added))
+        for count, added in take_oldest(bursts, acknowledged):
+            self.latency.record(now - added, count)
 
     def finish(self, ledger: client_aio.LedgerWriter, now: float) -> None:
         """Count the last entry, and print the figures of the whole run."""
@@ -216,7 +211,7 @@ async def write_lines(
     digest = hashlib.sha256()
     now = asyncio.get_running_loop().time
     outstanding: deque[asyncio.Future[int]] = deque()
-    bursts: deque[tuple[int, float]] = deque()
+    bursts: Bursts = deque()
     in_flight_max = min(IN_FLIGHT_MAX, len(lines) // 4)  # of a short file not all at once
     for burst in _bursts(lines):
         bursts.append((len(burst), now()))
@@ -252,7 +247,7 @@ def _bursts(lines: list[bytes]) -> Iterator[list[bytes]]:
 async def _take(
     ledger: client_aio.LedgerWriter,
     outstanding: deque[asyncio.Future[int]],
-    bursts: deque[tuple[int, float]],
+    bursts: Bursts,
     progress: Progress,
     events: list[Event],
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 import client_aio
-from client_aio.cli.latency import LatencyBuckets
+from client_aio.cli.latency import Bursts, LatencyBuckets, take_oldest
 from client_aio.cli.ledger import AckQuorum, Ensemble, Quorums, WriteQuorum, quorums
 from client_aio.cli.options import Invocation, command, usage_error
 from client_aio.cli.placement import Placement, PlacementOption
@@ -75,17 +75,12 @@ class Measured:
     entries: int = 0
     bytes: int = 0
 
-    def add(self, bursts: deque[tuple[int, float]], acknowledged: int, moment: float, size: int) -> None:
+    def add(self, bursts: Bursts, acknowledged: int, moment: float, size: int) -> None:
         """Count adds acknowledged at a moment, the oldest of the bursts, and take them off."""
         self.entries += acknowledged
         self.bytes += acknowledged * size
-        while acknowledged:
-            count, added = bursts.popleft()
-            taken = min(count, acknowledged)
-            self.latencies.record(moment - added, taken)
-            acknowledged -= taken
-            if taken < count:
-                bursts.appendleft((count - taken, added))
+        for count, added in take_oldest(bursts, acknowledged):
+            self.latencies.record(moment - added, count)
 
     def row(self, what: str) -> dict[str, Any]:
         """Give the result."""
@@ -197,7 +192,7 @@ async def _fill(
     """Keep `in_flight` adds going until the limit or the deadline; then wait for the rest."""
     now = time.perf_counter
     outstanding: deque[asyncio.Future[int]] = deque()
-    bursts: deque[tuple[int, float]] = deque()  # how many were added at once, and when
+    bursts: Bursts = deque()
     issued, shown = 0, now()
     while True:
         if now() < deadline:

@@ -5,10 +5,26 @@ factor 2^(1/32). Pure: it is handed seconds and hands them back.
 """
 
 import math
+from collections import deque
+from collections.abc import Iterator
+
+Bursts = deque[tuple[int, float]]
+"""How many entries were added at once, and when; the oldest first."""
 
 _STEPS_PER_DOUBLING = 32
 _LOWEST_S = 1e-6
 _BUCKETS = 32 * _STEPS_PER_DOUBLING  # up to 71 minutes
+
+
+def take_oldest(bursts: Bursts, count: int) -> Iterator[tuple[int, float]]:
+    """Take `count` entries off the oldest bursts; yield how many of each, and when they were added."""
+    while count:
+        entries, added = bursts.popleft()
+        taken = min(entries, count)
+        if taken < entries:
+            bursts.appendleft((entries - taken, added))
+        count -= taken
+        yield taken, added
 
 
 class LatencyBuckets:

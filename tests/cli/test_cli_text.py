@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_aio.cli.exits import Exit, describe, exit_code_of
-from client_aio.cli.latency import LatencyBuckets
+from client_aio.cli.latency import LatencyBuckets, take_oldest
 from client_aio.cli.ledger_text import custom_of, draw, row_of, text_of
 from client_aio.cli.source import cut
 from metadata import errors
@@ -100,6 +101,14 @@ def test_a_count_weighs_as_much_as_that_many_values() -> None:
     buckets.record(1.0)
     assert buckets.percentile(99) == pytest.approx(0.001, rel=0.025)
     assert buckets.percentile(99.5) == 1.0
+
+
+def test_acknowledged_entries_are_taken_off_the_oldest_bursts() -> None:
+    bursts = deque([(3, 1.0), (2, 2.0), (4, 3.0)])
+    assert list(take_oldest(bursts, 0)) == []
+    assert list(take_oldest(bursts, 4)) == [(3, 1.0), (1, 2.0)]
+    assert list(take_oldest(bursts, 1)) == [(1, 2.0)]
+    assert list(bursts) == [(4, 3.0)]
 
 
 def test_percentiles_without_values_are_zero() -> None:
