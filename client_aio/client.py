@@ -12,7 +12,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from client_aio.config import ClientConfig
+from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
 from client_aio.ensemble import EnsembleFinder
@@ -144,6 +144,9 @@ class Client:
         digest: str = "crc32c",
         password: bytes = b"",
         custom_metadata: Mapping[str, bytes] | None = None,
+        advanced: bool = False,
+        deferred_sync: bool = False,
+        guaranteed_write_quorum: bool = False,
     ) -> Opening[LedgerWriter]:
         """Create a ledger and open it for writing.
 
@@ -153,6 +156,11 @@ class Client:
             ack_quorum: how many must hold it durably before it is acknowledged (Qa).
             digest: what protects entries against damage: "crc32c".
             custom_metadata: kept with the ledger, at most 64 KiB.
+            advanced: this writer assigns the entry ids: `add_entry(data, entry_id)`.
+            deferred_sync: an add's future means received by Qa bookies, not durable; `force()` makes durable
+                what was added before it, and only that is acknowledged and can be read.
+            guaranteed_write_quorum: keep every entry at hand until all Qw bookies have it, and close only
+                then: every entry of the closed ledger has Qw copies (rule 11). Not with deferred sync.
 
         Raises:
             InvalidArgumentError: at once, unless E ≥ Qw ≥ Qa ≥ 1 and the rest is legal.
@@ -161,6 +169,11 @@ class Client:
         self._context.check_open()
         check_quorums(ensemble_size, write_quorum, ack_quorum)
         custom = check_custom(custom_metadata or {})
+        options = WriteOptions(advanced=advanced, deferred_sync=deferred_sync)
+        if deferred_sync and guaranteed_write_quorum:
+            raise InvalidArgumentError(
+                "deferred_sync and guaranteed_write_quorum do not go together: choose one"
+            )
         if digest not in DIGESTS:
             raise InvalidArgumentError(f"digest {digest!r} is unknown; choose one of {', '.join(DIGESTS)}")
         if digest != "crc32c" or password:
@@ -180,11 +193,12 @@ class Client:
                 ack_quorum=ack_quorum,
                 bookies=bookies,
                 digest=digest,
+                guaranteed_write_quorum=guaranteed_write_quorum,
                 created_ms=context.now_ms(),
                 custom=custom,
             )
             version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
-            writer = LedgerWriter(context, metadata, version)
+            writer = LedgerWriter(context, metadata, version, options)
             context.keep(writer)
             await writer._start()
             return writer

@@ -43,6 +43,12 @@ class ClientConfig:
     replacement_retry_s: float = 1.0
     """How long a writer without a replacement for a failed bookie waits before it looks again."""
 
+    ensemble_changes_max: int = 1000
+    """How often a writer replaces bookies before it goes on without those that fail."""
+
+    add_quorum_timeout_s: float = 120.0
+    """A writer none of whose adds is acknowledged for this long, though some wait, fails."""
+
     quarantine_s: float = 10.0
     """How long a bookie that failed is not chosen for a new ensemble while there are others."""
 
@@ -69,3 +75,14 @@ class ClientConfig:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
                 raise InvalidArgumentError(f"{name} {value!r} is not a positive number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How one writer adds; chosen with `create_ledger`."""
+
+    advanced: bool = False
+    """The application assigns the entry ids."""
+
+    deferred_sync: bool = False
+    """An add's future means received by Qa bookies; `force` makes durable and acknowledges."""

@@ -10,25 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import Block, statement_is_intact
 from bookie_aio.wire.messages import AddFlag, Read, ReadAnswer, ReadLac, ReadLacAnswer, Stop
+from client_aio.changing import EnsembleChanges
+from client_aio.core.changes import EnsembleChanger, NewEnsemble
 from client_aio.core.reads import ClassRange, checked_blocks, class_ranges
 from client_aio.core.recovery import Ask, End, EntrySearch, FenceTally, Found, Inconclusive
 from client_aio.core.window import AddWindow
 from client_aio.replication import Replicator
+from client_aio.updating import HeldMetadata
 from metadata.errors import (
     BookKeeperError,
     LedgerRecoveryError,
-    MetadataUnavailableError,
     NotEnoughBookiesError,
-    VersionConflictError,
 )
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
 from metadata.ledger import LedgerMetadata, LedgerState, with_ensemble
 
 if TYPE_CHECKING:
+    from bookie_aio.wire.blocks import LacStatement
     from client_aio.connection import BookieConnection
     from client_aio.context import ClientContext
     from metadata.store import Version
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RUN_ENTRIES = 4096
-_METADATA_RETRY_S = 0.2
 
 
 async def recover_ledger(context: ClientContext, ledger_id: int) -> tuple[LedgerMetadata, Version]:
@@ -50,61 +52,31 @@ async def recover_ledger(context: ClientContext, ledger_id: int) -> tuple[Ledger
         LedgerRecoveryError: too few bookies answered to decide; the message names those missing.
         MetadataUnavailableError: the metadata store did not answer in time.
     """
-    metadata, version = await _enter_recovery(context, ledger_id)
-    while not metadata.is_closed:
-        recovery = _Recovery(context, metadata)
+    held = HeldMetadata(context, *await context.ledgers.read(ledger_id))
+    await held.update(_entered)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
+    while not held.current.is_closed:
+        recovery = _Recovery(context, held.current)
         last_entry, length = await recovery.run()
-        closed = await _close(context, metadata, version, recovery, last_entry, length)
-        if closed is not None:
-            return closed
-        metadata, version = await context.ledgers.read(ledger_id)
-    return metadata, version
+        if await held.update(partial(_closed, recovery, last_entry, length)):
+            break
+        # Another recovery came first: it has closed the ledger, or changed what this one started from.
+    return held.current, held.version
 
 
-async def _enter_recovery(context: ClientContext, ledger_id: int) -> tuple[LedgerMetadata, Version]:
-    """Make the ledger IN_RECOVERY, unless it is that already, or CLOSED (rule 12a)."""
-    while True:
-        metadata, version = await context.ledgers.read(ledger_id)
-        if metadata.state is not LedgerState.OPEN:
-            return metadata, version
-        try:
-            entered = metadata.begin_recovery()
-            return entered, await context.ledgers.compare_and_set(
-                entered, version, token=context.draw_token()
-            )
-        except VersionConflictError:
-            continue
+def _entered(metadata: LedgerMetadata) -> LedgerMetadata | None:
+    return metadata.begin_recovery() if metadata.state is LedgerState.OPEN else None
 
 
-async def _close(
-    context: ClientContext,
-    metadata: LedgerMetadata,
-    version: Version,
-    recovery: _Recovery,
-    last_entry: int,
-    length: int,
-) -> tuple[LedgerMetadata, Version] | None:
-    """Compare-and-set to CLOSED with what was found (rule 12e); None: start over from what is there now."""
-    give_up_at = asyncio.get_running_loop().time() + context.config.ensemble_change_timeout_s
-    token = context.draw_token()
-    base = metadata
-    while True:
-        # Earlier fragments may have been repaired meanwhile (rule 14): those are taken as they are now.
-        fragments = (*base.fragments[:-1], *recovery.fragments[len(metadata.fragments) - 1 :])
-        closed = base.close(last_entry, length, fragments=fragments)
-        try:
-            return closed, await context.ledgers.compare_and_set(closed, version, token=token)
-        except VersionConflictError:
-            base, version = await context.ledgers.read(metadata.ledger_id)
-            token = context.draw_token()
-        except MetadataUnavailableError:
-            if asyncio.get_running_loop().time() > give_up_at:
-                raise
-            await asyncio.sleep(_METADATA_RETRY_S)
-        if base.is_closed:
-            return base, version
-        if base.last_fragment != metadata.last_fragment:
-            return None
+def _closed(
+    recovery: _Recovery, last_entry: int, length: int, metadata: LedgerMetadata
+) -> LedgerMetadata | None:
+    """Give the closed ledger (rule 12e); None where these metadata are not those that were recovered."""
+    known = recovery.metadata
+    if metadata.is_closed or metadata.last_fragment != known.last_fragment:
+        return None
+    # Earlier fragments may have been repaired meanwhile (rule 14): those are taken as they are now.
+    fragments = (*metadata.fragments[:-1], *recovery.fragments[len(known.fragments) - 1 :])
+    return metadata.close(last_entry, length, fragments=fragments)
 
 
 class _Recovery:
@@ -113,7 +85,7 @@ class _Recovery:
     def __init__(self, context: ClientContext, metadata: LedgerMetadata) -> None:
         self._context = context
         self._config = context.config
-        self._metadata = metadata
+        self.metadata = metadata
         self._sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self._ensemble = metadata.last_fragment.bookies
         self._connections: dict[str, BookieConnection | BookKeeperError] = {}
@@ -123,7 +95,7 @@ class _Recovery:
         )
         self._written = asyncio.Event()
         self._failure: BookKeeperError | None = None
-        self._change: asyncio.Task[None] | None = None
+        self._changes: EnsembleChanges[None] | None = None
         self._reads: set[asyncio.Task[None]] = set()
         self._window: AddWindow[None] | None = None
         self._replicator: Replicator[None] | None = None
@@ -132,25 +104,28 @@ class _Recovery:
         """Fence, find and write back; returns the last entry and the ledger's length up to it."""
         self._connections = await self._context.pool.get_all(self._ensemble)
         try:
-            lac = await self._fence()
-            logger.info("ledger=%d fenced, last add confirmed is %d", self._metadata.ledger_id, lac)
-            window = self._start_writing(lac, await self._length_at(lac))
-            last_entry = await self._search(lac + 1)
+            tally = await self._fence()
+            logger.info("ledger=%d fenced, last add confirmed is %d", self.metadata.ledger_id, tally.lac)
+            # With guaranteed write quorum what only some of a write set have is written back too (rule 11).
+            before = tally.lafr if self.metadata.guaranteed_write_quorum else tally.lac
+            window = self._start_writing(before, tally, await self._length_at(before))
+            last_entry = await self._search(before + 1, tally.lac)
             await self._finish_writing()
         finally:
             if self._replicator is not None:
                 self._replicator.stop()
-            tasks = [*self._reads, *([self._change] if self._change else [])]
-            for task in tasks:
+            if self._changes is not None:
+                await self._changes.cancel()
+            for task in self._reads:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._reads, return_exceptions=True)
         assert window.lac == last_entry
         return last_entry, window.length_confirmed
 
     # --- (b) fencing ---
 
-    async def _fence(self) -> int:
-        last = self._metadata.last_fragment
+    async def _fence(self) -> FenceTally:
+        last = self.metadata.last_fragment
         tally = FenceTally(*self._sizes, last.first_entry)
         tasks = {
             asyncio.create_task(self._fence_one(bookie_id)): seat
@@ -164,7 +139,11 @@ class _Recovery:
                     seat = tasks[task]
                     error = task.exception()
                     if error is None:
-                        tally.answer(seat, task.result())
+                        statement = task.result()
+                        if statement is None:
+                            tally.answer(seat, None)
+                        else:
+                            tally.answer(seat, statement.lac, statement.lafr)
                     elif isinstance(error, BookKeeperError):
                         errors[self._ensemble[seat]] = str(error)
                     else:
@@ -175,27 +154,27 @@ class _Recovery:
         if not tally.is_covered:
             missing = "; ".join(f"{name} ({errors[name]})" for name in self._ensemble if name in errors)
             raise LedgerRecoveryError(
-                f"ledger {self._metadata.ledger_id} cannot be fenced: too few of its bookies answered; "
+                f"ledger {self.metadata.ledger_id} cannot be fenced: too few of its bookies answered; "
                 f"missing: {missing}. Run recovery again when they are back",
-                ledger_id=self._metadata.ledger_id,
+                ledger_id=self.metadata.ledger_id,
             )
-        return tally.lac
+        return tally
 
-    async def _fence_one(self, bookie_id: str) -> int | None:
+    async def _fence_one(self, bookie_id: str) -> LacStatement | None:
         answer, _ = await self._connection(bookie_id).call(
-            ReadLac(self._metadata.ledger_id, TERM_FINAL, NO_ENTRY, 0),
+            ReadLac(self.metadata.ledger_id, TERM_FINAL, NO_ENTRY, 0),
             ReadLacAnswer,
             timeout_s=self._config.read_timeout_s,
-            ledger_id=self._metadata.ledger_id,
+            ledger_id=self.metadata.ledger_id,
         )
         statement = answer.statement
         if (
             statement is None
-            or statement.content_term > self._metadata.last_fragment.content_term
-            or not statement_is_intact(self._metadata.ledger_id, statement)
+            or statement.content_term > self.metadata.last_fragment.content_term
+            or not statement_is_intact(self.metadata.ledger_id, statement)
         ):
             return None
-        return statement.lac
+        return statement
 
     def _connection(self, bookie_id: str) -> BookieConnection:
         found = self._connections[bookie_id]
@@ -207,21 +186,21 @@ class _Recovery:
         """Give the ledger's payload bytes up to its last confirmed entry, as that entry says."""
         if lac == NO_ENTRY:
             return 0
-        reader = self._context.entry_reader(lambda: self._metadata)
+        reader = self._context.entry_reader(lambda: self.metadata)
         try:
-            blocks = await reader.blocks(class_ranges(self._metadata, lac, lac)[0])
+            blocks = await reader.blocks(class_ranges(self.metadata, lac, lac)[0])
         except BookKeeperError as error:
             raise LedgerRecoveryError(
-                f"ledger {self._metadata.ledger_id}: its last confirmed entry {lac} cannot be read: {error}",
-                ledger_id=self._metadata.ledger_id,
+                f"ledger {self.metadata.ledger_id}: its last confirmed entry {lac} cannot be read: {error}",
+                ledger_id=self.metadata.ledger_id,
                 entry_id=lac,
             ) from error
         return int(blocks[0].running[0])
 
     # --- (c) recovery reads ---
 
-    async def _search(self, first_entry: int) -> int:
-        search = EntrySearch(*self._sizes, first_entry)
+    async def _search(self, first_entry: int, lac: int) -> int:
+        search = EntrySearch(*self._sizes, first_entry, lac=lac)
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -235,7 +214,7 @@ class _Recovery:
                 case None:
                     ask, outcome = await self._events.get()
                     if isinstance(outcome, BookKeeperError):
-                        logger.warning("ledger=%d recovery read: %s", self._metadata.ledger_id, outcome)
+                        logger.warning("ledger=%d recovery read: %s", self.metadata.ledger_id, outcome)
                         search.error(ask)
                     else:
                         blocks, answer = outcome
@@ -249,9 +228,9 @@ class _Recovery:
     async def _read(self, ask: Ask) -> None:
         bookie_id = self._ensemble[ask.seat]
         last = min(ask.first + (_RUN_ENTRIES - 1) * ask.stride, ENTRY_ID_MAX)
-        fragment = self._metadata.last_fragment
+        fragment = self.metadata.last_fragment
         wanted = ClassRange(
-            self._metadata.ledger_id, fragment.content_term, ask.first, last, ask.stride, (bookie_id,)
+            self.metadata.ledger_id, fragment.content_term, ask.first, last, ask.stride, (bookie_id,)
         )
         try:
             answer, body = await self._connection(bookie_id).call(
@@ -271,26 +250,30 @@ class _Recovery:
     def _inconclusive(self, entry_id: int, seats: list[int]) -> LedgerRecoveryError:
         names = ", ".join(self._ensemble[seat] for seat in seats)
         return LedgerRecoveryError(
-            f"whether ledger {self._metadata.ledger_id} has an entry {entry_id} cannot be decided without "
+            f"whether ledger {self.metadata.ledger_id} has an entry {entry_id} cannot be decided without "
             f"{names}. Run recovery again when they are back",
-            ledger_id=self._metadata.ledger_id,
+            ledger_id=self.metadata.ledger_id,
             entry_id=entry_id,
         )
 
     # --- (c, d) writing back ---
 
-    def _start_writing(self, lac: int, length: int) -> AddWindow[None]:
+    def _start_writing(self, before: int, tally: FenceTally, length: int) -> AddWindow[None]:
+        metadata = self.metadata
+        ensemble_size, write_quorum, ack_quorum = self._sizes
         window: AddWindow[None] = AddWindow(
-            ledger_id=self._metadata.ledger_id,
-            content_term=self._metadata.last_fragment.content_term,
-            ensemble_size=self._sizes[0],
-            write_quorum=self._sizes[1],
-            ack_quorum=self._sizes[2],
-            next_entry=lac + 1,
+            ledger_id=metadata.ledger_id,
+            content_term=metadata.last_fragment.content_term,
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            # Each write-back reaches all of its write set before the close (rules 11 and 12c).
+            ack_quorum=write_quorum if metadata.guaranteed_write_quorum else ack_quorum,
+            next_entry=before + 1,
             length=length,
             # Frozen: an advancing one would let a tailing reader see an entry that a concurrent
             # recovery then cuts off.
-            stated_lac=lac,
+            stated_lac=tally.lac,
+            stated_lafr=tally.lafr if metadata.guaranteed_write_quorum else NO_ENTRY,
         )
         self._window = window
         self._replicator = Replicator(
@@ -302,8 +285,23 @@ class _Recovery:
             on_seat_failed=self._on_seat_failed,
             on_fenced=self._fail,
         )
+        self._changes = EnsembleChanges(
+            self._context,
+            EnsembleChanger(window, metadata.last_fragment, self._config.ensemble_changes_max),
+            self._replicator,
+            metadata=lambda: metadata,
+            write=self._change_in_memory,
+            # Nothing is owed: a bookie that is down need not be replaced for a ledger's last rites.
+            is_needed=lambda: not window.is_idle,
+            on_given_up=self._fail,
+        )
         self._replicator.seat(self._ensemble, self._connections)
         return window
+
+    async def _change_in_memory(self, change: NewEnsemble) -> bool:
+        """Note an ensemble change; the closing compare-and-set writes it (rule 12d)."""
+        self.fragments = with_ensemble(self.fragments, change.first_entry, change.bookies)
+        return True
 
     def _write_back(self, payload: bytes) -> None:
         assert self._window is not None
@@ -327,40 +325,15 @@ class _Recovery:
 
     def _on_seats_failed(self) -> None:
         window = self._window
-        if window is None or not window.failed or window.is_idle:
-            return  # Nothing is owed: a bookie that is down need not be replaced for a ledger's last rites.
-        if self._change is None or self._change.done():
-            self._change = asyncio.create_task(self._replace_failed())
-
-    async def _replace_failed(self) -> None:
-        """Change the ensemble in memory; the closing compare-and-set will write it (rule 12d)."""
-        window, replicator = self._window, self._replicator
-        assert window is not None
-        assert replicator is not None
-        try:
-            while window.failed and not window.is_idle:
-                failed = window.failed
-                try:
-                    bookies, connections = await self._context.finder.replace(
-                        self._metadata, replicator.bookies, failed
-                    )
-                except NotEnoughBookiesError as error:
-                    if not window.can_acknowledge:
-                        names = ", ".join(replicator.failed_bookies)
-                        raise LedgerRecoveryError(
-                            f"ledger {window.ledger_id} cannot be written back without {names}: {error}",
-                            ledger_id=window.ledger_id,
-                        ) from error
-                    await self._context.pool.directory.wait_for_change(self._config.replacement_retry_s)
-                    continue
-                first_entry = window.begin_change()
-                if bookies != replicator.bookies:
-                    self.fragments = with_ensemble(self.fragments, first_entry, bookies)
-                replicator.reseat(bookies, failed, connections)
-        except BookKeeperError as error:
-            self._fail(error)
+        if window is not None and self._changes is not None and window.failed and not window.is_idle:
+            self._changes.begin()
 
     def _fail(self, error: BookKeeperError) -> None:
         if self._failure is None:
+            if isinstance(error, NotEnoughBookiesError):
+                error = LedgerRecoveryError(
+                    f"recovery cannot write back: {error}. Run it again when they are back",
+                    ledger_id=self.metadata.ledger_id,
+                )
             self._failure = error
             self._written.set()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from bookie_aio.wire.messages import Add, AddFlag, Done, Failure, Message, PreparedRequest, Status
+from bookie_aio.wire.messages import Add, AddFlag, Done, Failure, Force, Message, PreparedRequest, Status
 from client_aio.connection import BookieConnection, Outcome, error_of
 from client_aio.core.quorum import indexes_of
 from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError
@@ -41,7 +41,8 @@ class Replicator(Generic[Token]):
 
     Args:
         term: the term that every add carries (rule 7).
-        on_turns: called with the turns that have just been acknowledged, in order.
+        on_turns: called with the turns that have just been acknowledged, in order; where the window retains
+            some, also with none, since what it retains may have changed.
         on_seat_failed: called once for each seat whose bookie has newly failed.
         on_fenced: called when a bookie refuses the term, or knows the ledger to be deleted.
     """
@@ -60,6 +61,7 @@ class Replicator(Generic[Token]):
         self.window = window
         self._config = config
         self._message = PreparedRequest(Add(window.ledger_id, term, int(flags)))
+        self._force = Force(window.ledger_id, term)
         self._on_turns = on_turns
         self._on_seat_failed = on_seat_failed
         self._on_fenced = on_fenced
@@ -90,12 +92,54 @@ class Replicator(Generic[Token]):
             if isinstance(found, BookKeeperError):
                 self._fail(index, self.window.epoch(index), found)
 
+    def seat_newcomers(
+        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+    ) -> None:
+        """Put new bookies into seats before the compare-and-set, and send them their copies (rule 11)."""
+        self._occupy(bookies, replaced, connections)
+        self._transmit(self.window.seat_newcomers(replaced))
+
     def reseat(self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]) -> None:
         """Put new bookies into the seats of the mask `replaced` and send them what they owe."""
-        for index in indexes_of(replaced):
-            self._seats[index] = _Seat(bookies[index], connections[bookies[index]])
+        self._occupy(bookies, replaced & ~self.window.newcomers, connections)
         self._transmit(self.window.commit_change(replaced))
         self.advance()
+
+    def _occupy(
+        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+    ) -> None:
+        for index in indexes_of(replaced):
+            self._seats[index] = _Seat(bookies[index], connections[bookies[index]])
+
+    async def force(self) -> None:
+        """Make durable what the bookies have received (deferred sync).
+
+        Returns once every seat that has not failed has answered, or failed meanwhile; the window then knows
+        what that made durable. Cancelling leaves the forces running.
+        """
+        window = self.window
+        last_entry = window.last_entry_sent
+        answered = [
+            self._force_one(index, window.epoch(index), seat, last_entry)
+            for index, seat in enumerate(self._seats)
+            if seat.connection is not None
+        ]
+        if answered:
+            await asyncio.wait(answered)
+
+    def _force_one(self, index: int, epoch: int, seat: _Seat, last_entry: int) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def answered(outcome: Outcome, body: memoryview) -> None:
+            if isinstance(outcome, Done):
+                self._on_turns(self.window.forced(index, epoch, last_entry))
+            else:
+                self._refused(index, epoch, seat, outcome)
+            done.set_result(None)
+
+        assert seat.connection is not None
+        seat.connection.request(self._force, answered, timeout_s=self._config.add_timeout_s)
+        return done
 
     def advance(self) -> None:
         """Report the turns that are acknowledged by now."""
@@ -154,19 +198,22 @@ class Replicator(Generic[Token]):
         seat.bytes_owed -= len(send.batch.block)
         if isinstance(outcome, Done):
             turns = self.window.acknowledged(send)
-            if turns:
-                self._report(turns)
+            if turns or self.window.retains:
+                self._on_turns(turns)
             return
+        self._refused(send.seat, send.epoch, seat, outcome)
+
+    def _refused(self, index: int, epoch: int, seat: _Seat, outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
             error = error_of(outcome, bookie_id=seat.bookie_id, ledger_id=self.window.ledger_id)
             if outcome.status in (Status.INVALID_TERM, Status.NO_SUCH_LEDGER):
-                if send.epoch == self.window.epoch(send.seat):
+                if epoch == self.window.epoch(index):
                     self._on_fenced(self._withdrawal(error))
                 return
         else:
             assert isinstance(outcome, BookKeeperError)
             error = outcome
-        self._fail(send.seat, send.epoch, error)
+        self._fail(index, epoch, error)
 
     def _withdrawal(self, error: BookKeeperError) -> BookKeeperError:
         if not isinstance(error, LedgerFencedError):

@@ -1,8 +1,8 @@
 """The writer's handle of an open ledger.
 
-Owns the futures of adds, back-pressure, the idle writer's LAC, ensemble changes through the metadata store
-and the closing of the ledger. Who acknowledged what is `client_aio.core.window`'s; the sending
-`client_aio.replication`'s.
+Owns the futures of adds, back-pressure, the idle writer's LAC, and the closing of the ledger. Who
+acknowledged what is `client_aio.core.window`'s; the sending `client_aio.replication`'s; replacing bookies
+`client_aio.changing`'s.
 
 Invariants: futures complete in entry order, each exactly once; after the first failure nothing is
 acknowledged any more; while an ensemble change's outcome is not known nothing is acknowledged (rules 9, 10).
@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.blocks import LacStatement, statement_crc
 from bookie_aio.wire.messages import AddFlag, WriteLac
+from client_aio.changing import EnsembleChanges
+from client_aio.core.changes import Closing, EnsembleChanger, NewEnsemble
+from client_aio.core.ordering import EntryOrder
 from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddWindow, Turn
 from client_aio.replication import Replicator
+from client_aio.updating import HeldMetadata
 from metadata.errors import (
     BackpressureError,
     BookKeeperError,
@@ -27,19 +31,18 @@ from metadata.errors import (
     InvalidArgumentError,
     LedgerClosedError,
     LedgerFencedError,
-    MetadataUnavailableError,
-    NotEnoughBookiesError,
-    VersionConflictError,
+    OperationTimeoutError,
     WriterAbortedError,
 )
 from metadata.ids import NO_ENTRY, TERM_WRITER
-from metadata.ledger import LedgerMetadata, LedgerState
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
     from client_aio.reading import EntryReader, EntryStream
+    from metadata.ledger import LedgerMetadata
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
@@ -47,7 +50,6 @@ logger = logging.getLogger(__name__)
 Token = asyncio.Future[int] | None
 _HARD_LIMIT_FACTOR = 4
 _BULK_TURN_BYTES = BATCH_BYTES_MAX
-_METADATA_RETRY_S = 0.2
 
 
 class LedgerWriter:
@@ -57,11 +59,13 @@ class LedgerWriter:
     or a cancellation aborts, and the ledger stays OPEN for recovery.
     """
 
-    def __init__(self, context: ClientContext, metadata: LedgerMetadata, version: Version) -> None:
+    def __init__(
+        self, context: ClientContext, metadata: LedgerMetadata, version: Version, options: WriteOptions
+    ) -> None:
         self._context = context
         self._config = context.config
-        self._metadata = metadata
-        self._version = version
+        self._held = HeldMetadata(context, metadata, version)
+        self._options = options
         self._loop = asyncio.get_running_loop()
         self._window: AddWindow[Token] = AddWindow(
             ledger_id=metadata.ledger_id,
@@ -69,19 +73,33 @@ class LedgerWriter:
             ensemble_size=metadata.ensemble_size,
             write_quorum=metadata.write_quorum,
             ack_quorum=metadata.ack_quorum,
+            guaranteed_write_quorum=metadata.guaranteed_write_quorum,
+            deferred_sync=options.deferred_sync,
         )
         self._replicator: Replicator[Token] = Replicator(
             self._window,
             term=TERM_WRITER,
-            flags=AddFlag.NONE,
+            flags=AddFlag.DEFERRED_SYNC if options.deferred_sync else AddFlag.NONE,
             config=self._config,
             on_turns=self._on_turns,
             on_seat_failed=self._on_seat_failed,
             on_fenced=self._fail,
         )
+        self._changes: EnsembleChanges[Token] = EnsembleChanges(
+            context,
+            EnsembleChanger(self._window, metadata.last_fragment, self._config.ensemble_changes_max),
+            self._replicator,
+            metadata=lambda: self._held.current,
+            write=self._write_change,
+            is_needed=lambda: self._failure is None and not self._is_closing,
+            on_given_up=self._fail,
+        )
         self._failure: BookKeeperError | None = None
         self._is_closing = False
-        self._is_direct = True  # not failed, not closing, no bulk under way
+        self._order: EntryOrder[tuple[bytes, asyncio.Future[int]]] | None = None
+        if options.advanced:
+            self._order = EntryOrder()
+        self._is_direct = not options.advanced  # and not failed, not closing, no bulk under way
         self._entry_bytes_max = context.config.entry_bytes_max
         self._bytes_held_max = _HARD_LIMIT_FACTOR * context.config.max_in_flight_bytes
         self._create_future: Callable[[], asyncio.Future[int]] = self._loop.create_future
@@ -90,32 +108,43 @@ class LedgerWriter:
         self._room.set()
         self._bulk_lock = asyncio.Lock()
         self._queued: list[tuple[bytes, asyncio.Future[int]]] = []  # added while add_entries runs
-        self._queued_bytes = 0
-        self._change: asyncio.Task[None] | None = None
+        self._queued_bytes = 0  # with what waits behind a gap
+        self._force_lock = asyncio.Lock()
+        self._stuck = (NO_ENTRY, 0.0)  # the last entry reported, and when it was first seen to be that
+        self._progress_timer: asyncio.TimerHandle | None = None
         self._lac_stated = NO_ENTRY
         self._lac_timer: asyncio.TimerHandle | None = None
-        self._reader: EntryReader = context.entry_reader(lambda: self._metadata)
+        self._reader: EntryReader = context.entry_reader(lambda: self._held.current)
 
     async def _start(self) -> None:
-        bookies = self._metadata.last_fragment.bookies
+        bookies = self._held.current.last_fragment.bookies
         self._replicator.seat(bookies, await self._context.pool.get_all(bookies))
+        self._watch_progress()
 
     # --- what is known ---
 
     @property
     def ledger_id(self) -> int:
         """Give the ledger's id."""
-        return self._metadata.ledger_id
+        return self._held.current.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
         """Give the ledger's metadata as this writer last wrote it."""
-        return self._metadata
+        return self._held.current
 
     @property
     def last_add_confirmed(self) -> int:
         """Give the id of the last acknowledged entry, −1 for none."""
         return self._window.lac
+
+    @property
+    def last_add_fully_replicated(self) -> int:
+        """Give the last entry that all of its write set have, and all before it; −1 for none.
+
+        Known with guaranteed write quorum only (rule 11).
+        """
+        return self._window.lafr
 
     @property
     def last_add_pushed(self) -> int:
@@ -149,15 +178,24 @@ class LedgerWriter:
 
     # --- adding ---
 
-    def add_entry(self, data: bytes | bytearray | memoryview) -> asyncio.Future[int]:
+    def add_entry(
+        self, data: bytes | bytearray | memoryview, entry_id: int | None = None
+    ) -> asyncio.Future[int]:
         """Add an entry; never blocks.
 
+        Args:
+            entry_id: in a ledger opened with `advanced=True`, and only there, the id to add it under. Ids
+                may come in any order; an entry is sent once all before it have come, until then it counts
+                as in flight.
+
         Returns:
-            A future of the entry's id, done when the entry is acknowledged (rule 1). Futures complete in
-            entry order. Cancelling one leaves its add running and the order intact.
+            A future of the entry's id, done when the entry is acknowledged (rule 1), with deferred sync when
+            it is received by Qa bookies: durable after the next `force`. Futures complete in entry order.
+            Cancelling one leaves its add running and the order intact.
 
         Raises:
-            InvalidArgumentError: not bytes. EntryTooLargeError: above the limit. Nothing was sent.
+            InvalidArgumentError: not bytes; an id where there must be none, none where there must be one,
+                or one that was given before. EntryTooLargeError: above the limit. Nothing was sent.
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Not done.
         """
         # Every add runs through these lines: what is rare is decided elsewhere.
@@ -167,12 +205,12 @@ class LedgerWriter:
             self.check_size(data)
         future = self._create_future()
         window = self._window
-        if self._is_direct and window.bytes_held <= self._bytes_held_max:
+        if self._is_direct and entry_id is None and window.bytes_held <= self._bytes_held_max:
             window.add(data, future)
             if not self._replicator.flush_is_due:
                 self._replicator.schedule_flush()
         else:
-            self._add_otherwise(data, future)
+            self._add_otherwise(data, future, entry_id)
         return future
 
     async def add_entries(
@@ -190,6 +228,11 @@ class LedgerWriter:
             BookKeeperError: the first failure; its `entry_id` is the last acknowledged entry. An exception
                 of the iterable itself is passed on, what it gave before stays added.
         """
+        if self._order is not None:
+            raise InvalidArgumentError(
+                f"ledger {self.ledger_id} takes ids from its writer: use add_entry(data, entry_id)",
+                ledger_id=self.ledger_id,
+            )
         try:
             async with self._bulk_lock:
                 self._is_direct = False
@@ -210,17 +253,24 @@ class LedgerWriter:
     async def drain(self) -> None:
         """Wait until at most `max_in_flight_bytes` are in flight.
 
+        With deferred sync that is what has not been forced, and this forces it.
+
         Raises:
             BookKeeperError: the writer's first failure.
         """
         while self.bytes_in_flight > self._config.max_in_flight_bytes and self._failure is None:
+            if self._options.deferred_sync:
+                await self.force()
+                continue
             self._room.clear()
             await self._room.wait()
         if self._failure is not None:
             raise self._failure
 
     async def flush(self) -> None:
-        """Wait until everything added so far is acknowledged.
+        """Wait until everything added so far is acknowledged, with deferred sync until it is received.
+
+        What waits behind a gap in the ids is not waited for.
 
         Raises:
             BookKeeperError: the writer's first failure.
@@ -230,29 +280,58 @@ class LedgerWriter:
                 pass
         await self._wait_for(self._window.last_add_pushed)
 
+    async def force(self) -> int:
+        """Make durable, and acknowledge, everything added so far (deferred sync); returns the LAC.
+
+        Every bookie of the ensemble that has not failed answers. Cancelling leaves what was sent running.
+
+        Raises:
+            BookKeeperError: the writer's first failure.
+        """
+        await self.flush()
+        last = self._window.last_add_pushed
+        async with self._force_lock:
+            while self._window.lac < last:
+                if self._failure is not None:
+                    raise self._failure
+                self._replicator.flush()
+                await self._replicator.force()
+                if self._window.lac < last:
+                    # A bookie failed on the way: its successor is to receive what it owes first.
+                    await self._changes.settled()
+                    await self._wait_for(last)
+        return self._window.lac
+
     async def close(self) -> LedgerMetadata:
         """Flush, and close the ledger for ever behind its last entry. Calling it again does nothing.
 
-        Cancellation leaves the ledger OPEN or CLOSED; recovery settles it.
+        With deferred sync this forces; with guaranteed write quorum it waits until every entry has reached
+        all of its write set. Adds that wait behind a gap in the ids fail. Cancellation leaves the ledger
+        OPEN or CLOSED; recovery settles it.
 
         Raises:
             BookKeeperError: the first failure of an add; the ledger then stays OPEN for recovery.
             LedgerFencedError: another client took the ledger over.
         """
-        if self._metadata.is_closed:
-            return self._metadata
+        if self._held.current.is_closed:
+            return self._held.current
         if not self._is_closing:
             await self.flush()
+            if self._options.deferred_sync:
+                await self.force()
+            while not self._window.is_idle and self._failure is None:  # rule 11
+                self._room.clear()
+                await self._room.wait()
             self._is_closing, self._is_direct = True, False
-        if self._change is not None:
-            await asyncio.wait([self._change])
+            self._refuse_behind_gap()
+        await self._changes.settled()
         if self._failure is not None:
             raise self._failure
         try:
             await self._close_metadata()
         finally:
             self._release()
-        return self._metadata
+        return self._held.current
 
     async def abort(self) -> None:
         """Give up: outstanding futures fail as *unknown*, the ledger stays OPEN for recovery."""
@@ -260,9 +339,7 @@ class LedgerWriter:
         self._fail(
             WriterAbortedError(f"the writer of ledger {self.ledger_id} was aborted", ledger_id=self.ledger_id)
         )
-        if self._change is not None:
-            self._change.cancel()
-            await asyncio.gather(self._change, return_exceptions=True)
+        await self._changes.cancel()
 
     def read(self, first: int, last: int) -> EntryStream:
         """Read entries that this writer has had acknowledged; see `LedgerReader.read`."""
@@ -298,8 +375,15 @@ class LedgerWriter:
                 ledger_id=self.ledger_id,
             )
 
-    def _add_otherwise(self, data: bytes, future: asyncio.Future[int]) -> None:
-        """Refuse an add, or put it behind the bulk that is under way."""
+    def _add_otherwise(self, data: bytes, future: asyncio.Future[int], entry_id: int | None) -> None:
+        """Refuse an add, or put it behind the bulk that is under way, or in the order of the ids."""
+        if (entry_id is None) != (self._order is None):
+            raise InvalidArgumentError(
+                f"ledger {self.ledger_id} takes ids from its writer: add_entry(data, entry_id)"
+                if entry_id is None
+                else f"entry id {entry_id}: ledger {self.ledger_id} was not created with advanced=True",
+                ledger_id=self.ledger_id,
+            )
         if self._failure is not None or self._is_closing:
             self._refuse(future)
         elif self.bytes_in_flight > self._bytes_held_max:
@@ -308,9 +392,28 @@ class LedgerWriter:
                 f"{_HARD_LIMIT_FACTOR} × max_in_flight_bytes: await drain() between adds",
                 ledger_id=self.ledger_id,
             )
+        elif self._order is not None and entry_id is not None:
+            ready = self._order.take(entry_id, (data, future))
+            self._queued_bytes += len(data) + ENTRY_OVERHEAD_BYTES
+            for item, its_future in ready:
+                self._queued_bytes -= len(item) + ENTRY_OVERHEAD_BYTES
+                self._window.add(item, its_future)
+            if ready:
+                self._replicator.schedule_flush()
         else:
             self._queued.append((data, future))
             self._queued_bytes += len(data) + ENTRY_OVERHEAD_BYTES
+
+    def _refuse_behind_gap(self) -> None:
+        if self._order is None or not self._order.waiting:
+            return
+        error = LedgerClosedError(
+            f"ledger {self.ledger_id} was closed before entry {self._order.following} came; entries "
+            f"{self._order.waiting[0]} to {self._order.waiting[-1]} waited for it",
+            ledger_id=self.ledger_id,
+        )
+        _fail_all([future for _, future in self._order.give_up()], error)
+        self._queued_bytes = 0
 
     def _refuse(self, future: asyncio.Future[int]) -> None:
         future.set_exception(
@@ -370,20 +473,25 @@ class LedgerWriter:
                 if future is not None and not future.done():
                     future.set_result(entry_id)
                 entry_id += 1
-        lac = self._window.lac
-        while self._waiters and self._waiters[0][0] <= lac:
+        window = self._window
+        reported = window.last_entry_reported
+        while self._waiters and self._waiters[0][0] <= reported:
             waiter = self._waiters.popleft()[1]
             if not waiter.done():
                 waiter.set_result(None)
         if self.bytes_in_flight <= self._config.max_in_flight_bytes:
             self._room.set()
+        if window.newcomers:
+            self._changes.copied()
         if self._lac_timer is None:
-            self._lac_timer = self._loop.call_later(self._config.explicit_lac_delay_s, self._publish_lac, lac)
+            self._lac_timer = self._loop.call_later(
+                self._config.explicit_lac_delay_s, self._publish_lac, window.lac
+            )
 
     async def _wait_for(self, entry_id: int) -> None:
         if self._failure is not None:
             raise self._failure
-        if entry_id <= self._window.lac:
+        if entry_id <= self._window.last_entry_reported:
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((entry_id, waiter))
@@ -392,16 +500,17 @@ class LedgerWriter:
     def _publish_lac(self, lac_seen: int) -> None:
         """Tell the bookies the LAC, once no entry has told it for a while (rule 13)."""
         self._lac_timer = None
-        lac = self._window.lac
+        window = self._window
+        lac = window.lac
         if self._failure is not None or lac == self._lac_stated:
             return
-        if lac != lac_seen or not self._window.is_idle:
+        if lac != lac_seen or window.last_add_pushed != window.last_entry_reported:
             # Still writing: what follows states the LAC, and the last of it comes back here.
             self._lac_timer = self._loop.call_later(self._config.explicit_lac_delay_s, self._publish_lac, lac)
             return
         self._lac_stated = lac
-        term = self._window.content_term
-        statement = LacStatement(term, lac, NO_ENTRY, statement_crc(self.ledger_id, term, lac, NO_ENTRY))
+        term, lafr = window.content_term, window.lafr_to_state
+        statement = LacStatement(term, lac, lafr, statement_crc(self.ledger_id, term, lac, lafr))
         self._replicator.broadcast(WriteLac(self.ledger_id, TERM_WRITER, statement))
 
     def _fail(self, error: BookKeeperError) -> None:
@@ -411,14 +520,9 @@ class LedgerWriter:
         self._failure, self._is_direct = error, False
         tokens = self._window.abort()
         queued, self._queued, self._queued_bytes = self._queued, [], 0
-        for future in [*tokens, *(future for _, future in queued)]:
-            if future is not None and not future.done():
-                future.set_exception(error)
-                future.exception()  # looked at: one that nobody awaits does not fill the log
-        for _, waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
-                waiter.exception()
+        behind_gap = self._order.give_up() if self._order is not None else []
+        _fail_all([*tokens, *(future for _, future in [*queued, *behind_gap])], error)
+        _fail_all([waiter for _, waiter in self._waiters], error)
         self._waiters.clear()
         self._room.set()
         self._release()
@@ -428,130 +532,71 @@ class LedgerWriter:
         if self._lac_timer is not None:
             self._lac_timer.cancel()
             self._lac_timer = None
+        if self._progress_timer is not None:
+            self._progress_timer.cancel()
+            self._progress_timer = None
         self._context.forget(self)
+
+    def _watch_progress(self) -> None:
+        """Fail the writer when no add has been acknowledged for `add_quorum_timeout_s` though some wait."""
+        timeout_s, now = self._config.add_quorum_timeout_s, self._loop.time()
+        reported = self._window.last_entry_reported
+        if reported == self._window.last_add_pushed or reported != self._stuck[0]:
+            self._stuck = (reported, now)
+        elif now - self._stuck[1] >= timeout_s:
+            self._fail(
+                OperationTimeoutError(
+                    f"entry {reported + 1} of ledger {self.ledger_id} was not acknowledged by "
+                    f"{self._window.ack_quorum} bookies within {timeout_s:g} s",
+                    ledger_id=self.ledger_id,
+                )
+            )
+            return
+        self._progress_timer = self._loop.call_later(timeout_s / 4, self._watch_progress)
 
     # --- ensemble changes (rules 9 and 10) ---
 
     def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
         self._context.pool.directory.note_failure(bookie_id)
-        if self._is_closing or self._failure is not None:
-            return  # Everything is acknowledged by now, or never will be.
-        if self._change is None or self._change.done():
-            # Failures found until the task first runs, or while it waits, are handled together.
-            self._change = self._loop.create_task(
-                self._replace_failed(), name=f"ensemble change of ledger {self.ledger_id}"
-            )
+        if not self._is_closing and self._failure is None:
+            self._changes.begin()  # else everything is acknowledged by now, or never will be
 
-    async def _replace_failed(self) -> None:
-        try:
-            while self._window.failed and self._failure is None and not self._metadata.is_closed:
-                failed = self._window.failed
-                try:
-                    bookies, connections = await self._context.finder.replace(
-                        self._metadata, self._replicator.bookies, failed
-                    )
-                except NotEnoughBookiesError as error:
-                    if not self._window.can_acknowledge:
-                        self._fail(self._below_quorum(error))
-                        return
-                    logger.warning(
-                        "ledger=%d writing goes on without %s: %s",
-                        self.ledger_id, ", ".join(self._replicator.failed_bookies), error,
-                    )  # fmt: skip
-                    if self._is_closing:
-                        return
-                    await self._context.pool.directory.wait_for_change(self._config.replacement_retry_s)
-                    continue
-                await self._change_ensemble(bookies, failed)
-                if self._failure is None:
-                    self._replicator.reseat(bookies, failed, connections)
-        except BookKeeperError as error:
-            self._fail(error)
-
-    def _below_quorum(self, error: NotEnoughBookiesError) -> NotEnoughBookiesError:
-        return NotEnoughBookiesError(
-            f"ledger {self.ledger_id} has lost {', '.join(self._replicator.failed_bookies)}: some write set "
-            f"has fewer than {self._metadata.ack_quorum} bookies left, and {error}",
-            ledger_id=self.ledger_id,
-        )
-
-    async def _change_ensemble(self, bookies: tuple[str, ...], replaced: int) -> None:
-        """Write the new fragment; returns once that has definitely happened, else fails the writer.
-
-        The LAC is frozen from here until `reseat`, or for good.
-        """
-        first_entry = self._window.begin_change()
-        if bookies == self._replicator.bookies:
-            return  # The same bookies came back: nothing changes but that they get what they owe.
+    async def _write_change(self, change: NewEnsemble) -> bool:
         logger.info(
             "ledger=%d ensemble change at entry %d: %s → %s",
-            self.ledger_id, first_entry, ",".join(self._replicator.bookies), ",".join(bookies),
+            self.ledger_id, change.first_entry, ",".join(change.known.bookies), ",".join(change.bookies),
         )  # fmt: skip
-        expected = self._metadata.last_fragment
-
-        def change(metadata: LedgerMetadata) -> LedgerMetadata | None:
-            if metadata.state is not LedgerState.OPEN or metadata.last_fragment != expected:
-                return None
-            return metadata.change_ensemble(first_entry, bookies)
-
-        if not await self._compare_and_set(change):
-            self._fail(self._taken_over())
+        if await self._held.update(change.apply):
+            return True
+        self._fail(self._taken_over())
+        return False
 
     async def _close_metadata(self) -> None:
-        last, length = self._window.lac, self._window.length_confirmed
-
-        def close(metadata: LedgerMetadata) -> LedgerMetadata | None:
-            return metadata.close(last, length) if metadata.state is LedgerState.OPEN else None
-
-        if await self._compare_and_set(close):
+        window = self._window
+        closing = Closing(window.lac, window.length_confirmed, self._held.current.last_fragment)
+        if await self._held.update(closing.apply) or closing.is_met_by(self._held.current):
             return
-        if self._metadata.is_closed and self._metadata.last_entry == last:
-            return  # A recovery came to the same end (rule 10).
         error = self._taken_over()
         self._fail(error)
         raise error
 
     def _taken_over(self) -> LedgerFencedError:
-        state = self._metadata.state.value
-        end = f" at entry {self._metadata.last_entry}" if self._metadata.is_closed else ""
+        metadata = self._held.current
+        end = f" at entry {metadata.last_entry}" if metadata.is_closed else ""
         return LedgerFencedError(
-            f"ledger {self.ledger_id} has been taken over by another client: it is {state}{end}",
+            f"ledger {self.ledger_id} has been taken over by another client: it is "
+            f"{metadata.state.value}{end}",
             ledger_id=self.ledger_id,
         )
 
-    async def _compare_and_set(self, change: Callable[[LedgerMetadata], LedgerMetadata | None]) -> bool:
-        """Apply a change to the metadata by compare-and-set, until its outcome is definite (rule 10).
 
-        Returns:
-            True when it has happened. False when `change` gave None for what others made of the metadata,
-            which `self._metadata` then is.
-
-        Raises:
-            MetadataUnavailableError: no definite outcome within `ensemble_change_timeout_s`.
-        """
-        ledgers = self._context.ledgers
-        give_up_at = self._loop.time() + self._config.ensemble_change_timeout_s
-        token = self._context.draw_token()
-        wanted: LedgerMetadata | None = None
-        while True:
-            try:
-                if wanted is None:
-                    wanted = change(self._metadata)
-                    if wanted is None:
-                        return False
-                # One token for all attempts: the store knows one that took effect although it seemed lost.
-                self._version = await ledgers.compare_and_set(wanted, self._version, token=token)
-                self._metadata = wanted
-                return True
-            except VersionConflictError:
-                self._metadata, self._version = await ledgers.read(self.ledger_id)
-                wanted, token = None, self._context.draw_token()
-            except MetadataUnavailableError as error:
-                # Unknown: the request may still land. The same version is tried until that is settled.
-                if self._loop.time() > give_up_at:
-                    raise
-                logger.warning("ledger=%d metadata not reachable, trying again: %s", self.ledger_id, error)
-                await asyncio.sleep(_METADATA_RETRY_S)
+def _fail_all(
+    futures: Iterable[asyncio.Future[int] | asyncio.Future[None] | None], error: BookKeeperError
+) -> None:
+    for future in futures:
+        if future is not None and not future.done():
+            future.set_exception(error)
+            future.exception()  # looked at: one that nobody awaits does not fill the log
 
 
 def _same(error: BookKeeperError, message: str, entry_id: int) -> BookKeeperError:

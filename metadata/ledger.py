@@ -19,6 +19,7 @@ The stored form is a JSON object that an operator can read in a ZooKeeper shell:
      "fragments": [{"first_entry": 0, "content_term": 0, "bookies": ["b1", "b2", "b3"]}],
      "last_entry": null, "length": null, "custom": {"app": "ZGVtbw=="}}
 
+A ledger with guaranteed write quorum (rule 11), and no other, has "guaranteed_write_quorum": true as well.
 A ledger with authentication codes (digest "hmac-sha256"), and no other, has "password" as well: see
 `metadata.passwords`.
 """
@@ -76,6 +77,7 @@ class LedgerMetadata:
     state: LedgerState = LedgerState.OPEN
     digest: str = DIGEST_CRC
     password: PasswordRecord | None = None
+    guaranteed_write_quorum: bool = False
     created_ms: int = 0
     term: int = 0
     last_entry: int | None = None
@@ -93,6 +95,7 @@ class LedgerMetadata:
         bookies: Sequence[str],
         digest: str = DIGEST_CRC,
         password: PasswordRecord | None = None,
+        guaranteed_write_quorum: bool = False,
         created_ms: int = 0,
         custom: Mapping[str, bytes] | None = None,
     ) -> LedgerMetadata:
@@ -112,6 +115,7 @@ class LedgerMetadata:
             fragments=(Fragment(0, tuple(bookies)),),
             digest=digest,
             password=password,
+            guaranteed_write_quorum=guaranteed_write_quorum,
             created_ms=created_ms,
             custom=MappingProxyType(check_custom(custom or {})),
         )
@@ -261,6 +265,7 @@ class LedgerMetadata:
                 "ack_quorum": self.ack_quorum,
                 "digest": self.digest,
                 **({} if self.password is None else {"password": self.password.to_document()}),
+                **({"guaranteed_write_quorum": True} if self.guaranteed_write_quorum else {}),
                 "created_ms": self.created_ms,
                 "term": self.term,
                 "fragments": [
@@ -374,6 +379,7 @@ def _parse(cls: type[LedgerMetadata], document: dict[str, Any]) -> LedgerMetadat
         state=LedgerState(document["state"]),
         digest=_one_of(document["digest"], DIGESTS),
         password=PasswordRecord.from_document(document["password"]) if "password" in document else None,
+        guaranteed_write_quorum=_boolean(document.get("guaranteed_write_quorum", False)),
         created_ms=_integer(document["created_ms"], 0, 2**63 - 1),
         term=_integer(document["term"], 0, TERM_FINAL),
         last_entry=_optional(document["last_entry"], NO_ENTRY, ENTRY_ID_MAX),
@@ -387,6 +393,12 @@ def _parse(cls: type[LedgerMetadata], document: dict[str, Any]) -> LedgerMetadat
 def _integer(value: object, low: int, high: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{value!r} is not an integer from {low} to {high}")
+    return value
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
     return value
 
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.messages import Stop
 from client_aio.core.quorum import covers_all_write_sets, proves_absent, write_set
+from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block
@@ -34,19 +35,22 @@ class FenceTally:
     """Collects the answers to fencing LAC reads (rule 12b).
 
     Args:
-        first_entry: of the last fragment: everything before it is acknowledged.
+        first_entry: of the last fragment: everything before it is acknowledged, and with guaranteed write
+            quorum on all of its write sets.
     """
 
     def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int, first_entry: int) -> None:
         self._sizes = (ensemble_size, write_quorum, ack_quorum)
         self._answered = 0
         self.lac = first_entry - 1
+        self.lafr = first_entry - 1
 
-    def answer(self, seat: int, lac: int | None) -> None:
-        """Note a durable fence and the LAC stated with it; None where none could be verified."""
+    def answer(self, seat: int, lac: int | None, lafr: int = NO_ENTRY) -> None:
+        """Note a durable fence and the LAC and LAFR stated with it; None where none could be verified."""
         self._answered |= 1 << seat
         if lac is not None:
             self.lac = max(self.lac, lac)
+            self.lafr = max(self.lafr, lafr)
 
     @property
     def is_covered(self) -> bool:
@@ -90,11 +94,25 @@ class Inconclusive(NamedTuple):
 class EntrySearch:
     """Decides, entry by entry, what is recoverable and where the ledger ends (rule 12c).
 
+    Args:
+        lac: the highest verified LAC: an entry up to it was acknowledged, and no number of answers can prove
+            it absent. Below `first_entry`, except with guaranteed write quorum, whose recovery starts
+            behind the LAFR.
+
     Feed it with `answer` and `error`; after each, call `step` until it gives None.
     """
 
-    def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int, first_entry: int) -> None:
+    def __init__(
+        self,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        first_entry: int,
+        *,
+        lac: int = NO_ENTRY,
+    ) -> None:
         self.following = first_entry
+        self._lac = lac
         self._ensemble_size = ensemble_size
         self._write_quorum = write_quorum
         self._ack_quorum = ack_quorum
@@ -115,7 +133,7 @@ class EntrySearch:
         kind = entry_id % self._stride
         seats = write_set(entry_id % self._ensemble_size, self._ensemble_size, self._write_quorum)
         absent = [seat for seat in seats if self._verdicts.get((kind, seat)) == (entry_id, True)]
-        if proves_absent(len(absent), self._write_quorum, self._ack_quorum):
+        if entry_id > self._lac and proves_absent(len(absent), self._write_quorum, self._ack_quorum):
             return End(entry_id - 1)
         unasked = [seat for seat in seats if self._is_unasked(kind, seat, entry_id)]
         if unasked:
@@ -123,6 +141,8 @@ class EntrySearch:
             return [Ask(seat, entry_id, self._stride) for seat in unasked]
         if any((kind, seat) in self._outstanding for seat in seats):
             return None
+        if entry_id <= self._lac:
+            return Inconclusive(entry_id, list(seats))
         return Inconclusive(entry_id, [seat for seat in seats if seat not in absent])
 
     def answer(self, ask: Ask, blocks: list[Block], stop: Stop, stop_entry: int) -> None:

@@ -16,10 +16,20 @@ The theory, in the terms of ARCHITECTURE.md's rules:
   counts its occupants' turns; an acknowledgement names the epoch it was sent under, and one of an earlier
   epoch counts for nothing.
 
+- With *guaranteed write quorum* (rule 11) a turn that was acknowledged is *retained*, with what it takes to
+  send it again, until the whole write set of each of its batches has it; the last entry of the last turn
+  released so is the LAFR. An ensemble change then starts at LAFR + 1, and `seat_newcomers` gives the new
+  bookies what they owe of (LAFR, LAC] before the compare-and-set; `owes_copies` tells whether they have it.
+- With *deferred sync* an acknowledgement says no more than that a bookie has received a batch. A turn that
+  Qa bookies received is reported, and retained until Qa of those bookies have answered a *force* that was
+  sent to them behind it over the same connection, which is to say to the same process: only then does the
+  LAC pass it. A new occupant of a seat has received nothing and forced nothing.
+
 Owns: entry ids, running length, LAC, LAP, who acknowledged what. Does not own: sockets, timers, metadata.
 
-Invariants: lac < first entry of turns[0]; turns are contiguous and end at LAP; the LAC moves only
-when not frozen; batch.acks holds only seats of the batch's write set, in their present epoch.
+Invariants: retained turns, turns, and what is not sent yet are contiguous, in this order, and end at LAP;
+LAFR ≤ LAC; neither moves while frozen; batch.acks holds only seats of the batch's write set, in their present
+epoch, and batch.forced only seats of batch.acks.
 """
 
 from __future__ import annotations
@@ -27,7 +37,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Generic, NamedTuple, TypeVar
 
 from bookie_aio.wire.blocks import encode_block
@@ -47,7 +57,7 @@ Codes = Callable[[int, int, Sequence[int], Sequence[int], Sequence[bytes]], Sequ
 class Batch:
     """Entries of one turn and one write set, encoded once and sent as they are to each bookie."""
 
-    __slots__ = ("acks", "block", "count", "first_entry", "mask", "turn")
+    __slots__ = ("acks", "block", "count", "first_entry", "forced", "mask")
 
     def __init__(self, first_entry: int, count: int, mask: int, block: bytes) -> None:
         self.first_entry = first_entry
@@ -55,6 +65,7 @@ class Batch:
         self.mask = mask
         self.block = block
         self.acks = 0
+        self.forced = 0
 
 
 class Turn(Generic[Token]):
@@ -88,8 +99,10 @@ class AddWindow(Generic[Token]):
         next_entry: id of the first entry that will be added; everything below is acknowledged.
         length: payload bytes of the ledger below `next_entry`.
         stated_lac: None for a writer, whose batches state the LAC of the moment. A recovery states the
-            LAC it found when it began, frozen (rule 12c).
+            LAC it found when it began, frozen (rule 12c), and so with `stated_lafr`.
         codes: gives the authentication codes of a batch; None without.
+        guaranteed_write_quorum: retain what is acknowledged until all of its write set have it (rule 11).
+        deferred_sync: acknowledgements are receipts, and forces make durable.
     """
 
     def __init__(
@@ -103,8 +116,12 @@ class AddWindow(Generic[Token]):
         next_entry: int = 0,
         length: int = 0,
         stated_lac: int | None = None,
+        stated_lafr: int | None = None,
         codes: Codes | None = None,
+        guaranteed_write_quorum: bool = False,
+        deferred_sync: bool = False,
     ) -> None:
+        assert not (guaranteed_write_quorum and deferred_sync)
         self.ledger_id = ledger_id
         self.content_term = content_term
         self.ensemble_size = ensemble_size
@@ -117,10 +134,18 @@ class AddWindow(Generic[Token]):
         self.failed = 0
         self._stated_lac = stated_lac
         self._codes = codes
+        self._is_guaranteed = guaranteed_write_quorum
+        self._is_deferred = deferred_sync
+        self.retains = guaranteed_write_quorum or deferred_sync
+        self.lafr = next_entry - 1 if guaranteed_write_quorum else NO_ENTRY
+        self._stated_lafr = stated_lafr
         self._frozen = False
+        self.newcomers = 0  # seats whose new bookies have got copies, and nothing beyond the LAC
+        self._received = next_entry - 1  # the last entry reported, which the LAC may be behind
         self._next_entry = next_entry  # of the first entry not sent yet
         self._payloads: list[bytes] = []
         self._tokens: list[Token] = []
+        self._retained: deque[Turn[Token]] = deque()
         self._turns: deque[Turn[Token]] = deque()
         self._epochs = [0] * ensemble_size
         self._masks = write_set_masks(ensemble_size, write_quorum)
@@ -136,9 +161,24 @@ class AddWindow(Generic[Token]):
         return self.lac if self._stated_lac is None else self._stated_lac
 
     @property
+    def lafr_to_state(self) -> int:
+        """Give the LAFR that entries sent now state; −1 without guaranteed write quorum."""
+        return self.lafr if self._stated_lafr is None else self._stated_lafr
+
+    @property
+    def last_entry_reported(self) -> int:
+        """Give the last entry given back in a turn: acknowledged, or (deferred sync) received by Qa."""
+        return self._received if self._is_deferred else self.lac
+
+    @property
+    def last_entry_sent(self) -> int:
+        """Give the last entry that `flush` has formed a turn of."""
+        return self._next_entry - 1
+
+    @property
     def is_idle(self) -> bool:
-        """Tell whether everything taken has been acknowledged."""
-        return not self._turns and not self._payloads
+        """Tell whether everything taken has been acknowledged, and nothing is retained."""
+        return not self._turns and not self._payloads and not self._retained
 
     @property
     def is_frozen(self) -> bool:
@@ -178,7 +218,7 @@ class AddWindow(Generic[Token]):
             )
             self._turns.append(turn)
             for batch in turn.batches:
-                sends += self._sends(batch, batch.mask & ~self.failed)
+                sends += self._sends(batch, batch.mask & ~self.failed & ~self.newcomers)
             start = stop
         return sends
 
@@ -202,34 +242,82 @@ class AddWindow(Generic[Token]):
         """Give the present epoch of a seat."""
         return self._epochs[seat]
 
+    def forced(self, seat: int, epoch: int, last_entry: int) -> list[Turn[Token]]:
+        """Note that what a seat's bookie had received up to an entry is durable there (deferred sync).
+
+        Args:
+            last_entry: the last entry that had been sent when the force was.
+        """
+        if epoch != self._epochs[seat]:
+            return []
+        bit = 1 << seat
+        for turn in chain(self._retained, self._turns):
+            if turn.last_entry > last_entry:
+                break
+            for batch in turn.batches:
+                batch.forced |= batch.acks & bit
+        return self._advance()
+
     def begin_change(self) -> int:
-        """Freeze the LAC and capture the first entry of the new fragment, LAC + 1."""
+        """Freeze LAC and LAFR, and capture the first entry of the new fragment.
+
+        That is LAC + 1; with guaranteed write quorum LAFR + 1.
+        """
         assert not self._frozen
         self._frozen = True
-        return self.lac + 1
+        return (self.lafr if self._is_guaranteed else self.lac) + 1
 
-    def abandon_change(self) -> list[Turn[Token]]:
-        """Unfreeze: the compare-and-set has definitely not happened. Returns what is acknowledged by now."""
+    @property
+    def copies_first(self) -> bool:
+        """Tell whether new bookies must hold copies before the compare-and-set (rule 11)."""
+        return self._is_guaranteed and bool(self._retained)
+
+    def seat_newcomers(self, replaced: int) -> list[Send]:
+        """Put new bookies into seats before the compare-and-set (rule 11); returns the copies they owe."""
         assert self._frozen
-        self._frozen = False
-        return self._advance()
+        assert self._is_guaranteed
+        self.newcomers |= replaced
+        self._vacate(replaced)
+        return [
+            send
+            for turn in self._retained
+            for batch in turn.batches
+            for send in self._sends(batch, batch.mask & replaced)
+        ]
+
+    @property
+    def owes_copies(self) -> bool:
+        """Tell whether a newcomer has not acknowledged all its copies yet."""
+        newcomers = self.newcomers
+        return any(batch.mask & newcomers & ~batch.acks for turn in self._retained for batch in turn.batches)
 
     def commit_change(self, replaced: int) -> list[Send]:
         """Unfreeze with new bookies in the seats of the mask `replaced`.
 
-        Returns what the new bookies owe. Call `advance` once that has been sent.
+        Returns what the new bookies still owe. Call `advance` once that has been sent.
         """
         assert self._frozen
         self._frozen = False
-        self.failed &= ~replaced
-        for seat in indexes_of(replaced):
-            self._epochs[seat] += 1
+        newcomers, self.newcomers = self.newcomers, 0
+        self._vacate(replaced & ~newcomers)
         sends: list[Send] = []
+        for turn in self._retained:
+            for batch in turn.batches:
+                sends += self._sends(batch, batch.mask & replaced & ~newcomers)
         for turn in self._turns:
             for batch in turn.batches:
-                batch.acks &= ~replaced
-                sends += self._sends(batch, batch.mask & replaced)
+                sends += self._sends(batch, batch.mask & (replaced | newcomers) & ~self.failed)
         return sends
+
+    def _vacate(self, seats: int) -> None:
+        """Begin a new epoch in each seat: acknowledgements of its former bookie count no more (rule 9)."""
+        self.failed &= ~seats
+        for seat in indexes_of(seats):
+            self._epochs[seat] += 1
+        for turn in chain(self._retained, self._turns):
+            for batch in turn.batches:
+                batch.acks &= ~seats
+                batch.forced &= ~seats
 
     def advance(self) -> list[Turn[Token]]:
         """Give the turns that are acknowledged by now."""
@@ -239,6 +327,7 @@ class AddWindow(Generic[Token]):
         """Give up everything outstanding; returns the tokens in entry order."""
         tokens = [token for turn in self._turns for token in turn.tokens] + self._tokens
         self._turns.clear()
+        self._retained.clear()
         self._payloads, self._tokens = [], []
         self.bytes_held = 0
         return tokens
@@ -248,6 +337,8 @@ class AddWindow(Generic[Token]):
         turns = self._turns
         if self._frozen:
             return done
+        if self.retains:
+            return self._advance_retaining()
         while turns and all(batch.acks.bit_count() >= self.ack_quorum for batch in turns[0].batches):
             turn = turns.popleft()
             assert turn.first_entry == self.lac + 1
@@ -256,6 +347,32 @@ class AddWindow(Generic[Token]):
             self.bytes_held -= turn.bytes_held
             done.append(turn)
         return done
+
+    def _advance_retaining(self) -> list[Turn[Token]]:
+        """Report what Qa bookies have, and let go of what is safe with nobody to send it again."""
+        done: list[Turn[Token]] = []
+        turns, retained = self._turns, self._retained
+        while turns and all(batch.acks.bit_count() >= self.ack_quorum for batch in turns[0].batches):
+            turn = turns.popleft()
+            assert turn.first_entry == self._received + 1
+            self._received = turn.last_entry
+            if self._is_guaranteed:
+                self.lac, self.length_confirmed = turn.last_entry, turn.length
+            retained.append(turn)
+            done.append(turn)
+        while retained and self._is_releasable(retained[0]):
+            turn = retained.popleft()
+            self.bytes_held -= turn.bytes_held
+            if self._is_guaranteed:
+                self.lafr = turn.last_entry
+            else:
+                self.lac, self.length_confirmed = turn.last_entry, turn.length
+        return done
+
+    def _is_releasable(self, turn: Turn[Token]) -> bool:
+        if self._is_guaranteed:
+            return all(batch.acks == batch.mask for batch in turn.batches)
+        return all(batch.forced.bit_count() >= self.ack_quorum for batch in turn.batches)
 
     def _sends(self, batch: Batch, mask: int) -> list[Send]:
         return [Send(seat, self._epochs[seat], batch) for seat in indexes_of(mask)]
@@ -283,8 +400,9 @@ class AddWindow(Generic[Token]):
         return Turn(first_entry, tokens, batches, running[-1], held)
 
     def _encode(self, first_entry: int, stride: int, payloads: list[bytes], running: list[int]) -> bytes:
-        lac = self.lac_to_state
-        assert NO_ENTRY <= lac < first_entry
+        # A recovery with guaranteed write quorum writes entries back that its frozen LAC is beyond.
+        lac = min(self.lac_to_state, first_entry - 1)
+        lafr = min(self.lafr_to_state, lac)
         ids = range(first_entry, first_entry + stride * len(payloads), stride)
         return encode_block(
             ledger_id=self.ledger_id,
@@ -292,8 +410,8 @@ class AddWindow(Generic[Token]):
             first_entry=first_entry,
             stride=stride,
             lac=lac,
-            lafr=NO_ENTRY,
+            lafr=lafr,
             payloads=payloads,
             running=running,
-            macs=self._codes(lac, NO_ENTRY, ids, running, payloads) if self._codes else (),
+            macs=self._codes(lac, lafr, ids, running, payloads) if self._codes else (),
         )

@@ -159,14 +159,6 @@ def test_a_failed_bookie_that_is_not_replaced_is_sent_nothing_and_its_acks_stay(
     assert not window.can_acknowledge
 
 
-def test_an_abandoned_change_acknowledges_what_was_held_back() -> None:
-    window = new_window()
-    sends = add(window, "a")
-    window.begin_change()
-    acknowledge(window, sends, 0, 1)
-    assert [turn.tokens for turn in window.abandon_change()] == [["a"]]
-
-
 def test_a_recovery_states_the_lac_it_was_given_whatever_it_has_written_back() -> None:
     window = new_window(next_entry=10, length=100, stated_lac=9)
     acknowledge(window, add(window, "a"), 0, 1)

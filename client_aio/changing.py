@@ -1,0 +1,155 @@
+"""Ensemble changes of one window: the shell around `client_aio.core.changes.EnsembleChanger`.
+
+Shared by a ledger's writer, which writes each change to the metadata store, and by recovery, which keeps them
+in memory until it closes the ledger (rule 12d). Owns the one task that carries out the steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from client_aio.core.changes import Copy, Find, GiveUp, NewEnsemble, Reseat, Step, Wait, Write
+from client_aio.core.quorum import indexes_of
+from metadata.errors import BookKeeperError, NotEnoughBookiesError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from client_aio.connection import BookieConnection
+    from client_aio.context import ClientContext
+    from client_aio.core.changes import EnsembleChanger
+    from client_aio.replication import Replicator
+    from metadata.ledger import LedgerMetadata
+
+logger = logging.getLogger(__name__)
+
+Token = TypeVar("Token")
+
+
+class EnsembleChanges(Generic[Token]):
+    """Replaces failed bookies, one change at a time.
+
+    Args:
+        metadata: gives the ledger's metadata as they are known now.
+        write: writes a change; gives False when it has been refused, and everything has been withdrawn.
+        is_needed: tells whether anything is still owed to anybody.
+        on_given_up: called when the ledger cannot be written to any more.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        changer: EnsembleChanger[Token],
+        replicator: Replicator[Token],
+        *,
+        metadata: Callable[[], LedgerMetadata],
+        write: Callable[[NewEnsemble], Awaitable[bool]],
+        is_needed: Callable[[], bool],
+        on_given_up: Callable[[BookKeeperError], None],
+    ) -> None:
+        self._context = context
+        self._changer = changer
+        self._replicator = replicator
+        self._metadata = metadata
+        self._write = write
+        self._is_needed = is_needed
+        self._on_given_up = on_given_up
+        self._connections: dict[str, BookieConnection] = {}
+        self._progress = asyncio.Event()
+        self._frozen_until: float | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Look after the seats that have failed, now or after the change that is under way."""
+        self._progress.set()
+        if self._task is None or self._task.done():
+            # Failures found until the task first runs, or while it waits, are handled together.
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"ensemble change of ledger {self._replicator.window.ledger_id}"
+            )
+
+    def copied(self) -> None:
+        """Look again whether the newcomers hold their copies."""
+        self._progress.set()
+
+    async def settled(self) -> None:
+        """Wait until no change is under way."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def cancel(self) -> None:
+        """Stop where it stands; the outcome of a change under way stays open."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            step = self._changer.next()
+            while step is not None and self._is_needed():
+                step = await self._carry_out(step)
+        except BookKeeperError as error:
+            self._on_given_up(error)
+
+    async def _carry_out(self, step: Step) -> Step:
+        changer, replicator = self._changer, self._replicator
+        match step:
+            case Find(seats):
+                return await self._find(seats)
+            case Wait(is_frozen):
+                await self._wait(is_frozen)
+                return changer.next()
+            case Copy(bookies, seats):
+                replicator.seat_newcomers(bookies, seats, self._connections)
+                await self._copy(seats)
+                return changer.copied()
+            case Write(change):
+                return changer.written() if await self._write(change) else None
+            case Reseat(bookies, seats):
+                self._frozen_until = None
+                replicator.reseat(bookies, seats, self._connections)
+                self._connections = {}
+                return changer.reseated()
+            case GiveUp(why):
+                raise self._not_enough(why)
+        raise AssertionError(step)
+
+    async def _find(self, seats: int) -> Step:
+        changer = self._changer
+        try:
+            bookies, connections = await self._context.finder.replace(self._metadata(), changer.target, seats)
+        except NotEnoughBookiesError as error:
+            step = changer.not_found()
+            if isinstance(step, Wait):
+                names = ", ".join(changer.target[index] for index in indexes_of(seats))
+                logger.warning(
+                    "ledger=%d writing %s without %s: %s",
+                    self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on", names, error,
+                )  # fmt: skip
+            return step
+        self._connections |= connections
+        return changer.found(bookies)
+
+    async def _wait(self, is_frozen: bool) -> None:
+        config, now = self._context.config, asyncio.get_running_loop().time()
+        if is_frozen:
+            if self._frozen_until is None:
+                self._frozen_until = now + config.ensemble_change_timeout_s
+            elif now > self._frozen_until:
+                raise self._not_enough("no other bookie came up in time")
+        await self._context.pool.directory.wait_for_change(config.replacement_retry_s)
+
+    async def _copy(self, seats: int) -> None:
+        window = self._replicator.window
+        while window.owes_copies and not window.failed & seats and self._is_needed():
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _not_enough(self, why: str) -> NotEnoughBookiesError:
+        window = self._replicator.window
+        return NotEnoughBookiesError(
+            f"ledger {window.ledger_id} has lost {', '.join(self._replicator.failed_bookies)}: {why}",
+            ledger_id=window.ledger_id,
+        )

@@ -1,0 +1,250 @@
+"""What a writer does to its ledger's metadata: ensemble changes, the close, and conflicts over both.
+
+The theory, in the terms of ARCHITECTURE.md's rules.
+
+*One change to the metadata* (`MetadataUpdate`, rule 10). A compare-and-set ends in one of three ways: it has
+happened; it has definitely not happened, since the version was another; or its outcome is unknown. After the
+first the change is done. After the second the metadata are read again and the change is applied to what is
+there now, or refused by it. After the third nothing is known, and reading settles nothing, since the request
+may still land: the *same* compare-and-set is tried again, with the same token, until it has definitely
+happened or definitely conflicted.
+
+*What refuses a change.* A writer's ledger is changed by others in two ways. A repair exchanges bookies of
+fragments before the last one: the writer applies its change to that. A recovery makes it IN_RECOVERY, and
+then CLOSED: the writer is displaced, and withdraws. Nobody but the writer and a recovery ever touches the
+last fragment of a ledger that is not CLOSED (rule 14), so if that is not the one the writer knows, the writer
+is displaced as well.
+
+*An ensemble change* (`EnsembleChanger`, rule 9), step by step:
+
+    failed ─▶ Find ─found─▶ [Copy ─copied─▶] Write ─written─▶ Reseat ─▶ done, or Find for what failed since
+               │ ▲            └─a newcomer     └─refused: the writer withdraws
+               │ └─Wait         failed: Find
+               └─none found: Wait, or GiveUp below the ack quorum
+
+- Failures found while bookies are looked for are not: the mask asked for is taken when `Find` is given, and
+  what failed since is the next change. So failures found in the meantime are handled together.
+- From `found` on the window is frozen: the first entry of the new fragment is captured there, once, and stays
+  however often the bookies are chosen again. It is unfrozen by the reseating, or never.
+- The same bookies as before came back: nothing is written, but they get what they owe.
+- With guaranteed write quorum the newcomers hold what they owe of the acknowledged entries before the
+  compare-and-set (`Copy`, rule 11).
+
+Owns the order of these steps. Does not own how bookies are chosen, sending, retries' timing, or the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from metadata.ledger import LedgerMetadata, LedgerState
+
+if TYPE_CHECKING:
+    from client_aio.core.window import AddWindow
+    from metadata.ledger import Fragment
+    from metadata.store import Version
+
+Token = TypeVar("Token")
+Apply = Callable[[LedgerMetadata], LedgerMetadata | None]
+
+
+@dataclass(frozen=True, slots=True)
+class NewEnsemble:
+    """The change to a new last fragment. `known` is the last fragment that the writer knows."""
+
+    first_entry: int
+    bookies: tuple[str, ...]
+    known: Fragment
+
+    def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
+        """Give what to write in place of these metadata; None where they show that others took over."""
+        if metadata.state is not LedgerState.OPEN or metadata.last_fragment != self.known:
+            return None
+        return metadata.change_ensemble(self.first_entry, self.bookies)
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The change to CLOSED behind the writer's LAC."""
+
+    last_entry: int
+    length: int
+    known: Fragment
+
+    def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
+        """Give what to write in place of these metadata; None where they are not the writer's to close."""
+        if metadata.state is not LedgerState.OPEN or metadata.last_fragment != self.known:
+            return None
+        return metadata.close(self.last_entry, self.length)
+
+    def is_met_by(self, metadata: LedgerMetadata) -> bool:
+        """Tell whether a recovery came to the same end: the close has then succeeded (rule 10)."""
+        return metadata.is_closed and metadata.last_entry == self.last_entry
+
+
+class Attempt(NamedTuple):
+    """A compare-and-set to make. A new token is drawn for each value of `number`."""
+
+    metadata: LedgerMetadata
+    version: Version
+    number: int
+
+
+class MetadataUpdate:
+    """One change to the metadata, until its outcome is definite.
+
+    Make each `attempt` that it gives, and tell what came of it. An attempt whose outcome is unknown is not
+    told: it is given again.
+    """
+
+    def __init__(self, metadata: LedgerMetadata, version: Version, apply: Apply) -> None:
+        self.metadata = metadata
+        self.version = version
+        self._apply = apply
+        self._number = 0
+        self._wanted = apply(metadata)
+
+    @property
+    def is_refused(self) -> bool:
+        """Tell whether `metadata`, as others made them, leave no room for the change."""
+        return self._wanted is None
+
+    def attempt(self) -> Attempt:
+        """Give the compare-and-set to make now; not when the change is refused."""
+        assert self._wanted is not None
+        return Attempt(self._wanted, self.version, self._number)
+
+    def written(self, version: Version) -> None:
+        """Note that the attempt has definitely happened."""
+        assert self._wanted is not None
+        self.metadata, self.version = self._wanted, version
+
+    def conflicted(self, metadata: LedgerMetadata, version: Version) -> None:
+        """Note that it definitely has not, and what is there instead."""
+        self.metadata, self.version = metadata, version
+        self._number += 1
+        self._wanted = self._apply(metadata)
+
+
+class Find(NamedTuple):
+    """Find bookies for these seats, a mask of `target`; answer with `found` or `not_found`."""
+
+    seats: int
+
+
+class Wait(NamedTuple):
+    """There are none now: ask for the `next` step again in a while.
+
+    `is_frozen`: nothing is acknowledged until there are; else writing goes on at the ack quorum.
+    """
+
+    is_frozen: bool
+
+
+class Copy(NamedTuple):
+    """Seat the newcomers and send them what they owe (`window.seat_newcomers`).
+
+    Answer with `copied` once the window owes no copies, or a newcomer has failed.
+    """
+
+    bookies: tuple[str, ...]
+    seats: int
+
+
+class Write(NamedTuple):
+    """Write the change; answer with `written`, or withdraw if it is refused."""
+
+    change: NewEnsemble
+
+
+class Reseat(NamedTuple):
+    """Put the bookies into these seats and unfreeze (`window.commit_change`); answer with `reseated`."""
+
+    bookies: tuple[str, ...]
+    seats: int
+
+
+class GiveUp(NamedTuple):
+    """Writing cannot go on."""
+
+    why: str
+
+
+Step = Find | Wait | Copy | Write | Reseat | GiveUp | None
+"""None: nothing is to be done."""
+
+
+class EnsembleChanger(Generic[Token]):
+    """Decides the steps of ensemble changes, one change at a time.
+
+    Args:
+        fragment: the last one of the ledger's metadata.
+        changes_max: how many changes there may be in all.
+    """
+
+    def __init__(self, window: AddWindow[Token], fragment: Fragment, changes_max: int) -> None:
+        self._window = window
+        self._changes_max = changes_max
+        self._asked = 0  # seats that bookies were last asked for
+        self._seats = 0  # seats of the change under way
+        self._first_entry: int | None = None
+        self.fragment = fragment
+        self.target = fragment.bookies
+        self.changes = 0
+
+    def next(self) -> Step:
+        """Give what is to be done about the seats that have failed."""
+        self._asked = self._window.failed
+        if not self._asked:
+            return None
+        if self.changes >= self._changes_max and self._first_entry is None:
+            return self._go_on_without(f"its ensemble has been changed {self.changes} times already")
+        return Find(self._asked)
+
+    def not_found(self) -> Step:
+        """Go on without replacements while every write set keeps its ack quorum (rule 9)."""
+        return self._go_on_without("there is no other bookie")
+
+    def _go_on_without(self, why: str) -> Step:
+        if self._first_entry is not None:
+            return Wait(is_frozen=True)
+        if not self._window.can_acknowledge:
+            return GiveUp(f"some write set has fewer than {self._window.ack_quorum} bookies left, and {why}")
+        return Wait(is_frozen=False)
+
+    def found(self, bookies: tuple[str, ...]) -> Step:
+        """Begin the change to an ensemble whose new bookies can be reached, or go on with it."""
+        if self._first_entry is None:
+            self._first_entry = self._window.begin_change()
+        self.target = bookies
+        self._seats |= self._asked
+        if self._window.copies_first:
+            return Copy(bookies, self._asked)
+        return self._write()
+
+    def copied(self) -> Step:
+        """Go on once the newcomers hold their copies; one that has failed is replaced first."""
+        if self._window.failed & self._seats:
+            return self.next()
+        assert not self._window.owes_copies
+        return self._write()
+
+    def _write(self) -> Step:
+        assert self._first_entry is not None
+        if self.target == self.fragment.bookies:
+            return Reseat(self.target, self._seats)
+        return Write(NewEnsemble(self._first_entry, self.target, self.fragment))
+
+    def written(self) -> Step:
+        """Note that the compare-and-set has definitely happened."""
+        assert self._first_entry is not None
+        self.fragment = replace(self.fragment, first_entry=self._first_entry, bookies=self.target)
+        self.changes += 1
+        return Reseat(self.target, self._seats)
+
+    def reseated(self) -> Step:
+        """Note that the window goes on; what failed meanwhile is the next change."""
+        self._first_entry, self._seats = None, 0
+        return self.next()
