@@ -252,10 +252,10 @@ class Bookie:
         self._is_ending = True
         if self._server is not None:
             self._server.close()
-        if self._deletions is not None:
-            await self._deletions.close()
         if self._requests is not None:
             self._requests.drain()
+        if self._deletions is not None:
+            await self._deletions.close()
         if self._engine is not None and not self.stopped.done():
             await self._finish_accepted(self._engine)
         await self._deregister()
