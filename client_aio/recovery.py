@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import Block, statement_is_intact
@@ -18,7 +17,16 @@ from bookie_aio.wire.messages import AddFlag, Read, ReadAnswer, ReadLac, ReadLac
 from client_aio.changing import EnsembleChanges
 from client_aio.core.changes import EnsembleChanger, NewEnsemble
 from client_aio.core.reads import ClassRange, checked_blocks, class_ranges
-from client_aio.core.recovery import Ask, End, EntrySearch, FenceTally, Found, Inconclusive
+from client_aio.core.recovery import (
+    Ask,
+    End,
+    EntrySearch,
+    FenceTally,
+    Found,
+    Inconclusive,
+    RecoveredEnd,
+    entered,
+)
 from client_aio.core.window import AddWindow
 from client_aio.replication import Replicator
 from client_aio.updating import HeldMetadata
@@ -28,7 +36,7 @@ from metadata.errors import (
     NotEnoughBookiesError,
 )
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
-from metadata.ledger import LedgerMetadata, LedgerState, with_ensemble
+from metadata.ledger import LedgerMetadata, with_ensemble
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import LacStatement
@@ -53,30 +61,14 @@ async def recover_ledger(context: ClientContext, ledger_id: int) -> tuple[Ledger
         MetadataUnavailableError: the metadata store did not answer in time.
     """
     held = HeldMetadata(context, *await context.ledgers.read(ledger_id))
-    await held.update(_entered)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
+    await held.update(entered)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
     while not held.current.is_closed:
         recovery = _Recovery(context, held.current)
         last_entry, length = await recovery.run()
-        if await held.update(partial(_closed, recovery, last_entry, length)):
+        if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):
             break
         # Another recovery came first: it has closed the ledger, or changed what this one started from.
     return held.current, held.version
-
-
-def _entered(metadata: LedgerMetadata) -> LedgerMetadata | None:
-    return metadata.begin_recovery() if metadata.state is LedgerState.OPEN else None
-
-
-def _closed(
-    recovery: _Recovery, last_entry: int, length: int, metadata: LedgerMetadata
-) -> LedgerMetadata | None:
-    """Give the closed ledger (rule 12e); None where these metadata are not those that were recovered."""
-    known = recovery.metadata
-    if metadata.is_closed or metadata.last_fragment != known.last_fragment:
-        return None
-    # Earlier fragments may have been repaired meanwhile (rule 14): those are taken as they are now.
-    fragments = (*metadata.fragments[:-1], *recovery.fragments[len(known.fragments) - 1 :])
-    return metadata.close(last_entry, length, fragments=fragments)
 
 
 class _Recovery:

@@ -21,14 +21,22 @@ Invariant: `following` moves by one entry at a time, and never past one that is 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.messages import Stop
 from client_aio.core.quorum import covers_all_write_sets, proves_absent, write_set
 from metadata.ids import NO_ENTRY
+from metadata.ledger import LedgerState
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block
+    from metadata.ledger import Fragment, LedgerMetadata
+
+
+def entered(metadata: LedgerMetadata) -> LedgerMetadata | None:
+    """Give the ledger IN_RECOVERY (rule 12a); None where it is that already, or CLOSED."""
+    return metadata.begin_recovery() if metadata.state is LedgerState.OPEN else None
 
 
 class FenceTally:
@@ -168,3 +176,26 @@ class EntrySearch:
             return False
         verdict = self._verdicts.get(key)
         return verdict is None or verdict[0] < entry_id
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredEnd:
+    """The change to CLOSED behind what was recovered (rule 12e).
+
+    Attributes:
+        known: the metadata from which the recovery started.
+        fragments: those, with the ensemble changes that the recovery made in memory (rule 12d).
+    """
+
+    known: LedgerMetadata
+    fragments: tuple[Fragment, ...]
+    last_entry: int
+    length: int
+
+    def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
+        """Give what to write in place of these metadata; None where they are not those recovered."""
+        if metadata.is_closed or metadata.last_fragment != self.known.last_fragment:
+            return None
+        # Earlier fragments may have been repaired meanwhile (rule 14): those are taken as they are now.
+        fragments = (*metadata.fragments[:-1], *self.fragments[len(self.known.fragments) - 1 :])
+        return metadata.close(self.last_entry, self.length, fragments=fragments)
