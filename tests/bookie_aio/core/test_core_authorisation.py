@@ -1,0 +1,59 @@
+"""Tokens and locks: the whole table, and which requests it is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from bookie_aio.core.authorisation import Access, judge_token, ledger_at_stake, lock_of
+from bookie_aio.wire import messages as wire
+
+TOKEN = bytes(range(32))
+LOCK = lock_of(TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("lock", "token", "access"),
+    [
+        (b"", None, Access.ALLOW),
+        (b"", TOKEN, Access.LOCK),
+        (b"", TOKEN[:31], Access.REFUSE),
+        (b"", b"", Access.REFUSE),
+        (LOCK, TOKEN, Access.ALLOW),
+        (LOCK, None, Access.REFUSE),
+        (LOCK, b"", Access.REFUSE),
+        (LOCK, bytes(32), Access.REFUSE),
+        (LOCK, LOCK, Access.REFUSE),
+    ],
+)
+def test_a_token_opens_its_lock_and_no_other(lock: bytes, token: bytes | None, access: Access) -> None:
+    assert judge_token(lock, token) is access
+
+
+@pytest.mark.parametrize(
+    ("request_", "ledger_id"),
+    [
+        (wire.Add(7, 0, 0), 7),
+        (wire.Add(7, 1, int(wire.AddFlag.RECOVERY)), 7),
+        (wire.Add(7, 0, int(wire.AddFlag.DEFERRED_SYNC)), 7),
+        (wire.Add(7, 0, int(wire.AddFlag.REPAIR)), None),
+        (wire.Read(7, 0, 0, 0, 1, 1, 1), 7),
+        (wire.Read(7, wire.NO_TERM, 0, 0, 1, 1, 1), None),
+        (wire.ReadLac(7, 2**63 - 1, -1, 0), 7),
+        (wire.ReadLac(7, wire.NO_TERM, -1, 0), None),
+        (wire.WriteLac(7, 0, None), 7),
+        (wire.Force(7, 0), 7),
+        (wire.Delete(7), 7),
+        (wire.ListEntries(7, 0), None),
+        (wire.ListLedgers(7), None),
+        (wire.Ping(), None),
+        (wire.Info(), None),
+    ],
+)
+def test_whatever_changes_something_of_a_ledger_needs_its_token(
+    request_: wire.Message, ledger_id: int | None
+) -> None:
+    assert ledger_at_stake(request_) == ledger_id
+
+
+def test_every_operation_was_thought_of() -> None:
+    assert len(wire.Op) == 11, "say in ledger_at_stake, and above, whether the new operation needs a token"

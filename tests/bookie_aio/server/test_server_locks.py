@@ -1,0 +1,109 @@
+"""Ledgers with a password, at one bookie: who has not got its token changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie_aio.wire.messages import (
+    NO_TERM,
+    Add,
+    AddFlag,
+    Delete,
+    Failure,
+    ListEntries,
+    Message,
+    Read,
+    ReadLac,
+    Status,
+    WriteLac,
+)
+from metadata.ids import TERM_FINAL
+from tests.support.rawclient import RawClient, block, lac_statement
+
+if TYPE_CHECKING:
+    from bookie_aio.server.bookie import Bookie
+    from tests.bookie_aio.server.conftest import Bookies
+
+TOKEN, OTHER = b"t" * 32, b"o" * 32
+
+CHANGES: list[tuple[Message, bytes]] = [
+    (Add(7, 0, 0), block(7, 1, [b"forged"])),
+    (Add(7, TERM_FINAL, int(AddFlag.RECOVERY)), block(7, 1, [b"forged"])),
+    (Add(7, 0, int(AddFlag.DEFERRED_SYNC)), block(7, 1, [b"forged"])),
+    (Read(7, TERM_FINAL, 0, 0, 9, 1, 1000), b""),
+    (ReadLac(7, TERM_FINAL, -1, 0), b""),
+    (WriteLac(7, 0, lac_statement(7, 99)), b""),
+    (Delete(7), b""),
+]
+
+
+async def lock(client: RawClient) -> None:
+    answer = await client.call(Add(7, 0, 0), block(7, 0, [b"genuine"]), auth=TOKEN)
+    assert answer.status is Status.OK
+
+
+async def assert_nothing_changed(bookie: Bookie, client: RawClient) -> None:
+    """Check that ledger 7 is as `lock` left it, and that its owner goes on."""
+    assert bookie._engine is not None
+    assert bookie._engine.term(7) == 0
+    assert (await client.call(Read(7, NO_TERM, 0, 0, 1, 1, 1000))).entries == [(0, b"genuine")]
+    assert bookie._engine.last_entry(7) == 0
+    assert not bookie._engine.is_deleted(7)
+    assert (statement := bookie._engine.statement(7)) is None or statement.lac == -1
+    answer = await client.call(Add(7, 0, 0), block(7, 0, [b"genuine"]), auth=TOKEN)
+    assert answer.status is Status.OK
+
+
+@pytest.mark.parametrize("auth", [None, OTHER, b"", TOKEN + b"t"], ids=["none", "another", "empty", "longer"])
+@pytest.mark.parametrize(("request_", "body"), CHANGES, ids=lambda value: type(value).__name__)
+async def test_a_request_that_changes_something_is_refused_without_the_token(
+    bookie: Bookie, client: RawClient, request_: Message, body: bytes, auth: bytes | None
+) -> None:
+    await lock(client)
+    answer = await client.call(request_, body, auth=auth)
+    assert answer.status is Status.UNAUTHORIZED
+    assert isinstance(answer.message, Failure)
+    assert "ledger 7 has a password" in answer.message.message
+    assert TOKEN.decode() not in answer.message.message
+    await assert_nothing_changed(bookie, client)
+
+
+async def test_with_the_token_everything_goes_on_as_ever(client: RawClient) -> None:
+    await lock(client)
+    for request, body in CHANGES[:6]:
+        wanted = Status.OK if request.__class__ is not WriteLac else Status.INVALID_TERM
+        if isinstance(request, Add) and request.term == TERM_FINAL:
+            continue  # fences
+        assert (await client.call(request, body, auth=TOKEN)).status is wanted
+    added = await client.call(Add(7, TERM_FINAL, int(AddFlag.RECOVERY)), block(7, 1, [b"x"]), auth=TOKEN)
+    assert added.status is Status.OK
+
+
+async def test_reading_looking_and_repairing_need_no_token(bookie: Bookie, client: RawClient) -> None:
+    await lock(client)
+    assert (await client.call(Read(7, NO_TERM, 0, 0, 0, 1, 1000))).entries == [(0, b"genuine")]
+    assert (await client.call(ReadLac(7, NO_TERM, -1, 0))).status is Status.OK
+    assert (await client.call(ListEntries(7, 0))).status is Status.OK
+    repair = Add(7, TERM_FINAL, int(AddFlag.REPAIR))
+    assert (await client.call(repair, block(7, 0, [b"not the one there"]))).status is Status.OK
+    assert (await client.call(Read(7, NO_TERM, 0, 0, 0, 1, 1000))).entries == [(0, b"genuine")]
+    assert bookie._engine is not None
+    assert bookie._engine.term(7) == 0, "a repair without a token has fenced a locked ledger"
+
+
+async def test_a_lock_survives_a_restart(bookies: Bookies, bookie: Bookie, client: RawClient) -> None:
+    await lock(client)
+    await bookie.close()
+    bookie = await bookies.start()
+    again = await bookies.connect(bookie)
+    for auth in (None, OTHER):
+        assert (await again.call(ReadLac(7, TERM_FINAL, -1, 0), auth=auth)).status is Status.UNAUTHORIZED
+    await assert_nothing_changed(bookie, again)
+
+
+async def test_a_ledger_without_a_password_needs_no_token(client: RawClient) -> None:
+    assert (await client.add(8, 0, [b"a"])).status is Status.OK
+    assert (await client.call(ReadLac(8, TERM_FINAL, -1, 0))).status is Status.OK
+    assert (await client.call(ReadLac(8, TERM_FINAL, -1, 0), auth=b"short")).status is Status.UNAUTHORIZED
