@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import Block, statement_is_intact
-from bookie_aio.wire.messages import AddFlag, Read, ReadAnswer, ReadLac, ReadLacAnswer, Stop
+from bookie_aio.wire.messages import AddFlag, ReadAnswer, ReadLacAnswer, Stop
 from client_aio.changing import EnsembleChanges
 from client_aio.core.changes import EnsembleChanger, NewEnsemble
 from client_aio.core.reads import ClassRange, checked_blocks, class_ranges
@@ -26,6 +26,8 @@ from client_aio.core.recovery import (
     Inconclusive,
     RecoveredEnd,
     entered,
+    fencing_lac_read,
+    recovery_read,
 )
 from client_aio.core.window import AddWindow
 from client_aio.replication import Replicator
@@ -35,7 +37,7 @@ from metadata.errors import (
     LedgerRecoveryError,
     NotEnoughBookiesError,
 )
-from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
+from metadata.ids import NO_ENTRY, TERM_FINAL
 from metadata.ledger import LedgerMetadata, with_ensemble
 
 if TYPE_CHECKING:
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
-
-_RUN_ENTRIES = 4096
 
 
 async def recover_ledger(context: ClientContext, ledger_id: int) -> tuple[LedgerMetadata, Version]:
@@ -154,7 +154,7 @@ class _Recovery:
 
     async def _fence_one(self, bookie_id: str) -> LacStatement | None:
         answer, _ = await self._connection(bookie_id).call(
-            ReadLac(self.metadata.ledger_id, TERM_FINAL, NO_ENTRY, 0),
+            fencing_lac_read(self.metadata),
             ReadLacAnswer,
             timeout_s=self._config.read_timeout_s,
             ledger_id=self.metadata.ledger_id,
@@ -219,21 +219,17 @@ class _Recovery:
 
     async def _read(self, ask: Ask) -> None:
         bookie_id = self._ensemble[ask.seat]
-        last = min(ask.first + (_RUN_ENTRIES - 1) * ask.stride, ENTRY_ID_MAX)
-        fragment = self.metadata.last_fragment
+        read = recovery_read(self.metadata, ask, self._config.read_ahead_bytes)
         wanted = ClassRange(
-            self.metadata.ledger_id, fragment.content_term, ask.first, last, ask.stride, (bookie_id,)
+            read.ledger_id, read.content_term, read.first, read.last, read.stride, (bookie_id,)
         )
         try:
             answer, body = await self._connection(bookie_id).call(
-                Read(
-                    wanted.ledger_id, TERM_FINAL, wanted.content_term, wanted.first, wanted.last,
-                    wanted.stride, self._config.read_ahead_bytes,
-                ),
+                read,
                 ReadAnswer,
                 timeout_s=self._config.read_timeout_s,
                 ledger_id=wanted.ledger_id,
-            )  # fmt: skip
+            )
             # An answer that fails its digests counts for nothing, neither way.
             self._events.put_nowait((ask, (checked_blocks(wanted, answer, body), answer)))
         except BookKeeperError as error:

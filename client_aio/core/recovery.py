@@ -24,9 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.wire.messages import Stop
+from bookie_aio.wire.messages import Read, ReadLac, Stop
 from client_aio.core.quorum import covers_all_write_sets, proves_absent, write_set
-from metadata.ids import NO_ENTRY
+from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
 from metadata.ledger import LedgerState
 
 if TYPE_CHECKING:
@@ -34,9 +34,28 @@ if TYPE_CHECKING:
     from metadata.ledger import Fragment, LedgerMetadata
 
 
+_RUN_ENTRIES = 4096
+
+
 def entered(metadata: LedgerMetadata) -> LedgerMetadata | None:
     """Give the ledger IN_RECOVERY (rule 12a); None where it is that already, or CLOSED."""
     return metadata.begin_recovery() if metadata.state is LedgerState.OPEN else None
+
+
+def fencing_lac_read(metadata: LedgerMetadata) -> ReadLac:
+    """Give the request that fences the ledger at a bookie and asks for the LAC (rule 12b)."""
+    return ReadLac(metadata.ledger_id, TERM_FINAL, NO_ENTRY, 0)
+
+
+def recovery_read(metadata: LedgerMetadata, ask: Ask, bytes_max: int) -> Read:
+    """Give the request for a run of entries (rule 12c).
+
+    It fences as well: else a bookie that the LAC reads did not wait for could say "no such entry", and then
+    acknowledge that very entry to the writer.
+    """
+    last = min(ask.first + (_RUN_ENTRIES - 1) * ask.stride, ENTRY_ID_MAX)
+    content_term = metadata.last_fragment.content_term
+    return Read(metadata.ledger_id, TERM_FINAL, content_term, ask.first, last, ask.stride, bytes_max)
 
 
 class FenceTally:
