@@ -135,6 +135,8 @@ class Bookie:
             on_failed=self._on_failed,
             on_writable=self._on_writable,
         )
+        for note in self._engine.notes:
+            log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
         self._deletions = Deletions(self._engine, store, self._cookie)
         self._requests = Requests(
             engine=self._engine,
@@ -197,8 +199,8 @@ class Bookie:
             "bookie is writable again" if is_writable else "bookie is read-only: no space left",
             extra=fields(bookie=self.bookie_id),
         )
-        if self._announcement is not None:
-            self._announcement.set_writable(is_writable)
+        if self._announcement is not None and self._engine is not None:
+            self._announcement.set_writable(self._engine.is_writable)
 
     def _on_failed(self, error: StorageError) -> None:
         log.critical("bookie stops: its storage failed", extra=fields(bookie=self.bookie_id, error=error))

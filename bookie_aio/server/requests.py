@@ -291,7 +291,7 @@ class Requests:
         The term is left alone, so that a repair neither is kept out by a fence nor fences a live writer;
         but for the final one, which says that the ledger is CLOSED.
         """
-        if not self._engine.is_writable:
+        if not self._engine.has_room:
             self._refuse(peer, Op.ADD, request_id, Status.READ_ONLY, "this bookie is read-only")
             return
         # Nor where the ledger has a lock: a repair carries no token, and must not be a way to fence.

@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from bookie_aio.storage import format as form
 from bookie_aio.storage.checkpoint import LedgerState
 from bookie_aio.storage.figures import Figures
 from bookie_aio.storage.index import Runs, pack_run
-from bookie_aio.storage.journal import Change, Done, Group, Journal, Record
+from bookie_aio.storage.journal import AddWatch, Change, Done, Group, Journal, Record
 from bookie_aio.storage.provision import Provision
 from bookie_aio.storage.reader import DamagedBlockError, DamagedIndexError, Reader, ReadResult, list_runs
 from bookie_aio.storage.restart import Restart, Restarted
@@ -45,13 +45,6 @@ __all__ = ["Done", "Engine", "ReadResult", "StorageConfig"]
 _LISTED_AT_ONCE = 100_000
 _FENCE_SHARE = 8
 """One part in this many of the reserve is kept for fences; recovery adds get the rest."""
-
-
-class AddWatch(Protocol):
-    """Is told of each block that is accepted while it is one of an engine's `add_watches`."""
-
-    def note(self, block: Block) -> None:
-        """Take note; nothing is durable yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,9 +447,14 @@ class Engine:
         return self._journal.bytes_pending
 
     @property
-    def is_writable(self) -> bool:
-        """Tell whether ordinary adds are accepted."""
+    def has_room(self) -> bool:
+        """Tell whether entries can be stored."""
         return not self._provision.is_full and self._journal.error is None and not self._is_closed
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether ordinary adds are accepted: there is room, and no fence was forgotten (rule 4)."""
+        return self.has_room and not self.is_all_damaged
 
     # --- reads ---
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bookie_aio.storage import format as form
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
@@ -45,6 +45,13 @@ def when_durable(accept: Callable[[Done], None]) -> asyncio.Future[None]:
 
     accept(done)
     return durable
+
+
+class AddWatch(Protocol):
+    """Is told of each block that is accepted while it is one of an engine's `add_watches`."""
+
+    def note(self, block: Block) -> None:
+        """Take note; nothing is durable yet."""
 
 
 class Change(NamedTuple):

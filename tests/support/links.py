@@ -187,6 +187,7 @@ class Link:
 
     async def cut(self) -> None:
         """Reset the connections and refuse new ones, until `restore`."""
+        await self._open()
         assert self._server is not None
         self._server.close()
         self._server = None
