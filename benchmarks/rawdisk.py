@@ -11,9 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.running import INTERRUPTED
 
 APPEND_BYTES = 4 << 10
 CHUNK_BYTES = 1 << 20
@@ -71,6 +75,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for each of the four measurements")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(INTERRUPTED))  # by which the file is removed
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="rawdisk.") as directory:
         found = measure(Path(directory), arguments.seconds)
     if arguments.output == "json":

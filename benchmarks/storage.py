@@ -18,6 +18,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, cast
 
+from benchmarks.running import run
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.wire.blocks import Block, encode_block
@@ -113,7 +114,7 @@ class _NoDisk:
         return getattr(self._file, name)
 
 
-async def run(directory: str) -> None:
+async def measure(directory: str) -> None:
     """Print one line per shape of load, then the time of one group alone."""
     disk = RealDisk()
     print(f"{'load':34} {'engine':>12} {'raw':>12} {'loop alone':>14}")
@@ -168,14 +169,5 @@ async def run(directory: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", nargs="?", default=tempfile.gettempdir())
-    work = tempfile.mkdtemp(dir=parser.parse_args().directory)
-    try:
-        try:
-            import uvloop
-        except ImportError:
-            asyncio.run(run(work))
-        else:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(run(work))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=parser.parse_args().directory, prefix="storage.") as work:
+        run(measure(work))
