@@ -2,6 +2,7 @@
 
 import random
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from bookie_aio.wire.blocks import Block
 from client_aio.core.window import BATCH_ENTRIES_MAX, AddWindow, Send
 
 
-def new_window(ensemble: int = 3, write: int = 3, ack: int = 2, **options: int) -> AddWindow[str]:
+def new_window(ensemble: int = 3, write: int = 3, ack: int = 2, **options: Any) -> AddWindow[str]:
     return AddWindow(
         ledger_id=7,
         content_term=0,
@@ -242,3 +243,69 @@ def test_a_change_is_begun_once(frozen: bool) -> None:
     else:
         with pytest.raises(AssertionError):
             window.commit_change(0)
+
+
+# --- what is retained beyond its acknowledgement ---
+
+
+def test_with_guaranteed_write_quorum_an_entry_is_kept_until_all_have_it() -> None:
+    window = new_window(guaranteed_write_quorum=True)
+    sends = add(window, "a")
+    assert acknowledge(window, sends, 0, 1) == ["a"]
+    assert (window.lac, window.lafr, window.is_idle) == (0, -1, False)
+    assert window.bytes_held > 0
+    assert acknowledge(window, sends, 2) == []
+    assert (window.lac, window.lafr, window.is_idle, window.bytes_held) == (0, 0, True, 0)
+
+
+def test_the_lafr_waits_for_every_entry_before_it_and_is_stated() -> None:
+    window = new_window(guaranteed_write_quorum=True)
+    first, second = add(window, "a"), add(window, "b")
+    acknowledge(window, first, 0, 1)
+    acknowledge(window, second, 0, 1, 2)
+    assert (window.lac, window.lafr) == (1, -1)
+    acknowledge(window, first, 2)
+    assert window.lafr == 1
+    block = Block.parse(memoryview(add(window, "c")[0].batch.block))
+    assert (block.lac, block.lafr) == (1, 1)
+
+
+def test_with_deferred_sync_receipt_is_reported_and_force_acknowledges() -> None:
+    window = new_window(deferred_sync=True)
+    sends = add(window, "a")
+    assert acknowledge(window, sends, 0, 1) == ["a"]
+    assert (window.last_entry_reported, window.lac, window.length_confirmed) == (0, -1, 0)
+    assert window.forced(0, window.epoch(0), 0) == []
+    assert window.lac == -1
+    window.forced(1, window.epoch(1), 0)
+    assert (window.lac, window.length_confirmed, window.is_idle) == (0, 1, True)
+
+
+def test_a_force_covers_what_was_sent_before_it_and_received() -> None:
+    window = new_window(deferred_sync=True)
+    first = add(window, "a")
+    sent = window.last_entry_sent
+    second = add(window, "b")
+    acknowledge(window, first, 0, 1)
+    acknowledge(window, second, 0, 1)
+    for seat in (0, 1, 2):  # the third has not received anything
+        window.forced(seat, window.epoch(seat), sent)
+    assert window.lac == 0
+
+
+def test_what_a_replaced_bookie_forced_counts_no_more() -> None:
+    window = new_window(deferred_sync=True)
+    sends = add(window, "a")
+    acknowledge(window, sends, 0, 1)
+    former = window.epoch(0)
+    window.forced(0, former, 0)
+    window.fail(0, former)
+    assert window.begin_change() == 0
+    resent = window.commit_change(0b001)
+    assert [(send.seat, send.batch.first_entry) for send in resent] == [(0, 0)]
+    window.forced(1, window.epoch(1), 0)
+    window.forced(0, former, 0)
+    assert window.lac == -1
+    acknowledge(window, resent, 0)
+    window.forced(0, window.epoch(0), 0)
+    assert window.lac == 0
