@@ -28,17 +28,17 @@ from bookie_aio.wire.messages import (
     ReadAnswer,
     Stop,
 )
+from client_aio.core.digest import Digest
 from client_aio.core.reads import ClassRange, checked_blocks
 from client_aio.core.repair import Part, owed, plan, replaced, split
 from client_aio.recovery import recover_ledger
+from client_aio.updating import HeldMetadata
 from metadata.errors import (
     BookieError,
     BookKeeperError,
     InvalidArgumentError,
     LedgerRepairError,
-    MetadataUnavailableError,
     OperationTimeoutError,
-    VersionConflictError,
 )
 from metadata.ids import TERM_FINAL, TERM_WRITER
 from metadata.ledger import DIGEST_CRC, LedgerMetadata
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block
     from client_aio.connection import BookieConnection
     from client_aio.context import ClientContext
-    from metadata.store import Version
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +56,6 @@ Answer = TypeVar("Answer")
 
 _PIECE_ENTRIES = 4096
 _PIECES_AT_ONCE = 4
-_METADATA_RETRY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,6 @@ class Repair:
         self._by = by
         self._recover_after_s = recover_after_s
         self._on_progress = on_progress
-        self._chosen = by
         self._unfit: set[str] = set()
         self._fragments: dict[int, RepairedFragment] = {}
         self._was_recovered = False
@@ -131,14 +128,14 @@ class Repair:
     async def run(self) -> RepairReport:
         """Repair all that can be repaired; see `Client.repair_ledger`."""
         while True:
-            metadata, version = await self._context.ledgers.read(self._ledger_id)
-            found = plan(metadata, self._lost)
+            held = HeldMetadata(self._context, *await self._context.ledgers.read(self._ledger_id))
+            found = plan(held.current, self._lost)
             # A bookie that is repaired in its own place stays named.
             parts = [part for part in found.parts if part.first_entry not in self._fragments]
             if parts:
-                await self._repair_part(metadata, version, parts[0])
+                await self._repair_part(held, parts[0])
             elif found.is_last_left and self._recover_after_s is not None:
-                await self._recover(metadata, self._recover_after_s)
+                await self._recover(held.current, self._recover_after_s)
             else:
                 break
         return RepairReport(
@@ -149,24 +146,27 @@ class Repair:
             found.is_last_left,
         )
 
-    async def _repair_part(self, metadata: LedgerMetadata, version: Version, part: Part) -> None:
+    async def _repair_part(self, held: HeldMetadata, part: Part) -> None:
         """Repair one fragment, or find that it needs another plan or another bookie."""
+        connection = await self._target(held.current, part)
+        target = connection.bookie_id
+        copier = _Copier(self._context, held.current, part, self._lost, connection, self._on_progress)
         try:
-            connection = await self._target(metadata, part)
-            copier = _Copier(self._context, metadata, part, self._lost, connection, self._on_progress)
             await copier.copy()
-            target = connection.bookie_id
-            if target != self._lost and not await self._commit(metadata, version, part, target):
-                return
-            await copier.verify()
         except _TargetFailed as failure:
             if self._by is not None:
                 raise failure.error from failure
             logger.warning("ledger=%d repair looks for another bookie: %s", self._ledger_id, failure.error)
-            assert self._chosen is not None
-            self._unfit.add(self._chosen)
-            self._chosen = None
+            self._unfit.add(target)
             return
+        if target != self._lost and not await held.update(
+            lambda now: replaced(now, part, self._lost, target)
+        ):
+            return  # Others changed the fragment: it needs another plan.
+        try:
+            await copier.verify()
+        except _TargetFailed as failure:
+            raise failure.error from failure
         self._fragments[part.first_entry] = copier.result()
         logger.info(
             "ledger=%d fragment=%d bookie=%s repaired by=%s entries=%d bytes=%d",
@@ -175,53 +175,29 @@ class Repair:
         )  # fmt: skip
 
     async def _target(self, metadata: LedgerMetadata, part: Part) -> BookieConnection:
-        others = set(part.bookies) - {self._lost}
-        if self._by is not None and self._by in others:
+        if self._by is None:
+            seat = part.bookies.index(self._lost)
+            ensemble, connections = await self._context.finder.replace(
+                metadata, part.bookies, 1 << seat, excluded={self._lost, *self._unfit}
+            )
+            return connections[ensemble[seat]]
+        if self._by != self._lost and self._by in part.bookies:
             raise InvalidArgumentError(
                 f"bookie {self._by} is in the fragment of ledger {self._ledger_id} at entry "
                 f"{part.first_entry} already, so it cannot replace {self._lost} there",
                 ledger_id=self._ledger_id,
                 bookie_id=self._by,
             )
-        if self._chosen is None or self._chosen in others:
-            seat = part.bookies.index(self._lost)
-            ensemble, connections = await self._context.finder.replace(
-                metadata, part.bookies, 1 << seat, excluded={self._lost, *self._unfit}
-            )
-            self._chosen = ensemble[seat]
-            return connections[self._chosen]
-        try:
-            return await self._context.pool.get(self._chosen)
-        except BookKeeperError as error:
-            raise _TargetFailed(error) from error
-
-    async def _commit(self, metadata: LedgerMetadata, version: Version, part: Part, target: str) -> bool:
-        """Put the bookie into the metadata; False where these have changed so that a new plan is due."""
-        give_up_at = asyncio.get_running_loop().time() + self._context.config.ensemble_change_timeout_s
-        token = self._context.draw_token()
-        while True:
-            changed = replaced(metadata, part, self._lost, target)
-            if changed is None:
-                return False
-            try:
-                await self._context.ledgers.compare_and_set(changed, version, token=token)
-            except VersionConflictError:
-                metadata, version = await self._context.ledgers.read(self._ledger_id)
-                token = self._context.draw_token()
-            except MetadataUnavailableError:
-                # It may take effect yet: only the same one from the same version settles that (rule 10).
-                if asyncio.get_running_loop().time() > give_up_at:
-                    raise
-                await asyncio.sleep(_METADATA_RETRY_S)
-            else:
-                return True
+        return await self._context.pool.get(self._by)
 
     async def _recover(self, metadata: LedgerMetadata, after_s: float) -> None:
         """Close the ledger, unless its writer has replaced the bookie by itself in the meantime."""
         await asyncio.sleep(after_s)
         now, _ = await self._context.ledgers.read(self._ledger_id)
         if now.last_fragment == metadata.last_fragment and not now.is_closed:
-            await recover_ledger(self._context, self._ledger_id)
+            # Only somebody who has the password may fence a ledger that has one.
+            digest = await self._context.unlock(now, b"")
+            await recover_ledger(self._context, self._ledger_id, digest)
             self._was_recovered = True
 
 
@@ -397,7 +373,8 @@ class _Copier:
             timeout_s=self._config.read_timeout_s,
             ledger_id=wanted.ledger_id,
         )  # fmt: skip
-        return checked_blocks(wanted, answer, body), answer
+        # The checksums are all that can be checked without a password.
+        return checked_blocks(wanted, answer, body, Digest(wanted.ledger_id)), answer
 
     async def _ask_target(self, asking: Awaitable[Answer]) -> Answer:
         try:
