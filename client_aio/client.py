@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext
+from client_aio.core.digest import check_choice
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
+from client_aio.deleting import delete_ledger
 from client_aio.ensemble import EnsembleFinder
 from client_aio.opening import Opening
 from client_aio.pool import BookieDirectory, BookiePool
@@ -154,7 +156,10 @@ class Client:
             ensemble_size: over how many bookies the entries are spread (E).
             write_quorum: how many of them hold each entry (Qw).
             ack_quorum: how many must hold it durably before it is acknowledged (Qa).
-            digest: what protects entries against damage: "crc32c".
+            digest: what protects entries: "crc32c" against damage, "hmac-sha256", which needs a password,
+                against forgery as well.
+            password: from then on opening and deleting the ledger need it, and so do fencing it and adding
+                to it at the bookies. Nobody can tell it again: it is not kept anywhere.
             custom_metadata: kept with the ledger, at most 64 KiB.
             advanced: this writer assigns the entry ids: `add_entry(data, entry_id)`.
             deferred_sync: an add's future means received by Qa bookies, not durable; `force()` makes durable
@@ -176,8 +181,7 @@ class Client:
             )
         if digest not in DIGESTS:
             raise InvalidArgumentError(f"digest {digest!r} is unknown; choose one of {', '.join(DIGESTS)}")
-        if digest != "crc32c" or password:
-            raise InvalidArgumentError("authentication codes and passwords are not supported yet")
+        password = check_choice(digest, password)
 
         async def create() -> LedgerWriter:
             context = self._context
@@ -186,6 +190,7 @@ class Client:
             bookies = await context.finder.find(
                 ledger_id, ensemble_size=ensemble_size, write_quorum=write_quorum
             )
+            record, proof = await context.lock(ledger_id, password)
             metadata = LedgerMetadata.new(
                 ledger_id,
                 ensemble_size=ensemble_size,
@@ -193,12 +198,13 @@ class Client:
                 ack_quorum=ack_quorum,
                 bookies=bookies,
                 digest=digest,
+                password=record,
                 guaranteed_write_quorum=guaranteed_write_quorum,
                 created_ms=context.now_ms(),
                 custom=custom,
             )
             version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
-            writer = LedgerWriter(context, metadata, version, options)
+            writer = LedgerWriter(context, metadata, version, proof, options)
             context.keep(writer)
             await writer._start()
             return writer
@@ -216,19 +222,21 @@ class Client:
 
         Raises:
             NoSuchLedgerError: on opening: there is no such ledger.
+            UnauthorizedAccessError: on opening: the password is not the ledger's. No bookie was asked yet, so
+                nothing has been fenced.
             LedgerRecoveryError: on opening, with `recover`: too few bookies answered; run it again later.
         """
         self._context.check_open()
         check_ledger_id(ledger_id)
-        if password:
-            raise InvalidArgumentError("passwords are not supported yet")
 
         async def open_() -> LedgerReader:
             context = self._context
             context.check_open()
+            metadata, version = await context.ledgers.read(ledger_id)
+            digest = await context.unlock(metadata, password)
             if recover:
-                return LedgerReader(context, *await recover_ledger(context, ledger_id))
-            reader = LedgerReader(context, *await context.ledgers.read(ledger_id))
+                return LedgerReader(context, *await recover_ledger(context, ledger_id, digest), digest)
+            reader = LedgerReader(context, metadata, version, digest)
             try:
                 await reader.read_last_add_confirmed()
             except BookKeeperError as error:
@@ -238,14 +246,19 @@ class Client:
 
         return Opening(open_)
 
-    async def delete_ledger(self, ledger_id: int) -> None:
-        """Delete a ledger; the bookies give its space back later.
+    async def delete_ledger(self, ledger_id: int, *, password: bytes = b"") -> None:
+        """Delete a ledger, for good: a writer of it that lives is shut out, and what it adds late is refused.
+
+        On return the metadata is gone, and those bookies have dropped the ledger that could be reached;
+        the others learn of it by themselves. They give the space back later. Cancelling leaves the ledger
+        as it was, or deleted.
 
         Raises:
             NoSuchLedgerError: there is none.
+            UnauthorizedAccessError: the password is not the ledger's. Nothing was done.
         """
         self._context.check_open()
-        await self._context.ledgers.delete(check_ledger_id(ledger_id))
+        await delete_ledger(self._context, check_ledger_id(ledger_id), password)
 
     async def repair_ledger(
         self,

@@ -130,8 +130,11 @@ class BookieConnection(asyncio.BufferedProtocol):
         body: Sequence[Buffer] = (),
         body_bytes: int = 0,
         timeout_s: float,
+        auth: bytes | None = None,
     ) -> None:
         """Send a request; `on_answer` is called once, later, with the answer or the error that came instead.
+
+        A `PreparedRequest` brings its own `auth`, the token that authorises it.
 
         When the time is over that is OperationTimeoutError. The connection lives on if the bookie said
         anything at all since the request was sent; if it did not, all that is outstanding is given up.
@@ -147,7 +150,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         if isinstance(request, PreparedRequest):
             head = frame_packed(request.pack(request_id), body_bytes)
         else:
-            head = encode_frame(encode_request(request, request_id), body_bytes)
+            head = encode_frame(encode_request(request, request_id, auth), body_bytes)
         if body_bytes > _JOINED_BYTES_MAX:
             self._transport.writelines([head, *body])
         else:  # one small buffer costs less than two
@@ -163,6 +166,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         body: Buffer = b"",
         timeout_s: float,
         ledger_id: int | None = None,
+        auth: bytes | None = None,
     ) -> tuple[Answer, memoryview]:
         """Send a request and wait for its answer.
 
@@ -177,7 +181,7 @@ class BookieConnection(asyncio.BufferedProtocol):
             if not future.done():
                 future.set_result((outcome, body))
 
-        self.request(request, on_answer, body=[body], body_bytes=len(body), timeout_s=timeout_s)
+        self.request(request, on_answer, body=[body], body_bytes=len(body), timeout_s=timeout_s, auth=auth)
         outcome, answered = await future
         if isinstance(outcome, expected):
             return outcome, answered

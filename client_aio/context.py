@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.reading import EntryReader
 from metadata.errors import ClientClosedError
+from metadata.passwords import SALT_BYTES, PasswordRecord, new_password
 
 if TYPE_CHECKING:
     import random
@@ -57,12 +60,35 @@ class ClientContext:
         """Note that a handle needs no ending any more."""
         self.handles.discard(handle)
 
+    async def lock(self, ledger_id: int, password: bytes) -> tuple[PasswordRecord | None, Digest]:
+        """Give what a new ledger's metadata keep of its password (b"": none), and its digest."""
+        if not password:
+            return None, Digest(ledger_id)
+        # On a thread: making guesses dear takes some 50 ms of a processor.
+        salt = self.rng.randbytes(SALT_BYTES)
+        loop = asyncio.get_running_loop()
+        record, root = await loop.run_in_executor(None, new_password, password, salt)
+        return record, HmacDigest(ledger_id, root)
+
+    async def unlock(self, metadata: LedgerMetadata, password: bytes) -> Digest:
+        """Give a ledger's digest. Nothing is said to any bookie.
+
+        Raises:
+            UnauthorizedAccessError: the password (b"": none) is not that of the ledger.
+        """
+        root = None
+        if metadata.password is not None and password:
+            loop = asyncio.get_running_loop()
+            root = await loop.run_in_executor(None, metadata.password.stretch, bytes(password))
+        return check_root(metadata, password, root)
+
     def entry_reader(
         self,
         metadata: Callable[[], LedgerMetadata],
+        digest: Digest,
         *,
-        on_statement: Callable[[LacStatement], None] = lambda _: None,
+        on_statement: Callable[[LacStatement], object] = lambda _: None,
         refresh: Callable[[], Awaitable[None]] | None = None,
     ) -> EntryReader:
         """Make a reader of a ledger's entries."""
-        return EntryReader(self, metadata, on_statement=on_statement, refresh=refresh)
+        return EntryReader(self, metadata, digest, on_statement=on_statement, refresh=refresh)

@@ -13,19 +13,26 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Self
 
-from bookie_aio.wire.blocks import LacStatement, statement_is_intact
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
 from client_aio.core.quorum import covers_all_write_sets
 from client_aio.reading import BatchStream, EntryStream, check_range
-from metadata.errors import BookieUnavailableError, BookKeeperError, ClientClosedError, MetadataError
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    ClientClosedError,
+    DigestMismatchError,
+    MetadataError,
+)
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from types import TracebackType
 
+    from bookie_aio.wire.blocks import LacStatement
     from client_aio.connection import BookieConnection
     from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
     from client_aio.entries import Entry
     from metadata.ledger import LedgerMetadata
     from metadata.store import Version
@@ -40,15 +47,19 @@ _POLL_RETRY_S = 0.2
 class LedgerReader:
     """Reads a ledger; made by `Client.open_ledger`. An async context manager; leaving it frees it."""
 
-    def __init__(self, context: ClientContext, metadata: LedgerMetadata, version: Version) -> None:
+    def __init__(
+        self, context: ClientContext, metadata: LedgerMetadata, version: Version, digest: Digest
+    ) -> None:
         self._context = context
         self._config = context.config
         self._metadata = metadata
         self._version = version
         self._lac = self._lac_of_metadata()
         self._length: int | None = metadata.length
+        self._digest = digest
+        self._false_statements = 0
         self._entries = context.entry_reader(
-            lambda: self._metadata, on_statement=self._note, refresh=self.refresh
+            lambda: self._metadata, digest, on_statement=self._note, refresh=self.refresh
         )
 
     # --- what is known ---
@@ -80,8 +91,8 @@ class LedgerReader:
 
     @property
     def digest_mismatches(self) -> int:
-        """Give how many answers with damaged entries this handle has met, and passed over."""
-        return self._entries.digest_mismatches
+        """Give how many answers this handle has met, and passed over, that were damaged or forged."""
+        return self._entries.digest_mismatches + self._false_statements
 
     # --- reading ---
 
@@ -157,15 +168,19 @@ class LedgerReader:
         # Fragments begin at LAC + 1: everything before the last one is acknowledged (rule 9).
         return self._metadata.last_fragment.first_entry - 1
 
-    def _note(self, statement: LacStatement) -> None:
-        """Raise the LAC by a bookie's statement, where it can be used."""
+    def _note(self, statement: LacStatement) -> bool:
+        """Raise the LAC by a bookie's statement, where it can be used; gives False for a false one."""
         if statement.lac <= self._lac or self.is_closed:
-            return
-        if not statement_is_intact(self.ledger_id, statement):
-            logger.error("ledger=%d a bookie stated a LAC that fails its checksum", self.ledger_id)
-            return
+            return True
+        if not self._digest.is_genuine(statement):
+            self._false_statements += 1
+            logger.error(
+                "ledger=%d a bookie stated a LAC that fails its %s", self.ledger_id, self._digest.name
+            )
+            return False
         if statement.content_term <= self._metadata.last_fragment.content_term:
             self._lac = statement.lac
+        return True
 
     async def _ask_for_lac(self, *, needs_coverage: bool) -> None:
         metadata = self._metadata
@@ -211,8 +226,13 @@ class LedgerReader:
             timeout_s=self._config.read_timeout_s + wait_ms / 1000,
             ledger_id=self.ledger_id,
         )
-        if answer.statement is not None:
-            self._note(answer.statement)
+        if answer.statement is not None and not self._note(answer.statement):
+            # No answer at all: one that is polled again at once would say so again at once.
+            raise DigestMismatchError(
+                f"the LAC that bookie {bookie_id} states fails its {self._digest.name}",
+                ledger_id=self.ledger_id,
+                bookie_id=bookie_id,
+            )
 
     # --- tailing ---
 

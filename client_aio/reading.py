@@ -26,12 +26,14 @@ from metadata.errors import (
     EntryUnknownError,
     InvalidArgumentError,
     NoSuchEntryError,
+    ProtocolError,
     StaleMetadataError,
 )
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
     from metadata.ledger import LedgerMetadata
 
 logger = logging.getLogger(__name__)
@@ -49,7 +51,8 @@ class EntryReader:
 
     Args:
         metadata: gives the ledger's metadata as its owner knows them now.
-        on_statement: told every verified LAC statement that an answer carries.
+        digest: checks entries.
+        on_statement: told every LAC statement that an answer carries, not verified yet.
         refresh: reads the metadata again; asked when no bookie named by the present ones has an entry.
     """
 
@@ -57,13 +60,15 @@ class EntryReader:
         self,
         context: ClientContext,
         metadata: Callable[[], LedgerMetadata],
+        digest: Digest,
         *,
-        on_statement: Callable[[LacStatement], None],
+        on_statement: Callable[[LacStatement], object],
         refresh: Callable[[], Awaitable[None]] | None,
     ) -> None:
         self._context = context
         self._config = context.config
         self._metadata = metadata
+        self._digest = digest
         self._on_statement = on_statement
         self._refresh = refresh
         self._turn = 0  # which bookie of its write set the next chunk is asked of
@@ -229,8 +234,8 @@ class EntryReader:
             request, ReadAnswer, timeout_s=self._config.read_timeout_s, ledger_id=wanted.ledger_id
         )
         try:
-            blocks = checked_blocks(wanted, answer, body)
-        except DigestMismatchError as error:
+            blocks = checked_blocks(wanted, answer, body, self._digest)
+        except (DigestMismatchError, ProtocolError) as error:  # damaged, forged, or not what was asked for
             self.digest_mismatches += 1
             logger.error("ledger=%d bookie=%s: %s", wanted.ledger_id, bookie_id, error)
             error.bookie_id = bookie_id

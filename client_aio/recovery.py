@@ -12,7 +12,6 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from bookie_aio.wire.blocks import Block, statement_is_intact
 from bookie_aio.wire.messages import AddFlag, ReadAnswer, ReadLacAnswer, Stop
 from client_aio.changing import EnsembleChanges
 from client_aio.core.changes import EnsembleChanger, NewEnsemble
@@ -41,15 +40,18 @@ from metadata.ids import NO_ENTRY, TERM_FINAL
 from metadata.ledger import LedgerMetadata, with_ensemble
 
 if TYPE_CHECKING:
-    from bookie_aio.wire.blocks import LacStatement
+    from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.connection import BookieConnection
     from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
 
 
-async def recover_ledger(context: ClientContext, ledger_id: int) -> tuple[LedgerMetadata, Version]:
+async def recover_ledger(
+    context: ClientContext, ledger_id: int, digest: Digest
+) -> tuple[LedgerMetadata, Version]:
     """Close a ledger behind its last recoverable entry; returns its metadata, CLOSED.
 
     Its writer, if it lives, is fenced: it acknowledges nothing more. Cancellation leaves the ledger
@@ -63,7 +65,7 @@ async def recover_ledger(context: ClientContext, ledger_id: int) -> tuple[Ledger
     held = HeldMetadata(context, *await context.ledgers.read(ledger_id))
     await held.update(entered)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
     while not held.current.is_closed:
-        recovery = _Recovery(context, held.current)
+        recovery = _Recovery(context, held.current, digest)
         last_entry, length = await recovery.run()
         if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):
             break
@@ -74,8 +76,9 @@ async def recover_ledger(context: ClientContext, ledger_id: int) -> tuple[Ledger
 class _Recovery:
     """One attempt, from the metadata as they were when it began."""
 
-    def __init__(self, context: ClientContext, metadata: LedgerMetadata) -> None:
+    def __init__(self, context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> None:
         self._context = context
+        self._digest = digest
         self._config = context.config
         self.metadata = metadata
         self._sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
@@ -158,12 +161,13 @@ class _Recovery:
             ReadLacAnswer,
             timeout_s=self._config.read_timeout_s,
             ledger_id=self.metadata.ledger_id,
+            auth=self._digest.token(bookie_id),
         )
         statement = answer.statement
         if (
             statement is None
             or statement.content_term > self.metadata.last_fragment.content_term
-            or not statement_is_intact(self.metadata.ledger_id, statement)
+            or not self._digest.is_genuine(statement)
         ):
             return None
         return statement
@@ -178,7 +182,7 @@ class _Recovery:
         """Give the ledger's payload bytes up to its last confirmed entry, as that entry says."""
         if lac == NO_ENTRY:
             return 0
-        reader = self._context.entry_reader(lambda: self.metadata)
+        reader = self._context.entry_reader(lambda: self.metadata, self._digest)
         try:
             blocks = await reader.blocks(class_ranges(self.metadata, lac, lac)[0])
         except BookKeeperError as error:
@@ -229,9 +233,10 @@ class _Recovery:
                 ReadAnswer,
                 timeout_s=self._config.read_timeout_s,
                 ledger_id=wanted.ledger_id,
+                auth=self._digest.token(bookie_id),
             )
             # An answer that fails its digests counts for nothing, neither way.
-            self._events.put_nowait((ask, (checked_blocks(wanted, answer, body), answer)))
+            self._events.put_nowait((ask, (checked_blocks(wanted, answer, body, self._digest), answer)))
         except BookKeeperError as error:
             self._events.put_nowait((ask, error))
 
@@ -262,12 +267,14 @@ class _Recovery:
             # recovery then cuts off.
             stated_lac=tally.lac,
             stated_lafr=tally.lafr if metadata.guaranteed_write_quorum else NO_ENTRY,
+            codes=self._digest.codes(metadata.last_fragment.content_term),
         )
         self._window = window
         self._replicator = Replicator(
             window,
             term=TERM_FINAL,
             flags=AddFlag.RECOVERY,
+            digest=self._digest,
             config=self._config,
             on_turns=lambda _: self._written.set(),
             on_seat_failed=self._on_seat_failed,

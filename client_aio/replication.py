@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from client_aio.config import ClientConfig
+    from client_aio.core.digest import Digest
     from client_aio.core.window import AddWindow, Send, Turn
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ Token = TypeVar("Token")
 class _Seat:
     bookie_id: str
     connection: BookieConnection | None
+    token: bytes | None
+    add: PreparedRequest
     bytes_owed: int = 0
 
 
@@ -41,6 +44,7 @@ class Replicator(Generic[Token]):
 
     Args:
         term: the term that every add carries (rule 7).
+        digest: gives the token that authorises requests at each bookie.
         on_turns: called with the turns that have just been acknowledged, in order; where the window retains
             some, also with none, since what it retains may have changed.
         on_seat_failed: called once for each seat whose bookie has newly failed.
@@ -53,6 +57,7 @@ class Replicator(Generic[Token]):
         *,
         term: int,
         flags: AddFlag,
+        digest: Digest,
         config: ClientConfig,
         on_turns: Callable[[list[Turn[Token]]], None],
         on_seat_failed: Callable[[str, BookKeeperError], None],
@@ -60,7 +65,8 @@ class Replicator(Generic[Token]):
     ) -> None:
         self.window = window
         self._config = config
-        self._message = PreparedRequest(Add(window.ledger_id, term, int(flags)))
+        self._add = Add(window.ledger_id, term, int(flags))
+        self._digest = digest
         self._force = Force(window.ledger_id, term)
         self._on_turns = on_turns
         self._on_seat_failed = on_seat_failed
@@ -86,7 +92,7 @@ class Replicator(Generic[Token]):
         """Take the first ensemble; a bookie that could not be reached counts as failed."""
         for bookie_id in bookies:
             found = connections[bookie_id]
-            self._seats.append(_Seat(bookie_id, found if isinstance(found, BookieConnection) else None))
+            self._seats.append(self._occupant(bookie_id, found))
         for index, bookie_id in enumerate(bookies):
             found = connections[bookie_id]
             if isinstance(found, BookKeeperError):
@@ -109,7 +115,24 @@ class Replicator(Generic[Token]):
         self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
     ) -> None:
         for index in indexes_of(replaced):
-            self._seats[index] = _Seat(bookies[index], connections[bookies[index]])
+            self._seats[index] = self._occupant(bookies[index], connections[bookies[index]])
+
+    def _occupant(self, bookie_id: str, found: BookieConnection | BookKeeperError) -> _Seat:
+        token = self._digest.token(bookie_id)
+        connection = found if isinstance(found, BookieConnection) else None
+        return _Seat(bookie_id, connection, token, PreparedRequest(self._add, token))
+
+    async def lock(self) -> None:
+        """Lock a ledger with a password at its bookies, before anybody else hears of it.
+
+        A bookie that does not answer is locked by the first add that reaches it.
+        """
+        locking = [
+            seat.connection.call(self._force, Done, timeout_s=self._config.add_timeout_s, auth=seat.token)
+            for seat in self._seats
+            if seat.connection is not None and seat.token is not None
+        ]
+        await asyncio.gather(*locking, return_exceptions=True)
 
     async def force(self) -> None:
         """Make durable what the bookies have received (deferred sync).
@@ -138,7 +161,7 @@ class Replicator(Generic[Token]):
             done.set_result(None)
 
         assert seat.connection is not None
-        seat.connection.request(self._force, answered, timeout_s=self._config.add_timeout_s)
+        seat.connection.request(self._force, answered, timeout_s=self._config.add_timeout_s, auth=seat.token)
         return done
 
     def advance(self) -> None:
@@ -149,7 +172,9 @@ class Replicator(Generic[Token]):
         """Send a message to every seat that has not failed; the answers are not looked at."""
         for seat in self._seats:
             if seat.connection is not None and seat.connection.is_open:
-                seat.connection.request(message, _ignore, timeout_s=self._config.add_timeout_s)
+                seat.connection.request(
+                    message, _ignore, timeout_s=self._config.add_timeout_s, auth=seat.token
+                )
 
     def stop(self) -> None:
         """Take no more notice of failing bookies: nothing will be sent any more."""
@@ -178,7 +203,7 @@ class Replicator(Generic[Token]):
             block = send.batch.block
             seat.bytes_owed += len(block)
             connection.request(
-                self._message,
+                seat.add,
                 partial(self._answered, send, seat),
                 body=(block,),
                 body_bytes=len(block),

@@ -160,9 +160,9 @@ class Client(_Handle):
 
         return LedgerReader(self._background, self._run(open_()))
 
-    def delete_ledger(self, ledger_id: int) -> None:
+    def delete_ledger(self, ledger_id: int, *, password: bytes = b"") -> None:
         """Delete a ledger."""
-        self._run(self._client.delete_ledger(ledger_id))
+        self._run(self._client.delete_ledger(ledger_id, password=password))
 
     def list_ledgers(self) -> list[int]:
         """Give the ids of all ledgers, ascending."""

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import TYPE_CHECKING, Self
 
-from bookie_aio.wire.blocks import LacStatement, statement_crc
 from bookie_aio.wire.messages import AddFlag, WriteLac
 from client_aio.changing import EnsembleChanges
 from client_aio.core.changes import Closing, EnsembleChanger, NewEnsemble
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
     from client_aio.reading import EntryReader, EntryStream
     from metadata.ledger import LedgerMetadata
     from metadata.store import Version
@@ -60,11 +60,17 @@ class LedgerWriter:
     """
 
     def __init__(
-        self, context: ClientContext, metadata: LedgerMetadata, version: Version, options: WriteOptions
+        self,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        version: Version,
+        digest: Digest,
+        options: WriteOptions,
     ) -> None:
         self._context = context
         self._config = context.config
         self._held = HeldMetadata(context, metadata, version)
+        self._digest = digest
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._window: AddWindow[Token] = AddWindow(
@@ -75,11 +81,13 @@ class LedgerWriter:
             ack_quorum=metadata.ack_quorum,
             guaranteed_write_quorum=metadata.guaranteed_write_quorum,
             deferred_sync=options.deferred_sync,
+            codes=digest.codes(metadata.last_fragment.content_term),
         )
         self._replicator: Replicator[Token] = Replicator(
             self._window,
             term=TERM_WRITER,
             flags=AddFlag.DEFERRED_SYNC if options.deferred_sync else AddFlag.NONE,
+            digest=digest,
             config=self._config,
             on_turns=self._on_turns,
             on_seat_failed=self._on_seat_failed,
@@ -114,11 +122,12 @@ class LedgerWriter:
         self._progress_timer: asyncio.TimerHandle | None = None
         self._lac_stated = NO_ENTRY
         self._lac_timer: asyncio.TimerHandle | None = None
-        self._reader: EntryReader = context.entry_reader(lambda: self._held.current)
+        self._reader: EntryReader = context.entry_reader(lambda: self._held.current, digest)
 
     async def _start(self) -> None:
         bookies = self._held.current.last_fragment.bookies
         self._replicator.seat(bookies, await self._context.pool.get_all(bookies))
+        await self._replicator.lock()
         self._watch_progress()
 
     # --- what is known ---
@@ -510,7 +519,7 @@ class LedgerWriter:
             return
         self._lac_stated = lac
         term, lafr = window.content_term, window.lafr_to_state
-        statement = LacStatement(term, lac, lafr, statement_crc(self.ledger_id, term, lac, lafr))
+        statement = self._digest.statement(term, lac, lafr)
         self._replicator.broadcast(WriteLac(self.ledger_id, TERM_WRITER, statement))
 
     def _fail(self, error: BookKeeperError) -> None:

@@ -57,6 +57,8 @@ _OUTER = bytes(byte ^ 0x5C for byte in range(256))
 class Digest:
     """Checksums only."""
 
+    name = "checksum"
+
     def __init__(self, ledger_id: int) -> None:
         self.ledger_id = ledger_id
 
@@ -89,6 +91,8 @@ class Digest:
 
 class HmacDigest(Digest):
     """Checksums and authentication codes, under the root of the ledger's password."""
+
+    name = "authentication code"
 
     def __init__(self, ledger_id: int, root: bytes) -> None:
         super().__init__(ledger_id)

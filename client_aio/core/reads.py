@@ -17,6 +17,7 @@ from metadata.errors import DigestMismatchError, MalformedFrameError, ProtocolEr
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from client_aio.core.digest import Digest
     from metadata.ledger import Fragment, LedgerMetadata
 
 
@@ -62,21 +63,21 @@ def class_ranges(metadata: LedgerMetadata, first: int, last: int) -> list[ClassR
     return ranges
 
 
-def checked_blocks(asked: ClassRange, answer: ReadAnswer, body: memoryview) -> list[Block]:
+def checked_blocks(asked: ClassRange, answer: ReadAnswer, body: memoryview, digest: Digest) -> list[Block]:
     """Parse and check the blocks of an answer: they are the beginning of what was asked for, intact.
 
     Raises:
-        DigestMismatchError: an entry's bytes do not match its checksum.
+        DigestMismatchError: an entry's bytes do not match its checksum, or its authentication code.
         ProtocolError: the answer is not one to this request.
     """
     blocks = list(_in_order(asked, body))
     for block in blocks:
-        if not block.payload_is_intact():
-            damaged = block.damaged_entries() or [block.first_entry]
+        wrong = digest.wrong_entries(block)
+        if wrong:
             raise DigestMismatchError(
-                f"entry {damaged[0]} of ledger {asked.ledger_id} does not match its checksum",
+                f"entry {wrong[0]} of ledger {asked.ledger_id} does not match its {digest.name}",
                 ledger_id=asked.ledger_id,
-                entry_id=damaged[0],
+                entry_id=wrong[0],
             )
     following = blocks[-1].last_entry + asked.stride if blocks else asked.first
     if answer.stop == Stop.END:
