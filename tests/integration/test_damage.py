@@ -83,7 +83,10 @@ async def test_a_corrupt_entry_never_truncates_a_ledger_at_recovery(tmp_path: Pa
         async with recoverer.open_ledger(ledger.ledger_id, recover=True) as reader:
             assert reader.last_add_confirmed == 10
         assert (await everything(client, ledger.ledger_id))[10] == (10, PRECIOUS)
-        # The recovery wrote it back, also over the damaged copy.
+        # The recovery wrote it back, also over the damaged copy; it waited for two of three.
+        async with asyncio.timeout(WAIT_S):
+            while await stop_of(client, damaged, ledger.ledger_id, 10) is not Stop.END:
+                pass
         assert (await stored(client, damaged, ledger.ledger_id, range(10, 11)))[10].payload == PRECIOUS
 
 
