@@ -1,11 +1,12 @@
 """Kill what writes or stores, at a random moment, and see that nothing acknowledged is lost.
 
-    python -m benchmarks.crash_recovery [--runs 50] [--seed 1] [--variant bookies|writer|spare|all]
+    python -m benchmarks.crash_recovery [--runs 50] [--seed 1] [--variant bookies|writer|spare|recoverers|all]
 
 `bookies`: a writer with 200 in flight; `kill -9` of all three bookies, together or one by one; restart;
 a fresh client opens the ledger with `recover=True`. `writer`: `kill -9` of the writer's process instead, and
 two clients recover at once. `spare`: `kill -9` of one bookie out of four; the writer goes on over an ensemble
-change and closes the ledger itself.
+change and closes the ledger itself. `recoverers`: the writer stops with its window full, two or five clients
+recover at once, and one of four bookies is killed while they do.
 
 After each run, through fresh clients: every acknowledged entry is there, all entries are what was written, in
 order and without a gap; nothing above the closed last entry is served; ledgers of earlier runs on the same
@@ -41,6 +42,8 @@ IN_FLIGHT = 200
 ACKS_MAX = 20_000
 RUNS_PER_CLUSTER = 10
 PHASE_TIMEOUT_S = 60.0
+RECOVERY_TIME_S = 0.08
+"""About the time of a recovery by several clients: a kill comes anywhere within one."""
 GROUP_TIME_S = 0.003
 """About the time of a group commit under this load: a kill comes anywhere within one."""
 
@@ -149,6 +152,50 @@ async def write_and_kill_one(cluster: Cluster, rng: random.Random, seed: int) ->
 # --- what must hold ------------------------------------------------------------------------------
 
 
+async def write_and_abandon(cluster: Cluster, rng: random.Random, seed: int) -> Run:
+    """Stop a writer while its window is full."""
+    stop_at = rng.randrange(ACKS_MAX // 10)
+    async with client_aio.connect(cluster.uri) as client:
+        ledger = await client.create_ledger()
+        writer = Writer(ledger, seed, IN_FLIGHT)
+        writing = asyncio.create_task(writer.run())
+        stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def watch() -> None:
+            if writer.acknowledged >= stop_at and not stopping.done():
+                stopping.set_result(None)
+
+        writer.watchers.append(watch)
+        await stopping
+        await ledger.abort()
+        await writing
+    need(writer.out_of_order == 0, f"{writer.out_of_order} acknowledgements out of order")
+    return Run(seed, ledger.ledger_id, writer.issued, writer.acknowledged + 1)
+
+
+# --- recovery ------------------------------------------------------------------------------------
+
+
+async def recover_by_one(cluster: Cluster, run: Run, rng: random.Random) -> None:
+    """Recover through one fresh client."""
+    await recover(cluster.uri, run, 1)
+
+
+async def recover_by_two(cluster: Cluster, run: Run, rng: random.Random) -> None:
+    """Recover through two at once."""
+    await recover(cluster.uri, run, 2)
+
+
+async def recover_by_many(cluster: Cluster, run: Run, rng: random.Random) -> None:
+    """Recover through two or five at once while a bookie dies."""
+    victim = cluster[rng.choice(list(cluster.bookies))]
+    assert victim.child is not None
+    asyncio.get_running_loop().call_later(rng.uniform(0, RECOVERY_TIME_S), victim.child.kill)
+    await recover(cluster.uri, run, rng.choice((2, 5)))
+    await victim.kill()
+    await victim.start()
+
+
 async def recover(uri: str, run: Run, clients: int) -> None:
     """Open with `recover=True` through fresh clients, all at once; all must find the same end."""
 
@@ -190,21 +237,31 @@ async def check(uri: str, run: Run) -> None:
             need(False, f"{len(served)} entries are served above the last one, {run.kept - 1}")
 
 
-VARIANTS: dict[str, tuple[int, Callable[[Cluster, random.Random, int], Awaitable[Run]], int]] = {
-    "bookies": (3, write_and_kill_bookies, 1),
-    "writer": (3, write_and_kill_writer, 2),
-    "spare": (4, write_and_kill_one, 1),
+@dataclass(frozen=True)
+class Variant:
+    """How a run's ledger comes to its end, and how it is recovered."""
+
+    bookies: int
+    write: Callable[[Cluster, random.Random, int], Awaitable[Run]]
+    recover: Callable[[Cluster, Run, random.Random], Awaitable[None]]
+
+
+VARIANTS = {
+    "bookies": Variant(3, write_and_kill_bookies, recover_by_one),
+    "writer": Variant(3, write_and_kill_writer, recover_by_two),
+    "spare": Variant(4, write_and_kill_one, recover_by_one),
+    "recoverers": Variant(4, write_and_abandon, recover_by_many),
 }
 
 
 async def one_run(cluster: Cluster, variant: str, seed: int) -> Run:
     """Write, kill, restart, recover, check."""
-    _, write_and_kill, recoverers = VARIANTS[variant]
+    how, rng = VARIANTS[variant], random.Random(seed)
     started_at = time.perf_counter()
     async with asyncio.timeout(PHASE_TIMEOUT_S):
-        run = await write_and_kill(cluster, random.Random(seed), seed)
+        run = await how.write(cluster, rng, seed)
     async with asyncio.timeout(PHASE_TIMEOUT_S):
-        await recover(cluster.uri, run, recoverers)
+        await how.recover(cluster, run, rng)
     async with asyncio.timeout(PHASE_TIMEOUT_S):
         await check(cluster.uri, run)
     run.seconds = time.perf_counter() - started_at
@@ -223,7 +280,7 @@ async def run_variant(variant: str, runs: int, seed: int, directory: Path) -> li
         home = directory / f"{variant}-{start}"
         home.mkdir()
         here: list[Run] = []
-        async with Cluster(home, bookies=VARIANTS[variant][0]) as cluster:
+        async with Cluster(home, bookies=VARIANTS[variant].bookies) as cluster:
             for number in range(start, min(start + RUNS_PER_CLUSTER, runs)):
                 try:
                     here.append(await one_run(cluster, variant, seed + number))
