@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of single folders."""
+    parser.addoption(
+        "--rewrite-scenarios", action="store_true", help="write what happens into tests/scenarios/*.txt"
+    )
+
+
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
     """One ZooKeeper server for the whole run; each test takes a root of its own."""

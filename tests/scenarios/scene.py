@@ -1,0 +1,86 @@
+"""The stage with its clients: a writer, recoveries, a reader."""
+
+from __future__ import annotations
+
+import re
+
+from metadata.ids import NO_ENTRY
+from tests.scenarios.clients import Client, Writer
+from tests.scenarios.recovering import Recovery
+from tests.scenarios.world import (
+    Actor,
+    World,
+    id_text,
+)
+
+
+class Reader(Actor):
+    """A tailing reader, which shows the application what the LAC allows."""
+
+    seen = NO_ENTRY
+
+    def asks(self, bookie_id: str) -> None:
+        """Ask a bookie for the LAC and read up to it."""
+        stated = self.world.bookie(bookie_id).stated
+        lac = stated[0] if stated else NO_ENTRY
+        self.seen = max(self.seen, lac)
+        self.say(f"hears LAC {id_text(lac)}, and has read up to {id_text(self.seen)}")
+        for entry_id in range(lac + 1):
+            self.world.shown.add(entry_id)
+
+    def show(self) -> str:
+        """Describe how far it is."""
+        return f"has read up to {id_text(self.seen)}"
+
+
+class Scene(World):
+    """The stage with its clients; the writer is there from the start."""
+
+    def create(self, sizes: list[int], options: list[str], bookies: list[str]) -> None:
+        """Create the ledger."""
+        super().create(sizes, options, bookies)
+        self.actors["w"] = Writer(self, "w")
+
+    def client_event(self, event: str) -> None:
+        """Let a client do something."""
+        name, _, rest = event.partition(" ")
+        if match := re.fullmatch(r"(b\d+(?: b\d+)*) fails? at (\S+)", event):
+            self._client(match[2]).failed(match[1].split())
+        elif rest == "takes over":
+            recovery = Recovery(self, name)
+            self.actors[name] = recovery
+            recovery.takes_over()
+        elif match := re.fullmatch(r"finds (.+)", rest):
+            self._client(name).finds(match[1].split())
+        elif rest == "looks again":
+            self._client(name).looks_again()
+        elif rest == "hears nothing from m":
+            self._client(name).attempt()
+        elif rest == "dies":
+            self._client(name).is_over = True
+        elif name == "t" and (match := re.fullmatch(r"asks (\S+)", rest)):
+            reader = self.actors.setdefault(name, Reader(self, name))
+            assert isinstance(reader, Reader)
+            reader.asks(match[1])
+        elif name == "w":
+            self._writer_event(rest)
+        else:
+            super().client_event(event)
+
+    def _writer_event(self, event: str) -> None:
+        writer = self._client("w")
+        assert isinstance(writer, Writer)
+        if match := re.fullmatch(r"adds (\d+)(?:\.\.(\d+))?", event):
+            writer.adds(int(match[1]), int(match[2] or match[1]))
+        elif event == "forces":
+            writer.force()
+        elif event == "closes":
+            writer.closes()
+        else:
+            super().client_event(event)
+
+    def _client(self, name: str) -> Client:
+        client = self.actors.get(name)
+        if not isinstance(client, Client):
+            raise ValueError(f"there is no client {name}")
+        return client
