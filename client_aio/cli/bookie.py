@@ -52,6 +52,9 @@ async def serve(
     ] = None,
     rack: Annotated[str, typer.Option(help="Where the machine stands, for placement.")] = "",
     weight: Annotated[float, typer.Option(min=0, help="Its share of new ensembles.")] = 1.0,
+    sweep_interval: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How often to look for ledgers that were deleted.")
+    ] = 60.0,
     allow_remote_without_auth: Annotated[
         bool, typer.Option("--allow-remote-without-auth", help="Listen beyond this machine, open to anybody.")
     ] = False,
@@ -81,6 +84,7 @@ async def serve(
         rack=rack,
         weight=weight,
         allow_remote_without_auth=allow_remote_without_auth,
+        sweep_interval_s=sweep_interval,
     )
     stopping = asyncio.create_task(_stop_event(watch_standard_input=stop_with_parent).wait())
     serving = asyncio.create_task(_serve(invocation.output, config, uri, disk))

@@ -27,6 +27,9 @@ registrations through a store that puts the links' addresses in place of the boo
         seen = link.requests.see(Op.READ)               # an event to wait for, holding nothing back
         await seen.reached()
 
+        link.answers.forge = lie                        # a bookie that lies: lie(frame) gives the frame that
+                                                        # goes on instead, or None for the one that came
+
 Frames of one connection keep their order, so whatever is behind a held frame waits as well, as it does
 with TCP. Nothing here sleeps: what a test waits for are frames. A bookie may be killed and restarted behind
 its links: each new connection looks up where it is now. (While it is down, a link accepts a connection and
@@ -46,8 +49,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import client_aio
 from bookie_aio.wire.blocks import Block
-from bookie_aio.wire.frames import decode_header
-from bookie_aio.wire.messages import ANSWER, Failure, Message, Op, decode_answer, decode_request
+from bookie_aio.wire.frames import decode_header, encode_frame
+from bookie_aio.wire.messages import (
+    ANSWER,
+    Failure,
+    Message,
+    Op,
+    decode_answer,
+    decode_request,
+    encode_answer,
+)
 from metadata.bookies import BookieRecord, split_address
 from metadata.errors import NoSuchKeyError
 from metadata.ids import KEY_AVAILABLE, available_key
@@ -88,6 +99,13 @@ class Frame(NamedTuple):
         request_id, _, request = decode_request(header)
         return cls(request.op, request_id, request, body, is_answer=False)
 
+    def encode_answer(self) -> bytes:
+        """Give the bytes of an answer that is not a failure, length and all."""
+        assert self.is_answer
+        assert isinstance(self.message, Message)
+        header = encode_answer(self.op, self.request_id, self.message)
+        return encode_frame(header, len(self.body)) + bytes(self.body)
+
 
 class Sighting:
     """The next frame of a kind: to wait for, and to hold back where `hold` made it."""
@@ -126,6 +144,8 @@ class Way:
         self._sightings: list[Sighting] = []
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self.forge: Callable[[Frame], Frame | None] = lambda _: None
+        """Gives what goes on in the place of an answer, or None."""
 
     def hold(self, op: Op | None = None, where: Callable[[Frame], bool] = lambda _: True) -> Sighting:
         """Hold back the next frame of this operation for which `where` holds, and all behind it."""
@@ -263,8 +283,10 @@ class _Pipe:
         while True:
             head = await reader.readexactly(4)
             data = await reader.readexactly(int.from_bytes(head, "big"))
-            await way._pass(Frame.parse(data))
-            writer.write(head + data)
+            frame = Frame.parse(data)
+            await way._pass(frame)
+            forged = way.forge(frame)
+            writer.write(head + data if forged is None else forged.encode_answer())
             await writer.drain()
 
 
