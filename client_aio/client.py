@@ -10,6 +10,7 @@ import logging
 import random
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from client_aio.config import ClientConfig, WriteOptions
@@ -23,6 +24,7 @@ from client_aio.pool import BookieDirectory, BookiePool
 from client_aio.reader import LedgerReader
 from client_aio.recovery import recover_ledger
 from client_aio.repair import Repair, RepairProgress, RepairReport
+from client_aio.replicas import Replica, list_replicas
 from client_aio.writer import LedgerWriter
 from metadata.bookies import BookieRecord, ensure_cluster
 from metadata.errors import BookKeeperError, InvalidArgumentError
@@ -173,7 +175,6 @@ class Client:
         """
         self._context.check_open()
         check_quorums(ensemble_size, write_quorum, ack_quorum)
-        custom = check_custom(custom_metadata or {})
         options = WriteOptions(advanced=advanced, deferred_sync=deferred_sync)
         if deferred_sync and guaranteed_write_quorum:
             raise InvalidArgumentError(
@@ -183,33 +184,35 @@ class Client:
             raise InvalidArgumentError(f"digest {digest!r} is unknown; choose one of {', '.join(DIGESTS)}")
         password = check_choice(digest, password)
 
-        async def create() -> LedgerWriter:
-            context = self._context
-            context.check_open()
-            ledger_id = await context.ledgers.allocate_id()
-            bookies = await context.finder.find(
-                ledger_id, ensemble_size=ensemble_size, write_quorum=write_quorum
-            )
-            record, proof = await context.lock(ledger_id, password)
-            metadata = LedgerMetadata.new(
-                ledger_id,
-                ensemble_size=ensemble_size,
-                write_quorum=write_quorum,
-                ack_quorum=ack_quorum,
-                bookies=bookies,
-                digest=digest,
-                password=record,
-                guaranteed_write_quorum=guaranteed_write_quorum,
-                created_ms=context.now_ms(),
-                custom=custom,
-            )
-            version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
-            writer = LedgerWriter(context, metadata, version, proof, options)
-            context.keep(writer)
-            await writer._start()
-            return writer
+        new = partial(
+            LedgerMetadata.new,
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            digest=digest,
+            guaranteed_write_quorum=guaranteed_write_quorum,
+            custom=check_custom(custom_metadata or {}),
+        )
+        return Opening(lambda: self._create(new, (ensemble_size, write_quorum), password, options))
 
-        return Opening(create)
+    async def _create(
+        self,
+        new: Callable[..., LedgerMetadata],
+        sizes: tuple[int, int],
+        password: bytes,
+        options: WriteOptions,
+    ) -> LedgerWriter:
+        context = self._context
+        context.check_open()
+        ledger_id = await context.ledgers.allocate_id()
+        bookies = await context.finder.find(ledger_id, ensemble_size=sizes[0], write_quorum=sizes[1])
+        record, proof = await context.lock(ledger_id, password)
+        metadata = new(ledger_id, bookies=bookies, password=record, created_ms=context.now_ms())
+        version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+        writer = LedgerWriter(context, metadata, version, proof, options)
+        context.keep(writer)
+        await writer._start()
+        return writer
 
     def open_ledger(
         self, ledger_id: int, *, recover: bool = False, password: bytes = b""
@@ -299,6 +302,18 @@ class Client:
             self._context, ledger_id, replace, by=by, recover_after_s=recover_after_s, on_progress=on_progress
         )
         return await repair.run()
+
+    async def ledger_replicas(self, ledger_id: int) -> list[Replica]:
+        """Ask the bookies of a ledger what they hold of it: entries missing, and data that they lost.
+
+        Never fences. A bookie that cannot be reached is in the list, with the reason. Gives one `Replica`
+        for each bookie of each fragment.
+
+        Raises:
+            NoSuchLedgerError: there is none.
+        """
+        self._context.check_open()
+        return await list_replicas(self._context, check_ledger_id(ledger_id))
 
     async def list_ledgers(self) -> AsyncGenerator[int, None]:
         """Yield the ids of all ledgers, ascending."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
 from client_aio.changing import EnsembleChanges
+from client_aio.clockwork import LacPublisher, StallWatch
 from client_aio.core.changes import Closing, EnsembleChanger, NewEnsemble
 from client_aio.core.ordering import EntryOrder
 from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddWindow, Turn
@@ -30,10 +31,9 @@ from metadata.errors import (
     InvalidArgumentError,
     LedgerClosedError,
     LedgerFencedError,
-    OperationTimeoutError,
     WriterAbortedError,
 )
-from metadata.ids import NO_ENTRY, TERM_WRITER
+from metadata.ids import TERM_WRITER
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -118,17 +118,14 @@ class LedgerWriter:
         self._queued: list[tuple[bytes, asyncio.Future[int]]] = []  # added while add_entries runs
         self._queued_bytes = 0  # with what waits behind a gap
         self._force_lock = asyncio.Lock()
-        self._stuck = (NO_ENTRY, 0.0)  # the last entry reported, and when it was first seen to be that
-        self._progress_timer: asyncio.TimerHandle | None = None
-        self._lac_stated = NO_ENTRY
-        self._lac_timer: asyncio.TimerHandle | None = None
+        self._lac_publisher = LacPublisher(self._window, self._publish_lac, self._config.explicit_lac_delay_s)
+        self._stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
         self._reader: EntryReader = context.entry_reader(lambda: self._held.current, digest)
 
     async def _start(self) -> None:
         bookies = self._held.current.last_fragment.bookies
         self._replicator.seat(bookies, await self._context.pool.get_all(bookies))
         await self._replicator.lock()
-        self._watch_progress()
 
     # --- what is known ---
 
@@ -492,10 +489,7 @@ class LedgerWriter:
             self._room.set()
         if window.newcomers:
             self._changes.copied()
-        if self._lac_timer is None:
-            self._lac_timer = self._loop.call_later(
-                self._config.explicit_lac_delay_s, self._publish_lac, window.lac
-            )
+        self._lac_publisher.moved()
 
     async def _wait_for(self, entry_id: int) -> None:
         if self._failure is not None:
@@ -506,20 +500,9 @@ class LedgerWriter:
         self._waiters.append((entry_id, waiter))
         await waiter
 
-    def _publish_lac(self, lac_seen: int) -> None:
-        """Tell the bookies the LAC, once no entry has told it for a while (rule 13)."""
-        self._lac_timer = None
+    def _publish_lac(self) -> None:
         window = self._window
-        lac = window.lac
-        if self._failure is not None or lac == self._lac_stated:
-            return
-        if lac != lac_seen or window.last_add_pushed != window.last_entry_reported:
-            # Still writing: what follows states the LAC, and the last of it comes back here.
-            self._lac_timer = self._loop.call_later(self._config.explicit_lac_delay_s, self._publish_lac, lac)
-            return
-        self._lac_stated = lac
-        term, lafr = window.content_term, window.lafr_to_state
-        statement = self._digest.statement(term, lac, lafr)
+        statement = self._digest.statement(window.content_term, window.lac, window.lafr_to_state)
         self._replicator.broadcast(WriteLac(self.ledger_id, TERM_WRITER, statement))
 
     def _fail(self, error: BookKeeperError) -> None:
@@ -538,30 +521,9 @@ class LedgerWriter:
 
     def _release(self) -> None:
         self._replicator.stop()
-        if self._lac_timer is not None:
-            self._lac_timer.cancel()
-            self._lac_timer = None
-        if self._progress_timer is not None:
-            self._progress_timer.cancel()
-            self._progress_timer = None
+        self._lac_publisher.stop()
+        self._stall_watch.stop()
         self._context.forget(self)
-
-    def _watch_progress(self) -> None:
-        """Fail the writer when no add has been acknowledged for `add_quorum_timeout_s` though some wait."""
-        timeout_s, now = self._config.add_quorum_timeout_s, self._loop.time()
-        reported = self._window.last_entry_reported
-        if reported == self._window.last_add_pushed or reported != self._stuck[0]:
-            self._stuck = (reported, now)
-        elif now - self._stuck[1] >= timeout_s:
-            self._fail(
-                OperationTimeoutError(
-                    f"entry {reported + 1} of ledger {self.ledger_id} was not acknowledged by "
-                    f"{self._window.ack_quorum} bookies within {timeout_s:g} s",
-                    ledger_id=self.ledger_id,
-                )
-            )
-            return
-        self._progress_timer = self._loop.call_later(timeout_s / 4, self._watch_progress)
 
     # --- ensemble changes (rules 9 and 10) ---
 

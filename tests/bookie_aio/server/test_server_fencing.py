@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from bookie_aio.wire.messages import (
     NO_TERM,
     AddFlag,
     Failure,
+    Force,
     ListEntries,
     Message,
     Ping,
@@ -245,3 +247,45 @@ async def test_what_was_answered_is_on_the_disk_as_it_is_at_that_moment(
     again = await bookies.connect(await bookies.start(folder="copy"))
     assert refused_with(await again.add(7, 2, [b"c"]), TERM_FINAL)
     assert (await again.call(plain_read(0, 1))).entries == [(0, b"a"), (1, b"b")]
+
+
+# --- deferred sync: received is not durable, and a force says when it is ---
+
+
+async def test_a_deferred_add_is_answered_before_it_is_durable_and_a_force_after(
+    client: RawClient, disk: HeldDisk
+) -> None:
+    disk.hold()
+    assert (await client.add(7, 0, [b"a"], flags=AddFlag.DEFERRED_SYNC)).status is Status.OK
+    force = client.send(Force(7, 0))
+    await settle(client)
+    assert not force.done()
+    disk.release()
+    assert (await force).status is Status.OK
+    assert (await client.call(plain_read(0, 0))).entries == [(0, b"a")]
+
+
+async def test_a_force_of_a_displaced_writer_is_refused(client: RawClient) -> None:
+    assert (await client.add(7, 0, [b"a"], flags=AddFlag.DEFERRED_SYNC)).status is Status.OK
+    assert (await client.call(fencing_lac_read())).status is Status.OK
+    assert refused_with(await client.call(Force(7, 0)), TERM_FINAL)
+    assert refused_with(await client.add(7, 1, [b"b"], flags=AddFlag.DEFERRED_SYNC), TERM_FINAL)
+
+
+async def test_a_force_raises_no_term(client: RawClient) -> None:
+    assert (await client.call(Force(7, 5))).status is Status.OK
+    assert (await client.add(7, 0, [b"a"])).status is Status.OK
+
+
+async def test_no_force_covers_an_add_that_was_received_and_lost(
+    bookie: Bookie, client: RawClient, disk: HeldDisk
+) -> None:
+    # The disk fails under what was answered as received: the connection ends without an answer to the force.
+    disk.hold()
+    assert (await client.add(7, 0, [b"a"], flags=AddFlag.DEFERRED_SYNC)).status is Status.OK
+    force = client.send(Force(7, 0))
+    await settle(client)
+    disk.is_failing = True
+    disk.release()
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        assert (await force).status is not Status.OK

@@ -182,9 +182,9 @@ async def test_the_largest_entry_fits_and_one_byte_more_does_not(client: RawClie
     assert (await client.call(Ping())).status is Status.OK
 
 
-@pytest.mark.parametrize("flags", [AddFlag.REPAIR | AddFlag.RECOVERY, AddFlag.DEFERRED_SYNC | AddFlag.RECOVERY])
-async def test_reserved_flags_are_refused(client: RawClient, flags: AddFlag) -> None:
-    assert (await client.add(7, 0, [b"a"], flags=flags)).status is Status.BAD_REQUEST
+@pytest.mark.parametrize("other", [AddFlag.REPAIR, AddFlag.DEFERRED_SYNC])
+async def test_flags_that_do_not_go_together_are_refused(client: RawClient, other: AddFlag) -> None:
+    assert (await client.add(7, 0, [b"a"], flags=other | AddFlag.RECOVERY)).status is Status.BAD_REQUEST
     assert (await client.call(Ping())).status is Status.OK
 
 
