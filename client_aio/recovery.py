@@ -24,6 +24,7 @@ from client_aio.core.recovery import (
     Found,
     Inconclusive,
     RecoveredEnd,
+    believed,
     entered,
     fencing_lac_read,
     recovery_read,
@@ -163,14 +164,7 @@ class _Recovery:
             ledger_id=self.metadata.ledger_id,
             auth=self._digest.token(bookie_id),
         )
-        statement = answer.statement
-        if (
-            statement is None
-            or statement.content_term > self.metadata.last_fragment.content_term
-            or not self._digest.is_genuine(statement)
-        ):
-            return None
-        return statement
+        return believed(answer.statement, self.metadata, self._digest)
 
     def _connection(self, bookie_id: str) -> BookieConnection:
         found = self._connections[bookie_id]

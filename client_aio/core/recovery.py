@@ -30,7 +30,8 @@ from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
 from metadata.ledger import LedgerState
 
 if TYPE_CHECKING:
-    from bookie_aio.wire.blocks import Block
+    from bookie_aio.wire.blocks import Block, LacStatement
+    from client_aio.core.digest import Digest
     from metadata.ledger import Fragment, LedgerMetadata
 
 
@@ -56,6 +57,13 @@ def recovery_read(metadata: LedgerMetadata, ask: Ask, bytes_max: int) -> Read:
     last = min(ask.first + (_RUN_ENTRIES - 1) * ask.stride, ENTRY_ID_MAX)
     content_term = metadata.last_fragment.content_term
     return Read(metadata.ledger_id, TERM_FINAL, content_term, ask.first, last, ask.stride, bytes_max)
+
+
+def believed(statement: LacStatement | None, metadata: LedgerMetadata, digest: Digest) -> LacStatement | None:
+    """Give a LAC statement that can be verified; None for another, which counts as −1 (rule 12b)."""
+    if statement is None or statement.content_term > metadata.last_fragment.content_term:
+        return None
+    return statement if digest.is_genuine(statement) else None
 
 
 class FenceTally:
