@@ -14,6 +14,7 @@ from client_aio.core.racks import RackAware
 from client_aio.entries import Entry, EntryBatch
 from client_aio.reader import LedgerReader
 from client_aio.repair import RepairedFragment, RepairProgress, RepairReport
+from client_aio.replicas import Replica
 from client_aio.writer import LedgerWriter
 from metadata.errors import *  # noqa: F403
 from metadata.errors import __all__ as _errors
@@ -35,6 +36,7 @@ __all__ = [
     "RepairProgress",
     "RepairReport",
     "RepairedFragment",
+    "Replica",
     "Seating",
     "WeightedRandom",
     "connect",

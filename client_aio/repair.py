@@ -16,14 +16,11 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from bookie_aio.wire.listing import Row, parse_rows
 from bookie_aio.wire.messages import (
     NO_TERM,
     Add,
     AddFlag,
     Done,
-    ListEntries,
-    ListEntriesAnswer,
     Read,
     ReadAnswer,
     Stop,
@@ -32,6 +29,7 @@ from client_aio.core.digest import Digest
 from client_aio.core.reads import ClassRange, checked_blocks
 from client_aio.core.repair import Part, owed, plan, replaced, split
 from client_aio.recovery import recover_ledger
+from client_aio.replicas import list_entries
 from client_aio.updating import HeldMetadata
 from metadata.errors import (
     BookieError,
@@ -221,7 +219,7 @@ class _Copier:
         self._target = target
         self._on_progress = on_progress
         self._pieces = list(owed(metadata, part, lost, _PIECE_ENTRIES))
-        self._entries_total = sum(map(_entries_of, self._pieces))
+        self._entries_total = sum(piece.entries for piece in self._pieces)
         self._entries_done = 0
         self.entries_copied = 0
         self.bytes_copied = 0
@@ -258,7 +256,7 @@ class _Copier:
         async def take_turns() -> None:
             for piece in waiting:
                 await work(piece)
-                self._entries_done += _entries_of(piece)
+                self._entries_done += piece.entries
                 self._on_progress(
                     RepairProgress(
                         self._part.first_entry, self._part.last_entry, is_verifying,
@@ -274,27 +272,14 @@ class _Copier:
             raise failures.exceptions[0] from None
 
     async def _copy_piece(self, piece: ClassRange) -> None:
-        lacking, there = split(piece, await self._listing(piece))
+        rows, _ = await self._ask_target(
+            list_entries(self._target, self._ledger_id, piece.first, piece.last, self._config.read_timeout_s)
+        )
+        lacking, there = split(piece, rows)
         for run in lacking:
             await self._copy_run(run)
         for run in there:
             await self._read_again(run)
-
-    async def _listing(self, piece: ClassRange) -> list[Row]:
-        rows: list[Row] = []
-        following = piece.first
-        while 0 <= following <= piece.last:
-            answer, body = await self._ask_target(
-                self._target.call(
-                    ListEntries(self._ledger_id, following),
-                    ListEntriesAnswer,
-                    timeout_s=self._config.read_timeout_s,
-                    ledger_id=self._ledger_id,
-                )
-            )
-            rows += parse_rows(body)
-            following = answer.next_entry
-        return rows
 
     async def _copy_run(self, run: ClassRange) -> None:
         rest: ClassRange | None = run
@@ -382,7 +367,3 @@ class _Copier:
         except (BookieError, OperationTimeoutError) as error:
             self._context.pool.directory.note_failure(self._target.bookie_id)
             raise _TargetFailed(error) from error
-
-
-def _entries_of(piece: ClassRange) -> int:
-    return (piece.last - piece.first) // piece.stride + 1

@@ -27,6 +27,11 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
     (errors.InvalidArgumentError, Exit.USAGE, ""),
     (errors.NoSuchLedgerError, Exit.NOT_FOUND, "`bookie-aio ledger list` shows the ledgers there are"),
     (errors.NoSuchEntryError, Exit.NOT_FOUND, ""),
+    (
+        errors.UnauthorizedAccessError,
+        Exit.FAILURE,
+        "--password-file or BOOKIE_AIO_PASSWORD gives the password",
+    ),
     (errors.NoSuchKeyError, Exit.NOT_FOUND, ""),
     (
         errors.NotEnoughBookiesError,
@@ -41,6 +46,7 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
     (errors.BookieUnavailableError, Exit.UNAVAILABLE, "`bookie-aio bookie list` shows the bookies that run"),
     (errors.NotABookieError, Exit.UNAVAILABLE, "`bookie-aio bookie list` shows where the bookies listen"),
     (errors.LedgerRecoveryError, Exit.UNAVAILABLE, "start the bookies named and run it again"),
+    (errors.LedgerRepairError, Exit.UNAVAILABLE, ""),
     (errors.TooManyRequestsError, Exit.UNAVAILABLE, "try again later"),
     (errors.BookieReadOnlyError, Exit.UNAVAILABLE, "free space on the bookie's disk"),
     (

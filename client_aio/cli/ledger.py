@@ -3,6 +3,7 @@
 import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -11,8 +12,9 @@ import typer
 
 import client_aio
 from client_aio.cli.exits import Exit
-from client_aio.cli.ledger_text import custom_of, draw, row_of, text_of
+from client_aio.cli.ledger_text import custom_of, draw, draw_replicas, row_of, text_of, text_of_repair
 from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.passwords import PasswordFile, password_of
 from client_aio.cli.placement import Placement, PlacementOption
 from client_aio.cli.source import cut, read_chunks
 
@@ -29,9 +31,11 @@ AckQuorum = Annotated[
     int | None,
     typer.Option("--ack-quorum", "-a", min=1, help="Copies to wait for (Qa); default: the majority of Qw."),
 ]
-Digest = Annotated[str, typer.Option(help="crc32c or hmac-sha256.")]
-Password = Annotated[
-    str, typer.Option(envvar="BOOKIE_AIO_PASSWORD", help="Needed by hmac-sha256.", show_default=False)
+Digest = Annotated[
+    str | None,
+    typer.Option(
+        help="crc32c or hmac-sha256, which needs a password; default: hmac-sha256 with a password, else crc32c."
+    ),
 ]
 Custom = Annotated[list[str] | None, typer.Option("--custom", metavar="KEY=VALUE", help="Custom metadata.")]
 Newline = Annotated[
@@ -40,12 +44,25 @@ Newline = Annotated[
 ]
 
 
+class Protection(TypedDict):
+    """What guards a ledger, as arguments of `create_ledger`."""
+
+    digest: str
+    password: bytes
+
+
 class Quorums(TypedDict):
     """The three numbers of a ledger, as arguments of `create_ledger`."""
 
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
+
+
+def protection(digest: str | None, password_file: Path | None) -> Protection:
+    """Fill in the digest that goes with the password, or with none."""
+    password = password_of(password_file)
+    return {"digest": digest or (DIGEST_HMAC if password else DIGEST_CRC), "password": password}
 
 
 def quorums(ensemble: int, write_quorum: int | None, ack_quorum: int | None) -> Quorums:
@@ -61,8 +78,8 @@ async def create(
     ensemble: Ensemble = 3,
     write_quorum: WriteQuorum = None,
     ack_quorum: AckQuorum = None,
-    digest: Digest = "crc32c",
-    password: Password = "",
+    digest: Digest = None,
+    password_file: PasswordFile = None,
     custom: Custom = None,
     placement: PlacementOption = Placement.WEIGHTED,
 ) -> None:
@@ -74,8 +91,7 @@ async def create(
     async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
         ledger = await client.create_ledger(
             **quorums(ensemble, write_quorum, ack_quorum),
-            digest=digest,
-            password=password.encode(),
+            **protection(digest, password_file),
             custom_metadata=custom_of(custom),
         )
         invocation.output.value("ledger_id", ledger.ledger_id)
@@ -94,8 +110,8 @@ async def write(
     ensemble: Ensemble = 3,
     write_quorum: WriteQuorum = None,
     ack_quorum: AckQuorum = None,
-    digest: Digest = "crc32c",
-    password: Password = "",
+    digest: Digest = None,
+    password_file: PasswordFile = None,
     custom: Custom = None,
     placement: PlacementOption = Placement.WEIGHTED,
 ) -> None:
@@ -109,8 +125,7 @@ async def write(
         client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
         client.create_ledger(
             **quorums(ensemble, write_quorum, ack_quorum),
-            digest=digest,
-            password=password.encode(),
+            **protection(digest, password_file),
             custom_metadata=custom_of(custom),
         ) as ledger,
     ):
@@ -171,7 +186,7 @@ async def cat(
         int | None, typer.Option("--to", min=-1, help="The last entry; default: the LAC.")
     ] = None,
     newline: Newline = False,
-    password: Password = "",
+    password_file: PasswordFile = None,
 ) -> None:
     """Write a ledger's entries to standard output, exactly as they are.
 
@@ -179,7 +194,7 @@ async def cat(
     """
     async with (
         client_aio.connect(invocation.metadata_uri) as client,
-        client.open_ledger(ledger_id, password=password.encode()) as reader,
+        client.open_ledger(ledger_id, password=password_of(password_file)) as reader,
     ):
         stop = max(reader.last_add_confirmed, first - 1) if last is None else last
         if not invocation.output.is_table:
@@ -207,7 +222,7 @@ async def tail(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the ledger is closed.")] = False,
     count: Annotated[int, typer.Option("--entries", "-n", min=0, help="How many of the last entries.")] = 10,
     newline: Newline = True,
-    password: Password = "",
+    password_file: PasswordFile = None,
 ) -> None:
     """Write a ledger's last entries to standard output, and with -f what is added from then on.
 
@@ -215,7 +230,7 @@ async def tail(
     """
     async with (
         client_aio.connect(invocation.metadata_uri) as client,
-        client.open_ledger(ledger_id, password=password.encode()) as reader,
+        client.open_ledger(ledger_id, password=password_of(password_file)) as reader,
     ):
         last = reader.last_add_confirmed
         first = max(last + 1 - count, 0)
@@ -267,10 +282,20 @@ async def list_(
 
 
 @command(app, "show")
-async def show(invocation: Invocation, ledger_id: LedgerId) -> None:
+async def show(
+    invocation: Invocation,
+    ledger_id: LedgerId,
+    with_replicas: Annotated[
+        bool, typer.Option("--replicas", help="Ask the bookies, too: entries missing, and data they lost.")
+    ] = False,
+) -> None:
     """Show a ledger's metadata, with a drawing of its fragments. Never fences."""
     async with client_aio.connect(invocation.metadata_uri) as client:
         metadata = await client.ledger_metadata(ledger_id)
+        replicas = await client.ledger_replicas(ledger_id) if with_replicas else []
+    text = draw(metadata)
+    if with_replicas:
+        text += "\n\n" + draw_replicas(metadata, replicas)
     invocation.output.document(
         {
             **row_of(metadata),
@@ -285,20 +310,21 @@ async def show(invocation: Invocation, ledger_id: LedgerId) -> None:
                 }
                 for fragment in metadata.fragments
             ],
+            **({"replicas": list(map(asdict, replicas))} if with_replicas else {}),
         },
-        text=draw(metadata),
+        text=text,
     )
 
 
 @command(app, "recover")
-async def recover(invocation: Invocation, ledger_id: LedgerId, password: Password = "") -> None:
+async def recover(invocation: Invocation, ledger_id: LedgerId, password_file: PasswordFile = None) -> None:
     """Take over a ledger: fence its writer, find its end, and close it.
 
     A writer that is still alive gets an error. A ledger that is CLOSED is left as it is.
     """
     async with (
         client_aio.connect(invocation.metadata_uri) as client,
-        client.open_ledger(ledger_id, recover=True, password=password.encode()) as ledger,
+        client.open_ledger(ledger_id, recover=True, password=password_of(password_file)) as ledger,
     ):
         last, length = ledger.last_add_confirmed, ledger.length
     invocation.output.document(
@@ -307,22 +333,81 @@ async def recover(invocation: Invocation, ledger_id: LedgerId, password: Passwor
     )
 
 
+@command(app, "repair")
+async def repair(
+    invocation: Invocation,
+    ledger_id: LedgerId,
+    replace: Annotated[
+        str,
+        typer.Option(
+            metavar="BOOKIE", help="The bookie that is lost, or that lost data.", show_default=False
+        ),
+    ],
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="BOOKIE",
+            help="The bookie to copy to; default: one that is chosen. The same again: repair it in place.",
+        ),
+    ] = None,
+    recover_after_s: Annotated[
+        float | None,
+        typer.Option(
+            "--recover-after",
+            min=0,
+            metavar="SECONDS",
+            help="Take over a ledger that is not closed: wait so long, then fence its writer and close it.",
+        ),
+    ] = None,
+) -> None:
+    """Copy what a bookie owes of a ledger to another one, and name that instead.
+
+    Safe beside a live writer, which it neither fences nor disturbs: of a ledger that is not closed, the last
+    fragment is left alone, unless --recover-after is given. May be interrupted, and run again.
+    """
+    output = invocation.output
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        with output.progress() as progress:
+            task = progress.add_task(f"ledger {ledger_id}", total=None, figures="")
+
+            def show_progress(now: client_aio.RepairProgress) -> None:
+                verb = "verifying" if now.is_verifying else "copying"
+                progress.update(
+                    task,
+                    description=f"{verb} from entry {now.first_entry:,}",
+                    completed=now.entries_done,
+                    total=now.entries_total,
+                    figures=f"{now.bytes_copied:,} bytes",
+                )
+
+            report = await client.repair_ledger(
+                ledger_id,
+                replace=replace,
+                by=by,
+                recover_after_s=recover_after_s,
+                on_progress=show_progress,
+            )
+    output.document(asdict(report), text=text_of_repair(report))
+
+
 @command(app, "delete")
 async def delete(
     invocation: Invocation,
     ledger_ids: Annotated[list[int], typer.Argument(min=0, metavar="LEDGER...", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+    password_file: PasswordFile = None,
 ) -> int:
     """Delete ledgers, for good. On a terminal it asks first."""
     if not yes and sys.stdin.isatty():
         names = ", ".join(map(str, ledger_ids))
         typer.confirm(f"Delete {names} and every entry in it?", abort=True, err=True)
-    ended = Exit.OK
+    ended, password = Exit.OK, password_of(password_file)
     async with client_aio.connect(invocation.metadata_uri) as client:
         with invocation.output.stream() as put:
             for ledger_id in ledger_ids:
                 try:
-                    await client.delete_ledger(ledger_id)
+                    await client.delete_ledger(ledger_id, password=password)
                 except client_aio.NoSuchLedgerError as error:
                     if len(ledger_ids) == 1:
                         raise

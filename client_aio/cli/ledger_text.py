@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from client_aio.repair import RepairReport
+from client_aio.replicas import Replica
 from metadata.errors import InvalidArgumentError
 from metadata.ledger import LedgerMetadata
 
@@ -70,6 +72,49 @@ def draw(metadata: LedgerMetadata) -> str:
     if metadata.custom:
         lines += [f"custom {key} = {value!r}" for key, value in metadata.custom.items()]
     return "\n".join([*lines, "", *_draw_fragments(metadata)])
+
+
+def draw_replicas(metadata: LedgerMetadata, replicas: Sequence[Replica]) -> str:
+    """Say of each bookie of each fragment whether it holds what it owes."""
+    starts = [fragment.first_entry for fragment in metadata.fragments]
+    width = max(len("bookie"), *(len(replica.bookie_id) for replica in replicas))
+    lines = [f"fragment  {'bookie':<{width}}  holds"]
+    for replica in replicas:
+        index = starts.index(replica.first_entry)
+        lines.append(f"{index:>8}  {replica.bookie_id:<{width}}  {_state_of(replica)}")
+    return "\n".join(lines)
+
+
+def _state_of(replica: Replica) -> str:
+    if replica.error:
+        return f"not known: {replica.error}"
+    lost = "; it lost data of this ledger" if replica.is_damaged else ""
+    if replica.entries_owed is None or replica.entries_missing is None:
+        return f"what it has acknowledged so far{lost}"
+    if replica.entries_missing == 0:
+        return f"all {replica.entries_owed:,} entries{lost}"
+    return f"{replica.entries_missing:,} of {replica.entries_owed:,} entries are missing{lost}"
+
+
+def text_of_repair(report: RepairReport) -> str:
+    """Say what a repair did, a line for each fragment."""
+    lines = ["the ledger was recovered, and is closed"] if report.was_recovered else []
+    for fragment in report.fragments:
+        how = (
+            f"{report.replaced} repaired in its place"
+            if fragment.replacement == report.replaced
+            else f"{report.replaced} replaced by {fragment.replacement}"
+        )
+        lines.append(
+            f"entries {_range(fragment.first_entry, fragment.last_entry)}: {how}, "
+            f"{fragment.entries_copied:,} entries ({fragment.bytes_copied:,} bytes) copied"
+        )
+    if report.is_last_fragment_left:
+        lines.append(
+            f"the ledger is not closed, and {report.replaced} is still in its last fragment: its writer "
+            "replaces it when it fails, or --recover-after closes the ledger"
+        )
+    return "\n".join(lines or [f"{report.replaced} is in no fragment of ledger {report.ledger_id}"])
 
 
 def _draw_fragments(metadata: LedgerMetadata) -> list[str]:

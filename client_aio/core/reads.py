@@ -31,6 +31,11 @@ class ClassRange(NamedTuple):
     stride: int
     bookies: tuple[str, ...]
 
+    @property
+    def entries(self) -> int:
+        """Give how many entries it names."""
+        return (self.last - self.first) // self.stride + 1
+
     def after(self, entry_id: int) -> ClassRange | None:
         """Give what is left behind an entry of it; None when that was the last."""
         first = entry_id + self.stride

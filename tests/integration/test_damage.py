@@ -45,6 +45,12 @@ async def is_damaged(client: client_aio.Client, bookie_id: str, ledger_id: int) 
     return answer.is_damaged
 
 
+async def missing(client: client_aio.Client, ledger_id: int) -> dict[str, tuple[int | None, bool]]:
+    """Give, by bookie, how many entries it lacks, and whether it lost any."""
+    replicas = await client.ledger_replicas(ledger_id)
+    return {replica.bookie_id: (replica.entries_missing, replica.is_damaged) for replica in replicas}
+
+
 async def stop(bookie: BookieProcess, how: str) -> None:
     """Stop a bookie by that method of its process."""
     await getattr(bookie, how)()
@@ -145,9 +151,11 @@ async def test_a_missing_segment_marks_the_ledgers_in_its_index(tmp_path: Path) 
             "damaged": 1, "all_damaged": False,
         }  # fmt: skip
         assert len(await everything(client, lost_id)) == 50
+        assert await missing(client, lost_id) == {"b1": (50, True), "b2": (0, False), "b3": (0, False)}
         # Repaired in its place, the bookie has all of it again.
         await client.repair_ledger(lost_id, replace="b1", by="b1")
         assert len(await stored(client, "b1", lost_id, range(50))) == 50
+        assert await missing(client, lost_id) == {"b1": (0, True), "b2": (0, False), "b3": (0, False)}
 
 
 async def test_a_bookie_that_cannot_say_what_it_lost_takes_no_ordinary_adds(tmp_path: Path) -> None:
