@@ -6,6 +6,7 @@ from client_aio.core.changes import (
     EnsembleChanger,
     NewEnsemble,
 )
+from client_aio.core.digest import Digest
 from client_aio.core.recovery import (
     Ask,
     End,
@@ -13,6 +14,7 @@ from client_aio.core.recovery import (
     FenceTally,
     Inconclusive,
     RecoveredEnd,
+    believed,
     entered,
     fencing_lac_read,
     recovery_read,
@@ -75,8 +77,12 @@ class Recovery(Client):
     def answered(self, message: Message) -> None:
         """Take an answer."""
         match message.what:
-            case FencedAt(lac, lafr):
+            case FencedAt(stated):
                 if self.search is None:
+                    statement = believed(stated, self.known, Digest(LEDGER_ID))
+                    lac, lafr = (statement.lac, statement.lafr) if statement else (None, NO_ENTRY)
+                    if stated is not None and statement is None:
+                        self.say(f"does not believe LAC {id_text(stated.lac)} of {message.source}")
                     self.tally.answer(self.ensemble.index(message.source), lac, lafr)
                     if self.tally.is_covered:
                         self._begin_search()

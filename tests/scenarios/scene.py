@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 
+from bookie_aio.wire.messages import ReadAnswer, Stop
+from client_aio.core.digest import Digest
+from client_aio.core.reads import ClassRange, checked_blocks, class_ranges, fragment_end
+from metadata.errors import DigestMismatchError, ProtocolError
 from metadata.ids import NO_ENTRY
 from tests.scenarios.clients import Client, Writer
 from tests.scenarios.recovering import Recovery
 from tests.scenarios.world import (
+    LEDGER_ID,
     Actor,
     World,
     id_text,
+    ids_text,
 )
 
 
@@ -27,6 +33,37 @@ class Reader(Actor):
         self.say(f"hears LAC {id_text(lac)}, and has read up to {id_text(self.seen)}")
         for entry_id in range(lac + 1):
             self.world.shown.add(entry_id)
+
+    def reads(self, first: int, last: int) -> None:
+        """Read a range: each class of entries from the first bookie of its write set that has it right."""
+        metadata = self.world.metadata
+        while first <= last:
+            end = fragment_end(metadata, metadata.fragment_of(first))
+            until = last if end is None else min(last, end)
+            for asked in class_ranges(metadata, first, until):
+                self._read(asked)
+            first = until + 1
+
+    def _read(self, asked: ClassRange) -> None:
+        wanted: ClassRange | None = asked
+        for name in asked.bookies:
+            assert wanted is not None
+            encoded, stop, stop_entry = self.world.bookie(name).read(wanted.first, wanted.last, wanted.stride)
+            answer = ReadAnswer(stop, stop_entry, None)
+            try:
+                blocks = checked_blocks(wanted, answer, memoryview(b"".join(encoded)), Digest(LEDGER_ID))
+            except (DigestMismatchError, ProtocolError) as error:
+                self.say(f"passes {name} over: {error}")
+                continue
+            if blocks:
+                read = ids_text(entry_id for block in blocks for entry_id in block.entry_ids)
+                self.say(f"reads {read} from {name}")
+                wanted = wanted.after(blocks[-1].last_entry)
+            if wanted is None:
+                return
+            self.say(f"hears of {name}: {'unknown' if stop is Stop.UNKNOWN else 'no'} {stop_entry}")
+        assert wanted is not None
+        self.say(f"cannot read {wanted.first}: asked all of {' '.join(asked.bookies)}")
 
     def show(self) -> str:
         """Describe how far it is."""
@@ -58,10 +95,8 @@ class Scene(World):
             self._client(name).attempt()
         elif rest == "dies":
             self._client(name).is_over = True
-        elif name == "t" and (match := re.fullmatch(r"asks (\S+)", rest)):
-            reader = self.actors.setdefault(name, Reader(self, name))
-            assert isinstance(reader, Reader)
-            reader.asks(match[1])
+        elif name == "t":
+            self._reader_event(rest)
         elif name == "w":
             self._writer_event(rest)
         else:
@@ -76,6 +111,16 @@ class Scene(World):
             writer.force()
         elif event == "closes":
             writer.closes()
+        else:
+            super().client_event(event)
+
+    def _reader_event(self, event: str) -> None:
+        reader = self.actors.setdefault("t", Reader(self, "t"))
+        assert isinstance(reader, Reader)
+        if match := re.fullmatch(r"asks (b\d+)", event):
+            reader.asks(match[1])
+        elif match := re.fullmatch(r"reads (\d+)(?:\.\.(\d+))?", event):
+            reader.reads(int(match[1]), int(match[2] or match[1]))
         else:
             super().client_event(event)
 

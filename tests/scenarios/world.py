@@ -17,8 +17,11 @@ what they decide; bookies and the metadata store are models that keep the rules 
     r1 takes over                       a recovery begins; r1, r2, … are recovering clients
     repair puts b5 in place of b1 in fragment 0
     b2 loses 0                          it has lost the entry, and knows
+    b2 flips a bit of 0 | b2 flips a bit of its LAC | b2 gives 1 for 0 | b2 leaves out 0
+                                        it answers wrongly from now on
     b2 restarts                         what it had received and was not forced is gone (deferred)
-    t asks b1                           a tailing reader asks for the LAC, and reads up to it
+    t asks b1                           a tailing reader asks for the LAC, and may read up to it
+    t reads 0..3                        it reads, asking the bookies of each write set one after another
     answers of b1 b2                    would these answers to a fence be enough?
     show w | show m | show b1
 
@@ -34,12 +37,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.core.fencing import Verdict, judge
-from bookie_aio.wire.blocks import Block, encode_block
+from bookie_aio.wire.blocks import Block, LacStatement, encode_block
 from bookie_aio.wire.messages import NO_TERM, Read, ReadLac, Stop
+from client_aio.core.digest import Digest
 from client_aio.core.quorum import write_set
 from client_aio.core.recovery import Ask, FenceTally
 from metadata.errors import VersionConflictError
-from metadata.ids import NO_ENTRY, TERM_WRITER
+from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_WRITER
 from metadata.ledger import LedgerMetadata
 from metadata.settle import settle_compare_and_set
 from metadata.store import Version
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
     from client_aio.core.window import Send
 
 LEDGER_ID = 1
+LAC_BIT = 64
+"""The bit of a LAC that a bookie with bad memory flips."""
 
 
 def ids_text(ids: Iterable[int]) -> str:
@@ -128,10 +134,9 @@ class Refused(NamedTuple):
 
 
 class FencedAt(NamedTuple):
-    """The fence is durable; the LAC and LAFR stated here, None for none."""
+    """The fence is durable; the highest LAC statement here, None for none."""
 
-    lac: int | None
-    lafr: int
+    statement: LacStatement | None
 
 
 class Found(NamedTuple):
@@ -228,6 +233,10 @@ class Bookie(Actor):
     term: int = 0
     kept: dict[int, Kept] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
+    flips: set[int] = field(default_factory=set)
+    swaps: dict[int, int] = field(default_factory=dict)
+    ends_before: set[int] = field(default_factory=set)
+    flips_lac: bool = False
     stated: tuple[int, int] | None = None  # the highest LAC, and the LAFR with it
 
     def receive(self, message: Message) -> None:
@@ -253,16 +262,26 @@ class Bookie(Actor):
             case Add(send):
                 self._store(source, send)
             case Fence():
-                lac, lafr = self.stated or (None, NO_ENTRY)
-                more = f", LAFR {id_text(lafr)}" if self.world.metadata.guaranteed_write_quorum else ""
-                text = "no LAC" if lac is None else f"LAC {id_text(lac)}{more}"
-                self.send(source, text, FencedAt(lac, lafr))
+                statement = self._statement()
+                self.send(source, self._statement_text(statement), FencedAt(statement))
             case ReadFrom(ask):
                 self._find(source, ask)
             case ForceUpTo(last_entry):
                 for kept in self.kept.values():
                     kept.is_durable = True
                 self.send(source, f"forced up to {id_text(last_entry)}", Forced(what))
+
+    def _statement(self) -> LacStatement | None:
+        if self.stated is None:
+            return None
+        statement = Digest(LEDGER_ID).statement(0, *self.stated)
+        return statement._replace(lac=statement.lac ^ LAC_BIT) if self.flips_lac else statement
+
+    def _statement_text(self, statement: LacStatement | None) -> str:
+        if statement is None:
+            return "no LAC"
+        more = f", LAFR {id_text(statement.lafr)}" if self.world.metadata.guaranteed_write_quorum else ""
+        return f"LAC {id_text(statement.lac)}{more}"
 
     def _store(self, source: str, send: Send) -> None:
         block = Block.parse(memoryview(send.batch.block))
@@ -275,19 +294,32 @@ class Bookie(Actor):
         self.send(source, f"{verb} {ids_text(block.entry_ids)}", Stored(send))
 
     def _find(self, source: str, ask: Ask) -> None:
-        entry_id, blocks = ask.first, []
-        while entry_id in self.kept:
-            kept = self.kept[entry_id]
-            encoded = encode_block(
-                ledger_id=LEDGER_ID, content_term=0, first_entry=entry_id, stride=ask.stride, lac=kept.lac,
-                lafr=kept.lafr, payloads=[kept.payload], running=[kept.running],
-            )  # fmt: skip
-            blocks.append(Block.parse(memoryview(encoded)))
-            entry_id += ask.stride
-        stop = Stop.UNKNOWN if entry_id in self.lost else Stop.NO_SUCH_ENTRY
+        encoded, stop, entry_id = self.read(ask.first, ENTRY_ID_MAX, ask.stride)
+        blocks = [Block.parse(memoryview(each)) for each in encoded]
         found = [ids_text(block.first_entry for block in blocks)] if blocks else []
         end = f"{entry_id} unknown" if stop is Stop.UNKNOWN else f"no {entry_id}"
         self.send(source, ", ".join([*found, end]), Found(ask, blocks, stop, entry_id))
+
+    def read(self, first: int, last: int, stride: int) -> tuple[list[bytes], Stop, int]:
+        """Give the entries asked for as encoded blocks, why they end, and which entry was to follow."""
+        entry_id, blocks = first, []
+        while entry_id in self.kept and entry_id <= last:
+            # A bookie that is wrong gives another entry in its place, or a byte that is not what it was.
+            given = self.swaps.get(entry_id, entry_id)
+            kept = self.kept[given]
+            encoded = bytearray(
+                encode_block(
+                    ledger_id=LEDGER_ID, content_term=0, first_entry=given, stride=stride, lac=kept.lac,
+                    lafr=kept.lafr, payloads=[kept.payload], running=[kept.running],
+                )
+            )  # fmt: skip
+            if entry_id in self.flips:
+                encoded[-1] ^= 1
+            blocks.append(bytes(encoded))
+            entry_id += stride
+        if entry_id > last or entry_id in self.ends_before:
+            return blocks, Stop.END, entry_id
+        return blocks, Stop.UNKNOWN if entry_id in self.lost else Stop.NO_SUCH_ENTRY, entry_id
 
     def lose(self, entry_id: int) -> None:
         """Lose an entry to a bad disk, and know it (rule 4)."""
@@ -431,6 +463,8 @@ class World:
             self.bookie(match[1]).lose(int(match[2]))
         elif match := re.fullmatch(r"(b\d+) restarts", event):
             self.bookie(match[1]).restart()
+        elif match := re.fullmatch(r"(b\d+) (flips|gives|leaves out) (.+)", event):
+            self._go_wrong(self.bookie(match[1]), match[2], match[3])
         elif match := re.fullmatch(r"repair puts (\S+) in place of (\S+) in fragment (\d+)", event):
             self.store.repair(int(match[3]), match[2], match[1])
         elif match := re.fullmatch(r"show (\S+)", event):
@@ -441,6 +475,20 @@ class World:
     def client_event(self, event: str) -> None:
         """Let a client do something."""
         raise ValueError("not understood")
+
+    def _go_wrong(self, bookie: Bookie, verb: str, what: str) -> None:
+        """Make a bookie answer wrongly from now on."""
+        if match := re.fullmatch(r"a bit of (\d+)", what):
+            bookie.flips.add(int(match[1]))
+        elif what == "a bit of its LAC":
+            bookie.flips_lac = True
+        elif match := re.fullmatch(r"(\d+) for (\d+)", what):
+            bookie.swaps[int(match[2])] = int(match[1])
+        elif verb == "leaves out" and what.isdigit():
+            bookie.kept.pop(int(what))
+            bookie.ends_before.add(int(what))
+        else:
+            raise ValueError("not understood")
 
     def _actor(self, name: str) -> Actor:
         if name in self.actors:
