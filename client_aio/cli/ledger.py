@@ -17,6 +17,7 @@ from client_aio.cli.options import Invocation, command, usage_error
 from client_aio.cli.passwords import PasswordFile, password_of
 from client_aio.cli.placement import Placement, PlacementOption
 from client_aio.cli.source import cut, read_chunks
+from metadata.ledger import DIGEST_CRC, DIGEST_HMAC
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
 
@@ -34,7 +35,7 @@ AckQuorum = Annotated[
 Digest = Annotated[
     str | None,
     typer.Option(
-        help="crc32c or hmac-sha256, which needs a password; default: hmac-sha256 with a password, else crc32c."
+        help="crc32c, or hmac-sha256, which needs a password; default: the latter where there is a password."
     ),
 ]
 Custom = Annotated[list[str] | None, typer.Option("--custom", metavar="KEY=VALUE", help="Custom metadata.")]
