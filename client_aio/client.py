@@ -270,11 +270,12 @@ class Client:
         replace: str,
         by: str | None = None,
         recover_after_s: float | None = None,
+        password: bytes = b"",
         on_progress: Callable[[RepairProgress], None] = lambda _: None,
     ) -> RepairReport:
         """Copy what a bookie owes of a ledger to another one, and name that in the ledger's metadata.
 
-        Needs no password, and neither fences nor disturbs a writer, a recovery or another repair: of a
+        Neither fences nor disturbs a writer, a recovery or another repair: of a
         ledger that is not CLOSED, the last fragment is left as it is, unless `recover_after_s` is given.
         May be run again at any time; cancelling it leaves the ledger as good as it was, or better.
 
@@ -284,6 +285,7 @@ class Client:
                 repairs it in its place, where it lost some of its data and kept its fences.
             recover_after_s: after that many seconds **take the ledger over**, if it is not CLOSED and its
                 last fragment is still the same: fence its writer and close it, then repair that fragment.
+            password: of a ledger that is to be taken over and has one; copying needs none.
             on_progress: told of each step.
 
         Raises:
@@ -292,6 +294,7 @@ class Client:
             NotEnoughBookiesError: there is no bookie to copy to.
             LedgerRepairError: an entry could be had from nobody; the message says what they answered.
             LedgerRecoveryError: the ledger was to be recovered, and that was inconclusive.
+            UnauthorizedAccessError: the ledger was to be recovered, and the password is not its own.
         """
         self._context.check_open()
         check_ledger_id(ledger_id)
@@ -299,7 +302,13 @@ class Client:
         if by is not None:
             check_bookie_id(by)
         repair = Repair(
-            self._context, ledger_id, replace, by=by, recover_after_s=recover_after_s, on_progress=on_progress
+            self._context,
+            ledger_id,
+            replace,
+            by=by,
+            recover_after_s=recover_after_s,
+            password=password,
+            on_progress=on_progress,
         )
         return await repair.run()
 

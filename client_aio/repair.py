@@ -1,7 +1,7 @@
 """Repairing a ledger: copying what a lost bookie owed to another one, and naming that instead (rule 14).
 
 The shell around `client_aio.core.repair`. It works beside live writers, recoveries and other repairs, and
-needs no password: stored bytes are copied as they are, after their checksums were checked.
+copying needs no password: stored bytes are copied as they are, after their checksums were checked.
 
 Invariants: a bookie is named in a fragment only after all that it owes there is durable on it; what it holds
 is read again after that, since until then nothing kept it from being dropped; a fragment that may still
@@ -111,6 +111,7 @@ class Repair:
         *,
         by: str | None,
         recover_after_s: float | None,
+        password: bytes,
         on_progress: Callable[[RepairProgress], None],
     ) -> None:
         self._context = context
@@ -118,6 +119,7 @@ class Repair:
         self._lost = lost
         self._by = by
         self._recover_after_s = recover_after_s
+        self._password = password
         self._on_progress = on_progress
         self._unfit: set[str] = set()
         self._fragments: dict[int, RepairedFragment] = {}
@@ -190,11 +192,11 @@ class Repair:
 
     async def _recover(self, metadata: LedgerMetadata, after_s: float) -> None:
         """Close the ledger, unless its writer has replaced the bookie by itself in the meantime."""
+        # Only somebody who has the password may fence a ledger that has one.
+        digest = await self._context.unlock(metadata, self._password)
         await asyncio.sleep(after_s)
         now, _ = await self._context.ledgers.read(self._ledger_id)
         if now.last_fragment == metadata.last_fragment and not now.is_closed:
-            # Only somebody who has the password may fence a ledger that has one.
-            digest = await self._context.unlock(now, b"")
             await recover_ledger(self._context, self._ledger_id, digest)
             self._was_recovered = True
 

@@ -276,6 +276,64 @@ async def test_the_last_fragment_is_not_touched_while_somebody_recovers(tmp_path
         assert await everything(client, writer.ledger_id) == expected(800)
 
 
+async def test_two_repairs_at_once_agree(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, bookies=5) as cluster,
+        Links(cluster.uri) as links,
+        links.connect("x") as x,
+        links.connect("y") as y,
+    ):
+        ledger_id = await written(x, 3, 3, 2)
+        lost, *others = (await x.ledger_metadata(ledger_id)).last_fragment.bookies
+        await lose(cluster[lost])
+        both_have_copied = asyncio.Barrier(2)
+        met: list[str] = []
+
+        async def meet(key: str) -> None:
+            met.append(key)
+            if len(met) <= 2:
+                await asyncio.wait_for(both_have_copied.wait(), WAIT_S)
+
+        links.store("x").before_compare_and_set = links.store("y").before_compare_and_set = meet
+        spares = sorted(cluster.bookies.keys() - {lost, *others})
+        reports = await asyncio.gather(
+            x.repair_ledger(ledger_id, replace=lost, by=spares[0]),
+            y.repair_ledger(ledger_id, replace=lost, by=spares[1]),
+        )
+        (winner,) = (report for report in reports if report.fragments)
+        after = await x.ledger_metadata(ledger_id)
+        assert after.last_fragment.bookies == (winner.fragments[0].replacement, *others)
+        assert await everything(x, ledger_id) == expected(COUNT)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+async def test_a_ledger_with_a_password_is_repaired_without_it(tmp_path: Path, is_closed: bool) -> None:
+    """Codes are copied as they are. To take the ledger over, which fences, needs the password."""
+    secret = b"known to the writer and to readers"
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger = await client.create_ledger(digest="hmac-sha256", password=secret, ack_quorum=3)
+        await ledger.add_entries(payloads(0, 500))
+        lost, *others = ledger.metadata.last_fragment.bookies
+        if is_closed:
+            await ledger.close()
+            await client.repair_ledger(ledger.ledger_id, replace=lost)
+        else:
+            await ledger.abort()
+            with pytest.raises(client_aio.UnauthorizedAccessError):
+                await client.repair_ledger(ledger.ledger_id, replace=lost, recover_after_s=0.01)
+            metadata = await client.ledger_metadata(ledger.ledger_id)
+            assert metadata.state is LedgerState.OPEN
+            await client.repair_ledger(ledger.ledger_id, replace=lost, recover_after_s=0.01, password=secret)
+        for other in (lost, *others):
+            await cluster[other].kill()
+        async with (
+            client_aio.connect(cluster.uri) as fresh,
+            fresh.open_ledger(ledger.ledger_id, password=secret) as reader,
+        ):
+            assert [tuple(entry) async for entry in reader.read(0, 499)] == expected(500)
+            assert reader.digest_mismatches == 0
+
+
 async def open_recovered(client: client_aio.Client, ledger_id: int) -> int:
     async with client.open_ledger(ledger_id, recover=True) as reader:
         return reader.last_add_confirmed

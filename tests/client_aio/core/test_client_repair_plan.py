@@ -6,12 +6,18 @@ import itertools
 
 import pytest
 
+from bookie_aio.wire.blocks import Block, encode_block
 from bookie_aio.wire.listing import Row
+from bookie_aio.wire.messages import Stop
 from client_aio.core.quorum import write_set
+from client_aio.core.recovery import End, EntrySearch, Found
 from client_aio.core.repair import owed, plan, replaced, split
 from metadata.errors import InvalidTransitionError
 from metadata.ledger import LedgerMetadata
 
+ENTRY = encode_block(
+    ledger_id=7, content_term=0, first_entry=0, stride=1, lac=-1, lafr=-1, payloads=[b"x"], running=[1]
+)
 SHAPES = [(e, qw) for e in range(1, 6) for qw in range(1, e + 1)]
 
 
@@ -93,6 +99,35 @@ def test_what_the_newcomer_lists_is_not_copied() -> None:
         there += [entry_id for run in other for entry_id in range(run.first, run.last + 1, run.stride)]
     assert sorted(there) == [0, 3, 4, 6, 7, 9, 18]
     assert sorted(lacking + there) == owed_by_definition(metadata, "b1", 0, 29)
+
+
+def test_repair_of_the_last_fragment_between_two_recoveries_would_make_false_negatives() -> None:
+    """What rule 14 keeps from happening, played with the machine that recovers.
+
+    Entry 0 is acknowledged by b0 and b1; b2 never got it. The first recovery dies in the middle of its work.
+    Then somebody repairs the last fragment: b3, which holds nothing yet, takes the place of b0.
+    """
+    metadata = make(3, 3, [0], None).begin_recovery()
+    holders = {"b0", "b1"}
+    naive = metadata.replace_bookie(0, "b0", "b3")
+    ends = {}
+    for name, ensemble in (("as it was", metadata), ("repaired", naive)):
+        search = EntrySearch(3, 3, 2, 0)
+        asks = search.step()
+        assert isinstance(asks, list)
+        for ask in asks:  # b1 is slow
+            bookie_id = ensemble.last_fragment.bookies[ask.seat]
+            if bookie_id == "b1":
+                search.error(ask)
+            elif bookie_id in holders:
+                search.answer(ask, [Block.parse(memoryview(ENTRY))], Stop.NO_SUCH_ENTRY, 1)
+            else:
+                search.answer(ask, [], Stop.NO_SUCH_ENTRY, 0)
+        ends[name] = search.step()
+    assert isinstance(ends["as it was"], Found)
+    assert ends["repaired"] == End(-1)  # an acknowledged entry would be cut off
+    (last,) = plan(make(3, 3, [0], 0), "b0").parts
+    assert replaced(metadata, last, "b0", "b3") is None
 
 
 class TestReplacing:
