@@ -361,11 +361,13 @@ async def repair(
             help="Take over a ledger that is not closed: wait so long, then fence its writer and close it.",
         ),
     ] = None,
+    password_file: PasswordFile = None,
 ) -> None:
     """Copy what a bookie owes of a ledger to another one, and name that instead.
 
     Safe beside a live writer, which it neither fences nor disturbs: of a ledger that is not closed, the last
-    fragment is left alone, unless --recover-after is given. May be interrupted, and run again.
+    fragment is left alone, unless --recover-after is given. May be interrupted, and run again. Copying needs
+    no password; taking over a ledger that has one does.
     """
     output = invocation.output
     async with client_aio.connect(invocation.metadata_uri) as client:
@@ -387,6 +389,7 @@ async def repair(
                 replace=replace,
                 by=by,
                 recover_after_s=recover_after_s,
+                password=password_of(password_file),
                 on_progress=show_progress,
             )
     output.document(asdict(report), text=text_of_repair(report))
