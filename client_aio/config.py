@@ -16,8 +16,9 @@ class ClientConfig:
     max_in_flight_bytes: int = 64 * MIB
     """Per writer: above it `drain()` waits; above four times it `add_entry` raises BackpressureError."""
 
-    lag_bytes_max: int = 64 * MIB
-    """Per writer and bookie: a bookie that owes acknowledgements for more counts as failed."""
+    lag_bytes_max: int = 32 * MIB
+    """Per writer and bookie: one that owes acknowledgements for so much more than what is in flight counts as
+    failed. Others have acknowledged that already, and it is held in memory for this bookie alone."""
 
     connect_timeout_s: float = 5.0
     """For one connection, with its handshake."""

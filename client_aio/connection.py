@@ -190,10 +190,11 @@ class BookieConnection(asyncio.BufferedProtocol):
         assert isinstance(outcome, BookKeeperError)
         raise outcome.__class__(str(outcome), bookie_id=self.bookie_id, ledger_id=ledger_id)
 
-    def close(self) -> None:
-        """End the connection; outstanding requests get BookieUnavailableError."""
+    def close(self, error: BookKeeperError | None = None) -> None:
+        """End the connection; outstanding requests get the error, or BookieUnavailableError."""
         self._end(
-            BookieUnavailableError("the connection was closed by this client", bookie_id=self.bookie_id)
+            error
+            or BookieUnavailableError("the connection was closed by this client", bookie_id=self.bookie_id)
         )
 
     # --- asyncio.BufferedProtocol ---

@@ -209,15 +209,15 @@ class Replicator(Generic[Token]):
                 body_bytes=len(block),
                 timeout_s=self._config.add_timeout_s,
             )
-            if seat.bytes_owed > self._config.lag_bytes_max:
-                self._fail(
-                    send.seat,
-                    send.epoch,
-                    BookieUnavailableError(
-                        f"bookie {seat.bookie_id} owes acknowledgements for {seat.bytes_owed:,} bytes",
-                        bookie_id=seat.bookie_id,
-                    ),
+            # Beyond what nobody has acknowledged yet: a full window is no lag.
+            if seat.bytes_owed > self._config.lag_bytes_max + self.window.bytes_held:
+                error = BookieUnavailableError(
+                    f"bookie {seat.bookie_id} owes acknowledgements for {seat.bytes_owed:,} bytes",
+                    bookie_id=seat.bookie_id,
                 )
+                self._fail(send.seat, send.epoch, error)
+                # With all that waits in it to be sent. Everybody else's requests would wait behind that.
+                connection.close(error)
 
     def _answered(self, send: Send, seat: _Seat, outcome: Outcome, body: memoryview) -> None:
         seat.bytes_owed -= len(send.batch.block)

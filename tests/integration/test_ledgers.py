@@ -254,3 +254,22 @@ async def test_a_closed_client_ends_its_tailing_readers_and_aborts_its_writers(t
             await ledger.add_entry(b"two")
         with pytest.raises(client_aio.ClientClosedError):
             client.create_ledger()
+
+
+async def test_a_bookie_that_lags_is_left_behind_and_a_full_window_is_no_lag(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path) as cluster,
+        client_aio.connect(cluster.uri, lag_bytes_max=100_000, connect_timeout_s=0.5) as client,
+        client.create_ledger() as ledger,
+    ):
+        # Ten times the bound in flight at once, to each of them.
+        await asyncio.gather(*[ledger.add_entry(bytes(10_000)) for _ in range(100)])
+        assert ledger.failed_bookies == []
+        stopped = ledger.metadata.last_fragment.bookies[0]
+        cluster[stopped].stop()
+        async with asyncio.timeout(WAIT_S):
+            while not ledger.failed_bookies:
+                await asyncio.gather(*[ledger.add_entry(bytes(1000)) for _ in range(10)])
+        assert ledger.failed_bookies == [stopped]
+        await ledger.add_entry(b"and on")
+        cluster[stopped].resume()

@@ -1,0 +1,238 @@
+"""How long the failures of others are felt, with real processes on this machine.
+
+    python -m benchmarks.failover [kill takeover slow idle] [--rounds 100] [-o table|json] [--json FILE]
+
+`kill`: `kill -9` of a bookie of a writer's ensemble, 100 adds of 1 KiB in flight, a spare bookie at hand: the
+time from the kill to the first acknowledgement of an add that was made after it, and the longest time without
+any acknowledgement in the second after it.
+
+`takeover`: a writer dies with 1,000 entries that no bookie has heard to be acknowledged. A new client,
+connected already: the time to fence and recover that ledger, to create another, and to have its first add
+acknowledged.
+
+`slow`: SIGSTOP of one bookie of three with Qa = 2, 1,000 adds of 1 KiB in flight: adds per second in the two
+seconds before and after it, and how much memory the writer's process takes beyond what it took before, at
+most. The bookie counts as failed, and is sent nothing more, when it owes acknowledgements for too much.
+
+`idle`: a writer adds one entry and is idle; a reader tails: from the acknowledgement to when it is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import resource
+import statistics
+import sys
+import time
+from contextlib import aclosing
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import client_aio
+from benchmarks.running import Workplace, run
+from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+ENTRY = random.Random(1).randbytes(1024)
+TAIL_ENTRIES = 1000
+SLOW_WINDOW_S = 2.0
+STATM = Path("/proc/self/statm")
+
+Samples = dict[str, list[float]]
+
+
+class Pump:
+    """Keeps a window of adds full. If it `is_noting`, it notes when each was made and acknowledged."""
+
+    def __init__(self, ledger: client_aio.LedgerWriter, in_flight: int, *, is_noting: bool = True) -> None:
+        self._is_noting = is_noting
+        self.count = 0
+        self._ledger = ledger
+        self._in_flight = in_flight
+        self._room = asyncio.Event()
+        self._outstanding = 0
+        self.acknowledged: list[tuple[float, float]] = []
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            made_at = time.perf_counter()
+            for _ in range(self._in_flight - self._outstanding):
+                self._outstanding += 1
+                self._ledger.add_entry(ENTRY).add_done_callback(partial(self._done, made_at))
+            self._room.clear()
+            await self._room.wait()
+
+    def _done(self, made_at: float, future: asyncio.Future[int]) -> None:
+        self._outstanding -= 1
+        if not future.cancelled() and future.exception() is None:
+            self.count += 1
+            if self._is_noting:
+                self.acknowledged.append((made_at, time.perf_counter()))
+        self._room.set()
+
+    async def stop(self) -> None:
+        """Make no more adds, and wait for those that were made."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._ledger.flush()
+
+
+async def kill(home: Path, rounds: int) -> Samples:
+    """Kill a bookie, and look at the acknowledgements around that."""
+    rng, first, gaps = random.Random(1), list[float](), list[float]()
+    async with Cluster(home, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        for _ in range(rounds):
+            async with client.create_ledger() as ledger:
+                pump = Pump(ledger, 100)
+                await asyncio.sleep(0.2 + rng.uniform(0, 0.05))
+                victim = cluster[rng.choice(ledger.metadata.last_fragment.bookies)]
+                killed_at = time.perf_counter()
+                await victim.kill()
+                await asyncio.sleep(1.0)
+                await pump.stop()
+            seen = [at for made_at, at in pump.acknowledged if made_at > killed_at]
+            around = [at for _, at in pump.acknowledged if at > killed_at - 0.01]
+            first.append(1e3 * (min(seen) - killed_at))
+            gaps.append(1e3 * max(b - a for a, b in pairwise(around)))
+            await victim.start()
+    return {"to the next acknowledged add, ms": first, "longest pause, ms": gaps}
+
+
+async def takeover(home: Path, rounds: int) -> Samples:
+    """Recover a dead writer's ledger through another client, and write on."""
+    taken = []
+    async with Cluster(home) as cluster:
+        for _ in range(rounds):
+            async with client_aio.connect(cluster.uri) as dying, client_aio.connect(cluster.uri) as client:
+                ledger = await dying.create_ledger()
+                # One turn: all of it states the LAC of before, and so nobody knows of any acknowledgement.
+                await asyncio.gather(*[ledger.add_entry(ENTRY) for _ in range(TAIL_ENTRIES)])
+                await ledger.abort()
+                begun = time.perf_counter()
+                reader = await client.open_ledger(ledger.ledger_id, recover=True)
+                assert reader.last_add_confirmed == TAIL_ENTRIES - 1
+                following = await client.create_ledger()
+                await following.add_entry(ENTRY)
+                taken.append(1e3 * (time.perf_counter() - begun))
+                await following.close()
+                await client.delete_ledger(following.ledger_id)
+                await client.delete_ledger(ledger.ledger_id)
+    return {"to the first acknowledged add, ms": taken}
+
+
+async def slow(home: Path, rounds: int) -> Samples:
+    """Stop one bookie of three, and compare what the writer does before and after."""
+    before, after, ratio, growth = list[float](), list[float](), list[float](), list[float]()
+    for number in range(rounds):
+        place = home / str(number)
+        place.mkdir()
+        async with Cluster(place) as cluster, client_aio.connect(cluster.uri) as client:
+            ledger = await client.create_ledger()
+            pump = Pump(ledger, 1000, is_noting=False)
+            await asyncio.sleep(1.0)
+            pump.count = 0
+            memory, most = _resident_mib(), 0.0
+            await asyncio.sleep(SLOW_WINDOW_S)
+            before.append(pump.count / SLOW_WINDOW_S)
+            victim = cluster[ledger.metadata.last_fragment.bookies[-1]]
+            pump.count = 0
+            victim.stop()
+            ends_at = time.perf_counter() + SLOW_WINDOW_S
+            while time.perf_counter() < ends_at:
+                await asyncio.sleep(0.01)
+                most = max(most, _resident_mib())
+            after.append(pump.count / SLOW_WINDOW_S)
+            ratio.append(100 * after[-1] / before[-1])
+            growth.append(most - memory)
+            victim.resume()
+            await pump.stop()
+            await ledger.close()
+    return {
+        "adds/s before": before,
+        "adds/s with a stopped bookie": after,
+        "… in %": ratio,
+        "memory beyond, MiB": growth,
+    }
+
+
+async def idle(home: Path, rounds: int) -> Samples:
+    """Add one entry at a time with pauses, and tail."""
+    found, rng = list[float](), random.Random(1)
+    async with (
+        Cluster(home) as cluster,
+        client_aio.connect(cluster.uri) as writing,
+        client_aio.connect(cluster.uri) as reading,
+    ):
+        ledger = await writing.create_ledger()
+        reader = await reading.open_ledger(ledger.ledger_id)
+        async with aclosing(reader.tail()) as entries:
+            for _ in range(rounds):
+                await ledger.add_entry(ENTRY)
+                acknowledged_at = time.perf_counter()
+                await anext(entries)
+                found.append(1e3 * (time.perf_counter() - acknowledged_at))
+                await asyncio.sleep(rng.uniform(0, 0.1))
+        await ledger.close()
+    return {"to the reader, ms": found}
+
+
+def _resident_mib() -> float:
+    return int(STATM.read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
+MEASUREMENTS: dict[str, tuple[Callable[[Path, int], Awaitable[Samples]], int]] = {
+    "kill": (kill, 1),
+    "takeover": (takeover, 1),
+    "slow": (slow, 20),  # one round in so many: each takes seconds
+    "idle": (idle, 1),
+}
+
+
+async def main() -> int:
+    parser = argparse.ArgumentParser(description="How long the failures of others are felt.")
+    parser.add_argument(
+        "what", nargs="*", metavar="WHAT", help=f"of {', '.join(MEASUREMENTS)} (default: all)"
+    )
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("--json", type=Path, help="also written to this file")
+    arguments = parser.parse_args()
+    for name in arguments.what:
+        if name not in MEASUREMENTS:
+            parser.error(f"{name!r} is none of {', '.join(MEASUREMENTS)}")
+    results: dict[str, Samples] = {}
+    with Workplace(None, "failover.") as place:
+        for name in arguments.what or MEASUREMENTS:
+            measure, share = MEASUREMENTS[name]
+            home = place.path / name
+            home.mkdir()
+            results[name] = await measure(home, max(1, arguments.rounds // share))
+            if arguments.output == "table":
+                for what, samples in results[name].items():
+                    print(f"{name:9} {what:34} {_summary(samples)}", flush=True)
+    if arguments.output == "json":
+        print(json.dumps(results))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results))
+    return 0
+
+
+def _summary(samples: list[float]) -> str:
+    ordered = sorted(samples)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return (
+        f"median {statistics.median(ordered):>9,.1f}   p99 {p99:>9,.1f}   "
+        f"most {ordered[-1]:>9,.1f}   of {len(ordered)}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run(main()))
