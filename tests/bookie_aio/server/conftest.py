@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bookie_aio.server.locks import Authoriser
+    from metadata.store import MetadataStore
 
 STORAGE = StorageConfig(segment_bytes=16 * 1024 * 1024, reserve_bytes=1024 * 1024, space_retry_s=0.05)
 
@@ -32,7 +33,7 @@ class Bookies:
         self.folder = folder
         self.tree = MemoryTree()
         self.rng = random.Random(1)
-        self._running: list[tuple[Bookie, MemoryMetadataStore]] = []
+        self._running: list[tuple[Bookie, MetadataStore]] = []
         self._disks: list[HeldDisk] = []
         self._clients: list[RawClient] = []
 
@@ -55,7 +56,7 @@ class Bookies:
         bookie_id: str = "b1",
         *,
         disk: HeldDisk | None = None,
-        store: MemoryMetadataStore | None = None,
+        store: MetadataStore | None = None,
         authoriser: Authoriser | None = None,
         **values: Any,
     ) -> Bookie:
