@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 class Gate:
     """A TCP proxy whose direction from the server can be shut."""
 
-    def __init__(self, port: int, has_sent: threading.Event) -> None:
-        """Stand before a server on this machine; set the event when anything passes towards it."""
+    def __init__(self, port: int) -> None:
+        """Stand before a server on this machine."""
         self._target = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets = [self._listener]
         self.port: int = self._listener.getsockname()[1]
         self.is_open = threading.Event()
         self.is_open.set()
-        self._has_sent = has_sent
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -55,9 +54,7 @@ class Gate:
     def _pump(self, source: socket.socket, target: socket.socket, gate: threading.Event | None) -> None:
         with suppress(OSError):
             while data := source.recv(65_536):
-                if gate is None:
-                    self._has_sent.set()
-                else:
+                if gate is not None:
                     gate.wait()
                 target.sendall(data)
         for one in (source, target):
@@ -80,8 +77,7 @@ class LaggingEnsemble:
         """Prepare; `with` starts it."""
         ports = free_ports(9)
         quorum, election, client = ports[:3], ports[3:6], ports[6:]
-        self._has_sent = threading.Event()
-        self._gates = [Gate(port, self._has_sent) for port in quorum[1:]]
+        self._gates = [Gate(port) for port in quorum[1:]]
 
         def server(number: int, seen: list[int]) -> ZooKeeperServer:
             members = "".join(
@@ -102,11 +98,6 @@ class LaggingEnsemble:
         """Let the follower hear nothing new."""
         for gate in self._gates:
             gate.is_open.clear()
-        self._has_sent.clear()
-
-    def wait_for_request(self, timeout_s: float) -> bool:
-        """Wait until the follower has passed something on to its leader since it began to lag."""
-        return self._has_sent.wait(timeout_s)
 
     def catch_up(self) -> None:
         """Let it hear everything again."""
