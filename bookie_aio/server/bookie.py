@@ -195,12 +195,13 @@ class Bookie:
             self._requests.ledgers_moved(ledger_ids)
 
     def _on_writable(self, is_writable: bool) -> None:
-        log.warning(
-            "bookie is writable again" if is_writable else "bookie is read-only: no space left",
-            extra=fields(bookie=self.bookie_id),
-        )
-        if self._announcement is not None and self._engine is not None:
-            self._announcement.set_writable(self._engine.is_writable)
+        if self._engine is not None and self._engine.is_all_damaged:
+            text, is_writable = "bookie is read-only: it lost data, and perhaps fences of any ledger", False
+        else:
+            text = "bookie is writable again" if is_writable else "bookie is read-only: no space left"
+        log.warning(text, extra=fields(bookie=self.bookie_id))
+        if self._announcement is not None:
+            self._announcement.set_writable(is_writable)
 
     def _on_failed(self, error: StorageError) -> None:
         log.critical("bookie stops: its storage failed", extra=fields(bookie=self.bookie_id, error=error))

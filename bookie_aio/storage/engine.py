@@ -110,7 +110,8 @@ class Engine:
             draw_generation: gives a random number of 64 bits.
             on_indexed: called after each group, before its `Done`s, with the ledgers that it touched.
             on_failed: called once, when a write or a sync failed: nothing is acknowledged any more.
-            on_writable: called with False when space ran out, with True when it came back.
+            on_writable: called with False when space ran out or fences may be lost, with True when there is
+                space again.
 
         Raises:
             DirectoryInUseError: another process has it open.
@@ -163,6 +164,7 @@ class Engine:
             self._deleted,
             self._provision,
             self._fail,
+            lambda: on_writable(False),
         )
         self._tender.is_all_damaged = restarted.is_all_damaged
         self._tender.also_listed = restarted.needed

@@ -44,6 +44,7 @@ class Tender:
         deleted: IdRanges,
         provision: Provision,
         on_failed: Callable[[StorageError], None],
+        on_lost_all: Callable[[], None],
     ) -> None:
         """Share the engine's segments, ledgers and tombstones."""
         self._disk = disk
@@ -53,6 +54,7 @@ class Tender:
         self._deleted = deleted
         self._provision = provision
         self._on_failed = on_failed
+        self._on_lost_all = on_lost_all
         self._one_at_a_time = asyncio.Lock()
         self._unsealed: list[Segment] = []
         self._rebuilt: list[Segment] = []
@@ -152,7 +154,9 @@ class Tender:
             if damaged is None or segment.index is not None:
                 return
             found = await replay_segment(segment.file, segment.header, proven_end=segment.end, is_last=False)
-            self.is_all_damaged |= found.is_all_damaged
+            if found.is_all_damaged and not self.is_all_damaged:
+                self.is_all_damaged = True
+                self._on_lost_all()
             for ledger_id in found.damaged:
                 if ledger_id in self._ledgers:
                     self._ledgers[ledger_id].is_damaged = True

@@ -149,6 +149,27 @@ async def test_a_damaged_index_is_rebuilt(tmp_path: Path, part: str) -> None:
     await store.close()
 
 
+async def test_a_head_that_is_found_damaged_while_serving_ends_ordinary_adds_for_good(tmp_path: Path) -> None:
+    path = await sealed_store(tmp_path)
+    head = IndexHead((path / index_name(2)).read_bytes())
+    flip(path / segment_name(2), groups_of(path / segment_name(2))[0].offset + 80)
+    flip(path / index_name(2), head.page_offset(1) + 9)
+    store = await Store.open(path)
+    assert store.engine.is_writable
+    for ledger_id in (1, 2):
+        await store.read(ledger_id, 0, 2999)
+    assert store.engine.is_all_damaged
+    assert store.writable == [False]
+    assert not store.engine.is_writable
+    assert store.engine.has_room
+    await store.settled()
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    again = await Store.open(crashed)
+    assert not again.engine.is_writable
+    await again.close()
+
+
 async def test_a_missing_segment_is_lost_for_the_ledgers_in_its_index(tmp_path: Path) -> None:
     path = await sealed_store(tmp_path)
     (path / segment_name(2)).unlink()
