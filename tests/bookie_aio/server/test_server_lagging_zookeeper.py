@@ -46,10 +46,12 @@ async def test_a_new_ledger_not_yet_visible_at_a_lagging_zookeeper_server_is_not
         ledgers = LedgerStore(others)
         await ledgers.create_ledger(LedgerMetadata.new(1, **SIZES))
         await behind.sync("ledgers")
-        bookie = await bookies.start(store=await open_store(behind.uri))  # closed with the bookie
+        store = await open_store(behind.uri)  # closed with the bookie
+        bookie = await bookies.start(store=store)
         client = await bookies.connect(bookie)
         assert (await client.add(1, 0, [b"entry"])).status is Status.OK
         assert bookie._deletions is not None
+        await store.sync("ledgers")  # behind a write that waits, the session's reads would wait as well
         ensemble.lag()
         try:
             await ledgers.create_ledger(LedgerMetadata.new(7, **SIZES))
