@@ -113,6 +113,19 @@ class LedgerReader:
         """Read as `read` does, in batches: one buffer and a list of offsets for many entries."""
         return self._entries.batches(first, last, self._lac)
 
+    def read_unconfirmed(self, first: int, last: int) -> EntryStream:
+        """Read the entries first to last whether they are acknowledged or not, in order.
+
+        Ends before the first entry that no bookie of its write set has. **What lies above the LAC is not part
+        of the ledger yet and may never be**: a recovery may cut it off after it was read here.
+
+        Raises:
+            InvalidArgumentError: no range of entries.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: whether there is
+                such an entry could not be told.
+        """
+        return self._entries.stream_unconfirmed(first, last)
+
     def tail(self, from_entry: int = 0) -> EntryStream:
         """Read from an entry on, and go on with what is acknowledged later, until the ledger is closed.
 

@@ -11,6 +11,7 @@ Owns the asking. What may be read (the LAC) is its callers' business, `client_ai
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -93,6 +94,17 @@ class EntryReader:
                 entry_id=last,
             )
         return self._batches(first, last)
+
+    def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
+        """Give the entries first to last, up to the first that no bookie has."""
+        check_range(first, last)
+        return self._entries(self._until_absent(first, last))
+
+    async def _until_absent(self, first: int, last: int) -> BatchStream:
+        async with contextlib.aclosing(self._batches(first, last)) as batches:
+            with contextlib.suppress(NoSuchEntryError):
+                async for batch in batches:
+                    yield batch
 
     async def blocks(self, wanted: ClassRange) -> list[Block]:
         """Read the beginning of a class's range, at least one entry of it, from whoever has it.

@@ -424,6 +424,10 @@ class LedgerReader(_Handle):
         """Read as `read` does, in batches."""
         return self._iterate(lambda: self._reader.read_batches(first, last))
 
+    def read_unconfirmed(self, first: int, last: int) -> Iterator[Entry]:
+        """Read entries whether acknowledged or not; see `client_aio.LedgerReader.read_unconfirmed`."""
+        return self._iterate(lambda: self._reader.read_unconfirmed(first, last))
+
     def tail(self, from_entry: int = 0) -> Iterator[Entry]:
         """Read from an entry on and follow what is added, until the ledger is closed."""
         return self._iterate(lambda: self._reader.tail(from_entry))

@@ -1,0 +1,139 @@
+"""Readers: from whom they read, what they refuse, what they see of writers that come to an end."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+import client_aio
+from bookie_aio.wire.messages import Op
+from tests.support.cluster import Cluster
+from tests.support.links import Links
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterable
+    from pathlib import Path
+
+WAIT_S = 30
+
+
+async def data(entries: AsyncIterable[client_aio.Entry]) -> list[bytes]:
+    return [entry.data async for entry in entries]
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 2), (4, 2, 2)])
+async def test_what_is_not_acknowledged_is_read_only_when_asked_for(
+    tmp_path: Path, shape: tuple[int, int, int]
+) -> None:
+    size, write, ack = shape
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        Links(cluster.uri) as links,
+        links.connect("writer") as client,
+        client_aio.connect(cluster.uri) as other,
+    ):
+        ledger = await client.create_ledger(ensemble_size=size, write_quorum=write, ack_quorum=ack)
+        await ledger.add_entries(b"%d" % n for n in range(40))
+        reader = await other.open_ledger(ledger.ledger_id)
+        async with asyncio.timeout(WAIT_S):  # an idle writer states it before long
+            while await reader.read_last_add_confirmed() < 39:
+                pass
+        # Stored by all, acknowledged to nobody: the answers do not arrive.
+        names = ledger.metadata.last_fragment.bookies
+        held = [links["writer", name].answers.hold(Op.ADD) for name in names]
+        for n in range(40, 50):
+            ledger.add_entry(b"%d" % n)
+        for hold in held:
+            await asyncio.wait_for(hold.reached(), WAIT_S)
+        with pytest.raises(client_aio.NoSuchEntryError, match="beyond the last add confirmed"):
+            reader.read(30, 49)
+        assert await data(reader.read_unconfirmed(30, 1000)) == [b"%d" % n for n in range(30, 50)]
+        assert await data(reader.read_unconfirmed(50, 1000)) == []
+        assert reader.last_add_confirmed == 39
+        with pytest.raises(client_aio.InvalidArgumentError):
+            reader.read_unconfirmed(5, 3)
+        await ledger.abort()
+
+
+async def test_a_scan_spreads_over_the_write_set(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        async with client.create_ledger() as ledger:
+            await ledger.add_entries(bytes(1000) for _ in range(5000))
+        async with Links(cluster.uri) as links, links.connect("reader") as other:
+            seen = [links["reader", name].requests.see(Op.READ) for name in ("b1", "b2", "b3")]
+            reader = await other.open_ledger(ledger.ledger_id)
+            assert len(await data(reader.read(0, 4999))) == 5000
+            for each in seen:
+                await asyncio.wait_for(each.reached(), WAIT_S)
+
+
+async def test_a_slow_answer_is_asked_for_elsewhere_too(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        async with client.create_ledger() as ledger:
+            await ledger.add_entry(b"x")
+        async with Links(cluster.uri) as links, links.connect("reader", speculative_read_s=0.05) as other:
+            reader = await other.open_ledger(ledger.ledger_id)
+            for name in ("b1", "b2"):
+                links["reader", name].answers.block()
+            async with asyncio.timeout(WAIT_S):
+                for _ in range(3):  # whichever is asked first
+                    assert await data(reader.read(0, 0)) == [b"x"]
+
+
+async def test_the_lac_needs_answers_that_cover_every_write_set(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path) as cluster,
+        client_aio.connect(cluster.uri) as client,
+        Links(cluster.uri) as links,
+        links.connect("reader", read_timeout_s=0.5) as other,
+    ):
+        ledger = await client.create_ledger(ack_quorum=2)
+        await ledger.add_entry(b"x")
+        reader = await other.open_ledger(ledger.ledger_id)
+        for name in ("b1", "b2"):
+            await links["reader", name].cut()
+        with pytest.raises(client_aio.BookieUnavailableError, match="too few bookies"):
+            await reader.read_last_add_confirmed()
+        # One answer is no more than a hint, and that is what this asks for.
+        async with asyncio.timeout(WAIT_S):
+            while await reader.try_read_last_add_confirmed() < 0:
+                pass
+        await links["reader", "b1"].restore()
+        async with asyncio.timeout(WAIT_S):
+            while await reader.read_last_add_confirmed() < 0:
+                pass
+        await ledger.close()
+
+
+async def test_a_tail_survives_ensemble_changes_and_recovery_and_ends_with_the_ledger(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri) as client,
+        client_aio.connect(cluster.uri) as other,
+    ):
+        ledger = await client.create_ledger()
+        reader = await other.open_ledger(ledger.ledger_id)
+
+        async def follow() -> list[bytes]:
+            async with aclosing(reader.tail()) as entries:
+                return await data(entries)
+
+        following = asyncio.create_task(follow())
+        count = 0
+        async with asyncio.timeout(WAIT_S):
+            for fragments in (2, 3):
+                count = await ledger.add_entry(b"%d" % count) + 1
+                victim = cluster[ledger.metadata.last_fragment.bookies[0]]
+                await victim.kill()
+                while len(ledger.metadata.fragments) < fragments:
+                    count = await ledger.add_entry(b"%d" % count) + 1
+                await victim.start()
+            await ledger.abort()
+            async with client_aio.connect(cluster.uri) as third:
+                recovered = await third.open_ledger(ledger.ledger_id, recover=True)
+            seen = await following
+        assert recovered.last_add_confirmed == count - 1
+        assert seen == [b"%d" % n for n in range(count)]
