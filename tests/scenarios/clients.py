@@ -27,7 +27,7 @@ from client_aio.core.changes import (
 from client_aio.core.quorum import indexes_of
 from client_aio.core.window import AddWindow, Send, Turn
 from metadata.ids import TERM_WRITER
-from tests.scenarios.world import (
+from tests.scenarios.messages import (
     LEDGER_ID,
     Actor,
     Add,
@@ -40,7 +40,6 @@ from tests.scenarios.world import (
     Refused,
     Reread,
     Stored,
-    World,
     Written,
     id_text,
     ids_text,
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
 
     from metadata.ledger import LedgerMetadata
     from metadata.store import Version
+    from tests.scenarios.world import World
 
 CHANGES_MAX = 100
 
@@ -72,7 +72,9 @@ class Client(Actor):
         self.after_update: Callable[[bool], None] = lambda _: None
         self.updates = Counter[str]()
         self.is_over = False
-        self._step: Step = None  # the one that waits for an answer
+        self.tries = 0  # requests to the metadata store, one after another
+        self.rounds = 0  # of requests to bookies
+        self.step: Step = None  # the one that waits for an answer
 
     # --- sending and counting, as the replicator does ---
 
@@ -82,7 +84,7 @@ class Client(Actor):
             block = Block.parse(memoryview(send.batch.block))
             lafr = f", LAFR {id_text(block.lafr)}" if self.metadata.guaranteed_write_quorum else ""
             text = f"add {ids_text(block.entry_ids)}, LAC {id_text(block.lac)}{lafr}"
-            self.send(self.seats[send.seat], text, Add(send, self.term))
+            self.send(self.seats[send.seat], text, Add(send, self.term), self.rounds)
 
     def report(self, turns: list[Turn[bytes]]) -> None:
         """Tell what has been acknowledged."""
@@ -101,9 +103,9 @@ class Client(Actor):
     def look_after_seats(self) -> None:
         """Begin a change, unless one is under way: then what failed is the next one's."""
         assert self.changer is not None
-        if self._step is None and self.is_needed():
+        if self.step is None and self.is_needed():
             self.carry_out(self.changer.next())
-        elif isinstance(self._step, Copy):
+        elif isinstance(self.step, Copy):
             self.go_on_copying()
 
     def is_needed(self) -> bool:
@@ -117,7 +119,7 @@ class Client(Actor):
         window, changer = self.window, self.changer
         assert window is not None
         assert changer is not None
-        self._step = step
+        self.step = step
         match step:
             case Find(seats):
                 self.say(f"looks for bookies in place of {self._names(seats)}")
@@ -135,7 +137,7 @@ class Client(Actor):
                 self._occupy(bookies, seats & ~window.newcomers)
                 self.transmit(window.commit_change(seats))
                 self.report(window.advance())
-                self._step = None
+                self.step = None
                 self.carry_out(changer.reseated())
             case GiveUp(why):
                 self.withdraw(f"not enough bookies: {why}")
@@ -144,27 +146,27 @@ class Client(Actor):
         """Go on once the newcomers hold their copies (rule 11)."""
         assert self.window is not None
         assert self.changer is not None
-        assert isinstance(self._step, Copy)
-        if not self.window.owes_copies or self.window.failed & self._step.seats:
+        assert isinstance(self.step, Copy)
+        if not self.window.owes_copies or self.window.failed & self.step.seats:
             self.carry_out(self.changer.copied())
 
     def finds(self, names: list[str]) -> None:
         """Answer the search for bookies: those that there are, in seat order, or nobody."""
         assert self.changer is not None
-        if not isinstance(self._step, Find):
+        if not isinstance(self.step, Find):
             raise ValueError(f"{self.name} is not looking for bookies")
         if names == ["nobody"]:
             self.carry_out(self.changer.not_found())
             return
         bookies = list(self.changer.target)
-        for seat, name in zip(indexes_of(self._step.seats), names, strict=True):
+        for seat, name in zip(indexes_of(self.step.seats), names, strict=True):
             bookies[seat] = name
         self.carry_out(self.changer.found(tuple(bookies)))
 
     def looks_again(self) -> None:
         """Let the time between two searches pass."""
         assert self.changer is not None
-        if not isinstance(self._step, Wait):
+        if not isinstance(self.step, Wait):
             raise ValueError(f"{self.name} does not wait for bookies")
         self.carry_out(self.changer.next())
 
@@ -206,7 +208,8 @@ class Client(Actor):
             return
         metadata, version, number = update.attempt()
         token = f"{self.name}.{self.updates['begun']}.{number}"
-        self.send("m", metadata_text(metadata), CompareAndSet(metadata, version, token))
+        self.tries += 1
+        self.send("m", metadata_text(metadata), CompareAndSet(metadata, version, token), self.tries)
 
     def _end_update(self, *, happened: bool) -> None:
         update, self.update = self.update, None
@@ -215,8 +218,9 @@ class Client(Actor):
         self.after_update(happened)
 
     def receive(self, message: Message) -> None:
-        """Take an answer; one to a client that has withdrawn means nothing."""
-        if not self.is_over:
+        """Take an answer; one to an earlier request, or to a client that has withdrawn, means nothing."""
+        current = self.tries if message.source == "m" else self.rounds
+        if not self.is_over and message.request == current:
             self.answered(message)
 
     def answered(self, message: Message) -> None:
@@ -227,7 +231,8 @@ class Client(Actor):
                     self.update.written(version)
                     self._end_update(happened=True)
             case Conflict():
-                self.send("m", "read", Reread())
+                self.tries += 1
+                self.send("m", "read", Reread(), self.tries)
             case Present(metadata, version):
                 if self.update is not None:
                     self.update.conflicted(metadata, version)
@@ -235,7 +240,7 @@ class Client(Actor):
             case Stored(send):
                 assert self.window is not None
                 self.report(self.window.acknowledged(send))
-                if isinstance(self._step, Copy):
+                if isinstance(self.step, Copy):
                     self.go_on_copying()
             case Refused():
                 self.withdraw("fenced")
@@ -261,9 +266,12 @@ class Writer(Client):
             deferred_sync=world.is_deferred,
         )
         self.changer = EnsembleChanger(self.window, metadata.last_fragment, CHANGES_MAX)
+        self.is_closing = False
 
     def adds(self, first: int, last: int) -> None:
         """Take entries, all in one turn of the loop."""
+        if self.is_over or self.is_closing:
+            raise ValueError("w takes no more entries")
         if first != self.window.last_add_pushed + 1:
             raise ValueError(f"the next entry is {self.window.last_add_pushed + 1}")
         for entry_id in range(first, last + 1):
@@ -286,7 +294,7 @@ class Writer(Client):
         for seat, name in enumerate(self.seats):
             if not self.window.failed >> seat & 1:
                 force = ForceUpTo(last_entry, self.window.epoch(seat))
-                self.send(name, f"force up to {id_text(last_entry)}", force)
+                self.send(name, f"force up to {id_text(last_entry)}", force, self.rounds)
 
     def answered(self, message: Message) -> None:
         """Take an answer; a force's moves the LAC."""
@@ -310,10 +318,15 @@ class Writer(Client):
         else:
             self.withdraw(f"the ledger is {metadata_text(self.metadata)}")
 
+    def is_needed(self) -> bool:
+        """Everything is acknowledged when the close begins."""
+        return super().is_needed() and not self.is_closing
+
     def closes(self) -> None:
-        """Close the ledger behind the LAC; the shell has waited until nothing is outstanding."""
-        if not self.window.is_idle:
-            raise ValueError("adds are outstanding")
+        """Close the ledger behind the LAC; the shell has waited until nothing is under way."""
+        if not self.window.is_idle or self.update is not None:
+            raise ValueError("something is under way")
+        self.is_closing = True
         closing = Closing(self.window.lac, self.window.length_confirmed, self.metadata.last_fragment)
 
         def closed(happened: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from client_aio.core.changes import (
     EnsembleChanger,
     NewEnsemble,
@@ -24,18 +26,20 @@ from client_aio.core.window import AddWindow, Turn
 from metadata.ids import NO_ENTRY, TERM_FINAL
 from metadata.ledger import with_ensemble
 from tests.scenarios.clients import CHANGES_MAX, Client
-from tests.scenarios.world import (
+from tests.scenarios.messages import (
     LEDGER_ID,
     Fence,
     FencedAt,
     Found,
     Message,
     ReadFrom,
-    World,
     id_text,
     ids_text,
     metadata_text,
 )
+
+if TYPE_CHECKING:
+    from tests.scenarios.world import World
 
 READ_BYTES = 1_000_000
 
@@ -47,7 +51,7 @@ class Recovery(Client):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
-        self.is_written_back = False
+        self.ensemble: tuple[str, ...] = ()
         self.search: EntrySearch | None = None
         self.asked: list[Ask] = []
         self.unreachable: set[str] = set()
@@ -64,15 +68,16 @@ class Recovery(Client):
             self.say(f"adopts {metadata_text(self.metadata)}")
             return
         metadata = self.metadata
+        self.rounds += 1
         self.known = metadata
         self.fragments = metadata.fragments
         self.ensemble = metadata.last_fragment.bookies
         self.seats = list(self.ensemble)
-        self.window, self.search, self.end, self.asked = None, None, None, []
+        self.window, self.search, self.end, self.asked, self.step = None, None, None, [], None
         sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self.tally = FenceTally(*sizes, metadata.last_fragment.first_entry)
         for bookie_id in self.ensemble:
-            self.send(bookie_id, "fence", Fence(fencing_lac_read(self.known)))
+            self.send(bookie_id, "fence", Fence(fencing_lac_read(self.known)), self.rounds)
 
     def answered(self, message: Message) -> None:
         """Take an answer."""
@@ -181,6 +186,7 @@ class Recovery(Client):
                 bookie_id,
                 f"read from {ask.first}{stride}",
                 ReadFrom(ask, recovery_read(self.known, ask, READ_BYTES)),
+                self.rounds,
             )
 
     def is_needed(self) -> bool:

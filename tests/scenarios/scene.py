@@ -10,14 +10,9 @@ from client_aio.core.reads import ClassRange, checked_blocks, class_ranges, frag
 from metadata.errors import DigestMismatchError, ProtocolError
 from metadata.ids import NO_ENTRY
 from tests.scenarios.clients import Client, Writer
+from tests.scenarios.messages import LEDGER_ID, Actor, id_text, ids_text
 from tests.scenarios.recovering import Recovery
-from tests.scenarios.world import (
-    LEDGER_ID,
-    Actor,
-    World,
-    id_text,
-    ids_text,
-)
+from tests.scenarios.world import World
 
 
 class Reader(Actor):
