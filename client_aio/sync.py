@@ -24,11 +24,11 @@ import contextlib
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import client_aio
 from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
-from metadata.errors import ClientClosedError, InvalidArgumentError
+from metadata.errors import BookKeeperError, ClientClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
@@ -189,13 +189,19 @@ class Client(_Handle):
         self.close()
 
 
+class _Added(NamedTuple):
+    payload: bytes
+    entry_id: int | None
+    future: concurrent.futures.Future[int]
+
+
 class LedgerWriter(_Handle):
     """Adds entries to a ledger; see `client_aio.LedgerWriter`."""
 
     def __init__(self, background: _Background, writer: client_aio.LedgerWriter) -> None:
         super().__init__(background)
         self._writer = writer
-        self._inbox: deque[tuple[bytes, concurrent.futures.Future[int]]] = deque()
+        self._inbox: deque[_Added] = deque()
         self._inbox_is_due = False
         self._room = threading.Condition()
         self._bytes_in_flight = 0
@@ -221,12 +227,17 @@ class LedgerWriter(_Handle):
         """Give the payload bytes of all acknowledged entries."""
         return self._writer.length
 
-    def add_entry(self, data: bytes | bytearray | memoryview) -> int:
+    def add_entry(self, data: bytes | bytearray | memoryview, entry_id: int | None = None) -> int:
         """Add an entry, wait until it is acknowledged, and return its id."""
-        return self.add_entry_nowait(data).result()
+        return self.add_entry_nowait(data, entry_id).result()
 
-    def add_entry_nowait(self, data: bytes | bytearray | memoryview) -> concurrent.futures.Future[int]:
+    def add_entry_nowait(
+        self, data: bytes | bytearray | memoryview, entry_id: int | None = None
+    ) -> concurrent.futures.Future[int]:
         """Add an entry; blocks only while more than `max_in_flight_bytes` are in flight.
+
+        Args:
+            entry_id: as for `client_aio.LedgerWriter.add_entry`. Where it is refused, so is the future.
 
         Returns:
             A future of the entry's id. Cancelling it leaves the add running. Its callbacks run on the
@@ -241,7 +252,7 @@ class LedgerWriter(_Handle):
         with self._room:
             self._room.wait_for(lambda: self._bytes_in_flight <= self._bytes_max)
             self._bytes_in_flight += len(payload) + ENTRY_OVERHEAD_BYTES
-            self._inbox.append((payload, future))
+            self._inbox.append(_Added(payload, entry_id, future))
             is_first, self._inbox_is_due = not self._inbox_is_due, True
         if is_first:  # one wake-up of the loop for all that is put in until it comes
             self._background.loop.call_soon_threadsafe(self._take_inbox)
@@ -280,6 +291,15 @@ class LedgerWriter(_Handle):
 
         self._run(flush())
 
+    def force(self) -> int:
+        """Make durable, and acknowledge, everything added so far (deferred sync); returns the LAC."""
+
+        async def force() -> int:
+            self._take_inbox()
+            return await self._writer.force()
+
+        return self._run(force())
+
     def close(self) -> LedgerMetadata:
         """Flush, and close the ledger for ever."""
 
@@ -313,9 +333,14 @@ class LedgerWriter(_Handle):
         with self._room:
             inbox, self._inbox = self._inbox, deque()
             self._inbox_is_due = False
-        for payload, future in inbox:
-            added = self._writer.add_entry(payload)
-            added.add_done_callback(self._completer(future, len(payload) + ENTRY_OVERHEAD_BYTES))
+        for payload, entry_id, future in inbox:
+            complete = self._completer(future, len(payload) + ENTRY_OVERHEAD_BYTES)
+            try:
+                added = self._writer.add_entry(payload, entry_id)
+            except BookKeeperError as error:  # of this one; those behind it are added all the same
+                added = self._background.loop.create_future()
+                added.set_exception(error)
+            added.add_done_callback(complete)
 
     def _completer(
         self, future: concurrent.futures.Future[int], size: int

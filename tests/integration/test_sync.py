@@ -132,3 +132,26 @@ async def test_a_fork_makes_its_own_loop_and_refuses_handles_of_its_parent(uri: 
             assert len(client.list_ledgers()) == 1  # the parent's own goes on
 
     in_thread(run)
+
+
+def write_in_other_ways(uri: str) -> None:
+    with client_aio.sync.connect(uri) as client:
+        with client.create_ledger(advanced=True) as ledger:
+            late = ledger.add_entry_nowait(b"1", 1)
+            refused = ledger.add_entry_nowait(b"again", 1)
+            without = ledger.add_entry_nowait(b"no id")
+            assert ledger.add_entry(b"0", 0) == 0
+            assert late.result(60) == 1
+            for wrong in (refused, without):
+                with pytest.raises(client_aio.InvalidArgumentError):
+                    wrong.result(60)
+        assert ledger.metadata.last_entry == 1
+        with client.create_ledger(deferred_sync=True) as ledger:
+            assert ledger.add_entry(b"received") == 0
+            assert ledger.last_add_confirmed == -1
+            assert ledger.force() == 0
+            assert ledger.last_add_confirmed == 0
+
+
+async def test_write_options_and_refused_adds(uri: str) -> None:
+    in_thread(write_in_other_ways, uri)
