@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -34,7 +34,7 @@ Token = TypeVar("Token")
 class _Seat:
     bookie_id: str
     connection: BookieConnection | None
-    token: bytes | None
+    token: bytes | None = field(repr=False)
     add: PreparedRequest
     bytes_owed: int = 0
 

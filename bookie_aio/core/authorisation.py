@@ -68,10 +68,10 @@ def judge_token(lock: bytes, token: bytes | None) -> Access:
 
 def ledger_at_stake(request: Message) -> int | None:
     """Give the ledger that a request changes something of; None where it does not."""
-    if isinstance(request, Delete):
-        return request.ledger_id
-    if isinstance(request, Add) and request.flags == _REPAIR:
-        return None
-    if isinstance(request, Add | Read | ReadLac | WriteLac | Force) and request.term != NO_TERM:
+    if isinstance(request, Add):
+        return None if request.flags == _REPAIR else request.ledger_id
+    if isinstance(request, Read | ReadLac):
+        return None if request.term == NO_TERM else request.ledger_id
+    if isinstance(request, WriteLac | Force | Delete):
         return request.ledger_id
     return None

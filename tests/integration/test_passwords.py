@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from contextlib import aclosing
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import client_aio
+import client_aio.sync
 from bookie_aio.wire.blocks import Block, LacStatement, encode_block, statement_crc
 from bookie_aio.wire.messages import (
     Add,
@@ -439,3 +441,30 @@ async def test_a_bookie_that_was_down_at_the_deletion_drops_the_ledger_when_it_i
             listed = await late.call(ListEntries(kept.ledger_id, 0))
             assert isinstance(listed.message, ListEntriesAnswer)
             assert len(listed.body) == 24
+
+
+# --- without an event loop ---
+
+
+def write_blocking(uri: str) -> int:
+    with client_aio.sync.connect(uri) as client:
+        with client.create_ledger(**LOCKED) as ledger:
+            ledger.add_entry(b"zero")
+            with pytest.raises(TypeError, match="cannot be pickled"):
+                pickle.dumps(ledger)
+            assert PASSWORD.decode() not in repr(vars(ledger))
+        with client.open_ledger(ledger.ledger_id, password=PASSWORD) as reader:
+            assert [entry.data for entry in reader.read(0, 0)] == [b"zero"]
+        with pytest.raises(client_aio.UnauthorizedAccessError):
+            client.open_ledger(ledger.ledger_id)
+        with pytest.raises(client_aio.UnauthorizedAccessError):
+            client.delete_ledger(ledger.ledger_id)
+        client.delete_ledger(ledger.ledger_id, password=PASSWORD)
+        with pytest.raises(client_aio.NoSuchLedgerError):
+            client.open_ledger(ledger.ledger_id, password=PASSWORD)
+        return ledger.ledger_id
+
+
+async def test_the_blocking_adapter_passes_passwords_on(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        assert await asyncio.to_thread(write_blocking, cluster.uri) == 0
