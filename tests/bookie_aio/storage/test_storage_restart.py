@@ -32,14 +32,21 @@ class Acknowledged:
     entries: dict[tuple[int, int], bytes] = field(default_factory=dict)
     terms: dict[int, int] = field(default_factory=dict)
     lacs: dict[int, int] = field(default_factory=dict)
+    locks: dict[int, bytes] = field(default_factory=dict)
+    deleted: set[int] = field(default_factory=set)
 
     def copy(self) -> Acknowledged:
-        return Acknowledged(dict(self.entries), dict(self.terms), dict(self.lacs))
+        return Acknowledged(
+            dict(self.entries), dict(self.terms), dict(self.lacs), dict(self.locks), set(self.deleted)
+        )
 
 
 async def assert_holds_exactly(store: Store, acknowledged: Acknowledged) -> None:
     """Check everything the engine says about the ledgers of these tests."""
+    assert {one for one in range(100) if store.engine.is_deleted(one)} == acknowledged.deleted
+    assert set(store.engine.list_ledgers(0, 100)[0]) <= set(LEDGERS)
     for ledger_id in LEDGERS:
+        assert store.engine.lock(ledger_id) == acknowledged.locks.get(ledger_id, b"")
         assert store.engine.term(ledger_id) == acknowledged.terms.get(ledger_id, 0)
         assert not store.engine.is_damaged(ledger_id)
         statement = store.engine.statement(ledger_id)
@@ -69,6 +76,16 @@ async def act(store: Store, number: int, acknowledged: Acknowledged) -> None:
         statement = LacStatement(0, lac, -1, statement_crc(ledger_id, 0, lac, -1), bytes(32))
         await store.wait(lambda done: store.engine.append_statement(ledger_id, statement, done))
         acknowledged.lacs[ledger_id] = lac
+        return
+    if number % 14 == 6:
+        gone = 50 + number
+        await store.wait(lambda done: store.engine.append_tombstone(gone, done))
+        acknowledged.deleted.add(gone)
+        return
+    if number % 14 == 13:
+        lock = bytes([number]) * 32
+        await store.wait(lambda done: store.engine.append_lock(ledger_id, lock, done))
+        acknowledged.locks[ledger_id] = lock
         return
     first = number * 4
     payloads = [b"%d:%d " % (ledger_id, entry) * 5 for entry in range(first, first + 3)]
@@ -159,7 +176,7 @@ GARBAGE = random.Random(5).randbytes(128 * 1024)
 
 
 @pytest.mark.parametrize("what_is_behind", ["nothing", "zeros", "garbage", "old data"])
-@pytest.mark.parametrize("last", [7, 10, 12])  # a block, a fence, a statement with its code
+@pytest.mark.parametrize("last", [6, 7, 10, 12, 13])  # tombstone, block, fence, statement with code, lock
 async def test_a_torn_last_group_was_never_acknowledged(
     tmp_path: Path, last: int, what_is_behind: str
 ) -> None:
