@@ -89,11 +89,19 @@ class Cluster:
         """SIGKILL all bookies."""
         await asyncio.gather(*(bookie.kill() for bookie in self.bookies.values()))
 
+    async def end(self) -> None:
+        """End all bookies that run."""
+        await asyncio.gather(*(bookie.end() for bookie in self.bookies.values()))
+
     async def __aenter__(self) -> Self:
-        await self.start()
+        starts = [asyncio.create_task(bookie.start()) for bookie in self.bookies.values()]
+        await asyncio.wait(starts)
+        if any(start.exception() for start in starts):
+            await self.end()  # of those that did start, nothing is left running
+        await asyncio.gather(*starts)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.gather(*(bookie.end() for bookie in self.bookies.values()))
+        await self.end()

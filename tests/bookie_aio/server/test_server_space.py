@@ -39,6 +39,8 @@ async def test_a_full_disk_makes_the_bookie_read_only_but_for_fences_and_recover
         entry_id += 1
         assert entry_id < 100
     assert (await client.add(7, entry_id, [b"x"])).status is Status.READ_ONLY
+    # The reserve is for ledgers that would be lost without it; a repair finds another bookie.
+    assert (await client.add(7, entry_id, [b"x"], flags=AddFlag.REPAIR)).status is Status.READ_ONLY
     await asyncio.wait_for(is_announced_writable(bookies, False), 5)
     assert (await client.call(Read(7, NO_TERM, 0, 0, 0, 1, KIB))).entries == [(0, b"before")]
     assert (await client.call(ReadLac(7, TERM_FINAL, -1, 0))).status is Status.OK
