@@ -263,6 +263,12 @@ class Engine:
         if size + kept > left:
             raise DiskFullError("no space left, and the reserve is used up")
 
+    def _accept_change(self, row: bytes, change: Change, done: Done) -> LedgerState:
+        """Accept what may take the last of the reserve."""
+        size = form.ROW_BYTES + len(change.lock)
+        self._check_room(size, 0)
+        return self._accept(change.ledger_id, Record(row, change.lock or None, change, done, size))
+
     # Each of these raises NoSuchLedgerError once a tombstone was accepted (rule 15).
 
     def append_block(self, block: Block, done: Done, *, from_reserve: bool = False) -> None:
@@ -285,11 +291,8 @@ class Engine:
 
     def append_term(self, ledger_id: int, term: int, done: Done) -> None:
         """Accept a fence: the ledger's term is at least `term` from now on. Raises DiskFullError."""
-        self._check_room(form.ROW_BYTES, 0)
         change = Change(form.KIND_TERM, ledger_id, term=term)
-        state = self._accept(
-            ledger_id, Record(form.term_row(ledger_id, term), None, change, done, form.ROW_BYTES)
-        )
+        state = self._accept_change(form.term_row(ledger_id, term), change, done)
         if self._journal.error is None:
             state.term = max(state.term, term)
 
@@ -304,17 +307,14 @@ class Engine:
 
     def append_mark(self, ledger_id: int, done: Done) -> None:
         """Accept the mark that data of this ledger was lost (rule 4). Raises DiskFullError."""
-        self._check_room(form.ROW_BYTES, 0)
         change = Change(form.KIND_MARK, ledger_id)
-        state = self._accept(ledger_id, Record(form.mark_row(ledger_id), None, change, done, form.ROW_BYTES))
+        state = self._accept_change(form.mark_row(ledger_id), change, done)
         state.is_damaged = True  # from now on, durable or not
 
     def append_lock(self, ledger_id: int, lock: bytes, done: Done) -> None:
         """Accept the lock of a ledger, which counts from now on, durable or not. Raises DiskFullError."""
-        size = form.ROW_BYTES + len(lock)
-        self._check_room(size, 0)
         change = Change(form.KIND_LOCK, ledger_id, lock=lock)
-        state = self._accept(ledger_id, Record(form.lock_row(ledger_id, lock), lock, change, done, size))
+        state = self._accept_change(form.lock_row(ledger_id, lock), change, done)
         state.lock = lock
 
     def append_tombstone(self, ledger_id: int, done: Done) -> None:
@@ -322,9 +322,8 @@ class Engine:
 
         What is held of it is forgotten once the tombstone is durable. Raises DiskFullError.
         """
-        self._check_room(form.ROW_BYTES, 0)
         change = Change(form.KIND_TOMBSTONE, ledger_id)
-        self._accept(ledger_id, Record(form.tombstone_row(ledger_id), None, change, done, form.ROW_BYTES))
+        self._accept_change(form.tombstone_row(ledger_id), change, done)
         self._deleted.add(ledger_id)
 
     def barrier(self, done: Done) -> None:
