@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.reading import EntryReader
 from metadata.errors import ClientClosedError
-from metadata.passwords import SALT_BYTES, PasswordRecord, new_password
+from metadata.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
 if TYPE_CHECKING:
     import random
@@ -74,12 +74,15 @@ class ClientContext:
         """Give a ledger's digest. Nothing is said to any bookie.
 
         Raises:
+            InvalidArgumentError: this can be no password.
             UnauthorizedAccessError: the password (b"": none) is not that of the ledger.
         """
         root = None
+        if password:
+            password = check_password(password)
         if metadata.password is not None and password:
             loop = asyncio.get_running_loop()
-            root = await loop.run_in_executor(None, metadata.password.stretch, bytes(password))
+            root = await loop.run_in_executor(None, metadata.password.stretch, password)
         return check_root(metadata, password, root)
 
     def entry_reader(

@@ -12,7 +12,7 @@ request that changes something needs that token:
     held    another    REFUSE    answers UNAUTHORIZED; nothing was done
     held    none       REFUSE
 
-The writer locks the ledger at each bookie of its ensemble before it hands out the ledger's id, and at a
+The writer locks the ledger at each bookie of its ensemble as soon as it has made the metadata, and at a
 replacement with the first entry it sends there. A bookie that a ledger has not reached yet takes requests
 for it from anybody, as it does for a ledger without a password. That can keep a writer from using this
 bookie, and can forge nothing, since no bookie can make a code.

@@ -7,7 +7,7 @@ import json
 import pickle
 from contextlib import aclosing
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -123,6 +123,9 @@ async def test_a_password_for_a_ledger_without_one_is_refused(tmp_path: Path) ->
             await ledger.add_entry(b"anybody could have written this")
         with pytest.raises(client_aio.UnauthorizedAccessError, match="has no password"):
             await client.open_ledger(ledger.ledger_id, password=PASSWORD)
+        for wrong in ("text", b"x" * 1025):
+            with pytest.raises(client_aio.InvalidArgumentError, match="a password"):
+                await client.open_ledger(ledger.ledger_id, password=cast("bytes", wrong))
 
 
 # --- bookies that lie ---
