@@ -96,6 +96,22 @@ async def test_what_was_written_with_a_password_is_read_with_it_and_recovered_wi
     assert not files_with(tmp_path, PASSWORD), "a password rests in clear"
 
 
+@pytest.mark.parametrize("option", ["guaranteed_write_quorum", "deferred_sync"])
+async def test_codes_go_with_every_way_of_writing(tmp_path: Path, option: str) -> None:
+    expected = [(entry_id, payload(entry_id)) for entry_id in range(50)]
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        options: dict[str, Any] = {**LOCKED, option: True}
+        ledger = await client.create_ledger(**options)
+        await asyncio.gather(*(ledger.add_entry(data) for _, data in expected))
+        if option == "deferred_sync":
+            await ledger.force()
+        await ledger.abort()
+        async with client_aio.connect(cluster.uri) as other:
+            reader = await other.open_ledger(ledger.ledger_id, recover=True, password=PASSWORD)
+            assert await contents(reader) == expected
+            assert reader.digest_mismatches == 0
+
+
 @pytest.mark.parametrize("password", [b"a guess", b""])
 async def test_a_wrong_password_is_refused_before_anything_is_fenced(tmp_path: Path, password: bytes) -> None:
     async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
