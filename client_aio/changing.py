@@ -58,6 +58,7 @@ class EnsembleChanges(Generic[Token]):
         self._on_given_up = on_given_up
         self._connections: dict[str, BookieConnection] = {}
         self._progress = asyncio.Event()
+        self._is_finishing = asyncio.Event()
         self._frozen_until: float | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -74,8 +75,9 @@ class EnsembleChanges(Generic[Token]):
         """Look again whether the newcomers hold their copies."""
         self._progress.set()
 
-    async def settled(self) -> None:
-        """Wait until no change is under way."""
+    async def finish(self) -> None:
+        """Wait until no change is under way, and begin none any more; nothing is owed to anybody."""
+        self._is_finishing.set()
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -139,7 +141,16 @@ class EnsembleChanges(Generic[Token]):
                 self._frozen_until = now + config.ensemble_change_timeout_s
             elif now > self._frozen_until:
                 raise self._not_enough("no other bookie came up in time")
-        await self._context.pool.directory.wait_for_change(config.replacement_retry_s)
+        waits = [
+            asyncio.ensure_future(self._context.pool.directory.wait_for_change(config.replacement_retry_s)),
+            asyncio.ensure_future(self._is_finishing.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     async def _copy(self, seats: int) -> None:
         window = self._replicator.window

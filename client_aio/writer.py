@@ -118,6 +118,7 @@ class LedgerWriter:
         self._queued: list[tuple[bytes, asyncio.Future[int]]] = []  # added while add_entries runs
         self._queued_bytes = 0  # with what waits behind a gap
         self._force_lock = asyncio.Lock()
+        self._moved = asyncio.Event()  # the window has, or the writer has failed
         self._lac_publisher = LacPublisher(self._window, self._publish_lac, self._config.explicit_lac_delay_s)
         self._stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
         self._reader: EntryReader = context.entry_reader(lambda: self._held.current, digest)
@@ -300,12 +301,11 @@ class LedgerWriter:
             while self._window.lac < last:
                 if self._failure is not None:
                     raise self._failure
-                self._replicator.flush()
+                self._moved.clear()
                 await self._replicator.force()
                 if self._window.lac < last:
-                    # A bookie failed on the way: its successor is to receive what it owes first.
-                    await self._changes.settled()
-                    await self._wait_for(last)
+                    # A bookie failed on the way: others, or its successor, have to receive what it did.
+                    await self._moved.wait()
         return self._window.lac
 
     async def close(self) -> LedgerMetadata:
@@ -330,7 +330,7 @@ class LedgerWriter:
                 await self._room.wait()
             self._is_closing, self._is_direct = True, False
             self._refuse_behind_gap()
-        await self._changes.settled()
+        await self._changes.finish()
         if self._failure is not None:
             raise self._failure
         try:
@@ -480,6 +480,7 @@ class LedgerWriter:
                     future.set_result(entry_id)
                 entry_id += 1
         window = self._window
+        self._moved.set()
         reported = window.last_entry_reported
         while self._waiters and self._waiters[0][0] <= reported:
             waiter = self._waiters.popleft()[1]
@@ -517,6 +518,7 @@ class LedgerWriter:
         _fail_all([waiter for _, waiter in self._waiters], error)
         self._waiters.clear()
         self._room.set()
+        self._moved.set()
         self._release()
 
     def _release(self) -> None:

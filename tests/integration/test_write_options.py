@@ -278,3 +278,23 @@ async def test_adds_that_no_quorum_acknowledges_in_time_fail_in_order(tmp_path: 
         await asyncio.gather(*futures, return_exceptions=True)
         assert failed == [0, 1, 2]
         await ledger.abort()
+
+
+async def test_a_force_goes_on_with_who_is_left(tmp_path: Path) -> None:
+    # Received by b1 and b2; b1 is lost, there is no spare, and b3 receives it late: b2 and b3 will do.
+    async with (
+        Cluster(tmp_path) as cluster,
+        Links(cluster.uri) as links,
+        links.connect("writer") as client,
+    ):
+        ledger = await client.create_ledger(deferred_sync=True)
+        first, _, late = ledger.metadata.last_fragment.bookies
+        held = links["writer", late].requests.hold(Op.ADD)
+        assert await asyncio.wait_for(ledger.add_entry(b"x"), WAIT_S) == 0
+        await held.reached()
+        await cluster[first].kill()
+        await links["writer", first].cut()
+        forcing = asyncio.create_task(ledger.force())
+        held.release()
+        assert await asyncio.wait_for(forcing, WAIT_S) == 0
+        await asyncio.wait_for(ledger.close(), WAIT_S)
