@@ -12,14 +12,12 @@ import pytest
 import client_aio
 from bookie_aio.wire.messages import Done, Info, ListEntries, ListEntriesAnswer, Stop
 from client_aio import LedgerState
-from tests.support.cluster import Cluster
+from tests.support.cluster import BookieProcess, Cluster
 from tests.support.links import Links
 from tests.support.replicas import WAIT_S, everything, flip, stop_of, stored
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from tests.support.cluster import BookieProcess
 
 PRECIOUS = b"an entry that was acknowledged, and that two of three bookies cannot give"
 
@@ -65,7 +63,7 @@ async def test_a_corrupt_entry_never_truncates_a_ledger_at_recovery(tmp_path: Pa
     async with (
         Cluster(tmp_path) as cluster,
         Links(cluster.uri) as links,
-        links.connect("writer", explicit_lac_delay_s=60) as writer,
+        links.connect("writer", explicit_lac_delay_s=60, add_timeout_s=60) as writer,
         links.connect("recoverer") as recoverer,
         client_aio.connect(cluster.uri) as client,
     ):
@@ -74,8 +72,8 @@ async def test_a_corrupt_entry_never_truncates_a_ledger_at_recovery(tmp_path: Pa
         await ledger.add_entries([b"x"] * 10)
         links["writer", without].requests.block()
         assert await ledger.add_entry(PRECIOUS) == 10
-        await fill(client)  # the group with the entry is not the last one, which could be a torn tail
         await ledger.abort()
+        await fill(client)  # the group with the entry is not the last one, which could be a torn tail
         await stop(cluster[damaged], how)
         flip(cluster[damaged].directory, PRECIOUS)
         await cluster[damaged].start()
@@ -186,15 +184,13 @@ async def test_a_bookie_that_cannot_say_what_it_lost_takes_no_ordinary_adds(tmp_
 async def test_an_empty_directory_under_an_old_id_has_forgotten_its_fences(tmp_path: Path) -> None:
     """It does not start; if it did, the writer of the past could go on at it and one other bookie."""
     async with (
-        Cluster(tmp_path, bookies=4) as cluster,
-        Links(cluster.uri) as links,
-        links.connect("writer", explicit_lac_delay_s=60) as writer,
+        Cluster(tmp_path) as cluster,
+        client_aio.connect(cluster.uri, explicit_lac_delay_s=60) as writer,
         client_aio.connect(cluster.uri) as client,
     ):
         ledger = await writer.create_ledger()
         await ledger.add_entries([b"x"] * 10)
         forgetful, _, cut_off = ledger.metadata.last_fragment.bookies
-        (spare,) = cluster.bookies.keys() - {*ledger.metadata.last_fragment.bookies}
         await cluster[cut_off].kill()  # so that it is not fenced
         async with client.open_ledger(ledger.ledger_id, recover=True) as reader:
             assert reader.last_add_confirmed == 9
@@ -205,5 +201,9 @@ async def test_an_empty_directory_under_an_old_id_has_forgotten_its_fences(tmp_p
         await cluster[cut_off].start()
         with pytest.raises(client_aio.BookKeeperError):
             await asyncio.wait_for(ledger.add_entry(b"late"), WAIT_S)
-        await client.repair_ledger(ledger.ledger_id, replace=forgetful, by=spare)
+        # What is lost comes back under another id.
+        spare = cluster.bookies["b4"] = BookieProcess("b4", tmp_path, cluster.uri)
+        await spare.start()
+        await client.repair_ledger(ledger.ledger_id, replace=forgetful, by=spare.bookie_id)
+        await cluster[cut_off].kill()
         assert len(await everything(client, ledger.ledger_id)) == 10
