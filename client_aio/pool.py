@@ -21,6 +21,7 @@ from metadata.errors import (
     ClientClosedError,
     MetadataError,
     NotABookieError,
+    ProtocolError,
 )
 from metadata.ids import KEY_AVAILABLE
 
@@ -133,6 +134,11 @@ class BookiePool:
             BookieUnavailableError: unknown, unreachable, or too slow to answer.
             ProtocolError: what listens there is not that bookie.
         """
+        under_way = self._opening.get(bookie_id)
+        if under_way is not None:
+            # It began before this call: that it failed says nothing about now, so one more is made.
+            with contextlib.suppress(BookieUnavailableError, ProtocolError):
+                return await asyncio.shield(under_way)
         connection = self._open.get(bookie_id)
         if connection is not None:
             return connection

@@ -137,3 +137,20 @@ async def test_a_tail_survives_ensemble_changes_and_recovery_and_ends_with_the_l
             seen = await following
         assert recovered.last_add_confirmed == count - 1
         assert seen == [b"%d" % n for n in range(count)]
+
+
+async def test_who_comes_while_a_connection_fails_tries_once_more(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=1) as cluster, client_aio.connect(cluster.uri) as client:
+        async with client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1) as ledger:
+            await ledger.add_entry(b"x")
+        async with Links(cluster.uri) as links, links.connect("reader") as other:
+            reader = await other.open_ledger(ledger.ledger_id)
+            held = links["reader", "b1"].requests.hold(Op.HELLO)
+            first = asyncio.create_task(data(reader.read(0, 0)))
+            await held.reached()
+            second = asyncio.create_task(data(reader.read(0, 0)))
+            await asyncio.sleep(0)  # it waits for the same connection
+            links["reader", "b1"].reset()
+            with pytest.raises(client_aio.BookieUnavailableError):
+                await asyncio.wait_for(first, WAIT_S)
+            assert await asyncio.wait_for(second, WAIT_S) == [b"x"]
