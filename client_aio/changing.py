@@ -81,10 +81,15 @@ class EnsembleChanges(Generic[Token]):
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def cancel(self) -> None:
+    def stop(self) -> None:
         """Stop where it stands; the outcome of a change under way stays open."""
-        if self._task is not None:
+        if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
+
+    async def cancel(self) -> None:
+        """Do as `stop`, and wait until it has."""
+        self.stop()
+        if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:

@@ -211,7 +211,11 @@ class Client:
         version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
         writer = LedgerWriter(context, metadata, version, proof, options)
         context.keep(writer)
-        await writer._start()
+        try:
+            await writer._start()
+        except BaseException:
+            await writer.abort()
+            raise
         return writer
 
     def open_ledger(

@@ -31,14 +31,16 @@ class LacPublisher:
         self._loop = asyncio.get_running_loop()
         self._published = NO_ENTRY
         self._timer: asyncio.TimerHandle | None = None
+        self._is_stopped = False
 
     def moved(self) -> None:
         """Note that the LAC may have moved."""
-        if self._timer is None:
+        if self._timer is None and not self._is_stopped:
             self._timer = self._loop.call_later(self._delay_s, self._look, self._window.lac)
 
     def stop(self) -> None:
-        """Publish nothing more."""
+        """Publish nothing more, whatever late answers still come."""
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

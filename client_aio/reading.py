@@ -152,6 +152,10 @@ class EntryReader:
             while following <= last or ahead:
                 while following <= last and len(ahead) < self._config.read_ahead_requests:
                     end = self._chunk_end(following, last, size.entries)
+                    if end < following:
+                        if ahead:
+                            break  # What was asked for before this comes first.
+                        raise self._beyond_the_end(following)
                     chunk = _Chunk(following, end)
                     for wanted in class_ranges(self._metadata(), following, end):
                         chunk.parts.append(_Part(wanted, loop.create_task(self.blocks(wanted))))
@@ -166,6 +170,15 @@ class EntryReader:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _beyond_the_end(self, entry_id: int) -> NoSuchEntryError:
+        metadata = self._metadata()
+        return NoSuchEntryError(
+            f"entry {entry_id} of ledger {metadata.ledger_id} does not exist: the ledger is closed at entry "
+            f"{metadata.last_entry}",
+            ledger_id=metadata.ledger_id,
+            entry_id=entry_id,
+        )
 
     def _chunk_end(self, first: int, last: int, entries: int) -> int:
         metadata = self._metadata()

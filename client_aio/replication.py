@@ -166,7 +166,9 @@ class Replicator(Generic[Token]):
 
     def advance(self) -> None:
         """Report the turns that are acknowledged by now."""
-        self._report(self.window.advance())
+        turns = self.window.advance()
+        if turns or self.window.retains:  # else, all that was retained may just have been let go
+            self._on_turns(turns)
 
     def broadcast(self, message: Message) -> None:
         """Send a message to every seat that has not failed; the answers are not looked at."""
@@ -257,10 +259,6 @@ class Replicator(Generic[Token]):
         # A bookie that answered with an error keeps its connection: others may be using it.
         seat.connection = None
         self._on_seat_failed(seat.bookie_id, error)
-
-    def _report(self, turns: list[Turn[Token]]) -> None:
-        if turns:
-            self._on_turns(turns)
 
 
 def _ignore(outcome: Outcome, body: memoryview) -> None:

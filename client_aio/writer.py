@@ -22,6 +22,8 @@ from client_aio.clockwork import LacPublisher, StallWatch
 from client_aio.core.changes import Closing, EnsembleChanger, NewEnsemble
 from client_aio.core.ordering import EntryOrder
 from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddWindow, Turn
+from client_aio.failing import fail_all, with_message
+from client_aio.forcing import Forces
 from client_aio.replication import Replicator
 from client_aio.updating import HeldMetadata
 from metadata.errors import (
@@ -117,8 +119,7 @@ class LedgerWriter:
         self._bulk_lock = asyncio.Lock()
         self._queued: list[tuple[bytes, asyncio.Future[int]]] = []  # added while add_entries runs
         self._queued_bytes = 0  # with what waits behind a gap
-        self._force_lock = asyncio.Lock()
-        self._moved = asyncio.Event()  # the window has, or the writer has failed
+        self._forces = Forces(self._window, self._replicator.force, lambda: self._failure)
         self._lac_publisher = LacPublisher(self._window, self._publish_lac, self._config.explicit_lac_delay_s)
         self._stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
         self._reader: EntryReader = context.entry_reader(lambda: self._held.current, digest)
@@ -252,25 +253,27 @@ class LedgerWriter:
         except BookKeeperError as error:
             if error is not self._failure:
                 raise
-            raise _same(
+            raise with_message(
                 error, f"{error}; acknowledged up to entry {self._window.lac}", self._window.lac
             ) from error
         return first, last
 
     async def drain(self) -> None:
-        """Wait until at most `max_in_flight_bytes` are in flight.
+        """Wait until at most `max_in_flight_bytes` are in flight, or only what waits behind a gap in the ids.
 
         With deferred sync that is what has not been forced, and this forces it.
 
         Raises:
             BookKeeperError: the writer's first failure.
         """
-        while self.bytes_in_flight > self._config.max_in_flight_bytes and self._failure is None:
+        while self._failure is None and self.bytes_in_flight > self._config.max_in_flight_bytes:
+            if not self._window.bytes_held and not self._queued:
+                return  # All of it waits behind a gap, which only the caller can close.
             if self._options.deferred_sync:
                 await self.force()
-                continue
-            self._room.clear()
-            await self._room.wait()
+            else:
+                self._room.clear()
+                await self._room.wait()
         if self._failure is not None:
             raise self._failure
 
@@ -296,16 +299,7 @@ class LedgerWriter:
             BookKeeperError: the writer's first failure.
         """
         await self.flush()
-        last = self._window.last_add_pushed
-        async with self._force_lock:
-            while self._window.lac < last:
-                if self._failure is not None:
-                    raise self._failure
-                self._moved.clear()
-                await self._replicator.force()
-                if self._window.lac < last:
-                    # A bookie failed on the way: others, or its successor, have to receive what it did.
-                    await self._moved.wait()
+        await self._forces.up_to(self._window.last_add_pushed)
         return self._window.lac
 
     async def close(self) -> LedgerMetadata:
@@ -319,15 +313,10 @@ class LedgerWriter:
             BookKeeperError: the first failure of an add; the ledger then stays OPEN for recovery.
             LedgerFencedError: another client took the ledger over.
         """
-        if self._held.current.is_closed:
+        if self._is_closed_here:
             return self._held.current
         if not self._is_closing:
-            await self.flush()
-            if self._options.deferred_sync:
-                await self.force()
-            while not self._window.is_idle and self._failure is None:  # rule 11
-                self._room.clear()
-                await self._room.wait()
+            await self._settle()
             self._is_closing, self._is_direct = True, False
             self._refuse_behind_gap()
         await self._changes.finish()
@@ -339,8 +328,35 @@ class LedgerWriter:
             self._release()
         return self._held.current
 
+    async def _settle(self) -> None:
+        """Wait until nothing is under way: also what others add while this waits (rules 10 and 11).
+
+        From the return to whatever the caller does next without awaiting, nothing is.
+        """
+        while True:
+            await self.flush()
+            if self._options.deferred_sync:
+                await self.force()
+            elif not self._window.is_idle:
+                self._room.clear()
+                await self._room.wait()
+            if self._failure is not None:
+                raise self._failure
+            if self._window.is_idle and not self._queued:
+                return
+
+    @property
+    def _is_closed_here(self) -> bool:
+        """Tell whether this writer has closed the ledger, rather than found it closed by a recovery."""
+        return self._failure is None and self._held.current.is_closed
+
     async def abort(self) -> None:
-        """Give up: outstanding futures fail as *unknown*, the ledger stays OPEN for recovery."""
+        """Give up: outstanding futures fail as *unknown*, the ledger stays OPEN for recovery.
+
+        Does nothing to a ledger that this writer has closed.
+        """
+        if self._is_closed_here:
+            return
         self._is_closing, self._is_direct = True, False
         self._fail(
             WriterAbortedError(f"the writer of ledger {self.ledger_id} was aborted", ledger_id=self.ledger_id)
@@ -392,7 +408,7 @@ class LedgerWriter:
             )
         if self._failure is not None or self._is_closing:
             self._refuse(future)
-        elif self.bytes_in_flight > self._bytes_held_max:
+        elif self.bytes_in_flight > self._bytes_held_max and not self._closes_gap(entry_id):
             raise BackpressureError(
                 f"{self.bytes_in_flight:,} bytes are in flight in ledger {self.ledger_id}, more than "
                 f"{_HARD_LIMIT_FACTOR} × max_in_flight_bytes: await drain() between adds",
@@ -410,6 +426,14 @@ class LedgerWriter:
             self._queued.append((data, future))
             self._queued_bytes += len(data) + ENTRY_OVERHEAD_BYTES
 
+    def _closes_gap(self, entry_id: int | None) -> bool:
+        """Tell whether this is the entry that those wait for which fill the memory: it alone frees any."""
+        return (
+            self._order is not None
+            and entry_id == self._order.following
+            and self._window.bytes_held <= self._bytes_held_max
+        )
+
     def _refuse_behind_gap(self) -> None:
         if self._order is None or not self._order.waiting:
             return
@@ -418,14 +442,12 @@ class LedgerWriter:
             f"{self._order.waiting[0]} to {self._order.waiting[-1]} waited for it",
             ledger_id=self.ledger_id,
         )
-        _fail_all([future for _, future in self._order.give_up()], error)
+        fail_all([future for _, future in self._order.give_up()], error)
         self._queued_bytes = 0
 
     def _refuse(self, future: asyncio.Future[int]) -> None:
-        future.set_exception(
-            self._failure or LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
-        )
-        future.exception()  # looked at: one that nobody awaits does not fill the log
+        closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
+        fail_all([future], self._failure or closed)
 
     async def _take_all(
         self, entries: Iterable[bytes | bytearray | memoryview] | AsyncIterable[bytes]
@@ -435,6 +457,7 @@ class LedgerWriter:
         if isinstance(entries, AsyncIterable):
             async for data in entries:
                 taken = await self._take(data, taken)
+                self._replicator.schedule_flush()  # The next one may be long in coming.
         else:
             for item in entries:
                 taken = await self._take(item, taken)
@@ -457,14 +480,27 @@ class LedgerWriter:
         if taken < _BULK_TURN_BYTES:
             return taken
         self._replicator.flush()
-        await self.drain()
+        await self._make_room()
         await asyncio.sleep(0)
         return 0
+
+    async def _make_room(self) -> None:
+        """Do as `drain` for a bulk: what waits for its end to be sent cannot be waited for."""
+        while self._failure is None and self._window.bytes_held > self._config.max_in_flight_bytes:
+            if self._options.deferred_sync:
+                last = self._window.last_entry_sent
+                await self._wait_for(last)
+                await self._forces.up_to(last)
+            else:
+                self._room.clear()
+                await self._room.wait()
+        if self._failure is not None:
+            raise self._failure
 
     def _take_queued(self) -> None:
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         for data, future in queued:
-            if self._failure is not None:
+            if self.is_closed:
                 self._refuse(future)
             else:
                 self._window.add(data, future)
@@ -480,14 +516,14 @@ class LedgerWriter:
                     future.set_result(entry_id)
                 entry_id += 1
         window = self._window
-        self._moved.set()
+        self._forces.moved()
         reported = window.last_entry_reported
         while self._waiters and self._waiters[0][0] <= reported:
             waiter = self._waiters.popleft()[1]
             if not waiter.done():
                 waiter.set_result(None)
-        if self.bytes_in_flight <= self._config.max_in_flight_bytes:
-            self._room.set()
+        if window.bytes_held <= self._config.max_in_flight_bytes:
+            self._room.set()  # Whoever waits looks whether it is room enough.
         if window.newcomers:
             self._changes.copied()
         self._lac_publisher.moved()
@@ -514,15 +550,16 @@ class LedgerWriter:
         tokens = self._window.abort()
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         behind_gap = self._order.give_up() if self._order is not None else []
-        _fail_all([*tokens, *(future for _, future in [*queued, *behind_gap])], error)
-        _fail_all([waiter for _, waiter in self._waiters], error)
+        fail_all([*tokens, *(future for _, future in [*queued, *behind_gap])], error)
+        fail_all([waiter for _, waiter in self._waiters], error)
         self._waiters.clear()
         self._room.set()
-        self._moved.set()
+        self._forces.moved()
         self._release()
 
     def _release(self) -> None:
         self._replicator.stop()
+        self._changes.stop()
         self._lac_publisher.stop()
         self._stall_watch.stop()
         self._context.forget(self)
@@ -561,19 +598,3 @@ class LedgerWriter:
             f"{metadata.state.value}{end}",
             ledger_id=self.ledger_id,
         )
-
-
-def _fail_all(
-    futures: Iterable[asyncio.Future[int] | asyncio.Future[None] | None], error: BookKeeperError
-) -> None:
-    for future in futures:
-        if future is not None and not future.done():
-            future.set_exception(error)
-            future.exception()  # looked at: one that nobody awaits does not fill the log
-
-
-def _same(error: BookKeeperError, message: str, entry_id: int) -> BookKeeperError:
-    """Build an error of the same class with another message."""
-    copy = type(error)(message, ledger_id=error.ledger_id, bookie_id=error.bookie_id)
-    copy.entry_id = entry_id
-    return copy
