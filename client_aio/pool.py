@@ -145,7 +145,7 @@ class BookiePool:
         if self._is_closed:
             raise ClientClosedError("the client is closed")
         task = self._opening.get(bookie_id)
-        if task is None:
+        if task is None or task is under_way:
             task = asyncio.get_running_loop().create_task(self._connect(bookie_id), name=f"to {bookie_id}")
             self._opening[bookie_id] = task
             task.add_done_callback(lambda done: self._opened(bookie_id, done))
@@ -199,7 +199,8 @@ class BookiePool:
         raise error
 
     def _opened(self, bookie_id: str, task: asyncio.Task[BookieConnection]) -> None:
-        del self._opening[bookie_id]
+        if self._opening.get(bookie_id) is task:
+            del self._opening[bookie_id]
         if task.cancelled() or task.exception() is not None:
             return
         connection = task.result()
