@@ -110,7 +110,7 @@ class EnsembleChanges(Generic[Token]):
                 return changer.next()
             case Copy(bookies, seats):
                 replicator.seat_newcomers(bookies, seats, self._connections)
-                await self._copy(seats)
+                await self._copy()
                 return changer.copied()
             case Write(change):
                 return changer.written() if await self._write(change) else None
@@ -157,9 +157,8 @@ class EnsembleChanges(Generic[Token]):
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def _copy(self, seats: int) -> None:
-        window = self._replicator.window
-        while window.owes_copies and not window.failed & seats and self._is_needed():
+    async def _copy(self) -> None:
+        while self._replicator.window.awaits_copies and self._is_needed():
             self._progress.clear()
             await self._progress.wait()
 

@@ -146,7 +146,8 @@ class Wait(NamedTuple):
 class Copy(NamedTuple):
     """Seat the newcomers and send them what they owe (`window.seat_newcomers`).
 
-    Answer with `copied` once the window owes no copies, or a newcomer has failed.
+    Answer with `copied` once the window awaits no copies: all are made, or a newcomer has failed, be it one
+    of an earlier `Copy` of the same change.
     """
 
     bookies: tuple[str, ...]

@@ -291,6 +291,11 @@ class AddWindow(Generic[Token]):
         newcomers = self.newcomers
         return any(batch.mask & newcomers & ~batch.acks for turn in self._retained for batch in turn.batches)
 
+    @property
+    def awaits_copies(self) -> bool:
+        """Tell whether newcomers owe copies and will make them: none has failed, whichever came when."""
+        return self.owes_copies and not self.failed & self.newcomers
+
     def commit_change(self, replaced: int) -> list[Send]:
         """Unfreeze with new bookies in the seats of the mask `replaced`.
 

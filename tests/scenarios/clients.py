@@ -147,7 +147,7 @@ class Client(Actor):
         assert self.window is not None
         assert self.changer is not None
         assert isinstance(self.step, Copy)
-        if not self.window.owes_copies or self.window.failed & self.step.seats:
+        if not self.window.awaits_copies:
             self.carry_out(self.changer.copied())
 
     def finds(self, names: list[str]) -> None:

@@ -190,6 +190,25 @@ def test_a_replacement_that_fails_before_it_holds_its_copies_is_replaced_in_the_
     assert step == Write(NewEnsemble(0, ("b5", "b2", "b3"), Fragment(0, BOOKIES)))
 
 
+def test_a_newcomer_that_fails_while_a_later_one_copies_is_replaced_in_the_same_change() -> None:
+    ledger = Ledger(guaranteed_write_quorum=True)
+    ledger.acknowledge(ledger.add("a"), 0, 1)
+    ledger.fail(0)
+    ledger.fail(1)
+    ledger.changer.next()
+    assert ledger.changer.found(("b4", "b5", "b3")) == Copy(("b4", "b5", "b3"), 0b011)
+    ledger.window.seat_newcomers(0b011)
+    ledger.fail(0)
+    assert not ledger.window.awaits_copies
+    assert ledger.changer.copied() == Find(0b001)
+    assert ledger.changer.found(("b6", "b5", "b3")) == Copy(("b6", "b5", "b3"), 0b001)
+    ledger.window.seat_newcomers(0b001)
+    assert ledger.window.awaits_copies
+    ledger.fail(1)  # it came with the first one, and still owes its copy
+    assert not ledger.window.awaits_copies
+    assert ledger.changer.copied() == Find(0b010)
+
+
 # --- changes to the metadata (rule 10) ---
 
 
