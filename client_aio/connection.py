@@ -222,7 +222,7 @@ class BookieConnection(asyncio.BufferedProtocol):
                     raise MalformedFrameError(f"an answer to request {request_id}, which is not outstanding")
         except ProtocolError as error:
             error.bookie_id = self.bookie_id
-            logger.warning("bookie=%s broke the protocol: %s", self.bookie_id, error)
+            logger.warning("bookie=%s broke the protocol: %s", self.bookie_id or "?", error)
             self._end(error)
 
     def eof_received(self) -> bool:

@@ -92,9 +92,10 @@ class EnsembleFinder:
                 count=count,
             )
             if len(candidates) < count:
+                needed = "1 bookie is needed" if count == 1 else f"{count} bookies are needed"
+                there = f"only {', '.join(sorted(candidates))}" if candidates else "no other one"
                 raise NotEnoughBookiesError(
-                    f"{count} bookies are needed{_beside(kept)}, and {len(candidates)} can be chosen: "
-                    f"{', '.join(sorted(candidates)) or 'none'}",
+                    f"{needed}{_beside(kept)}, and {there} can be had",
                     ledger_id=ledger_id,
                 )
             seating = Seating(seats, write_quorum, candidates, directory.last_known, former)
