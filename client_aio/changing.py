@@ -57,6 +57,7 @@ class EnsembleChanges(Generic[Token]):
         self._is_needed = is_needed
         self._on_given_up = on_given_up
         self._connections: dict[str, BookieConnection] = {}
+        self._seated_at: dict[str, float] = {}  # by the loop's clock, of those that took a seat by a change
         self._progress = asyncio.Event()
         self._is_finishing = asyncio.Event()
         self._frozen_until: float | None = None
@@ -117,6 +118,8 @@ class EnsembleChanges(Generic[Token]):
             case Reseat(bookies, seats):
                 self._frozen_until = None
                 replicator.reseat(bookies, seats, self._connections)
+                now = asyncio.get_running_loop().time()
+                self._seated_at |= {bookies[index]: now for index in indexes_of(seats)}
                 self._connections = {}
                 return changer.reseated()
             case GiveUp(why):
@@ -136,8 +139,17 @@ class EnsembleChanges(Generic[Token]):
                     self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on", names, error,
                 )  # fmt: skip
             return step
+        if any(self._has_just_been_seated(bookie_id) for bookie_id in connections):
+            # One that takes connections and refuses adds would be resent everything without end.
+            await self._wait(is_frozen=self._replicator.window.is_frozen)
+            return changer.next()
         self._connections |= connections
         return changer.found(bookies)
+
+    def _has_just_been_seated(self, bookie_id: str) -> bool:
+        seated_at = self._seated_at.get(bookie_id)
+        now = asyncio.get_running_loop().time()
+        return seated_at is not None and now < seated_at + self._context.config.replacement_retry_s
 
     async def _wait(self, is_frozen: bool) -> None:
         config, now = self._context.config, asyncio.get_running_loop().time()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import client_aio
-from bookie_aio.wire.messages import Op
+from bookie_aio.wire.frames import encode_frame
+from bookie_aio.wire.messages import Failure, Op, Status, encode_failure
 from tests.support.cluster import Cluster
-from tests.support.links import Links
+from tests.support.links import Frame, Links
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -215,4 +216,34 @@ async def test_a_force_answered_during_a_change_counts_when_the_change_is_done(t
         assert ledger.last_add_confirmed == -1
         written.set()
         assert await until_done(forced) == [0]
+        await ledger.close()
+
+
+class Refusal(Frame):
+    """An answer that refuses what was asked for."""
+
+    def encode_answer(self) -> bytes:
+        failure = Failure(Status.READ_ONLY, "not today")
+        return encode_frame(encode_failure(self.op, self.request_id, failure), 0)
+
+
+async def test_a_bookie_that_refuses_again_and_again_is_not_seated_again_without_end(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path) as cluster,
+        Links(cluster.uri) as links,
+        links.connect("writer", replacement_retry_s=20) as client,
+    ):
+        ledger = await client.create_ledger()
+        refused: list[Frame] = []
+
+        def refuse(frame: Frame) -> Frame | None:
+            if frame.op is not Op.ADD:
+                return None
+            refused.append(frame)
+            return Refusal(*frame)
+
+        links["writer", "b2"].answers.forge = refuse  # there is no other bookie to take its place
+        for entry_id in range(200):
+            assert await ledger.add_entry(b"x") == entry_id
+        assert 1 < len(refused) < 10
         await ledger.close()
