@@ -7,11 +7,13 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from crc32c import crc32c
 
 from bookie_aio.storage import format as form
 from bookie_aio.storage.directory import RESERVE, format_directory, index_name, read_cookie, segment_name
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.storage.index import PAGE_BYTES, IndexHead
+from bookie_aio.wire.blocks import HEADER_BYTES, Block, parse_blocks
 from bookie_aio.wire.messages import Stop
 from metadata.bookies import Cookie
 from metadata.errors import CookieMismatchError, CorruptRecordError, DirectoryInUseError
@@ -326,4 +328,22 @@ async def test_a_reader_that_goes_while_its_damage_is_marked_harms_nobody(tmp_pa
     assert await again == ({}, Stop.UNKNOWN, 0)
     assert reading.cancelled()
     assert store.failures == []
+    await store.close()
+
+
+async def test_a_writers_wrong_checksum_of_an_entry_is_no_damage(tmp_path: Path) -> None:
+    # The block is as it was sent, which its other checksums prove: readers turn to other bookies, and the
+    # ledger is not marked, or anybody could have it marked by sending such a block.
+    block = bytearray(make_block(1, 0, [b"a" * 100, b"b" * 100, b"c" * 100]).view)
+    checksums_at = HEADER_BYTES + 12 * 3
+    block[checksums_at + 4] ^= 1
+    block[4:8] = crc32c(bytes(block[8 : HEADER_BYTES + 16 * 3])).to_bytes(4, "little")
+    store = await Store.open(tmp_path / "b1")
+    await store.add(Block.parse(memoryview(bytes(block))))
+    for wanted in (range(3), range(1, 3), range(1, 2)):
+        found = await store.engine.read(1, 0, wanted, 10**6)
+        assert found.stop == Stop.END
+        (read,) = parse_blocks(memoryview(b"".join(found.buffers)))
+        assert read.damaged_entries() == [1]
+    assert not store.engine.is_damaged(1)
     await store.close()
