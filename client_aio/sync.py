@@ -206,6 +206,7 @@ class LedgerWriter(_Handle):
         self._room = threading.Condition()
         self._bytes_in_flight = 0
         self._bytes_max = writer.max_in_flight_bytes
+        self._draining: asyncio.Task[None] | None = None  # on the loop
 
     @property
     def ledger_id(self) -> int:
@@ -286,7 +287,7 @@ class LedgerWriter(_Handle):
         """Wait until everything added so far is acknowledged; raises the first failure."""
 
         async def flush() -> None:
-            self._take_inbox()
+            await self._take_whole_inbox()
             await self._writer.flush()
 
         self._run(flush())
@@ -295,7 +296,7 @@ class LedgerWriter(_Handle):
         """Make durable, and acknowledge, everything added so far (deferred sync); returns the LAC."""
 
         async def force() -> int:
-            self._take_inbox()
+            await self._take_whole_inbox()
             return await self._writer.force()
 
         return self._run(force())
@@ -304,7 +305,7 @@ class LedgerWriter(_Handle):
         """Flush, and close the ledger for ever."""
 
         async def close() -> LedgerMetadata:
-            self._take_inbox()
+            await self._take_whole_inbox()
             return await self._writer.close()
 
         return self._run(close())
@@ -328,8 +329,28 @@ class LedgerWriter(_Handle):
             self.abort()
             raise
 
+    async def _take_whole_inbox(self) -> None:
+        self._take_inbox()
+        while self._draining is not None:
+            await asyncio.wait([self._draining])
+
+    async def _drain(self) -> None:
+        with contextlib.suppress(BookKeeperError):  # each add in the inbox is told of it
+            await self._writer.drain()
+        self._draining = None
+        self._add_inbox()
+
     def _take_inbox(self) -> None:
-        """On the loop: add what the threads have put in."""
+        """On the loop: add what the threads have put in, once the writer has room.
+
+        Deferred sync, or guaranteed write quorum, keeps entries in flight whose futures are done.
+        """
+        if self._writer.bytes_in_flight <= self._bytes_max:
+            self._add_inbox()
+        elif self._draining is None:
+            self._draining = self._background.loop.create_task(self._drain(), name="drain")
+
+    def _add_inbox(self) -> None:
         with self._room:
             inbox, self._inbox = self._inbox, deque()
             self._inbox_is_due = False

@@ -153,5 +153,20 @@ def write_in_other_ways(uri: str) -> None:
             assert ledger.last_add_confirmed == 0
 
 
+def add_without_forcing(uri: str) -> None:
+    with client_aio.sync.connect(uri, max_in_flight_bytes=100_000) as client:
+        with client.create_ledger(deferred_sync=True) as ledger:
+            futures = [ledger.add_entry_nowait(bytes(10_000)) for _ in range(100)]
+            assert [future.result(30) for future in futures] == list(range(100))
+            more = [ledger.add_entry_nowait(bytes(10_000)) for _ in range(100)]
+            assert ledger.force() == 199
+        assert all(future.done() for future in more)
+        assert ledger.metadata.last_entry == 199
+
+
+async def test_what_has_not_been_forced_leaves_room_for_more(uri: str) -> None:
+    in_thread(add_without_forcing, uri)
+
+
 async def test_write_options_and_refused_adds(uri: str) -> None:
     in_thread(write_in_other_ways, uri)
