@@ -42,8 +42,8 @@ class ClientConfig:
     """How long a writer waits for a definite answer to an ensemble change before it gives up."""
 
     replacement_retry_s: float = 1.0
-    """How long a writer without a replacement for a failed bookie waits before it looks again, and how long after
-    its last seating a bookie that failed again is not seated again."""
+    """How long a writer without a replacement for a failed bookie waits before it looks again; and how long
+    after its last seating a bookie that failed again is not seated again."""
 
     ensemble_changes_max: int = 1000
     """How often a writer replaces bookies before it goes on without those that fail."""
