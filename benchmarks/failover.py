@@ -229,7 +229,7 @@ def _summary(samples: list[float]) -> str:
     ordered = sorted(samples)
     p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
     return (
-        f"median {statistics.median(ordered):>9,.1f}   p99 {p99:>9,.1f}   "
+        f"least {ordered[0]:>9,.1f}   median {statistics.median(ordered):>9,.1f}   p99 {p99:>9,.1f}   "
         f"most {ordered[-1]:>9,.1f}   of {len(ordered)}"
     )
 
