@@ -64,6 +64,7 @@ from metadata.errors import NoSuchKeyError
 from metadata.ids import KEY_AVAILABLE, available_key
 from metadata.open import open_store
 from metadata.store import MetadataStore, Registration, Version, Versioned
+from tests.support.pipe import Pipe
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
@@ -241,43 +242,24 @@ class Link:
         pipe = _Pipe(self, reader, writer)
         self._pipes.add(pipe)
         try:
-            await pipe.run(await self._locate(self.bookie_id))
+            address = await self._locate(self.bookie_id)
+            await pipe.run(None if address is None else split_address(address))
         finally:
             self._pipes.discard(pipe)
 
 
-class _Pipe:
+class _Pipe(Pipe):
     """One connection of the client's, and the one to the bookie behind it."""
 
     def __init__(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.done = asyncio.Event()
+        super().__init__(reader, writer)
         self._link = link
-        self._reader = reader
-        self._writer = writer
-        self._bookie_writer: asyncio.StreamWriter | None = None
-        self._task = asyncio.current_task()
 
-    async def run(self, address: str | None) -> None:
-        """Pass frames on until either side ends, or a reset."""
-        try:
-            if address is None:
-                return
-            bookie_reader, self._bookie_writer = await asyncio.open_connection(*split_address(address))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._forward(self._reader, self._bookie_writer, self._link.requests))
-                group.create_task(self._forward(bookie_reader, self._writer, self._link.answers))
-        except* (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            for writer in (self._writer, self._bookie_writer):
-                if writer is not None:
-                    writer.transport.abort()
-            self.done.set()
+    async def _pass_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._forward(reader, writer, self._link.requests)
 
-    def reset(self) -> None:
-        """Close both sides without a farewell."""
-        if self._task is not None:
-            self._task.cancel()
+    async def _pass_answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._forward(reader, writer, self._link.answers)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
         while True:

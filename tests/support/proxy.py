@@ -17,6 +17,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from tests.support.pipe import Pipe
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
@@ -107,7 +109,7 @@ class ZooKeeperProxy:
         pipe = _Pipe(self, reader, writer)
         self._pipes.add(pipe)
         try:
-            await pipe.run(*self._target)
+            await pipe.run(self._target)
         finally:
             self._pipes.discard(pipe)
 
@@ -127,42 +129,21 @@ class ZooKeeperProxy:
         await asyncio.gather(*(pipe.done.wait() for pipe in pipes))
 
 
-class _Pipe:
+class _Pipe(Pipe):
     """One client's connection and the one to the server behind it."""
 
     def __init__(
         self, proxy: ZooKeeperProxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self.done = asyncio.Event()
+        super().__init__(reader, writer)
         self._proxy = proxy
-        self._reader = reader
-        self._writer = writer
-        self._server_writer: asyncio.StreamWriter | None = None
         self._marked: dict[int, _Loss] = {}
-        self._task: asyncio.Task[None] | None = None
 
-    async def run(self, host: str, port: int) -> None:
-        """Pass frames on until either side closes."""
-        self._task = asyncio.current_task()
-        try:
-            server_reader, self._server_writer = await asyncio.open_connection(host, port)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._forward(self._reader, self._server_writer, self._see_request))
-                group.create_task(self._forward(server_reader, self._writer, self._see_answer))
-        except* (OSError, asyncio.IncompleteReadError):
-            pass
-        except* asyncio.CancelledError:
-            pass
-        finally:
-            for writer in (self._writer, self._server_writer):
-                if writer is not None:
-                    writer.transport.abort()
-            self.done.set()
+    async def _pass_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._forward(reader, writer, self._see_request)
 
-    def reset(self) -> None:
-        """Close both sides without a farewell."""
-        if self._task is not None:
-            self._task.cancel()
+    async def _pass_answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._forward(reader, writer, self._see_answer)
 
     async def _forward(
         self,
