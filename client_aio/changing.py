@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from client_aio.core.changes import Copy, Find, GiveUp, NewEnsemble, Reseat, Step, Wait, Write
 from client_aio.core.quorum import indexes_of
-from metadata.errors import BookKeeperError, NotEnoughBookiesError
+from metadata.errors import BookKeeperError, NotEnoughBookiesError, WriterAbortedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -100,6 +100,11 @@ class EnsembleChanges(Generic[Token]):
                 step = await self._carry_out(step)
         except BookKeeperError as error:
             self._on_given_up(error)
+        except Exception as error:
+            # A mistake of ours must not leave everybody waiting for a task that has ended.
+            ledger_id, why = self._replicator.window.ledger_id, f"an ensemble change failed: {error!r}"
+            logger.exception("ledger=%d %s", ledger_id, why)
+            self._on_given_up(WriterAbortedError(why, ledger_id=ledger_id))
 
     async def _carry_out(self, step: Step) -> Step:
         changer, replicator = self._changer, self._replicator

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from metadata.errors import Outcome
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable
@@ -25,4 +27,15 @@ def with_message(error: BookKeeperError, message: str, entry_id: int) -> BookKee
     """Build an error of the same class with another message."""
     copy = type(error)(message, ledger_id=error.ledger_id, bookie_id=error.bookie_id)
     copy.entry_id = entry_id
+    copy.outcome = error.outcome
     return copy
+
+
+def as_unknown(error: BookKeeperError) -> BookKeeperError:
+    """Give the error as one of those that it ends: some bookies may have their entries (rule 8).
+
+    What was *not done* may have been an ensemble change; the adds that waited for it had been sent.
+    """
+    if error.outcome is not Outcome.UNKNOWN:
+        error.outcome = Outcome.UNKNOWN
+    return error

@@ -22,7 +22,7 @@ from client_aio.clockwork import LacPublisher, StallWatch
 from client_aio.core.changes import Closing, EnsembleChanger, NewEnsemble
 from client_aio.core.ordering import EntryOrder
 from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddWindow, Turn
-from client_aio.failing import fail_all, with_message
+from client_aio.failing import as_unknown, fail_all, with_message
 from client_aio.forcing import Forces
 from client_aio.replication import Replicator
 from client_aio.updating import HeldMetadata
@@ -546,7 +546,7 @@ class LedgerWriter:
         """Fail everything outstanding, in entry order; the first failure is the writer's."""
         if self._failure is not None:
             return
-        self._failure, self._is_direct = error, False
+        self._failure, self._is_direct = as_unknown(error), False
         tokens = self._window.abort()
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         behind_gap = self._order.give_up() if self._order is not None else []

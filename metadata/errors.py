@@ -51,7 +51,6 @@ it was *done*, or that is *unknown* (rule 8 in ARCHITECTURE.md: fenced means unk
 from __future__ import annotations
 
 import enum
-from typing import ClassVar
 
 __all__ = [
     "BackpressureError",
@@ -112,7 +111,8 @@ class Outcome(enum.Enum):
 class BookKeeperError(Exception):
     """The root of all errors of this project."""
 
-    outcome: ClassVar[Outcome] = Outcome.NOT_DONE
+    outcome: Outcome = Outcome.NOT_DONE
+    """A class's own; an error that ends other operations than the one it arose in may know less."""
 
     def __init__(
         self,

@@ -182,3 +182,22 @@ async def test_a_policy_that_is_wrong_is_told_so(
     ):
         with pytest.raises(client_aio.InvalidArgumentError, match=words):
             await client.create_ledger(ensemble_size=2, write_quorum=2)
+
+
+async def test_adds_that_a_wrong_policy_ends_may_have_been_done(tmp_path: Path) -> None:
+    """The adds had been sent when the policy was asked for a replacement: two bookies have them."""
+    policy = Wrong(["b1", "b2", "b3"])
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri, placement=policy) as client,
+    ):
+        ledger = await client.create_ledger(ack_quorum=3)
+        await ledger.add_entry(b"acknowledged")
+        policy.bookies = None
+        await cluster["b2"].kill()
+        with pytest.raises(client_aio.InvalidArgumentError, match="Wrong failed") as raised:
+            await asyncio.wait_for(ledger.add_entry(b"in doubt"), WAIT_S)
+        assert raised.value.outcome is client_aio.Outcome.UNKNOWN
+        policy.bookies = ["b4"]
+        closed = await client.open_ledger(ledger.ledger_id, recover=True)
+        assert [entry.data async for entry in closed.read(1, closed.last_add_confirmed)] == [b"in doubt"]
