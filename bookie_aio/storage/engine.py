@@ -11,38 +11,37 @@ All methods are called on the loop's thread. Accepting never blocks.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import format as form
-from bookie_aio.storage.checkpoint import LedgerState
 from bookie_aio.storage.figures import Figures
-from bookie_aio.storage.index import Runs, pack_run
-from bookie_aio.storage.journal import AddWatch, Change, Done, Group, Journal, Record
+from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
+from bookie_aio.storage.ledgers import Ledgers
+from bookie_aio.storage.lookup import Lookup
 from bookie_aio.storage.provision import Provision
-from bookie_aio.storage.reader import DamagedBlockError, DamagedIndexError, Reader, ReadResult, list_runs
+from bookie_aio.storage.reader import ReadResult
 from bookie_aio.storage.restart import Restart, Restarted
 from bookie_aio.storage.tender import Tender
-from bookie_aio.wire.blocks import Block
 from metadata.errors import (
     DiskFailedError,
     DiskFullError,
     EntryTooLargeError,
-    NoSuchLedgerError,
     StorageError,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from bookie_aio.storage.checkpoint import LedgerState
     from bookie_aio.storage.disk import DirectoryLock, Disk
+    from bookie_aio.storage.journal import Group
+    from bookie_aio.storage.reader import ListedRun
     from bookie_aio.storage.segment import Segment
-    from bookie_aio.wire.blocks import LacStatement
+    from bookie_aio.wire.blocks import Block, LacStatement
 
 __all__ = ["Done", "Engine", "ReadResult", "StorageConfig"]
 
-_LISTED_AT_ONCE = 100_000
 _FENCE_SHARE = 8
 """One part in this many of the reserve is kept for fences; recovery adds get the rest."""
 
@@ -77,20 +76,16 @@ class Engine:
         self._lock = lock
         self._on_indexed = on_indexed
         self._on_failed = on_failed
-        self._ledgers = restarted.ledgers
-        self._deleted = restarted.deleted  # tombstones accepted, perhaps not durable yet
+        self._ledgers = Ledgers(restarted.ledgers, restarted.deleted)
         self._segments = restarted.segments
-        self._accepted = 0  # records accepted, and of those the ones durable and indexed
-        self._indexed = 0
-        self._sorted_ids: list[int] | None = None
         self._figures = Figures()
         self._is_closed = False
-        self._marking: set[int] = set()
         self.add_watches: set[AddWatch] = set()
         self.notes: Sequence[str] = restarted.notes
         self._tender: Tender
         self._provision: Provision
         self._journal: Journal
+        self._lookup: Lookup
 
     @classmethod
     async def open(
@@ -161,7 +156,6 @@ class Engine:
             self._directory,
             self._segments,
             self._ledgers,
-            self._deleted,
             self._provision,
             self._fail,
             lambda: on_writable(False),
@@ -169,7 +163,8 @@ class Engine:
         self._tender.is_all_damaged = restarted.is_all_damaged
         self._tender.also_listed = restarted.needed
         for ledger_id in restarted.damaged:
-            self._state(ledger_id).is_damaged = True
+            self._ledgers.state(ledger_id).is_damaged = True
+        self._lookup = Lookup(self, self._ledgers, self._segments, self._tender)
         segment = await self._provision.first_segment()
         segment.previous = restarted.previous
         self._segments[segment.segment_id] = segment
@@ -212,7 +207,7 @@ class Engine:
             event = record.event
             assert event is not None
             if isinstance(event, Change) and event.is_for_all:
-                self._accepted += 1
+                self._ledgers.accept_for_all()
                 self._journal.append(record)
             else:
                 self._accept(event.ledger_id, record)
@@ -240,19 +235,8 @@ class Engine:
 
     # --- accepting ---
 
-    def _state(self, ledger_id: int) -> LedgerState:
-        state = self._ledgers.get(ledger_id)
-        if state is None:
-            state = self._ledgers[ledger_id] = LedgerState()
-            self._sorted_ids = None
-        return state
-
     def _accept(self, ledger_id: int, record: Record) -> LedgerState:
-        if self._deleted and ledger_id in self._deleted:
-            raise NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
-        state = self._state(ledger_id)
-        self._accepted += 1
-        state.accepted = self._accepted
+        state = self._ledgers.accept(ledger_id)
         self._journal.append(record)
         return state
 
@@ -324,7 +308,7 @@ class Engine:
         """
         change = Change(form.KIND_TOMBSTONE, ledger_id)
         self._accept_change(form.tombstone_row(ledger_id), change, done)
-        self._deleted.add(ledger_id)
+        self._ledgers.deleted.add(ledger_id)
 
     def barrier(self, done: Done) -> None:
         """Call back once everything accepted so far is durable and indexed: in this call if it is now."""
@@ -333,39 +317,8 @@ class Engine:
     # --- what became of it ---
 
     def _index_group(self, group: Group) -> None:
-        """Index a durable group and tell those who wait: the sweep, once per group."""
-        index = group.segment.index
-        assert index is not None
-        ledgers = index.ledgers
-        offset = group.bodies_at
-        touched: set[int] = set()
-        for record in group.records:
-            event = record.event
-            if event is None:
-                continue
-            ledger_id = event.ledger_id
-            touched.add(ledger_id)
-            if isinstance(event, Block):
-                head_bytes, payload_bytes = event.head_bytes, event.payload_bytes
-                first, count, stride = event.first_entry, event.count, event.stride
-                last = first + (count - 1) * stride
-                runs = ledgers.get(ledger_id)
-                if runs is None:
-                    runs = ledgers[ledger_id] = Runs()
-                packed = pack_run(first, event.content_term, offset, count, stride, head_bytes, payload_bytes)
-                runs.add(first, last, packed)
-                offset += head_bytes + payload_bytes
-                state = self._ledgers[ledger_id]
-                if last > state.last_entry:
-                    state.last_entry = last
-                known = state.statement
-                if known is None or event.lac > known.lac:
-                    state.statement = event.statement
-            else:
-                if record.body is not None:
-                    offset += len(record.body)
-                self._apply_change(event)
-            self._indexed += 1
+        """Index a durable group, and tell those who wait."""
+        touched = self._ledgers.index(group)
         self._figures.count_group(len(group.records), group.size, group.synced_s)
         self._on_indexed(touched)
         self._tell(group.records, None)
@@ -379,26 +332,8 @@ class Engine:
                 context = {"message": "a storage callback failed", "exception": broken}
                 asyncio.get_running_loop().call_exception_handler(context)
 
-    def _apply_change(self, change: Change) -> None:
-        state = self._ledgers.get(change.ledger_id)
-        if change.is_for_all or state is None:  # None: a change that a restart found behind the tombstone
-            return
-        if change.kind == form.KIND_TOMBSTONE:
-            self._deleted.add(change.ledger_id)
-            del self._ledgers[change.ledger_id]
-            self._sorted_ids = None
-        elif change.kind == form.KIND_LOCK:
-            state.lock = change.lock
-        elif change.kind == form.KIND_TERM:
-            state.term = max(state.term, change.term)
-        elif change.kind == form.KIND_STATEMENT:
-            assert change.statement is not None
-            state.learn_statement(change.statement)
-        elif change.kind == form.KIND_MARK:
-            state.is_damaged = True
-
     def _drop(self, records: Sequence[Record], error: StorageError) -> None:
-        self._indexed += sum(record.event is not None for record in records)
+        self._ledgers.settle(sum(record.event is not None for record in records))
         self._tell(records, error)
 
     # --- state ---
@@ -415,7 +350,7 @@ class Engine:
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Tell whether a tombstone was accepted for the ledger, perhaps not durable yet."""
-        return bool(self._deleted) and ledger_id in self._deleted
+        return self._ledgers.is_deleted(ledger_id)
 
     @property
     def is_all_damaged(self) -> bool:
@@ -439,8 +374,16 @@ class Engine:
 
     def is_pending(self, ledger_id: int) -> bool:
         """Tell whether something accepted for the ledger is not yet durable and indexed."""
-        state = self._ledgers.get(ledger_id)
-        return state is not None and state.accepted > self._indexed
+        return self._ledgers.is_pending(ledger_id)
+
+    def unsealed(self) -> Sequence[Segment]:
+        """Give the segments whose entries are found through the index in memory only."""
+        return self._tender.unsealed(self._journal.segment)
+
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether it was closed."""
+        return self._is_closed
 
     @property
     def bytes_pending(self) -> int:
@@ -459,95 +402,26 @@ class Engine:
 
     # --- reads ---
 
-    def _segments_of(self, ledger_id: int, low: int, high: int) -> list[Segment]:
-        """Give the segments that may hold entries of the ledger from `low` to `high`."""
-        state = self._ledgers.get(ledger_id)
-        if state is None:  # never heard of, or deleted, whatever the indexes still say
-            return []
-        places = state.places
-        found = [
-            self._segments[places[at]]
-            for at in range(0, len(places), 3)
-            if places[at + 1] <= high and places[at + 2] >= low
-        ]
-        found += [
-            segment
-            for segment in self._tender.unsealed(self._journal.segment)
-            if segment.index is not None and ledger_id in segment.index.ledgers
-        ]
-        return found
-
     async def read(self, ledger_id: int, content_term: int, entry_ids: range, bytes_max: int) -> ReadResult:
         """Read durable and indexed entries, up to the first that is not there or the end of the budget.
 
         Whole blocks come verbatim, parts of one as partial blocks, each part as two buffers. One entry
         comes in any case. All that is read is checked; bytes that fail are marked lost (rule 4).
         """
-        while True:
-            low, high = (entry_ids[0], entry_ids[-1]) if entry_ids else (0, -1)
-            reader = Reader(ledger_id, self._segments_of(ledger_id, low, high), content_term, bytes_max)
-            try:
-                return await reader.read(entry_ids, self.is_damaged(ledger_id))
-            except DamagedIndexError as error:
-                await self._tender.rebuild(error.segment)
-            except DamagedBlockError as error:
-                if self._is_closed:
-                    raise
-                await self._mark(ledger_id, error)
-                return reader.unknown()
-
-    async def _mark(self, ledger_id: int, cause: Exception) -> None:
-        """Mark a ledger damaged and wait until that is durable; it counts from the first moment on."""
-        if ledger_id in self._deleted:
-            return
-        state = self._state(ledger_id)
-        if state.is_damaged and ledger_id not in self._marking:
-            return
-        self._figures.damaged_blocks += 1
-        self._marking.add(ledger_id)
-        durable: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
-
-        def done(error: StorageError | None) -> None:
-            self._marking.discard(ledger_id)
-            if not durable.done():  # cancelled with the connection of whoever read
-                durable.set_result(error)
-
-        try:
-            if state.is_damaged:
-                self.barrier(done)
-            else:
-                self.append_mark(ledger_id, done)
-        except DiskFullError:
-            self._marking.discard(ledger_id)
-            state.is_damaged = True  # at least until the next start, which finds the damage again
-            return
-        error = await durable
-        if error is not None:
-            raise error from cause
+        return await self._lookup.read(ledger_id, content_term, entry_ids, bytes_max)
 
     async def list_entries(
         self, ledger_id: int, from_entry: int, rows_max: int
-    ) -> tuple[list[tuple[int, int, int, int]], int]:
+    ) -> tuple[list[ListedRun], int]:
         """Give runs (first entry, content term, count, stride) by first entry, and where to go on or −1.
 
         Runs may overlap where entries were stored more than once.
         """
-        while True:
-            last = self.last_entry(ledger_id)
-            segments = self._segments_of(ledger_id, from_entry, last)
-            try:
-                return await list_runs(ledger_id, segments, from_entry, rows_max)
-            except DamagedIndexError as error:
-                await self._tender.rebuild(error.segment)
+        return await self._lookup.list_entries(ledger_id, from_entry, rows_max)
 
     def list_ledgers(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
         """Give ids, ascending, of ledgers of which anything is held, and where to go on or −1."""
-        if self._sorted_ids is None:
-            self._sorted_ids = sorted(self._ledgers)
-        ids = self._sorted_ids
-        start = bisect_left(ids, from_ledger)
-        stop = start + count_max
-        return ids[start:stop], ids[stop] if stop < len(ids) else -1
+        return self._ledgers.list(from_ledger, count_max)
 
     # --- the rest ---
 
@@ -557,6 +431,7 @@ class Engine:
             "is_writable": self.is_writable,
             "queue": {"bytes": self.bytes_pending, "records": self._journal.records_queued},
             **self._figures.as_dict(),
+            "damaged_blocks": self._lookup.damaged_blocks,
             "segments": {
                 "count": len(self._segments),
                 "sealed": sum(segment.sealed is not None for segment in self._segments.values()),
@@ -565,9 +440,9 @@ class Engine:
                 "current_bytes": self._journal.segment.end,
             },
             "ledgers": {
-                "count": len(self._ledgers),
-                "damaged": sum(state.is_damaged for state in self._ledgers.values()),
-                "deleted_ranges": len(self._deleted),
+                "count": len(self._ledgers.states),
+                "damaged": sum(state.is_damaged for state in self._ledgers.states.values()),
+                "deleted_ranges": len(self._ledgers.deleted),
                 "all_damaged": self._tender.is_all_damaged,
             },
             "disk": {

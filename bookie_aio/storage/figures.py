@@ -39,7 +39,6 @@ class Figures:
         self.records = 0
         self.group_bytes = Histogram()
         self.sync_us = Histogram()
-        self.damaged_blocks = 0
         self.close_error = ""
 
     def count_group(self, records: int, size: int, synced_s: float) -> None:
@@ -68,5 +67,4 @@ class Figures:
                 "max": self.sync_us.highest,
                 "histogram": self.sync_us.counts,
             },
-            "damaged_blocks": self.damaged_blocks,
         }

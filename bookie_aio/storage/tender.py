@@ -15,7 +15,7 @@ import os
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
-from bookie_aio.storage.checkpoint import LedgerState, encode_checkpoint, pack_states
+from bookie_aio.storage.checkpoint import encode_checkpoint, pack_states
 from bookie_aio.storage.format import DATA_OFFSET
 from bookie_aio.storage.replay import replay_segment
 from bookie_aio.storage.segment import Segment, trim_segment, write_index
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from bookie_aio.storage.disk import Disk
-    from bookie_aio.storage.idranges import IdRanges
+    from bookie_aio.storage.ledgers import Ledgers
     from bookie_aio.storage.provision import Provision
     from bookie_aio.wire.blocks import LacStatement
 
@@ -40,18 +40,16 @@ class Tender:
         disk: Disk,
         directory: str,
         segments: dict[int, Segment],
-        ledgers: dict[int, LedgerState],
-        deleted: IdRanges,
+        ledgers: Ledgers,
         provision: Provision,
         on_failed: Callable[[StorageError], None],
         on_lost_all: Callable[[], None],
     ) -> None:
-        """Share the engine's segments, ledgers and tombstones."""
+        """Share the engine's segments and ledgers."""
         self._disk = disk
         self._directory = directory
         self._segments = segments
         self._ledgers = ledgers
-        self._deleted = deleted
         self._provision = provision
         self._on_failed = on_failed
         self._on_lost_all = on_lost_all
@@ -134,7 +132,7 @@ class Tender:
 
     async def _write_checkpoint(self, more: set[int]) -> None:
         # What changes between the parts is newer and no less true.
-        states, rows = list(self._ledgers.items()), list[bytes]()
+        states, rows = list(self._ledgers.states.items()), list[bytes]()
         for at in range(0, len(states), _LEDGERS_AT_ONCE):
             rows.append(pack_states(states[at : at + _LEDGERS_AT_ONCE]))
             await asyncio.sleep(0)
@@ -143,7 +141,7 @@ class Tender:
         if self._provision.ready is not None:
             listed.add(self._provision.ready.segment_id)
         data = encode_checkpoint(
-            self._provision.next_id, listed, self.is_all_damaged, rows, self._deleted.ranges()
+            self._provision.next_id, listed, self.is_all_damaged, rows, self._ledgers.deleted.ranges()
         )
         await layout.write_file(self._disk, self._directory, layout.CHECKPOINT, [data])
 
@@ -158,8 +156,9 @@ class Tender:
                 self.is_all_damaged = True
                 self._on_lost_all()
             for ledger_id in found.damaged:
-                if ledger_id in self._ledgers:
-                    self._ledgers[ledger_id].is_damaged = True
+                state = self._ledgers.get(ledger_id)
+                if state is not None:
+                    state.is_damaged = True
             segment.index, segment.sealed = found.index, None
             damaged.file.close()
             self._rebuilt.append(segment)

@@ -56,8 +56,8 @@ async def test_after_a_failed_write_nothing_is_acknowledged(tmp_path: Path, torn
     assert found == ({0: b"good", 1: b"bad"} if torn_bytes == 10**6 else {0: b"good"})
     assert again.engine.term(1) in (0, 5)  # a fence that nobody was told of may hold or not
     if torn_bytes == 10**6:
-        assert (await again.engine._segments_of(1, 1, 1)[0].overlapping(1, 1, 1, 9))[0].first == 1
-        assert again.engine._segments_of(1, 1, 1)[0].segment_id > 2
+        assert (await again.engine._lookup.segments_of(1, 1, 1)[0].overlapping(1, 1, 1, 9))[0].first == 1
+        assert again.engine._lookup.segments_of(1, 1, 1)[0].segment_id > 2
     assert at == len(found)
     await again.close()
 

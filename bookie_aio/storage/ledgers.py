@@ -1,0 +1,140 @@
+"""What a bookie knows of its ledgers, in memory: terms, locks, marks, LACs, and what is deleted.
+
+Owns the state of each ledger and the sweep that takes a durable group into it. Does not own the records on
+their way to the disk, nor the segments; of these it only learns where a group lies.
+
+Invariant: what a state says of terms, locks and marks counts from the moment it was accepted, and what it
+says of entries and LACs from the moment they are durable and indexed (rule 3).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from bookie_aio.storage import format as form
+from bookie_aio.storage.checkpoint import LedgerState
+from bookie_aio.storage.index import Runs, pack_run
+from bookie_aio.wire.blocks import Block
+from metadata.errors import NoSuchLedgerError
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.idranges import IdRanges
+    from bookie_aio.storage.journal import Change, Group
+
+
+class Ledgers:
+    """The ledgers of one engine."""
+
+    def __init__(self, states: dict[int, LedgerState], deleted: IdRanges) -> None:
+        """Take what a restart found."""
+        self.states = states
+        self.deleted = deleted  # tombstones accepted, perhaps not durable yet
+        self._accepted = 0  # records accepted, and of those the ones durable and indexed
+        self._indexed = 0
+        self._sorted_ids: list[int] | None = None
+
+    def get(self, ledger_id: int) -> LedgerState | None:
+        """Give a ledger's state; None for one never heard of, or deleted."""
+        return self.states.get(ledger_id)
+
+    def state(self, ledger_id: int) -> LedgerState:
+        """Give a ledger's state, a new one where there is none."""
+        state = self.states.get(ledger_id)
+        if state is None:
+            state = self.states[ledger_id] = LedgerState()
+            self._sorted_ids = None
+        return state
+
+    def is_deleted(self, ledger_id: int) -> bool:
+        """Tell whether a tombstone was accepted for the ledger, perhaps not durable yet."""
+        return bool(self.deleted) and ledger_id in self.deleted
+
+    def accept(self, ledger_id: int) -> LedgerState:
+        """Count a record that is accepted for a ledger, and give the ledger's state.
+
+        Raises:
+            NoSuchLedgerError: it has been deleted (rule 15). Nothing is counted.
+        """
+        if self.deleted and ledger_id in self.deleted:
+            raise NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
+        state = self.state(ledger_id)
+        self._accepted += 1
+        state.accepted = self._accepted
+        return state
+
+    def accept_for_all(self) -> None:
+        """Count a record that concerns every ledger."""
+        self._accepted += 1
+
+    def settle(self, count: int) -> None:
+        """Count records that will not be written any more."""
+        self._indexed += count
+
+    def is_pending(self, ledger_id: int) -> bool:
+        """Tell whether something accepted for the ledger is not yet durable and indexed."""
+        state = self.states.get(ledger_id)
+        return state is not None and state.accepted > self._indexed
+
+    def index(self, group: Group) -> set[int]:
+        """Take in a durable group: the sweep, once per group. Gives the ledgers that it touched."""
+        index = group.segment.index
+        assert index is not None
+        ledgers = index.ledgers
+        offset = group.bodies_at
+        touched: set[int] = set()
+        for record in group.records:
+            event = record.event
+            if event is None:
+                continue
+            ledger_id = event.ledger_id
+            touched.add(ledger_id)
+            if isinstance(event, Block):
+                head_bytes, payload_bytes = event.head_bytes, event.payload_bytes
+                first, count, stride = event.first_entry, event.count, event.stride
+                last = first + (count - 1) * stride
+                runs = ledgers.get(ledger_id)
+                if runs is None:
+                    runs = ledgers[ledger_id] = Runs()
+                packed = pack_run(first, event.content_term, offset, count, stride, head_bytes, payload_bytes)
+                runs.add(first, last, packed)
+                offset += head_bytes + payload_bytes
+                state = self.states[ledger_id]
+                if last > state.last_entry:
+                    state.last_entry = last
+                known = state.statement
+                if known is None or event.lac > known.lac:
+                    state.statement = event.statement
+            else:
+                if record.body is not None:
+                    offset += len(record.body)
+                self._apply(event)
+            self._indexed += 1
+        return touched
+
+    def _apply(self, change: Change) -> None:
+        state = self.states.get(change.ledger_id)
+        if change.is_for_all or state is None:  # None: a change that a restart found behind the tombstone
+            return
+        if change.kind == form.KIND_TOMBSTONE:
+            self.deleted.add(change.ledger_id)
+            del self.states[change.ledger_id]
+            self._sorted_ids = None
+        elif change.kind == form.KIND_LOCK:
+            state.lock = change.lock
+        elif change.kind == form.KIND_TERM:
+            state.term = max(state.term, change.term)
+        elif change.kind == form.KIND_STATEMENT:
+            assert change.statement is not None
+            state.learn_statement(change.statement)
+        elif change.kind == form.KIND_MARK:
+            state.is_damaged = True
+
+    def list(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
+        """Give ids, ascending, of ledgers of which anything is held, and where to go on or −1."""
+        if self._sorted_ids is None:
+            self._sorted_ids = sorted(self.states)
+        ids = self._sorted_ids
+        start = bisect_left(ids, from_ledger)
+        stop = start + count_max
+        return ids[start:stop], ids[stop] if stop < len(ids) else -1
