@@ -60,7 +60,7 @@ class EnsembleChanges(Generic[Token]):
         self._seated_at: dict[str, float] = {}  # by the loop's clock, of those that took a seat by a change
         self._progress = asyncio.Event()
         self._is_finishing = asyncio.Event()
-        self._frozen_until: float | None = None
+        self._patience = _Patience(context.config.ensemble_change_timeout_s)
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -121,7 +121,6 @@ class EnsembleChanges(Generic[Token]):
             case Write(change):
                 return changer.written() if await self._write(change) else None
             case Reseat(bookies, seats):
-                self._frozen_until = None
                 replicator.reseat(bookies, seats, self._connections)
                 now = asyncio.get_running_loop().time()
                 self._seated_at |= {bookies[index]: now for index in indexes_of(seats)}
@@ -146,7 +145,8 @@ class EnsembleChanges(Generic[Token]):
             return step
         if any(self._has_just_been_seated(bookie_id) for bookie_id in connections):
             # One that takes connections and refuses adds would be resent everything without end.
-            await self._wait(is_frozen=self._replicator.window.is_frozen)
+            window = self._replicator.window
+            await self._wait(is_frozen=window.is_frozen or not window.can_acknowledge)
             return changer.next()
         self._connections |= connections
         return changer.found(bookies)
@@ -158,11 +158,8 @@ class EnsembleChanges(Generic[Token]):
 
     async def _wait(self, is_frozen: bool) -> None:
         config, now = self._context.config, asyncio.get_running_loop().time()
-        if is_frozen:
-            if self._frozen_until is None:
-                self._frozen_until = now + config.ensemble_change_timeout_s
-            elif now > self._frozen_until:
-                raise self._not_enough("no other bookie came up in time")
+        if is_frozen and self._patience.is_over(now, self._replicator.window.lac):
+            raise self._not_enough("no other bookie came up, and stayed, in time")
         waits = [
             asyncio.ensure_future(self._context.pool.directory.wait_for_change(config.replacement_retry_s)),
             asyncio.ensure_future(self._is_finishing.wait()),
@@ -185,3 +182,19 @@ class EnsembleChanges(Generic[Token]):
             f"ledger {window.ledger_id} has lost {', '.join(self._replicator.failed_bookies)}: {why}",
             ledger_id=window.ledger_id,
         )
+
+
+class _Patience:
+    """How long a frozen window waits: bookies that come, refuse and come again do not begin it anew."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._since = self._asked_at = float("-inf")
+        self._lac: int | None = None
+
+    def is_over(self, now: float, lac: int) -> bool:
+        """Tell whether it has been frozen at this LAC for the whole time."""
+        if lac != self._lac or now > self._asked_at + self._timeout_s:
+            self._since, self._lac = now, lac
+        self._asked_at = now
+        return now > self._since + self._timeout_s

@@ -247,3 +247,31 @@ async def test_a_bookie_that_refuses_again_and_again_is_not_seated_again_without
             assert await ledger.add_entry(b"x") == entry_id
         assert 1 < len(refused) < 10
         await ledger.close()
+
+
+async def test_a_recovery_whose_bookies_refuse_its_adds_ends(tmp_path: Path) -> None:
+    """They take connections, fences and reads, so that each is taken back in its seat again and again."""
+    async with (
+        Cluster(tmp_path) as cluster,
+        Links(cluster.uri) as links,
+        links.connect("writer") as writer,
+        links.connect("recovery", replacement_retry_s=0.1, ensemble_change_timeout_s=1) as client,
+    ):
+        ledger = await writer.create_ledger(ack_quorum=3)
+        await ledger.add_entry(b"confirmed")
+        held = links["writer", "b3"].answers.hold(Op.ADD)
+        in_doubt = ledger.add_entry(b"on all, not acknowledged")
+        await held.reached()
+        for name in ("b2", "b3"):
+            links["recovery", name].answers.forge = lambda frame: (
+                Refusal(*frame) if frame.op is Op.ADD else None
+            )
+        with pytest.raises(client_aio.LedgerRecoveryError, match="came up, and stayed"):
+            await asyncio.wait_for(client.open_ledger(ledger.ledger_id, recover=True), WAIT_S)
+        for name in ("b2", "b3"):
+            links["recovery", name].answers.forge = lambda _: None
+        closed = await client.open_ledger(ledger.ledger_id, recover=True)
+        assert closed.last_add_confirmed == 1
+        held.release()
+        assert await in_doubt == 1  # the bookies' answers of before the fence
+        await ledger.abort()
