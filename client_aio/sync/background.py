@@ -1,0 +1,184 @@
+"""The event loop of this process, on its own thread, for callers that have none.
+
+Owns the thread, the waiting of other threads for what runs on it, and what a fork and an exit do to it. One
+loop per process, made when it is first needed, known by the process id.
+
+Invariants: a call that is interrupted (KeyboardInterrupt, a task kill that raises) has its coroutine
+cancelled, and returns only once that has ended, so that no task of an interrupted call goes on beside the
+next one; what a call was about to hand out when it was interrupted is closed. A forked child never touches
+its parent's loop, not even by freeing it: the two share what the kernel polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import inspect
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from metadata.errors import ClientClosedError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+T = TypeVar("T")
+
+CANCEL_TIMEOUT_S = 10.0
+"""How long an interrupted call waits for its coroutine to clean up."""
+
+_EXIT_TIMEOUT_S = 2.0
+
+
+class Closable(Protocol):
+    """What is closed at the end of the process where nobody has done so."""
+
+    async def close(self) -> None:
+        """Close it."""
+
+
+class Background:
+    """One event loop that runs on its own thread until the process ends."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.loop = _new_loop()
+        self.open_clients: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._thread = threading.Thread(target=self._run, name="bookie-aio", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end. An interrupt of the waiting thread cancels it, and waits for that.
+
+        Where it ends all the same, with a result that has a `close`, that is closed: nobody will have it.
+        """
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise InvalidArgumentError("client_aio.sync must not be called from its own event loop")
+        call: _Call[T] = _Call(coroutine)
+        try:
+            self.loop.call_soon_threadsafe(call.start, self.loop)
+            return call.outcome.result()
+        except BaseException:
+            if not call.outcome.done():
+                self._give_up(call)
+            raise
+
+    def _give_up(self, call: _Call[T]) -> None:
+        self.loop.call_soon_threadsafe(call.cancel)
+        with contextlib.suppress(Exception, concurrent.futures.CancelledError):
+            close = getattr(call.outcome.result(CANCEL_TIMEOUT_S), "close", None)
+            if inspect.iscoroutinefunction(close):
+                self.run(close())
+
+    def stop(self) -> None:
+        """Close what is open, and end the thread. For the end of a process that has one in good order."""
+        if self.pid != os.getpid() or not self._thread.is_alive():
+            return
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(self._close_all(), self.loop).result(_EXIT_TIMEOUT_S)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(_EXIT_TIMEOUT_S)
+
+    async def _close_all(self) -> None:
+        closing = [client.close() for client in list(self.open_clients)]
+        await asyncio.gather(*closing, return_exceptions=True)
+
+
+class _Call(Generic[T]):
+    """A coroutine on the loop that another thread waits for."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._coroutine = coroutine
+        self._task: asyncio.Task[T] | None = None
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._task = loop.create_task(self._coroutine)
+        self._task.add_done_callback(self._ended)
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:  # interrupted before it was handed over
+            self._coroutine.close()
+            self.outcome.cancel()
+
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            self.outcome.set_exception(concurrent.futures.CancelledError())
+        elif (error := task.exception()) is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
+
+
+class Handle:
+    """What client, writer and reader have in common: the loop they live on."""
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            self._check_process()
+        except BaseException:
+            coroutine.close()
+            raise
+        return self._background.run(coroutine)
+
+    def _check_process(self) -> None:
+        if self._background.pid != os.getpid():
+            raise ClientClosedError(
+                f"this {type(self).__name__} was opened in process {self._background.pid} and cannot be used "
+                f"in its fork {os.getpid()}: connect there"
+            )
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            f"a client_aio.sync.{type(self).__name__} cannot be pickled: send the metadata URI, and connect "
+            "where it is used (in Spark: inside the function given to foreachPartition)"
+        )
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+_lock = threading.Lock()
+_background: Background | None = None
+_inherited: list[Background] = []
+
+
+def get_background() -> Background:
+    """Give this process's background loop, making it where there is none, or only a parent's."""
+    global _background
+    with _lock:
+        if _background is None:
+            _background = Background()
+            atexit.register(_background.stop)  # a nicety: nothing relies on it
+        return _background
+
+
+def _start_afresh() -> None:
+    """In the child of a fork: forget the parent's loop, without freeing it."""
+    global _lock, _background
+    _lock = threading.Lock()  # a thread of the parent may have held it at the fork
+    if _background is not None:
+        _inherited.append(_background)
+        _background = None
+
+
+os.register_at_fork(after_in_child=_start_afresh)

@@ -1,0 +1,79 @@
+"""Connecting without an event loop, and what a connection gives; see `client_aio.client`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import client_aio
+from client_aio.sync.background import Background, Handle, get_background
+from client_aio.sync.reader import LedgerReader
+from client_aio.sync.writer import LedgerWriter
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from metadata.ledger import LedgerMetadata
+
+
+def connect(metadata: str, **settings: Any) -> Client:
+    """Connect to a cluster; blocks. Arguments as for `client_aio.connect`."""
+    background = get_background()
+
+    async def open_() -> client_aio.Client:
+        return await client_aio.connect(metadata, **settings)
+
+    client = background.run(open_())
+    background.open_clients.add(client)
+    return Client(background, client)
+
+
+class Client(Handle):
+    """A connection to a cluster; see `client_aio.Client`."""
+
+    def __init__(self, background: Background, client: client_aio.Client) -> None:
+        super().__init__(background)
+        self._client = client
+
+    def create_ledger(self, **options: Any) -> LedgerWriter:
+        """Create a ledger and open it for writing. Options as for `client_aio.Client.create_ledger`."""
+
+        async def create() -> client_aio.LedgerWriter:
+            return await self._client.create_ledger(**options)
+
+        return LedgerWriter(self._background, self._run(create()))
+
+    def open_ledger(self, ledger_id: int, *, recover: bool = False, password: bytes = b"") -> LedgerReader:
+        """Open a ledger for reading; **takes over** with `recover=True`."""
+
+        async def open_() -> client_aio.LedgerReader:
+            return await self._client.open_ledger(ledger_id, recover=recover, password=password)
+
+        return LedgerReader(self._background, self._run(open_()))
+
+    def delete_ledger(self, ledger_id: int, *, password: bytes = b"") -> None:
+        """Delete a ledger."""
+        self._run(self._client.delete_ledger(ledger_id, password=password))
+
+    def list_ledgers(self) -> list[int]:
+        """Give the ids of all ledgers, ascending."""
+
+        async def collect() -> list[int]:
+            return [ledger_id async for ledger_id in self._client.list_ledgers()]
+
+        return self._run(collect())
+
+    def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
+        """Read a ledger's metadata."""
+        return self._run(self._client.ledger_metadata(ledger_id))
+
+    def close(self) -> None:
+        """Close the client; open writers are aborted."""
+        self._run(self._client.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,297 @@
+"""Adding entries without an event loop; see `client_aio.writer`."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
+from client_aio.sync.background import Background, Handle
+from metadata.errors import BookKeeperError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+    from types import TracebackType
+
+    import client_aio
+    from metadata.ledger import LedgerMetadata
+
+_CHUNKS_AHEAD = 4
+
+
+class _Added(NamedTuple):
+    payload: bytes
+    entry_id: int | None
+    future: concurrent.futures.Future[int]
+
+
+class LedgerWriter(Handle):
+    """Adds entries to a ledger; see `client_aio.LedgerWriter`."""
+
+    def __init__(self, background: Background, writer: client_aio.LedgerWriter) -> None:
+        super().__init__(background)
+        self._writer = writer
+        self._inbox: deque[_Added] = deque()
+        self._inbox_is_due = False
+        self._room = threading.Condition()
+        self._bytes_in_flight = 0
+        self._bytes_max = writer.max_in_flight_bytes
+        self._draining: asyncio.Task[None] | None = None  # on the loop
+
+    @property
+    def ledger_id(self) -> int:
+        """Give the ledger's id."""
+        return self._writer.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """Give the ledger's metadata as this writer last wrote it."""
+        return self._writer.metadata
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """Give the id of the last acknowledged entry, −1 for none."""
+        return self._writer.last_add_confirmed
+
+    @property
+    def length(self) -> int:
+        """Give the payload bytes of all acknowledged entries."""
+        return self._writer.length
+
+    def add_entry(self, data: bytes | bytearray | memoryview, entry_id: int | None = None) -> int:
+        """Add an entry, wait until it is acknowledged, and return its id."""
+        return self.add_entry_nowait(data, entry_id).result()
+
+    def add_entry_nowait(
+        self, data: bytes | bytearray | memoryview, entry_id: int | None = None
+    ) -> concurrent.futures.Future[int]:
+        """Add an entry; blocks only while more than `max_in_flight_bytes` are in flight.
+
+        Args:
+            entry_id: as for `client_aio.LedgerWriter.add_entry`. Where it is refused, so is the future.
+
+        Returns:
+            A future of the entry's id. Cancelling it leaves the add running. Its callbacks run on the
+            background thread and must not block.
+        """
+        self._check_process()
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise InvalidArgumentError(f"an entry is bytes, not {type(data).__name__}")
+        payload = bytes(data)
+        self._writer.check_size(payload)
+        future: concurrent.futures.Future[int] = concurrent.futures.Future()
+        with self._room:
+            self._room.wait_for(lambda: self._bytes_in_flight <= self._bytes_max)
+            self._bytes_in_flight += len(payload) + ENTRY_OVERHEAD_BYTES
+            self._inbox.append(_Added(payload, entry_id, future))
+            is_first, self._inbox_is_due = not self._inbox_is_due, True
+        if is_first:  # one wake-up of the loop for all that is put in until it comes
+            self._background.loop.call_soon_threadsafe(self._take_inbox)
+        return future
+
+    def add_entries(self, entries: Iterable[bytes | bytearray | memoryview]) -> tuple[int, int]:
+        """Add many entries under contiguous ids, wait until all are acknowledged; returns first and last id.
+
+        The iterable runs on the calling thread, a few MiB ahead of what is sent.
+        """
+        return self.add_chunks(_chunks(entries))
+
+    def add_chunks(self, chunks: Iterable[list[bytes]]) -> tuple[int, int]:
+        """Add as `add_entries` does, in lists of a size that the caller chooses: some 512 KiB are best."""
+        self._check_process()
+        bulk = _Bulk(self._background, self._writer)
+        try:
+            for chunk in chunks:
+                bulk.put(chunk)
+            return bulk.finish()
+        except BaseException:
+            bulk.cancel()
+            raise
+
+    def flush(self) -> None:
+        """Wait until everything added so far is acknowledged; raises the first failure."""
+
+        async def flush() -> None:
+            await self._take_whole_inbox()
+            await self._writer.flush()
+
+        self._run(flush())
+
+    def force(self) -> int:
+        """Make durable, and acknowledge, everything added so far (deferred sync); returns the LAC."""
+
+        async def force() -> int:
+            await self._take_whole_inbox()
+            return await self._writer.force()
+
+        return self._run(force())
+
+    def close(self) -> LedgerMetadata:
+        """Flush, and close the ledger for ever."""
+
+        async def close() -> LedgerMetadata:
+            await self._take_whole_inbox()
+            return await self._writer.close()
+
+        return self._run(close())
+
+    def abort(self) -> None:
+        """Give up; the ledger stays OPEN for recovery."""
+        self._run(self._writer.abort())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+            return
+        try:
+            self.close()
+        except BaseException:
+            self.abort()
+            raise
+
+    async def _take_whole_inbox(self) -> None:
+        self._take_inbox()
+        while self._draining is not None:
+            await asyncio.wait([self._draining])
+
+    async def _drain(self) -> None:
+        with contextlib.suppress(BookKeeperError):  # each add in the inbox is told of it
+            await self._writer.drain()
+        self._draining = None
+        self._add_inbox()
+
+    def _take_inbox(self) -> None:
+        """On the loop: add what the threads have put in, once the writer has room.
+
+        Deferred sync, or guaranteed write quorum, keeps entries in flight whose futures are done.
+        """
+        if self._writer.bytes_in_flight <= self._bytes_max:
+            self._add_inbox()
+        elif self._draining is None:
+            self._draining = self._background.loop.create_task(self._drain(), name="drain")
+
+    def _add_inbox(self) -> None:
+        with self._room:
+            inbox, self._inbox = self._inbox, deque()
+            self._inbox_is_due = False
+        for payload, entry_id, future in inbox:
+            complete = self._completer(future, len(payload) + ENTRY_OVERHEAD_BYTES)
+            try:
+                added = self._writer.add_entry(payload, entry_id)
+            except BookKeeperError as error:  # of this one; those behind it are added all the same
+                added = self._background.loop.create_future()
+                added.set_exception(error)
+            added.add_done_callback(complete)
+
+    def _completer(
+        self, future: concurrent.futures.Future[int], size: int
+    ) -> Callable[[asyncio.Future[int]], None]:
+        def complete(added: asyncio.Future[int]) -> None:
+            with self._room:
+                self._bytes_in_flight -= size
+                self._room.notify()
+            if not future.set_running_or_notify_cancel():
+                return
+            error = added.exception()
+            if error is None:
+                future.set_result(added.result())
+            else:
+                future.set_exception(error)
+
+        return complete
+
+
+def _chunks(entries: Iterable[bytes | bytearray | memoryview]) -> Iterator[list[bytes]]:
+    chunk: list[bytes] = []
+    size = 0
+    for data in entries:
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise InvalidArgumentError(f"an entry is bytes, not {type(data).__name__}")
+        chunk.append(bytes(data))
+        size += len(chunk[-1]) + ENTRY_OVERHEAD_BYTES
+        if size >= BATCH_BYTES_MAX:
+            yield chunk
+            chunk, size = [], 0
+    yield chunk
+
+
+class _Bulk:
+    """One `add_entries` that is fed from another thread, a bounded number of chunks ahead.
+
+    The feeding thread waits on a condition, never on the loop: an interrupt of it leaves no task behind.
+    """
+
+    def __init__(self, background: Background, writer: client_aio.LedgerWriter) -> None:
+        self._background = background
+        self._room = threading.Condition()
+        self._chunks: deque[list[bytes]] = deque()
+        self._is_fed = False
+        self._has_ended = False
+        self._wake: asyncio.Event
+        self._adding: asyncio.Task[tuple[int, int]]
+
+        async def start() -> None:
+            self._wake = asyncio.Event()
+            self._adding = asyncio.create_task(writer.add_entries(self._entries()))
+            self._adding.add_done_callback(self._ended)
+
+        background.run(start())
+
+    def put(self, chunk: list[bytes]) -> None:
+        """Hand over a chunk, waiting for room; raises what ended the adding."""
+        with self._room:
+            self._room.wait_for(lambda: len(self._chunks) < _CHUNKS_AHEAD or self._has_ended)
+            self._chunks.append(chunk)
+        if self._has_ended:
+            self.finish()
+        self._background.loop.call_soon_threadsafe(self._wake.set)
+
+    def finish(self) -> tuple[int, int]:
+        """Wait for the acknowledgement of all."""
+
+        async def finish() -> tuple[int, int]:
+            self._is_fed = True
+            self._wake.set()
+            return await asyncio.shield(self._adding)
+
+        return self._background.run(finish())
+
+    def cancel(self) -> None:
+        """Give up adding; what was taken stays added."""
+
+        async def cancel() -> None:
+            self._adding.cancel()
+            await asyncio.wait([self._adding])
+
+        self._background.run(cancel())
+
+    def _ended(self, adding: asyncio.Task[tuple[int, int]]) -> None:
+        if not adding.cancelled():
+            adding.exception()  # raised by `finish`, or given up with all the rest
+        with self._room:
+            self._has_ended = True
+            self._room.notify_all()
+
+    async def _entries(self) -> AsyncGenerator[bytes, None]:
+        while True:
+            with self._room:
+                chunk = self._chunks.popleft() if self._chunks else None
+                self._room.notify_all()
+            if chunk is not None:
+                for data in chunk:
+                    yield data
+            elif self._is_fed:
+                return
+            else:
+                self._wake.clear()
+                if not self._chunks:  # both are touched by the feeding thread before it wakes us
+                    await self._wake.wait()

@@ -1,0 +1,120 @@
+"""Interrupts of the blocking adapter, each in its own process: nothing hangs, nothing goes on beneath."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import client_aio
+from benchmarks.processes import Child
+from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+# Each script defines `prepare(client)`, which gives a function that blocks until it is interrupted.
+FRAME = """
+import asyncio, itertools, os, signal, sys, threading
+import client_aio.sync
+from client_aio.sync import background
+
+def tasks():
+    loop = background.get_background().loop
+    async def count():
+        await asyncio.sleep(0)
+        others = asyncio.all_tasks() - {{asyncio.current_task()}}
+        return sorted(task.get_coro().__qualname__ for task in others)
+    return asyncio.run_coroutine_threadsafe(count(), loop).result()
+
+{body}
+
+client = client_aio.sync.connect(sys.argv[1])
+blocks = prepare(client)
+before = tasks()
+timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+timer.start()
+try:
+    blocks()
+    print("was not interrupted")
+except KeyboardInterrupt:
+    timer.cancel()
+    after = tasks()
+    print("same tasks" if after == before else f"tasks left: {{after}}, before: {{before}}")
+with client.create_ledger() as ledger:
+    print("goes on" if ledger.add_entry(b"x") == 0 else "wrong id")
+{end}
+"""
+TAIL = """
+def prepare(client):
+    ledger = client.create_ledger()
+    ledger.add_entry(b"first")
+    reader = client.open_ledger(ledger.ledger_id)
+    return lambda: [0 for _ in reader.tail(0)]
+"""
+BULK = """
+def prepare(client):
+    ledger = client.create_ledger()
+    return lambda: ledger.add_entries(itertools.repeat(bytes(1000)))
+"""
+# As when Spark's worker is told to give up: the exception comes out of what feeds the writer.
+FEED = """
+def prepare(client):
+    ledger = client.create_ledger()
+    def feed():
+        for n in range(10_000):
+            yield bytes(1000)
+        signal.raise_signal(signal.SIGINT)
+    return lambda: ledger.add_entries(feed())
+"""
+NOWAIT = """
+def prepare(client):
+    ledger = client.create_ledger(deferred_sync=True)
+    def add():
+        while True:
+            ledger.add_entry_nowait(bytes(1000))
+    def interrupted():
+        try:
+            add()
+        except KeyboardInterrupt:
+            ledger.abort()
+            raise
+    return interrupted
+"""
+
+
+@pytest.fixture
+async def uri(tmp_path: Path) -> AsyncIterator[str]:
+    async with Cluster(tmp_path) as cluster:
+        yield cluster.uri
+
+
+async def output_of(tmp_path: Path, uri: str, body: str, end: str = "") -> str:
+    child = await Child.start(
+        sys.executable, "-c", FRAME.format(body=body, end=end), uri, log=tmp_path / "script.log"
+    )
+    async with asyncio.timeout(60), child:
+        assert child.process.stdout is not None
+        printed = (await child.process.stdout.read()).decode()
+        assert await child.wait() == 0, printed + child.log_tail()
+    assert not child.log_tail(), "nothing is said on standard error"
+    return printed
+
+
+@pytest.mark.parametrize("body", [TAIL, BULK, FEED, NOWAIT], ids=["tail", "bulk", "feed", "nowait"])
+async def test_an_interrupted_call_leaves_no_task_and_a_client_that_goes_on(
+    tmp_path: Path, uri: str, body: str
+) -> None:
+    assert await output_of(tmp_path, uri, body) == "same tasks\ngoes on\n"
+
+
+async def test_a_script_that_closes_nothing_ends_with_its_registrations_released(
+    tmp_path: Path, uri: str
+) -> None:
+    printed = await output_of(tmp_path, uri, BULK, "print(client.create_ledger().ledger_id)")
+    async with client_aio.connect(uri) as client:
+        left_open = await client.ledger_metadata(int(printed.split()[-1]))
+    assert left_open.state is client_aio.LedgerState.OPEN
