@@ -38,6 +38,7 @@ PURE = (
     "metadata.ids",
     "metadata.ledger",
     "metadata.errors",
+    "metadata.pages",
     "metadata.passwords",
     "bookie_aio.wire",
     "bookie_aio.core",
