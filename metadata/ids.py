@@ -19,11 +19,17 @@ TERM_WRITER = 0
 TERM_FINAL = 2**63 - 1
 """A bounded ledger knows only these two terms (rule 7)."""
 
+TERM_COUNTED_MAX = TERM_FINAL - 1
+"""An unbounded ledger's terms count from 0 up to here."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:\-]{0,99}")
 _BOOKIE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:\-]{0,99}")
 _CUTS = (3, 7, 11, 15, 19)
 
 KEY_CLUSTER = "cluster"
 KEY_LEDGERS = "ledgers"
+KEY_FRAGMENTS = "fragments"
+KEY_UNBOUNDED = "unbounded"
 KEY_AVAILABLE = "bookies/available"
 KEY_COOKIES = "bookies/cookies"
 
@@ -45,11 +51,34 @@ def check_ledger_id(ledger_id: int) -> int:
     return ledger_id
 
 
+def check_name(name: str) -> str:
+    """Return the name, or raise InvalidArgumentError. No name is a number, so it is never taken for an id."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            f"the name {name!r} is not legal: 1 to 100 letters, digits, '_', '.', ':' or '-', starting with "
+            "a letter or '_'"
+        )
+    return name
+
+
 def ledger_key(ledger_id: int) -> str:
     """Give the key of a ledger's metadata: 7 lives at `ledgers/000/0000/0000/0000/0007`."""
+    return f"{KEY_LEDGERS}/{_path_of(ledger_id)}"
+
+
+def fragments_key(ledger_id: int) -> str:
+    """Give the key below which the pages of an unbounded ledger's fragment list are."""
+    return f"{KEY_FRAGMENTS}/{_path_of(ledger_id)}"
+
+
+def unbounded_key(name: str) -> str:
+    """Give the key that says which unbounded ledger has a name."""
+    return f"{KEY_UNBOUNDED}/{check_name(name)}"
+
+
+def _path_of(ledger_id: int) -> str:
     digits = f"{check_ledger_id(ledger_id):019d}"
-    parts = [digits[start:end] for start, end in zip((0, *_CUTS), _CUTS, strict=False)]
-    return "/".join([KEY_LEDGERS, *parts])
+    return "/".join(digits[start:end] for start, end in zip((0, *_CUTS), _CUTS, strict=False))
 
 
 def ledger_id_of(key: str) -> int:

@@ -9,8 +9,18 @@ new value; the caller then writes that by compare-and-set. The legal transitions
     IN_RECOVERY ──close (recovery, with the fragments it ended up with)──▶ CLOSED
     any ──replace_bookie (repair)──▶ the same state
 
-Fragments: non-empty, the first starts at entry 0, first entries strictly increase, content terms never
-decrease, each names exactly E distinct bookies.
+An unbounded ledger (`metadata.unbounded`) is written under one term after another, and is closed only when it
+is sealed:
+
+    OPEN ──ensemble change, roll──▶ OPEN
+    OPEN, IN_RECOVERY ──take_over: term + 1──▶ IN_RECOVERY
+    IN_RECOVERY ──open_term: a new fragment under that term──▶ OPEN
+    OPEN ──close (its writer seals it)──▶ CLOSED
+    any ──replace_bookie (repair), trim (drops fragments at the front)──▶ the same state
+
+Fragments: non-empty, the first starts at entry 0 (in an unbounded ledger, where the last page ends, or where
+it was trimmed), first entries strictly increase, content terms never decrease, each names exactly E distinct
+bookies. No content term is above the ledger's term, and an OPEN ledger's last one is the ledger's term.
 
 The stored form is a JSON object that an operator can read in a ZooKeeper shell:
 
@@ -22,6 +32,10 @@ The stored form is a JSON object that an operator can read in a ZooKeeper shell:
 A ledger with guaranteed write quorum (rule 11), and no other, has "guaranteed_write_quorum": true as well.
 A ledger with authentication codes (digest "hmac-sha256"), and no other, has "password" as well: see
 `metadata.passwords`.
+
+An unbounded ledger, and no other, has "format": 2, "unbounded": {"name": "payments", "length_before": 0}, and
+as its fragments a paged list: {"pages": [["NAME", 0, 200], …], "rows": [[5000, 3, ["b1", "b2", "b3"]], …]}.
+A release that knows bounded ledgers only refuses it: one that recovered it would fence it for ever.
 """
 
 from __future__ import annotations
@@ -34,14 +48,27 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from metadata._fields import boolean, integer, one_of, optional
 from metadata.errors import InvalidArgumentError, InvalidTransitionError, MetadataCorruptError
-from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL, check_bookie_id
+from metadata.ids import (
+    ENTRY_ID_MAX,
+    LEDGER_ID_MAX,
+    NO_ENTRY,
+    TERM_COUNTED_MAX,
+    TERM_FINAL,
+    check_bookie_id,
+)
+from metadata.pages import PagedRows
 from metadata.passwords import PasswordRecord
+from metadata.unbounded import UnboundedRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-FORMAT_VERSION = 1
+    from metadata.pages import Row
+
+FORMAT_BOUNDED = 1
+FORMAT_UNBOUNDED = 2
 ENSEMBLE_SIZE_MAX = 64
 DIGEST_CRC = "crc32c"
 DIGEST_HMAC = "hmac-sha256"
@@ -64,6 +91,21 @@ class Fragment:
     bookies: tuple[str, ...]
     content_term: int = 0
 
+    @property
+    def row(self) -> Row:
+        """Give the fragment as a row of a paged list."""
+        return (self.first_entry, self.content_term, list(self.bookies))
+
+    @classmethod
+    def of_row(cls, row: Row) -> Fragment:
+        """Give the fragment of a row; raises ValueError or TypeError where it is damaged."""
+        first_entry, content_term, bookies = row
+        return cls(
+            integer(first_entry, 0, ENTRY_ID_MAX),
+            tuple(check_bookie_id(bookie) for bookie in bookies),
+            integer(content_term, 0, TERM_FINAL),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
@@ -83,6 +125,7 @@ class LedgerMetadata:
     last_entry: int | None = None
     length: int | None = None
     custom: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
+    unbounded: UnboundedRecord | None = None
 
     @classmethod
     def new(
@@ -98,8 +141,9 @@ class LedgerMetadata:
         guaranteed_write_quorum: bool = False,
         created_ms: int = 0,
         custom: Mapping[str, bytes] | None = None,
+        unbounded: UnboundedRecord | None = None,
     ) -> LedgerMetadata:
-        """Give the metadata of a new, empty, OPEN ledger.
+        """Give the metadata of a new, empty, OPEN ledger; an unbounded one belongs to nobody yet (term 0).
 
         Raises:
             InvalidArgumentError: the quorums, the digest, the bookies or the custom metadata are wrong.
@@ -118,6 +162,7 @@ class LedgerMetadata:
             guaranteed_write_quorum=guaranteed_write_quorum,
             created_ms=created_ms,
             custom=MappingProxyType(check_custom(custom or {})),
+            unbounded=unbounded,
         )
         metadata._check(InvalidArgumentError)
         return metadata
@@ -132,8 +177,38 @@ class LedgerMetadata:
         """Give the fragment that new entries go to."""
         return self.fragments[-1]
 
+    @property
+    def is_unbounded(self) -> bool:
+        """Tell whether the ledger is written under one term after another."""
+        return self.unbounded is not None
+
+    @property
+    def first_entry(self) -> int:
+        """Give the first entry that has not been trimmed; 0 in a bounded ledger."""
+        pages = self.unbounded.pages if self.unbounded is not None else ()
+        return pages[0].first if pages else self.fragments[0].first_entry
+
+    @property
+    def rows(self) -> PagedRows:
+        """Give the fragments as a paged list."""
+        pages = self.unbounded.pages if self.unbounded is not None else ()
+        return PagedRows(pages, tuple(fragment.row for fragment in self.fragments))
+
+    def with_rows(self, rows: PagedRows) -> LedgerMetadata:
+        """Give an unbounded ledger with the same fragments, otherwise paged, or with fewer at the front."""
+        assert self.unbounded is not None
+        changed = replace(
+            self,
+            unbounded=replace(self.unbounded, pages=rows.pages),
+            fragments=tuple(map(Fragment.of_row, rows.rows)),
+        )
+        changed._check(InvalidTransitionError)
+        assert changed.last_fragment == self.last_fragment
+        return changed
+
     def fragment_of(self, entry_id: int) -> Fragment:
-        """Give the fragment that holds the entry (whether or not it has been written)."""
+        """Give the fragment that holds the entry (whether or not it has been written), one of `fragments`."""
+        assert entry_id >= self.fragments[0].first_entry
         low, high = 0, len(self.fragments)
         while high - low > 1:
             middle = (low + high) // 2
@@ -143,37 +218,86 @@ class LedgerMetadata:
                 high = middle
         return self.fragments[low]
 
-    def change_ensemble(self, first_entry: int, bookies: Sequence[str]) -> LedgerMetadata:
+    def change_ensemble(self, first_entry: int, bookies: Sequence[str], *, length: int = 0) -> LedgerMetadata:
         """Start a new fragment, or replace the last one's ensemble if it starts at the same entry.
+
+        Args:
+            length: payload bytes below `first_entry`, which an unbounded ledger keeps.
 
         Raises:
             InvalidTransitionError: the ledger is not OPEN, or `first_entry` lies before the last fragment.
         """
         self._require(LedgerState.OPEN, "change its ensemble")
-        changed = replace(self, fragments=with_ensemble(self.fragments, first_entry, bookies))
+        changed = replace(
+            self,
+            fragments=with_ensemble(self.fragments, first_entry, bookies),
+            unbounded=None if self.unbounded is None else replace(self.unbounded, length_before=length),
+        )
         changed._check(InvalidTransitionError)
         return changed
 
     def begin_recovery(self) -> LedgerMetadata:
-        """Go from OPEN to IN_RECOVERY."""
+        """Go from OPEN to IN_RECOVERY, to be CLOSED: a bounded ledger."""
         self._require(LedgerState.OPEN, "begin recovery")
+        self._require_bounded(True, "it is taken over, not recovered")
         return replace(self, state=LedgerState.IN_RECOVERY)
+
+    def take_over(self) -> LedgerMetadata:
+        """Go to IN_RECOVERY under a new term, from OPEN or from a takeover that did not come to its end.
+
+        Raises:
+            InvalidTransitionError: the ledger is bounded, or sealed, or its terms are used up.
+        """
+        self._require_bounded(False, "it has no terms to count")
+        if self.is_closed:
+            raise self._closed_already("taken over")
+        if self.term >= TERM_COUNTED_MAX:
+            raise InvalidTransitionError(
+                f"ledger {self.ledger_id} has used up its terms", ledger_id=self.ledger_id
+            )
+        return replace(self, state=LedgerState.IN_RECOVERY, term=self.term + 1)
+
+    def open_term(
+        self, first_entry: int, bookies: Sequence[str], *, length: int, fragments: Sequence[Fragment]
+    ) -> LedgerMetadata:
+        """Go from IN_RECOVERY to OPEN, with a new fragment under the ledger's term.
+
+        A last fragment that would stay empty, or lie behind the end, is replaced.
+
+        Args:
+            first_entry: the one behind the end that the takeover found.
+            length: payload bytes below it.
+            fragments: those that the takeover ended up with, of which those before the last are the present
+                ones.
+        """
+        self._require(LedgerState.IN_RECOVERY, "open a term")
+        self._require_bounded(False, "it has no terms to open")
+        assert self.unbounded is not None
+        kept = [fragment for fragment in fragments if fragment.first_entry < first_entry]
+        opened = replace(
+            self,
+            state=LedgerState.OPEN,
+            fragments=(*kept, Fragment(first_entry, tuple(bookies), self.term)),
+            unbounded=replace(self.unbounded, length_before=length),
+        )
+        opened._check(InvalidTransitionError)
+        return opened
 
     def close(
         self, last_entry: int, length: int, *, fragments: Sequence[Fragment] | None = None
     ) -> LedgerMetadata:
         """Close the ledger behind `last_entry` (−1: empty), with `length` payload bytes in all.
 
-        Recovery passes the fragments it ended up with: those before the last must be the present ones.
+        An unbounded ledger is closed by its writer only: sealed. Recovery of a bounded one passes the
+        fragments it ended up with: those before the last must be the present ones.
 
         Raises:
             InvalidTransitionError: the ledger is closed already, or the end lies before the last fragment.
         """
         if self.is_closed:
-            raise InvalidTransitionError(
-                f"ledger {self.ledger_id} is CLOSED at entry {self.last_entry} and cannot be closed again",
-                ledger_id=self.ledger_id,
-            )
+            raise self._closed_already("closed again")
+        if self.is_unbounded:
+            self._require(LedgerState.OPEN, "be sealed")
         if fragments is not None and self.state is not LedgerState.IN_RECOVERY:
             raise InvalidTransitionError(
                 "only recovery closes a ledger with new fragments", ledger_id=self.ledger_id
@@ -204,6 +328,19 @@ class LedgerMetadata:
         changed._check(InvalidTransitionError)
         return changed
 
+    def _closed_already(self, what: str) -> InvalidTransitionError:
+        return InvalidTransitionError(
+            f"ledger {self.ledger_id} is CLOSED at entry {self.last_entry} and cannot be {what}",
+            ledger_id=self.ledger_id,
+        )
+
+    def _require_bounded(self, is_bounded: bool, why: str) -> None:
+        if self.is_unbounded is is_bounded:
+            kind = "an unbounded" if self.is_unbounded else "a bounded"
+            raise InvalidTransitionError(
+                f"ledger {self.ledger_id} is {kind} one: {why}", ledger_id=self.ledger_id
+            )
+
     def _require(self, state: LedgerState, verb: str) -> None:
         if self.state is not state:
             raise InvalidTransitionError(
@@ -225,7 +362,9 @@ class LedgerMetadata:
             (self.digest == DIGEST_HMAC) == (self.password is not None),
             f"digest {self.digest} and {'a' if self.password else 'no'} password record do not go together",
         )
-        need(bool(self.fragments) and self.fragments[0].first_entry == 0, "no fragment starts at entry 0")
+        need(bool(self.fragments), "there is no fragment")
+        need(self.is_unbounded or self.fragments[0].first_entry == 0, "no fragment starts at entry 0")
+        self._check_terms(need)
         previous: Fragment | None = None
         for fragment in self.fragments:
             need(
@@ -253,11 +392,27 @@ class LedgerMetadata:
                 f"{self.last_fragment.first_entry}",
             )
 
+    def _check_terms(self, need: Callable[[bool, str], None]) -> None:
+        if self.unbounded is None:
+            return
+        content_term = self.last_fragment.content_term
+        need(0 <= content_term <= self.term <= TERM_COUNTED_MAX, f"its terms are {content_term}, {self.term}")
+        need(
+            self.state is LedgerState.IN_RECOVERY or content_term == self.term,
+            f"it is {self.state.value} under term {self.term}, its last content term is {content_term}",
+        )
+        need(not self.guaranteed_write_quorum, "an unbounded ledger knows no guaranteed write quorum")
+        pages = self.unbounded.pages
+        need(
+            not pages or pages[-1].first < self.fragments[0].first_entry,
+            "its pages overlap with its head",
+        )
+
     def to_json(self) -> bytes:
         """Give the stored form (see the module's docstring)."""
         return json.dumps(
             {
-                "format": FORMAT_VERSION,
+                "format": FORMAT_UNBOUNDED if self.is_unbounded else FORMAT_BOUNDED,
                 "ledger": self.ledger_id,
                 "state": self.state.value,
                 "ensemble_size": self.ensemble_size,
@@ -268,14 +423,8 @@ class LedgerMetadata:
                 **({"guaranteed_write_quorum": True} if self.guaranteed_write_quorum else {}),
                 "created_ms": self.created_ms,
                 "term": self.term,
-                "fragments": [
-                    {
-                        "first_entry": fragment.first_entry,
-                        "content_term": fragment.content_term,
-                        "bookies": list(fragment.bookies),
-                    }
-                    for fragment in self.fragments
-                ],
+                **({} if self.unbounded is None else {"unbounded": self.unbounded.to_document()}),
+                "fragments": self.rows.to_document() if self.is_unbounded else _listed(self.fragments),
                 "last_entry": self.last_entry,
                 "length": self.length,
                 "custom": {key: base64.b64encode(value).decode() for key, value in self.custom.items()},
@@ -297,9 +446,10 @@ class LedgerMetadata:
         if not isinstance(document, dict):
             raise MetadataCorruptError(f"ledger metadata is not a JSON object: {text[:80]!r}")
         version = document.get("format")
-        if version != FORMAT_VERSION:
+        if version not in (FORMAT_BOUNDED, FORMAT_UNBOUNDED):
             raise MetadataCorruptError(
-                f"ledger metadata has format version {version!r}; this release reads {FORMAT_VERSION}"
+                f"ledger metadata has format version {version!r}; this release reads {FORMAT_BOUNDED} and "
+                f"{FORMAT_UNBOUNDED}"
             )
         try:
             metadata = _parse(cls, document)
@@ -362,51 +512,41 @@ def with_ensemble(
     return (*fragments, fragment)
 
 
+def _listed(fragments: Sequence[Fragment]) -> list[dict[str, object]]:
+    return [
+        {
+            "first_entry": fragment.first_entry,
+            "content_term": fragment.content_term,
+            "bookies": list(fragment.bookies),
+        }
+        for fragment in fragments
+    ]
+
+
 def _parse(cls: type[LedgerMetadata], document: dict[str, Any]) -> LedgerMetadata:
+    unbounded: UnboundedRecord | None = None
+    if document["format"] == FORMAT_UNBOUNDED:
+        paged = PagedRows.from_document(document["fragments"])
+        unbounded = UnboundedRecord.from_document(document["unbounded"], paged.pages)
+        rows: Sequence[Row] = paged.rows
+    else:
+        rows = [(row["first_entry"], row["content_term"], row["bookies"]) for row in document["fragments"]]
     return cls(
-        ledger_id=_integer(document["ledger"], 0, LEDGER_ID_MAX),
-        ensemble_size=_integer(document["ensemble_size"], 1, ENSEMBLE_SIZE_MAX),
-        write_quorum=_integer(document["write_quorum"], 1, ENSEMBLE_SIZE_MAX),
-        ack_quorum=_integer(document["ack_quorum"], 1, ENSEMBLE_SIZE_MAX),
-        fragments=tuple(
-            Fragment(
-                _integer(row["first_entry"], 0, ENTRY_ID_MAX),
-                tuple(check_bookie_id(bookie) for bookie in row["bookies"]),
-                _integer(row["content_term"], 0, TERM_FINAL),
-            )
-            for row in document["fragments"]
-        ),
+        ledger_id=integer(document["ledger"], 0, LEDGER_ID_MAX),
+        ensemble_size=integer(document["ensemble_size"], 1, ENSEMBLE_SIZE_MAX),
+        write_quorum=integer(document["write_quorum"], 1, ENSEMBLE_SIZE_MAX),
+        ack_quorum=integer(document["ack_quorum"], 1, ENSEMBLE_SIZE_MAX),
+        fragments=tuple(map(Fragment.of_row, rows)),
         state=LedgerState(document["state"]),
-        digest=_one_of(document["digest"], DIGESTS),
+        digest=one_of(document["digest"], DIGESTS),
         password=PasswordRecord.from_document(document["password"]) if "password" in document else None,
-        guaranteed_write_quorum=_boolean(document.get("guaranteed_write_quorum", False)),
-        created_ms=_integer(document["created_ms"], 0, 2**63 - 1),
-        term=_integer(document["term"], 0, TERM_FINAL),
-        last_entry=_optional(document["last_entry"], NO_ENTRY, ENTRY_ID_MAX),
-        length=_optional(document["length"], 0, 2**63 - 1),
+        guaranteed_write_quorum=boolean(document.get("guaranteed_write_quorum", False)),
+        created_ms=integer(document["created_ms"], 0, 2**63 - 1),
+        term=integer(document["term"], 0, TERM_FINAL),
+        last_entry=optional(document["last_entry"], NO_ENTRY, ENTRY_ID_MAX),
+        length=optional(document["length"], 0, 2**63 - 1),
         custom=MappingProxyType(
             {str(key): base64.b64decode(value, validate=True) for key, value in document["custom"].items()}
         ),
+        unbounded=unbounded,
     )
-
-
-def _integer(value: object, low: int, high: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ValueError(f"{value!r} is not an integer from {low} to {high}")
-    return value
-
-
-def _boolean(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{value!r} is neither true nor false")
-    return value
-
-
-def _optional(value: object, low: int, high: int) -> int | None:
-    return None if value is None else _integer(value, low, high)
-
-
-def _one_of(value: object, allowed: Sequence[str]) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{value!r} is not one of {', '.join(allowed)}")
-    return value

@@ -41,16 +41,21 @@ class LedgerStore:
         self._ids_drawn = ids_drawn
         self._ids: Iterator[int] = iter(())
 
-    async def allocate_id(self) -> int:
+    async def allocate_id(self, *, at_least: int = 0) -> int:
         """Draw a ledger id that nobody else is ever given, from a block drawn ahead.
+
+        Args:
+            at_least: lower ones are passed over, and lost.
 
         Raises:
             MetadataUnavailableError: a block was needed and could not be drawn.
         """
         while True:
             ledger_id = next(self._ids, None)
-            if ledger_id is not None:
+            if ledger_id is not None and ledger_id >= at_least:
                 return ledger_id
+            if ledger_id is not None:
+                continue
             block = await self.store.allocate_ids(LEDGER_SEQUENCE, self._ids_drawn)
             if block.stop - 1 > LEDGER_ID_MAX:
                 raise MetadataCorruptError(f"ledger ids are used up: the store gave out {block}")

@@ -40,6 +40,8 @@ PURE = (
     "metadata.errors",
     "metadata.pages",
     "metadata.passwords",
+    "metadata.unbounded",
+    "metadata._fields",
     "bookie_aio.wire",
     "bookie_aio.core",
     "bookie_aio.storage.format",

@@ -11,6 +11,7 @@ from metadata.ids import (
     LEDGER_ID_MAX,
     available_key,
     check_bookie_id,
+    check_name,
     cookie_key,
     ledger_id_of,
     ledger_key,
@@ -72,3 +73,14 @@ def test_a_bookie_id_names_its_keys(bookie_id: str) -> None:
 def test_a_wrong_bookie_id_is_refused(bookie_id: str) -> None:
     with pytest.raises(InvalidArgumentError):
         check_bookie_id(bookie_id)
+
+
+@pytest.mark.parametrize("name", ["payments", "_", "a" * 100, "Orders.eu-1:x"])
+def test_legal_names_are_accepted(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "7", "7a", "-a", "a/b", "a b", "ä", "a" * 101, None, 7, "."])
+def test_a_name_is_no_number_and_can_be_the_name_of_a_node(name: str) -> None:
+    with pytest.raises(InvalidArgumentError):
+        check_name(name)
