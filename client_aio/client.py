@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext
-from client_aio.core.digest import check_choice
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
+from client_aio.creating import LedgerSettings, create_ledger
 from client_aio.deleting import delete_ledger
 from client_aio.ensemble import EnsembleFinder
 from client_aio.opening import Opening
@@ -29,7 +29,6 @@ from client_aio.writer import LedgerWriter
 from metadata.bookies import BookieRecord, ensure_cluster
 from metadata.errors import BookKeeperError, InvalidArgumentError
 from metadata.ids import check_bookie_id, check_ledger_id
-from metadata.ledger import DIGESTS, LedgerMetadata, check_custom, check_quorums
 from metadata.ledgers import LedgerStore
 from metadata.open import open_store
 
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
 
+    from metadata.ledger import LedgerMetadata
     from metadata.store import MetadataStore
 
 logger = logging.getLogger(__name__)
@@ -174,49 +174,22 @@ class Client:
             NotEnoughBookiesError: on opening: fewer than E bookies can be reached.
         """
         self._context.check_open()
-        check_quorums(ensemble_size, write_quorum, ack_quorum)
         options = WriteOptions(advanced=advanced, deferred_sync=deferred_sync)
         if deferred_sync and guaranteed_write_quorum:
             raise InvalidArgumentError(
                 "deferred_sync and guaranteed_write_quorum do not go together: choose one"
             )
-        if digest not in DIGESTS:
-            raise InvalidArgumentError(f"digest {digest!r} is unknown; choose one of {', '.join(DIGESTS)}")
-        password = check_choice(digest, password)
-
-        new = partial(
-            LedgerMetadata.new,
+        settings = LedgerSettings(
             ensemble_size=ensemble_size,
             write_quorum=write_quorum,
             ack_quorum=ack_quorum,
             digest=digest,
+            password=password,
+            custom_metadata=custom_metadata,
             guaranteed_write_quorum=guaranteed_write_quorum,
-            custom=check_custom(custom_metadata or {}),
         )
-        return Opening(lambda: self._create(new, (ensemble_size, write_quorum), password, options))
-
-    async def _create(
-        self,
-        new: Callable[..., LedgerMetadata],
-        sizes: tuple[int, int],
-        password: bytes,
-        options: WriteOptions,
-    ) -> LedgerWriter:
-        context = self._context
-        context.check_open()
-        ledger_id = await context.ledgers.allocate_id()
-        bookies = await context.finder.find(ledger_id, ensemble_size=sizes[0], write_quorum=sizes[1])
-        record, proof = await context.lock(ledger_id, password)
-        metadata = new(ledger_id, bookies=bookies, password=record, created_ms=context.now_ms())
-        version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
-        writer = LedgerWriter(context, metadata, version, proof, options)
-        context.keep(writer)
-        try:
-            await writer._start()
-        except BaseException:
-            await writer.abort()
-            raise
-        return writer
+        make = partial(LedgerWriter, options=options)
+        return Opening(lambda: create_ledger(self._context, settings, make))
 
     def open_ledger(
         self, ledger_id: int, *, recover: bool = False, password: bytes = b""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import TYPE_CHECKING, Self
 
@@ -26,6 +25,7 @@ from client_aio.failing import as_unknown, fail_all, with_message
 from client_aio.forcing import Forces
 from client_aio.replication import Replicator
 from client_aio.updating import HeldMetadata
+from client_aio.waiting import EntryWaiters
 from metadata.errors import (
     BackpressureError,
     BookKeeperError,
@@ -113,7 +113,7 @@ class LedgerWriter:
         self._entry_bytes_max = context.config.entry_bytes_max
         self._bytes_held_max = _HARD_LIMIT_FACTOR * context.config.max_in_flight_bytes
         self._create_future: Callable[[], asyncio.Future[int]] = self._loop.create_future
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiters = EntryWaiters()
         self._room = asyncio.Event()
         self._room.set()
         self._bulk_lock = asyncio.Lock()
@@ -124,7 +124,8 @@ class LedgerWriter:
         self._stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
         self._reader: EntryReader = context.entry_reader(lambda: self._held.current, digest)
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
+        """Take the seats of the ensemble; called once, by who made this writer."""
         bookies = self._held.current.last_fragment.bookies
         self._replicator.seat(bookies, await self._context.pool.get_all(bookies))
         await self._replicator.lock()
@@ -510,32 +511,28 @@ class LedgerWriter:
 
     def _on_turns(self, turns: list[Turn[Token]]) -> None:
         for turn in turns:
-            entry_id = turn.first_entry
-            for future in turn.tokens:
-                if future is not None and not future.done():
-                    future.set_result(entry_id)
-                entry_id += 1
+            self._complete(turn)
         window = self._window
         self._forces.moved()
-        reported = window.last_entry_reported
-        while self._waiters and self._waiters[0][0] <= reported:
-            waiter = self._waiters.popleft()[1]
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiters.reached(window.last_entry_reported)
         if window.bytes_held <= self._config.max_in_flight_bytes:
             self._room.set()  # Whoever waits looks whether it is room enough.
         if window.newcomers:
             self._changes.copied()
         self._lac_publisher.moved()
 
+    def _complete(self, turn: Turn[Token]) -> None:
+        entry_id = turn.first_entry
+        for future in turn.tokens:
+            if future is not None and not future.done():
+                future.set_result(entry_id)
+            entry_id += 1
+
     async def _wait_for(self, entry_id: int) -> None:
         if self._failure is not None:
             raise self._failure
-        if entry_id <= self._window.last_entry_reported:
-            return
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiters.append((entry_id, waiter))
-        await waiter
+        if entry_id > self._window.last_entry_reported:
+            await self._waiters.wait_for(entry_id)
 
     def _publish_lac(self) -> None:
         window = self._window
@@ -551,8 +548,7 @@ class LedgerWriter:
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         behind_gap = self._order.give_up() if self._order is not None else []
         fail_all([*tokens, *(future for _, future in [*queued, *behind_gap])], error)
-        fail_all([waiter for _, waiter in self._waiters], error)
-        self._waiters.clear()
+        self._waiters.fail(error)
         self._room.set()
         self._forces.moved()
         self._release()
