@@ -10,10 +10,10 @@ is synchronous here, in the order in which the frames came; only what follows a 
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import struct
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie_aio.core.fencing import Verdict, judge
@@ -21,7 +21,7 @@ from bookie_aio.logs import fields
 from bookie_aio.server.counters import Counters
 from bookie_aio.server.polls import LongPolls
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.storage.rewriting import OutdatedBlockError, store_missing
+from bookie_aio.storage.rewriting import OutdatedBlockError, store_missing, store_unless_outdated
 from bookie_aio.wire.blocks import Block, statement_is_intact
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.listing import ROW
@@ -60,6 +60,7 @@ from bookie_aio.wire.messages import (
 from metadata.errors import (
     DiskFullError,
     EntryTooLargeError,
+    LedgerFencedError,
     MalformedFrameError,
     MetadataError,
     NoSuchLedgerError,
@@ -240,6 +241,9 @@ class Requests:
         if request.flags == _REPAIR:
             self._repair(peer, request_id, request, block)
             return
+        if request.flags == _RECOVERY and block.content_term < request.term != TERM_FINAL:
+            self._write_back(peer, request_id, request, block)
+            return
         engine, ledger_id = self._engine, request.ledger_id
         # From here to the append is the one step of rule 7.
         held = engine.term(ledger_id)
@@ -260,9 +264,9 @@ class Requests:
             self._raise_term(ledger_id, request.term)
         size = len(body)
         if request.flags == _DEFERRED:
-            done = functools.partial(self._deferred_added, peer, block.count, size)
+            done = partial(self._deferred_added, peer, block.count, size)
         else:
-            done = functools.partial(self._added, peer, request_id, block.count, size)
+            done = partial(self._added, peer, request_id, block.count, size)
         engine.append_block(block, done, from_reserve=is_recovery)
         peer.hold(size)
         if request.flags == _DEFERRED:
@@ -299,14 +303,28 @@ class Requests:
         if is_final and not self._fence(peer, Op.ADD, request_id, request.ledger_id, TERM_FINAL):
             return
 
+        self._store(peer, request_id, block, partial(store_missing, self._engine, block))
+
+    def _write_back(self, peer: Peer, request_id: int, request: Add, block: Block) -> None:
+        """Store what a takeover of an unbounded ledger found, under the content term that it had."""
+        if self._fence(peer, Op.ADD, request_id, request.ledger_id, request.term):
+            storing = partial(store_unless_outdated, self._engine, block, request.term)
+            self._store(peer, request_id, block, storing)
+
+    def _store(
+        self, peer: Peer, request_id: int, block: Block, storing: Callable[[], Awaitable[int]]
+    ) -> None:
+        """Acknowledge a block once it is stored, which looks first at what is here."""
+
         async def store() -> int:
             try:
-                stored = await store_missing(self._engine, block)
+                self.counters.entries_repaired += await storing()
+                self._acknowledge(peer, Op.ADD, request_id, None)
             except OutdatedBlockError as error:
-                self._refuse(peer, Op.ADD, request_id, Status.STALE_METADATA, str(error))
-                return 0
-            self.counters.entries_repaired += stored
-            self._acknowledge(peer, Op.ADD, request_id, None)
+                status, held = Status.STALE_METADATA, error.content_term
+                self._refuse(peer, Op.ADD, request_id, status, str(error), held)
+            except LedgerFencedError:
+                self._refuse_term(peer, Op.ADD, request_id, self._engine.term(block.ledger_id))
             return 0
 
         self._run(peer, Op.ADD, request_id, store, block.total_bytes)
@@ -336,7 +354,7 @@ class Requests:
         if judge(held, request.term) is Verdict.REFUSE:
             self._refuse_term(peer, Op.FORCE, request_id, held)
             return
-        self._engine.barrier(functools.partial(self._acknowledge, peer, Op.FORCE, request_id))
+        self._engine.barrier(partial(self._acknowledge, peer, Op.FORCE, request_id))
 
     def _write_lac(self, peer: Peer, request_id: int, request: WriteLac, body: memoryview) -> None:
         statement, ledger_id = request.statement, request.ledger_id
@@ -356,7 +374,7 @@ class Requests:
             return
         if verdict is Verdict.RAISE:
             self._raise_term(ledger_id, request.term)
-        done = functools.partial(self._acknowledge, peer, Op.WRITE_LAC, request_id)
+        done = partial(self._acknowledge, peer, Op.WRITE_LAC, request_id)
         self._engine.append_statement(ledger_id, statement, done)
 
     # --- fencing -------------------------------------------------------------------------------
@@ -405,7 +423,7 @@ class Requests:
         if fences and not self._fence(peer, Op.READ, request_id, request.ledger_id, request.term):
             return
         was_pending = self._engine.is_pending(request.ledger_id)
-        answering = functools.partial(self._answer_read, peer, request_id, request, was_pending, fences)
+        answering = partial(self._answer_read, peer, request_id, request, was_pending, fences)
         bytes_max = min(request.bytes_max, self._limits.read_bytes_max)
         self._run(peer, Op.READ, request_id, answering, bytes_max)
 
@@ -502,7 +520,7 @@ class Requests:
 
     def _list_entries(self, peer: Peer, request_id: int, request: ListEntries, body: memoryview) -> None:
         rows_max = self._limits.list_rows_max
-        answering = functools.partial(self._answer_entries, peer, request_id, request, rows_max)
+        answering = partial(self._answer_entries, peer, request_id, request, rows_max)
         self._run(peer, Op.LIST_ENTRIES, request_id, answering, rows_max * ROW.size)
 
     async def _answer_entries(self, peer: Peer, request_id: int, request: ListEntries, rows_max: int) -> int:

@@ -3,7 +3,8 @@
 Owns the question which of a block's entries are missing: those that the index does not know, and those whose
 stored bytes fail their checksum (rule 4: an add over such a copy is no duplicate). A good copy is never
 written over. The bytes that repair brings were checked by checksums only, so a copy whose authentication
-code is the writer's could otherwise give way to one whose code is not.
+code is the writer's could otherwise give way to one whose code is not. And the question whether what is held
+is of a later term than the block.
 
 Invariant: between the last look at what is there and the append nothing that concerns these entries is
 accepted; what comes in between is noticed, and the look is repeated.
@@ -19,7 +20,7 @@ from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.listing import Row, listed, runs_of
 from bookie_aio.wire.messages import Stop
-from metadata.errors import StaleMetadataError
+from metadata.errors import LedgerFencedError, StaleMetadataError
 
 if TYPE_CHECKING:
     from bookie_aio.storage.engine import Engine
@@ -30,6 +31,13 @@ _ROWS_AT_ONCE = 16_384
 
 class OutdatedBlockError(StaleMetadataError):
     """One of the entries is held here under a higher content term."""
+
+    def __init__(self, block: Block, content_term: int) -> None:
+        super().__init__(
+            f"entries of those from {block.first_entry} to {block.last_entry} are held under content term "
+            f"{content_term}, above {block.content_term}"
+        )
+        self.content_term = content_term
 
 
 class _Watch:
@@ -80,6 +88,29 @@ async def store_missing(engine: Engine, block: Block) -> int:
     return sum(map(len, missing))
 
 
+async def store_unless_outdated(engine: Engine, block: Block, term: int) -> int:
+    """Store what a takeover writes back under a term; returns how many entries. Durable on return.
+
+    Every id has one content term by the metadata, and that never falls: who asks for an entry to be stored
+    under a lower one than is held here has metadata of the past.
+
+    Raises:
+        OutdatedBlockError: so it is. Nothing was stored.
+        LedgerFencedError: a higher term came meanwhile. Nothing was stored.
+        DiskFullError: no space.
+        DiskFailedError: the disk failed.
+    """
+    await when_durable(engine.barrier)
+    rows = await _rows(engine, block)
+    if any(listed(block.entry_ids, rows, block.content_term + 1)):
+        raise OutdatedBlockError(block, max(row.content_term for row in rows))
+    # No await from here to the append (rule 7). What came in between under this term is the same client's.
+    if engine.term(block.ledger_id) > term:
+        raise LedgerFencedError(f"a term above {term} came meanwhile", ledger_id=block.ledger_id)
+    await when_durable(partial(engine.append_block, block, from_reserve=True))
+    return block.count
+
+
 async def _missing(engine: Engine, block: Block) -> list[range]:
     ids = block.entry_ids
     marks = listed(ids, await _rows(engine, block), block.content_term)
@@ -113,9 +144,8 @@ async def _failing(engine: Engine, block: Block, entry_ids: range) -> list[int]:
             continue
         rest = part[part.index(found.stop_entry) :]
         if found.stop is Stop.STALE_METADATA:
-            raise OutdatedBlockError(
-                f"entry {found.stop_entry} is held under a higher content term than {block.content_term}"
-            )
+            rows = await _rows(engine, block)
+            raise OutdatedBlockError(block, max(row.content_term for row in rows))
         if found.stop is Stop.BUDGET:
             waiting.append(rest)
         elif len(rest) == 1:
