@@ -109,9 +109,13 @@ class LedgerReader:
         """
         return self._entries.stream(first, last, self._lac)
 
-    def read_batches(self, first: int, last: int) -> BatchStream:
-        """Read as `read` does, in batches: one buffer and a list of offsets for many entries."""
-        return self._entries.batches(first, last, self._lac)
+    def read_batches(self, first: int, last: int, *, known_lac: int = NO_ENTRY) -> BatchStream:
+        """Read as `read` does, in batches: one buffer and a list of offsets for many entries.
+
+        Args:
+            known_lac: a LAC of this ledger that another reader has verified: it may be read up to there.
+        """
+        return self._entries.batches(first, last, max(self._lac, known_lac))
 
     def read_unconfirmed(self, first: int, last: int) -> EntryStream:
         """Read the entries first to last whether they are acknowledged or not, in order.

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from client_aio.sync.background import Background, Handle
+from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Generator
     from types import TracebackType
 
     import client_aio
@@ -48,24 +49,26 @@ class LedgerReader(Handle):
         """Ask the bookies for the LAC, and return the highest seen."""
         return self._run(self._reader.read_last_add_confirmed())
 
-    def read(self, first: int, last: int) -> Iterator[Entry]:
+    def read(self, first: int, last: int) -> Generator[Entry, None, None]:
         """Read the entries first to last, inclusive, in order."""
         for batch in self.read_batches(first, last):
             yield from batch
 
-    def read_batches(self, first: int, last: int) -> Iterator[EntryBatch]:
+    def read_batches(
+        self, first: int, last: int, *, known_lac: int = NO_ENTRY
+    ) -> Generator[EntryBatch, None, None]:
         """Read as `read` does, in batches."""
-        return self._iterate(lambda: self._reader.read_batches(first, last))
+        return self._iterate(lambda: self._reader.read_batches(first, last, known_lac=known_lac))
 
-    def read_unconfirmed(self, first: int, last: int) -> Iterator[Entry]:
+    def read_unconfirmed(self, first: int, last: int) -> Generator[Entry, None, None]:
         """Read entries whether acknowledged or not; see `client_aio.LedgerReader.read_unconfirmed`."""
         return self._iterate(lambda: self._reader.read_unconfirmed(first, last))
 
-    def tail(self, from_entry: int = 0) -> Iterator[Entry]:
+    def tail(self, from_entry: int = 0) -> Generator[Entry, None, None]:
         """Read from an entry on and follow what is added, until the ledger is closed."""
         return self._iterate(lambda: self._reader.tail(from_entry))
 
-    def _iterate(self, start: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
+    def _iterate(self, start: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
         self._check_process()
         items = start()
 
