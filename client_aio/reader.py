@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
 from client_aio.core.quorum import covers_all_write_sets
-from client_aio.reading import BatchStream, EntryStream, check_range
+from client_aio.reading import BatchStream, EntryStream, check_range, entries_of
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from client_aio.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
-    from client_aio.entries import Entry
+    from client_aio.entries import EntryBatch
     from metadata.ledger import LedgerMetadata
     from metadata.store import Version
 
@@ -136,6 +136,11 @@ class LedgerReader:
         Survives ensemble changes, recovery, and bookies that come and go. `aclose()` the iterator when
         it is not read to its end.
         """
+        check_range(from_entry, from_entry)
+        return entries_of(self._tail(from_entry))
+
+    def tail_batches(self, from_entry: int = 0) -> BatchStream:
+        """Read as `tail` does, in batches: one buffer and a list of offsets for many entries."""
         check_range(from_entry, from_entry)
         return self._tail(from_entry)
 
@@ -253,17 +258,17 @@ class LedgerReader:
 
     # --- tailing ---
 
-    async def _tail(self, following: int) -> AsyncGenerator[Entry, None]:
+    async def _tail(self, following: int) -> AsyncGenerator[EntryBatch, None]:
         progress = _Progress(self)
         try:
             while True:
                 if following <= self._lac:
                     async with contextlib.aclosing(
-                        self._entries.stream(following, self._lac, self._lac)
+                        self._entries.batches(following, self._lac, self._lac)
                     ) as run:
-                        async for entry in run:
-                            following = entry.entry_id + 1
-                            yield entry
+                        async for batch in run:
+                            following = batch.last_entry_id + 1
+                            yield batch
                 elif self.is_closed:
                     return
                 else:

@@ -77,7 +77,7 @@ class EntryReader:
 
     def stream(self, first: int, last: int, limit: int) -> EntryStream:
         """Give the entries first to last, one by one; the arguments are checked now."""
-        return self._entries(self.batches(first, last, limit))
+        return entries_of(self.batches(first, last, limit))
 
     def batches(self, first: int, last: int, limit: int) -> BatchStream:
         """Give the entries first to last, in batches; the arguments are checked now.
@@ -98,7 +98,7 @@ class EntryReader:
     def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
         """Give the entries first to last, up to the first that no bookie has."""
         check_range(first, last)
-        return self._entries(self._until_absent(first, last))
+        return entries_of(self._until_absent(first, last))
 
     async def _until_absent(self, first: int, last: int) -> BatchStream:
         async with contextlib.aclosing(self._batches(first, last)) as batches:
@@ -134,14 +134,6 @@ class EntryReader:
         return class_ranges(metadata, wanted.first, wanted.first)[0]._replace(
             last=wanted.first + (last - wanted.first) // wanted.stride * wanted.stride
         )
-
-    async def _entries(self, batches: BatchStream) -> EntryStream:
-        try:
-            async for batch in batches:
-                for entry in batch:
-                    yield entry
-        finally:
-            await batches.aclose()
 
     async def _batches(self, first: int, last: int) -> BatchStream:
         loop = asyncio.get_running_loop()
@@ -324,6 +316,14 @@ class _ChunkSize:
         """Note what a batch held."""
         self._entries += entries
         self._bytes += size
+
+
+async def entries_of(batches: BatchStream) -> EntryStream:
+    """Give the entries of batches, one by one."""
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            for entry in batch:
+                yield entry
 
 
 def check_range(first: int, last: int) -> None:
