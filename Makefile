@@ -8,6 +8,7 @@
 #   make test     all tests             ARGS="tests/metadata -x" is handed to pytest
 #   make check    format, lint, types, layering
 #   make bench    throughput and latency beside the disk and the ceiling     ARGS=... is handed on
+#   make bench-peers   beside Apache BookKeeper, Kafka and NATS (needs Maven and a JDK; hours)   ARGS=... is handed on
 #   make clean    remove the environment and everything that was built
 #
 # PYTHON=/path/to/python names the interpreter the environment is made with (3.11 or newer).
@@ -24,7 +25,7 @@ demo_needs := $(if $(filter zk,$(METADATA)),spark,plain)
 # Evaluated in a recipe, once the environment exists: Java may have to come out of it.
 java := JAVA_HOME="$$(.ci/java $(VENV))" && export JAVA_HOME
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -53,6 +54,9 @@ check: $(VENV)/dev.stamp
 
 bench: $(VENV)/bench.stamp
 	@$(BIN)/python -m benchmarks.write $(ARGS)
+
+bench-peers: $(VENV)/bench.stamp
+	@$(java) && $(BIN)/python -m benchmarks.peers $(ARGS)
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

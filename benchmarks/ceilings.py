@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from typing import TYPE_CHECKING
 
-from benchmarks.load import Figures, Load
+from benchmarks.load import Figures, Load, figures_of
 from benchmarks.processes import start_module
 
 if TYPE_CHECKING:
@@ -38,11 +37,9 @@ async def run_ceiling(directory: Path, blocks: str, loads: list[Load]) -> list[F
             client = await start_module(
                 "benchmarks.ceiling.client",
                 ",".join(ports),
-                str(load.entry_bytes),
-                str(load.in_flight),
-                str(load.seconds),
+                *load.arguments(),
                 log=log,
             )
             async with client:
-                found.append(Figures(**json.loads(await client.line(timeout_s=load.seconds + 60))))
+                found.append(await figures_of(client, load))
     return found

@@ -7,23 +7,35 @@ moment the window had room for it to its future's done callback.
 
 from __future__ import annotations
 
+import array
 import asyncio
+import json
 import resource
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from benchmarks.processes import Child
+
+_ANSWER_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Load:
-    """What to write: entries of a size, so many in flight, for so long."""
+    """What to write: entries of a size, so many in flight over all ledgers, for so long.
+
+    With `read_entries` that many entries are written to be read again and again, and reading is measured.
+    """
 
     entry_bytes: int
     in_flight: int
     seconds: float
+    warm_up_s: float = 0.0
+    ledgers: int = 1
+    read_entries: int = 0
 
     @property
     def name(self) -> str:
@@ -31,10 +43,30 @@ class Load:
         size = f"{self.entry_bytes // 1024} KiB" if self.entry_bytes % 1024 == 0 else f"{self.entry_bytes} B"
         return f"{size}, {self.in_flight:,} in flight"
 
+    def arguments(self) -> list[str]:
+        """Give it as the arguments that a client in a process of its own takes."""
+        values = (
+            self.entry_bytes, self.in_flight, self.ledgers, self.warm_up_s, self.seconds, self.read_entries
+        )  # fmt: skip
+        return list(map(str, values))
+
+    @classmethod
+    def of_arguments(cls, arguments: Sequence[str]) -> Load:
+        """Take such arguments."""
+        entry_bytes, in_flight, ledgers, warm_up_s, seconds, read_entries = arguments
+        return cls(
+            int(entry_bytes),
+            int(in_flight),
+            float(seconds),
+            float(warm_up_s),
+            int(ledgers),
+            int(read_entries),
+        )
+
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run gave. `client_us` is the client's processor time for each add."""
+    """What one run gave, warm-up left out. `client_us` is the client's processor time for each add."""
 
     adds_per_s: float
     p50_ms: float
@@ -42,47 +74,76 @@ class Figures:
     p999_ms: float
     client_us: float
     adds: int
+    failed: int = 0
+    adds_with_warm_up: int = 0
 
     def to_dict(self) -> dict[str, float]:
         """Give the figures by name."""
         return asdict(self)
 
+    @classmethod
+    def of_latencies(
+        cls, latencies_s: array.array[float], elapsed_s: float, cpu_s: float, failed: int, all_adds: int
+    ) -> Figures:
+        """Sum up; sorts what it is given."""
+        found, count = sorted(latencies_s), len(latencies_s)
+        return cls(
+            adds_per_s=count / elapsed_s,
+            p50_ms=1e3 * found[count // 2],
+            p99_ms=1e3 * found[int(count * 0.99)],
+            p999_ms=1e3 * found[int(count * 0.999)],
+            client_us=1e6 * cpu_s / count,
+            adds=count,
+            failed=failed,
+            adds_with_warm_up=all_adds,
+        )
+
+
+async def figures_of(client: Child, load: Load) -> Figures:
+    """Wait for the figures that a client in a process of its own prints."""
+    timeout_s = load.warm_up_s + load.seconds + _ANSWER_TIMEOUT_S
+    return Figures(**json.loads(await client.line(lambda line: line.startswith("{"), timeout_s)))
+
 
 async def drive(add: Callable[[bytes], asyncio.Future[int]], load: Load) -> Figures:
-    """Keep the window full for the given time. What is still in flight at the end is not waited for."""
+    """Keep the window full for the given time; prints `warm` when the measured part begins.
+
+    What is still in flight at the end is not waited for.
+    """
     payload, wake = b"x" * load.entry_bytes, asyncio.Event()
-    latencies: list[float] = []
-    room = load.in_flight
+    latencies = array.array("d")
+    room, failed, before = load.in_flight, 0, 0
 
     def done_since(sent_at: float) -> Callable[[asyncio.Future[int]], None]:
         def done(future: asyncio.Future[int]) -> None:
-            nonlocal room
-            future.result()
-            latencies.append(time.perf_counter() - sent_at)
+            nonlocal room, failed
+            if future.exception() is None:
+                latencies.append(time.perf_counter() - sent_at)
+            else:
+                failed += 1
             room += 1
             wake.set()
 
         return done
 
-    cpu_before, started_at = _cpu_seconds(), time.perf_counter()
-    while (now := time.perf_counter()) < started_at + load.seconds:
-        callback, count, room = done_since(now), room, 0
-        for _ in range(count):
-            add(payload).add_done_callback(callback)
-        wake.clear()
-        await wake.wait()
-    elapsed, cpu, count = time.perf_counter() - started_at, _cpu_seconds() - cpu_before, len(latencies)
-    latencies.sort()
-    return Figures(
-        adds_per_s=count / elapsed,
-        p50_ms=1e3 * latencies[count // 2],
-        p99_ms=1e3 * latencies[int(count * 0.99)],
-        p999_ms=1e3 * latencies[int(count * 0.999)],
-        client_us=1e6 * cpu / count,
-        adds=count,
-    )
+    started_at = time.perf_counter()
+    for is_measured, until in ((False, load.warm_up_s), (True, load.warm_up_s + load.seconds)):
+        if is_measured:
+            print("warm", flush=True)
+            before, failed = len(latencies) + failed, 0
+            del latencies[:]
+        cpu_before, phase_at = cpu_seconds(), time.perf_counter()
+        while (now := time.perf_counter()) < started_at + until:
+            callback, count, room = done_since(now), room, 0
+            for _ in range(count):
+                add(payload).add_done_callback(callback)
+            wake.clear()
+            await wake.wait()
+    elapsed, cpu = time.perf_counter() - phase_at, cpu_seconds() - cpu_before
+    return Figures.of_latencies(latencies, elapsed, cpu, failed, before + len(latencies) + failed)
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
+    """Give the processor time that this process has used."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

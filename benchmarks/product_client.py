@@ -1,30 +1,141 @@
-"""The product's writing client, under the load that the ceiling's gets.
+"""The product's client, under the load that the ceiling's and the peers' get.
 
-    python -m benchmarks.product_client URI ENTRY_BYTES IN_FLIGHT SECONDS
+    python -m benchmarks.product_client MODE+URI ENTRY_BYTES IN_FLIGHT LEDGERS WARM_UP SECONDS READ
 
-Creates a ledger with E = Qw = 3 and Qa = 2, writes, closes and deletes it. Prints the figures as one line of
-JSON.
+Ledgers with E = Qw = 3 and Qa = 2, deleted in the end. In mode `growing` each ledger is written as long as
+the run lasts; in mode `steady` it is followed by another after every 256 MiB, and deleted then, so that the
+bookies give back as much as they take. Prints `ready`, `warm`, and the figures as one line of JSON.
 """
 
 from __future__ import annotations
 
+import array
+import asyncio
+import contextlib
 import json
 import sys
+import time
+from typing import TYPE_CHECKING
 
 import uvloop
 
 import client_aio
-from benchmarks.load import Load, drive
+from benchmarks.load import Figures, Load, cpu_seconds, drive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROLL_BYTES = 256 << 20
+
+
+class Writers:
+    """The ledgers that are written, one add to each in turn."""
+
+    def __init__(self, client: client_aio.Client, load: Load, *, is_steady: bool) -> None:
+        self._client = client
+        self._entry_bytes = load.entry_bytes
+        self._roll_entries = max(1, ROLL_BYTES // load.entry_bytes) if is_steady else sys.maxsize
+        self._count = load.ledgers
+        self._adds: list[Callable[[bytes], asyncio.Future[int]]] = []
+        self._writers: list[client_aio.LedgerWriter] = []
+        self._left: list[int] = []
+        self._next = 0
+        self._rolling: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Writers:
+        self._writers = [await self._create() for _ in range(self._count)]
+        self._adds = [writer.add_entry for writer in self._writers]
+        # Not all at once: each has a different share of its first round behind it.
+        self._left = [self._roll_entries * (n + 1) // self._count for n in range(self._count)]
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        while self._rolling:
+            await asyncio.wait(self._rolling)
+        for writer in self._writers:
+            await self._end(writer)
+
+    def add(self, payload: bytes) -> asyncio.Future[int]:
+        """Add an entry to the next ledger."""
+        number = self._next
+        self._next = number + 1 if number + 1 < self._count else 0
+        self._left[number] -= 1
+        if not self._left[number]:
+            self._roll(number)
+        return self._adds[number](payload)
+
+    def _roll(self, number: int) -> None:
+        self._left[number] = self._roll_entries
+
+        async def roll() -> None:
+            new = await self._create()
+            old, self._writers[number] = self._writers[number], new
+            self._adds[number] = new.add_entry
+            await self._end(old)
+
+        task = asyncio.create_task(roll())
+        self._rolling.add(task)
+        task.add_done_callback(self._rolling.discard)
+
+    async def _create(self) -> client_aio.LedgerWriter:
+        return await self._client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
+
+    async def _end(self, writer: client_aio.LedgerWriter) -> None:
+        await writer.close()
+        await self._client.delete_ledger(writer.ledger_id)
+
+
+async def write(client: client_aio.Client, load: Load, *, is_steady: bool) -> Figures:
+    """Measure adds."""
+    async with Writers(client, load, is_steady=is_steady) as writers:
+        print("ready", flush=True)
+        # With one ledger that is never rolled, nothing stands between the loop and the product.
+        is_plain = load.ledgers == 1 and not is_steady
+        return await drive(writers._adds[0] if is_plain else writers.add, load)
+
+
+async def read(client: client_aio.Client, load: Load) -> Figures:
+    """Measure reading a ledger from end to end, one reader, every entry an object of bytes."""
+    payload = bytes(load.entry_bytes)
+    async with client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as writer:
+        print("ready", flush=True)
+        await writer.add_entries(payload for _ in range(load.read_entries))
+    reader = await client.open_ledger(writer.ledger_id)
+
+    async def whole() -> None:
+        size = 0
+        async with contextlib.aclosing(reader.read(0, load.read_entries - 1)) as entries:
+            async for entry in entries:
+                size += len(entry.data)
+        if size != load.read_entries * load.entry_bytes:
+            raise RuntimeError(f"read {size} bytes of {load.read_entries * load.entry_bytes}")
+
+    until = time.perf_counter() + load.warm_up_s
+    while time.perf_counter() < until:
+        await whole()
+    print("warm", flush=True)
+    passes = array.array("d")
+    cpu_before, started = cpu_seconds(), time.perf_counter()
+    while (now := time.perf_counter()) < started + load.seconds:
+        await whole()
+        passes.append(time.perf_counter() - now)
+    elapsed, cpu, count = time.perf_counter() - started, cpu_seconds() - cpu_before, len(passes)
+    await client.delete_ledger(writer.ledger_id)
+    # The latencies are those of whole passes, the rest is for an entry.
+    figures = Figures.of_latencies(passes, elapsed, cpu, 0, 0).to_dict()
+    entries = count * load.read_entries
+    figures |= {"adds": entries, "adds_per_s": entries / elapsed, "client_us": 1e6 * cpu / entries}
+    return Figures(**figures)  # type: ignore[arg-type]
 
 
 async def main() -> None:
-    uri, entry_bytes, in_flight, seconds = sys.argv[1:]
-    load = Load(int(entry_bytes), int(in_flight), float(seconds))
+    mode, uri = sys.argv[1].split("+", 1)
+    load = Load.of_arguments(sys.argv[2:])
     async with client_aio.connect(uri) as client:
-        async with client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as ledger:
-            figures = await drive(ledger.add_entry, load)
-            await ledger.flush()
-        await client.delete_ledger(ledger.ledger_id)
+        if load.read_entries:
+            figures = await read(client, load)
+        else:
+            figures = await write(client, load, is_steady=mode == "steady")
     print(json.dumps(figures.to_dict()))
 
 

@@ -16,24 +16,22 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from benchmarks import rawdisk
 from benchmarks.ceilings import run_ceiling
-from benchmarks.load import Figures, Load
+from benchmarks.load import Figures, Load, figures_of
+from benchmarks.machine import machine
 from benchmarks.processes import Child, start_module
 from benchmarks.running import run
 
 SHAPES = ((1024, 1000), (100, 10_000), (64 << 10, 64), (1024, 1))
 BOOKIES = 3
-PACKAGES = ("bookie-aio", "uvloop", "msgpack", "crc32c")
 KINDS = ("product", "fresh", "recycled")
 
 Round = dict[str, Figures]
@@ -68,11 +66,11 @@ class Product:
         before = self._cpu_seconds()
         client = await start_module(
             "benchmarks.product_client",
-            self._uri, str(load.entry_bytes), str(load.in_flight), str(load.seconds),
+            f"growing+{self._uri}", *load.arguments(),
             log=self._log,
         )  # fmt: skip
         async with client:
-            figures = Figures(**json.loads(await client.line(timeout_s=load.seconds + 60)))
+            figures = await figures_of(client, load)
         return figures, 1e6 * (self._cpu_seconds() - before) / figures.adds
 
     def _cpu_seconds(self) -> float:
@@ -146,25 +144,6 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{disk['recycled_p99_ms']:.3f}"
     )
     return "\n".join(lines)
-
-
-def machine() -> dict[str, Any]:
-    """Say what it was measured on."""
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "processor": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
-    }
 
 
 async def measure(loads: list[Load], rounds: int, directory: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,10 @@
 
     python -m benchmarks.ceiling.bookie FILE fresh|recycled
 
-`fresh` writes into blocks that were only allocated, `recycled` into blocks that were written before, where an
-fdatasync has no metadata to commit. Prints `ready PORT` once it serves.
+`fresh` writes into blocks that were only allocated (and are again each time the file is full), `recycled`
+into blocks that were written before, where an fdatasync has no metadata to commit.
+
+Prints `ready PORT` once it serves.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Journal:
     def __init__(self, path: str, *, is_recycled: bool) -> None:
         self.descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
         os.posix_fallocate(self.descriptor, 0, FILE_BYTES)
+        self.is_recycled = is_recycled
         if is_recycled:
             zeros = bytes(1 << 20)
             for at in range(0, FILE_BYTES, len(zeros)):
@@ -61,6 +64,9 @@ class Journal:
 
     def write(self, frames: list[memoryview], at: int) -> None:
         """Write and sync, on the thread."""
+        if at == 0 and not self.is_recycled:
+            os.ftruncate(self.descriptor, 0)
+            os.posix_fallocate(self.descriptor, 0, FILE_BYTES)
         for first in range(0, len(frames), BUFFERS_PER_CALL):
             at += os.pwritev(self.descriptor, frames[first : first + BUFFERS_PER_CALL], at)
         os.fdatasync(self.descriptor)

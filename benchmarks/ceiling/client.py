@@ -1,8 +1,8 @@
 """The ceiling's writing client: three bookies, an add is done when two of them have it on disk.
 
-    python -m benchmarks.ceiling.client PORT,PORT,PORT ENTRY_BYTES IN_FLIGHT SECONDS
+    python -m benchmarks.ceiling.client PORT,PORT,PORT ENTRY_BYTES IN_FLIGHT LEDGERS WARM_UP SECONDS READ
 
-Prints the figures as one line of JSON.
+One ledger, and no reading. Prints `ready`, `warm`, and the figures as one line of JSON.
 """
 
 from __future__ import annotations
@@ -96,15 +96,16 @@ class Writer:
 
 
 async def main() -> None:
-    ports, entry_bytes, in_flight, seconds = sys.argv[1:]
+    ports, load = sys.argv[1], Load.of_arguments(sys.argv[2:])
     loop = asyncio.get_running_loop()
-    writer = Writer(loop, int(entry_bytes))
+    writer = Writer(loop, load.entry_bytes)
     for index, port in enumerate(ports.split(",")):
         _, connection = await loop.create_connection(
             functools.partial(Connection, writer, index), "127.0.0.1", int(port)
         )
         writer.connections.append(connection)
-    figures = await drive(writer.add, Load(int(entry_bytes), int(in_flight), float(seconds)))
+    print("ready", flush=True)
+    figures = await drive(writer.add, load)
     print(json.dumps(figures.to_dict()))
 
 

@@ -1,0 +1,79 @@
+"""The product, its ceiling and the bare disk as systems under measurement."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from benchmarks.peers.systems import SERVERS, Servers
+from benchmarks.processes import Child, start_module
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+    from pathlib import Path
+
+    from benchmarks.peers.workloads import Workload
+
+
+class Product:
+    """Three bookies as `bookie-aio cluster up` starts them, and the client.
+
+    In the *steady* state the writer rolls to a new ledger now and then and deletes the one before, so that
+    deletes keep pace with writes; *growing*, nothing is ever deleted.
+    """
+
+    is_durable = True
+
+    def __init__(self, *, is_steady: bool) -> None:
+        self._is_steady = is_steady
+        self.name = "product" if is_steady else "product-growing"
+        self.title = "bookie-aio" if is_steady else "bookie-aio, only growing"
+
+    def can_run(self, workload: Workload) -> bool:
+        return self._is_steady or not workload.read_entries
+
+    async def start(self, directory: Path, workload: Workload, stack: AsyncExitStack) -> Servers:
+        cluster = await Child.start(
+            sys.executable, "-m", "client_aio.cli", "cluster", "up", "-n", str(SERVERS),
+            "--dir", str(directory / "cluster"), "-o", "jsonl",
+            log=directory / "cluster.log",
+        )  # fmt: skip
+        await stack.enter_async_context(cluster)
+        document = json.loads(await cluster.line())
+        mode = "steady" if self._is_steady else "growing"
+        return Servers(
+            [bookie["pid"] for bookie in document["bookies"]],
+            [sys.executable, "-m", "benchmarks.product_client", f"{mode}+{document['metadata']}"],
+        )
+
+
+class Ceiling:
+    """The bare hot path (`benchmarks.ceiling`), on blocks that are fresh or recycled."""
+
+    is_durable = True
+
+    def __init__(self, blocks: str) -> None:
+        self._blocks = blocks
+        self.name = f"ceiling-{blocks}"
+        self.title = f"ceiling, {blocks} blocks"
+
+    def can_run(self, workload: Workload) -> bool:
+        return workload.ledgers == 1 and not workload.read_entries
+
+    async def start(self, directory: Path, workload: Workload, stack: AsyncExitStack) -> Servers:
+        log = directory / "ceiling.log"
+        bookies = await asyncio.gather(
+            *(
+                start_module("benchmarks.ceiling.bookie", str(directory / f"{n}"), self._blocks, log=log)
+                for n in range(SERVERS)
+            )
+        )
+        for bookie in bookies:
+            await stack.enter_async_context(bookie)
+        ports = [(await bookie.line(lambda line: line.startswith("ready "))).split()[1] for bookie in bookies]
+        return Servers(
+            [bookie.pid for bookie in bookies],
+            [sys.executable, "-m", "benchmarks.ceiling.client", ",".join(ports)],
+        )

@@ -1,0 +1,60 @@
+"""The runs as tables: markdown that is readable in a terminal as well."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.peers.results import medians, ratio
+from benchmarks.peers.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.peers.systems import System
+
+OURS = "product"
+_HEAD = (
+    "| system | fsync before ack | per second | p50 ms | p99 ms | failed "
+    "| bytes to disk ÷ payload stored: by process, by device "
+    "| memory of a server, MiB | client + servers µs | bookie-aio is |\n"
+    "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+)
+
+
+def tables(document: dict[str, Any], systems: Sequence[System]) -> str:
+    """Give a table for each workload that was measured."""
+    runs = document["runs"]
+    parts = []
+    for workload in WORKLOADS.values():
+        rows = [row for system in systems if (row := _row(runs, workload.name, system))]
+        if rows:
+            parts.append("\n".join([f"### {workload.title}\n", _HEAD, *rows]))
+    failed = [run for run in runs if "error" in run]
+    if failed:
+        lines = [
+            f"- {run['workload']} on {run['system']}: {run['error'].splitlines()[-1][:200]}" for run in failed
+        ]
+        parts.append("\n".join(["Runs that failed:\n", *lines]))
+    return "\n\n".join(parts)
+
+
+def _row(runs: list[dict[str, Any]], workload: str, system: System) -> str | None:
+    found = medians(runs, workload, system.name)
+    if found is None:
+        return None
+    is_read = WORKLOADS[workload].read_entries > 0
+    written = [found.get(f"{by}_bytes_per_payload_byte") for by in ("process", "device")]
+    times = ratio(runs, workload, OURS, system.name)
+    cells = (
+        system.title,
+        "–" if is_read else "yes" if system.is_durable else "no",
+        f"{found['adds_per_s']:,.0f}",
+        "–" if is_read else f"{found['p50_ms']:.2f}",
+        "–" if is_read else f"{found['p99_ms']:.2f}",
+        f"{found['failed']:,.0f}",
+        ", ".join("–" if one is None else f"{one:.2f}" for one in written),
+        f"{found['server_mib']:,.0f}",
+        f"{found['client_us']:.1f} + {found['servers_us']:.1f}",
+        "" if times is None or system.name == OURS else f"{times:.2f} ×",
+    )
+    return f"| {' | '.join(cells)} |"
