@@ -301,10 +301,10 @@ class Client:
         self._context.check_open()
         return await list_replicas(self._context, check_ledger_id(ledger_id))
 
-    async def list_ledgers(self) -> AsyncGenerator[int, None]:
-        """Yield the ids of all ledgers, ascending."""
+    async def list_ledgers(self, *, first: int = 0) -> AsyncGenerator[int, None]:
+        """Yield the ids of all ledgers from `first` on, ascending."""
         self._context.check_open()
-        async for ledger_id in self._context.ledgers.ledger_ids():
+        async for ledger_id in self._context.ledgers.ledger_ids(first=first):
             yield ledger_id
 
     async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:

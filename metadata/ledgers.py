@@ -112,7 +112,7 @@ class LedgerStore:
         with _of_ledger(ledger_id):
             await self.store.delete(ledger_key(ledger_id), version)
 
-    async def ledger_ids(self, *, sync: bool = False) -> AsyncGenerator[int, None]:
+    async def ledger_ids(self, *, sync: bool = False, first: int = 0) -> AsyncGenerator[int, None]:
         """Yield the ids of all ledgers in ascending order.
 
         Ledgers created or deleted while the walk is under way may be missing or listed. A name in the
@@ -120,9 +120,11 @@ class LedgerStore:
 
         Args:
             sync: see everything that was completed before the call, by any client.
+            first: leave out the ids below this one, without looking at them.
         """
         if sync:
             await self.store.sync(KEY_LEDGERS)
+        lowest = ledger_key(first)
         # Depth first, on a stack of what is still to visit: names have a fixed width, so their order is
         # that of the ids.
         waiting = [KEY_LEDGERS]
@@ -132,7 +134,8 @@ class LedgerStore:
                 yield ledger_id_of(key)
             else:
                 names = await self.store.children(key)
-                waiting.extend(f"{key}/{name}" for name in reversed(names))
+                below = [f"{key}/{name}" for name in reversed(names)]
+                waiting.extend(path for path in below if path >= lowest[: len(path)])
 
     def watch(self, ledger_id: int) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever the ledger's metadata may have changed; see `MetadataStore.watch`."""

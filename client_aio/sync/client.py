@@ -54,11 +54,11 @@ class Client(Handle):
         """Delete a ledger."""
         self._run(self._client.delete_ledger(ledger_id, password=password))
 
-    def list_ledgers(self) -> list[int]:
-        """Give the ids of all ledgers, ascending."""
+    def list_ledgers(self, *, first: int = 0) -> list[int]:
+        """Give the ids of all ledgers from `first` on, ascending."""
 
         async def collect() -> list[int]:
-            return [ledger_id async for ledger_id in self._client.list_ledgers()]
+            return [ledger_id async for ledger_id in self._client.list_ledgers(first=first)]
 
         return self._run(collect())
 

@@ -56,6 +56,9 @@ async def test_the_walk_gives_all_ledgers_in_order(backend: Backend) -> None:
     for ledger_id in reversed(ids):
         await ledgers.create_ledger(ledger(ledger_id))
     assert [each async for each in LedgerStore(two).ledger_ids(sync=True)] == ids
+    for first in [*ids, 1, 8, 10_002, 123_456_789_011, LEDGER_ID_MAX - 1]:
+        expected = [each for each in ids if each >= first]
+        assert [each async for each in LedgerStore(one).ledger_ids(first=first)] == expected
     await ledgers.delete(10_000)
     await ledgers.delete(123_456_789_012)
     ids = [each for each in ids if each not in (10_000, 123_456_789_012)]
