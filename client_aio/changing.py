@@ -10,9 +10,25 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from client_aio.core.changes import Copy, Find, GiveUp, NewEnsemble, Reseat, Step, Wait, Write
+from client_aio.core.changes import (
+    Copy,
+    Drain,
+    Find,
+    FindAll,
+    GiveUp,
+    NewEnsemble,
+    Reseat,
+    Step,
+    Wait,
+    Write,
+)
 from client_aio.core.quorum import indexes_of
-from metadata.errors import BookKeeperError, NotEnoughBookiesError, WriterAbortedError
+from metadata.errors import (
+    BookKeeperError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+    WriterAbortedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -72,8 +88,13 @@ class EnsembleChanges(Generic[Token]):
                 self._run(), name=f"ensemble change of ledger {self._replicator.window.ledger_id}"
             )
 
-    def copied(self) -> None:
-        """Look again whether the newcomers hold their copies."""
+    def roll(self) -> None:
+        """Begin a new fragment, after what is under way."""
+        self._changer.roll()
+        self.begin()
+
+    def moved(self) -> None:
+        """Look again whether the newcomers hold their copies, and whether what was sent is acknowledged."""
         self._progress.set()
 
     async def finish(self) -> None:
@@ -118,6 +139,11 @@ class EnsembleChanges(Generic[Token]):
                 replicator.seat_newcomers(bookies, seats, self._connections)
                 await self._copy()
                 return changer.copied()
+            case FindAll():
+                return await self._find_all()
+            case Drain(failed):
+                await self._drain(failed)
+                return changer.drained()
             case Write(change):
                 return changer.written() if await self._write(change) else None
             case Reseat(bookies, seats):
@@ -125,7 +151,9 @@ class EnsembleChanges(Generic[Token]):
                 now = asyncio.get_running_loop().time()
                 self._seated_at |= {bookies[index]: now for index in indexes_of(seats)}
                 self._connections = {}
-                return changer.reseated()
+                following = changer.reseated()
+                replicator.schedule_flush()  # What a roll held back.
+                return following
             case GiveUp(why):
                 raise self._not_enough(why)
         raise AssertionError(step)
@@ -150,6 +178,27 @@ class EnsembleChanges(Generic[Token]):
             return changer.next()
         self._connections |= connections
         return changer.found(bookies)
+
+    async def _find_all(self) -> Step:
+        changer, metadata = self._changer, self._metadata()
+        try:
+            # A roll can wait for the metadata store; once its compare-and-set has begun, all adds wait too.
+            await self._context.ledgers.read(metadata.ledger_id)
+        except MetadataUnavailableError as error:
+            logger.warning("ledger=%d its next fragment waits: %s", metadata.ledger_id, error)
+            return changer.roll_later()
+        try:
+            bookies, self._connections = await self._context.finder.find_next(metadata)
+        except NotEnoughBookiesError as error:
+            logger.warning("ledger=%d its next fragment has the same bookies: %s", metadata.ledger_id, error)
+            return changer.not_found_all()
+        return changer.found_all(bookies)
+
+    async def _drain(self, failed: int) -> None:
+        window = self._replicator.window
+        while not window.is_drained and window.failed == failed and self._is_needed():
+            self._progress.clear()
+            await self._progress.wait()
 
     def _has_just_been_seated(self, bookie_id: str) -> bool:
         seated_at = self._seated_at.get(bookie_id)

@@ -41,6 +41,16 @@ class EnsembleFinder:
         ensemble, _ = await self._fill(ledger_id, (None,) * ensemble_size, write_quorum)
         return ensemble
 
+    async def find_next(
+        self, metadata: LedgerMetadata
+    ) -> tuple[tuple[str, ...], dict[str, BookieConnection]]:
+        """Find an ensemble for a ledger's next fragment, whatever the present one is, and connections to it.
+
+        Raises:
+            NotEnoughBookiesError: as `find`.
+        """
+        return await self._fill(metadata.ledger_id, (None,) * metadata.ensemble_size, metadata.write_quorum)
+
     async def replace(
         self,
         metadata: LedgerMetadata,

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from metadata.errors import Outcome
+from metadata.errors import LedgerFencedError, Outcome
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterable
 
     from metadata.errors import BookKeeperError
+    from metadata.ledger import LedgerMetadata
 
 
-def fail_all(
-    futures: Iterable[asyncio.Future[int] | asyncio.Future[None] | None], error: BookKeeperError
-) -> None:
+def fail_all(futures: Iterable[asyncio.Future[Any] | None], error: BookKeeperError) -> None:
     """Give an error to all that are not done, in order."""
     for future in futures:
         if future is not None and not future.done():
@@ -39,3 +38,23 @@ def as_unknown(error: BookKeeperError) -> BookKeeperError:
     if error.outcome is not Outcome.UNKNOWN:
         error.outcome = Outcome.UNKNOWN
     return error
+
+
+def taken_over(metadata: LedgerMetadata) -> LedgerFencedError:
+    """Build the error of a writer that the metadata show to be displaced."""
+    end = f" at entry {metadata.last_entry}" if metadata.is_closed else ""
+    term = f" under term {metadata.term}" if metadata.is_unbounded and not metadata.is_closed else ""
+    return LedgerFencedError(
+        f"ledger {metadata.ledger_id} has been taken over by another client: it is "
+        f"{metadata.state.value}{end}{term}",
+        ledger_id=metadata.ledger_id,
+    )
+
+
+def displaced(ledger_id: int, refusal: BookKeeperError) -> LedgerFencedError:
+    """Build the error of a client whose term a bookie refuses."""
+    return LedgerFencedError(
+        f"ledger {ledger_id} has been taken over by another client ({refusal})",
+        ledger_id=ledger_id,
+        bookie_id=refusal.bookie_id,
+    )

@@ -22,6 +22,7 @@ from metadata.errors import (
     ClientClosedError,
     DigestMismatchError,
     MetadataError,
+    StaleMetadataError,
 )
 from metadata.ids import NO_ENTRY
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
     from client_aio.entries import EntryBatch
+    from client_aio.reading import EntrySource
     from metadata.ledger import LedgerMetadata
     from metadata.store import Version
 
@@ -58,8 +60,11 @@ class LedgerReader:
         self._length: int | None = metadata.length
         self._digest = digest
         self._false_statements = 0
-        self._entries = context.entry_reader(
-            lambda: self._metadata, digest, on_statement=self._note, refresh=self.refresh
+        self._entries = self._make_entries()
+
+    def _make_entries(self) -> EntrySource:
+        return self._context.entry_reader(
+            lambda: self._metadata, self._digest, on_statement=self._note, refresh=self.refresh
         )
 
     # --- what is known ---
@@ -200,9 +205,13 @@ class LedgerReader:
                 "ledger=%d a bookie stated a LAC that fails its %s", self.ledger_id, self._digest.name
             )
             return False
-        if statement.content_term <= self._metadata.last_fragment.content_term:
+        if not self._is_behind(statement):
             self._lac = statement.lac
         return True
+
+    def _is_behind(self, statement: LacStatement) -> bool:
+        """Tell whether a statement is of a later term than the fragments known here are (rule 13)."""
+        return statement.content_term > self._metadata.last_fragment.content_term
 
     async def _ask_for_lac(self, *, needs_coverage: bool) -> None:
         metadata = self._metadata
@@ -248,10 +257,25 @@ class LedgerReader:
             timeout_s=self._config.read_timeout_s + wait_ms / 1000,
             ledger_id=self.ledger_id,
         )
-        if answer.statement is not None and not self._note(answer.statement):
+        statement = answer.statement
+        if statement is not None and self._is_behind(statement) and self._digest.is_genuine(statement):
+            await self._catch_up(statement, bookie_id)
+        if statement is not None and not self._note(statement):
             # No answer at all: one that is polled again at once would say so again at once.
             raise DigestMismatchError(
                 f"the LAC that bookie {bookie_id} states fails its {self._digest.name}",
+                ledger_id=self.ledger_id,
+                bookie_id=bookie_id,
+            )
+
+    async def _catch_up(self, statement: LacStatement, bookie_id: str) -> None:
+        """Read the metadata as they are now: they were written before such a statement could be made."""
+        await self._context.ledgers.sync(self.ledger_id)
+        await self.refresh()
+        if self._is_behind(statement) and not self.is_closed:
+            raise StaleMetadataError(
+                f"bookie {bookie_id} states a LAC of content term {statement.content_term}, of which the "
+                f"metadata of ledger {self.ledger_id} know nothing",
                 ledger_id=self.ledger_id,
                 bookie_id=bookie_id,
             )

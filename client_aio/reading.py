@@ -15,7 +15,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bookie_aio.wire.messages import NO_TERM, Read, ReadAnswer, Stop
 from client_aio.core.reads import ClassRange, checked_blocks, class_ranges, fragment_end, stride_of
@@ -47,6 +47,18 @@ _CHUNK_ENTRIES_MAX = 65_536
 _SPECULATIVE_MAX = 2
 
 
+class EntrySource(Protocol):
+    """Where a handle reads its ledger's entries; `EntryReader` says what each member does."""
+
+    digest_mismatches: int
+
+    def stream(self, first: int, last: int, limit: int) -> EntryStream: ...
+
+    def batches(self, first: int, last: int, limit: int) -> BatchStream: ...
+
+    def stream_unconfirmed(self, first: int, last: int) -> EntryStream: ...
+
+
 class EntryReader:
     """Reads entries of one ledger.
 
@@ -55,6 +67,7 @@ class EntryReader:
         digest: checks entries.
         on_statement: told every LAC statement that an answer carries, not verified yet.
         refresh: reads the metadata again; asked when no bookie named by the present ones has an entry.
+        turn: which bookie of its write set the first chunk is asked of; the next one of the next.
     """
 
     def __init__(
@@ -65,6 +78,7 @@ class EntryReader:
         *,
         on_statement: Callable[[LacStatement], object],
         refresh: Callable[[], Awaitable[None]] | None,
+        turn: int = 0,
     ) -> None:
         self._context = context
         self._config = context.config
@@ -72,7 +86,7 @@ class EntryReader:
         self._digest = digest
         self._on_statement = on_statement
         self._refresh = refresh
-        self._turn = 0  # which bookie of its write set the next chunk is asked of
+        self._turn = turn
         self.digest_mismatches = 0
 
     def stream(self, first: int, last: int, limit: int) -> EntryStream:
@@ -85,14 +99,7 @@ class EntryReader:
         Args:
             limit: the last entry that may be read.
         """
-        check_range(first, last)
-        if last > limit and first <= last:
-            ledger_id = self._metadata().ledger_id
-            raise NoSuchEntryError(
-                f"entry {last} of ledger {ledger_id} lies beyond the last add confirmed, {limit}",
-                ledger_id=ledger_id,
-                entry_id=last,
-            )
+        check_limit(self._metadata().ledger_id, first, last, limit)
         return self._batches(first, last)
 
     def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
@@ -115,16 +122,17 @@ class EntryReader:
             EntryUnknownError, BookieUnavailableError: nobody could tell.
         """
         now = self._current(wanted)
-        try:
-            return await self._blocks_once(now)
-        except (NoSuchEntryError, EntryUnknownError, StaleMetadataError, BookieUnavailableError):
-            if self._refresh is None:
-                raise
-            await self._refresh()
-            moved = self._current(wanted)
-            if moved == now:
-                raise
-        return await self._blocks_once(moved)
+        while True:
+            try:
+                return await self._blocks_once(now)
+            except (NoSuchEntryError, EntryUnknownError, StaleMetadataError, BookieUnavailableError):
+                if self._refresh is None:
+                    raise
+                await self._refresh()
+                moved = self._current(wanted)
+                if moved == now:
+                    raise
+                now = moved
 
     def _current(self, wanted: ClassRange) -> ClassRange:
         """Give the part of a range that lies in one fragment of the metadata as they are now."""
@@ -330,6 +338,22 @@ def check_range(first: int, last: int) -> None:
     """Raise InvalidArgumentError unless first to last is a range of entries, perhaps an empty one."""
     if first < 0 or last < first - 1:
         raise InvalidArgumentError(f"{first} to {last} is no range of entries")
+
+
+def check_limit(ledger_id: int, first: int, last: int, limit: int) -> None:
+    """Raise unless first to last is a range of entries, perhaps an empty one, that may be read.
+
+    Raises:
+        InvalidArgumentError: it is no range.
+        NoSuchEntryError: it goes beyond `limit`.
+    """
+    check_range(first, last)
+    if last > limit and first <= last:
+        raise NoSuchEntryError(
+            f"entry {last} of ledger {ledger_id} lies beyond the last add confirmed, {limit}",
+            ledger_id=ledger_id,
+            entry_id=last,
+        )
 
 
 def _stopped(answer: ReadAnswer, bookie_id: str, ledger_id: int) -> BookKeeperError:

@@ -1,5 +1,7 @@
 """Recovering the ledger of a dead (or displaced) writer: fence, find the end, write back, close (rule 12).
 
+A takeover of an unbounded ledger (`client_aio.unbounded.takeover`) does all of it but the closing.
+
 The shell around `client_aio.core.recovery`. Several clients may recover one ledger at once: all use the final
 term, all find an end that holds everything acknowledged, and the compare-and-set to CLOSED lets one win; the
 others adopt its result. A recovery that dies has changed nothing but fences, copies and the state
@@ -28,16 +30,19 @@ from client_aio.core.recovery import (
     entered,
     fencing_lac_read,
     recovery_read,
+    recovery_term,
 )
 from client_aio.core.window import AddWindow
+from client_aio.failing import displaced
 from client_aio.replication import Replicator
 from client_aio.updating import HeldMetadata
 from metadata.errors import (
     BookKeeperError,
+    LedgerFencedError,
     LedgerRecoveryError,
     NotEnoughBookiesError,
 )
-from metadata.ids import NO_ENTRY, TERM_FINAL
+from metadata.ids import NO_ENTRY
 from metadata.ledger import LedgerMetadata, with_ensemble
 
 if TYPE_CHECKING:
@@ -66,7 +71,7 @@ async def recover_ledger(
     held = HeldMetadata(context, *await context.ledgers.read(ledger_id))
     await held.update(entered)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
     while not held.current.is_closed:
-        recovery = _Recovery(context, held.current, digest)
+        recovery = Recovery(context, held.current, digest)
         last_entry, length = await recovery.run()
         if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):
             break
@@ -74,8 +79,11 @@ async def recover_ledger(
     return held.current, held.version
 
 
-class _Recovery:
-    """One attempt, from the metadata as they were when it began."""
+class Recovery:
+    """One attempt, from the metadata as they were when it began: they are IN_RECOVERY.
+
+    `fragments` are theirs, with the ensemble changes that were made on the way (rule 12d).
+    """
 
     def __init__(self, context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> None:
         self._context = context
@@ -97,7 +105,14 @@ class _Recovery:
         self._replicator: Replicator[None] | None = None
 
     async def run(self) -> tuple[int, int]:
-        """Fence, find and write back; returns the last entry and the ledger's length up to it."""
+        """Fence, find and write back; returns the last entry and the ledger's length up to it.
+
+        Cancelling leaves fences and copies, as a failure does.
+
+        Raises:
+            LedgerRecoveryError: too few bookies answered to decide, or to write back to.
+            LedgerFencedError: a later takeover of the unbounded ledger has begun.
+        """
         self._connections = await self._context.pool.get_all(self._ensemble)
         try:
             tally = await self._fence()
@@ -140,6 +155,8 @@ class _Recovery:
                             tally.answer(seat, None)
                         else:
                             tally.answer(seat, statement.lac, statement.lafr)
+                    elif isinstance(error, LedgerFencedError):
+                        raise displaced(self.metadata.ledger_id, error)
                     elif isinstance(error, BookKeeperError):
                         errors[self._ensemble[seat]] = str(error)
                     else:
@@ -176,6 +193,8 @@ class _Recovery:
         """Give the ledger's payload bytes up to its last confirmed entry, as that entry says."""
         if lac == NO_ENTRY:
             return 0
+        if self.metadata.unbounded is not None and lac < self.metadata.last_fragment.first_entry:
+            return self.metadata.unbounded.length_before
         reader = self._context.entry_reader(lambda: self.metadata, self._digest)
         try:
             blocks = await reader.blocks(class_ranges(self.metadata, lac, lac)[0])
@@ -203,6 +222,8 @@ class _Recovery:
                     raise self._inconclusive(entry_id, seats)
                 case None:
                     ask, outcome = await self._events.get()
+                    if isinstance(outcome, LedgerFencedError):
+                        raise displaced(self.metadata.ledger_id, outcome)
                     if isinstance(outcome, BookKeeperError):
                         logger.warning("ledger=%d recovery read: %s", self.metadata.ledger_id, outcome)
                         search.error(ask)
@@ -266,7 +287,7 @@ class _Recovery:
         self._window = window
         self._replicator = Replicator(
             window,
-            term=TERM_FINAL,
+            term=recovery_term(metadata),
             flags=AddFlag.RECOVERY,
             digest=self._digest,
             config=self._config,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from bookie_aio.wire.messages import Add, AddFlag, Done, Failure, Force, Message, PreparedRequest, Status
 from client_aio.connection import BookieConnection, Outcome, error_of
 from client_aio.core.quorum import indexes_of
+from client_aio.failing import displaced
 from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Token = TypeVar("Token")
+
+# What somebody else has done to the ledger, and not what is wrong with the bookie that says so.
+_WITHDRAWALS = (Status.INVALID_TERM, Status.NO_SUCH_LEDGER, Status.STALE_METADATA)
 
 
 @dataclass(slots=True)
@@ -48,7 +52,8 @@ class Replicator(Generic[Token]):
         on_turns: called with the turns that have just been acknowledged, in order; where the window retains
             some, also with none, since what it retains may have changed.
         on_seat_failed: called once for each seat whose bookie has newly failed.
-        on_fenced: called when a bookie refuses the term, or knows the ledger to be deleted.
+        on_fenced: called when a bookie refuses the term, knows the ledger to be deleted, or holds an entry
+            under a later content term.
     """
 
     def __init__(
@@ -127,12 +132,17 @@ class Replicator(Generic[Token]):
 
         A bookie that does not answer is locked by the first add that reaches it.
         """
-        locking = [
-            seat.connection.call(self._force, Done, timeout_s=self._config.add_timeout_s, auth=seat.token)
+        if any(seat.token is not None for seat in self._seats):
+            await self.ask_all(self._force)
+
+    async def ask_all(self, request: Message) -> None:
+        """Send a request that is answered with nothing to every seat, and wait until it is, or fails."""
+        asking = [
+            seat.connection.call(request, Done, timeout_s=self._config.add_timeout_s, auth=seat.token)
             for seat in self._seats
-            if seat.connection is not None and seat.token is not None
+            if seat.connection is not None
         ]
-        await asyncio.gather(*locking, return_exceptions=True)
+        await asyncio.gather(*asking, return_exceptions=True)
 
     async def force(self) -> None:
         """Make durable what the bookies have received (deferred sync).
@@ -233,23 +243,15 @@ class Replicator(Generic[Token]):
     def _refused(self, index: int, epoch: int, seat: _Seat, outcome: Outcome) -> None:
         if isinstance(outcome, Failure):
             error = error_of(outcome, bookie_id=seat.bookie_id, ledger_id=self.window.ledger_id)
-            if outcome.status in (Status.INVALID_TERM, Status.NO_SUCH_LEDGER):
+            if outcome.status in _WITHDRAWALS:
                 if epoch == self.window.epoch(index):
-                    self._on_fenced(self._withdrawal(error))
+                    is_fenced = isinstance(error, LedgerFencedError)
+                    self._on_fenced(displaced(self.window.ledger_id, error) if is_fenced else error)
                 return
         else:
             assert isinstance(outcome, BookKeeperError)
             error = outcome
         self._fail(index, epoch, error)
-
-    def _withdrawal(self, error: BookKeeperError) -> BookKeeperError:
-        if not isinstance(error, LedgerFencedError):
-            return error
-        return LedgerFencedError(
-            f"ledger {self.window.ledger_id} has been taken over by another client ({error})",
-            ledger_id=self.window.ledger_id,
-            bookie_id=error.bookie_id,
-        )
 
     def _fail(self, index: int, epoch: int, error: BookKeeperError) -> None:
         if self._is_stopped or not self.window.fail(index, epoch):

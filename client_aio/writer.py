@@ -21,7 +21,7 @@ from client_aio.clockwork import LacPublisher, StallWatch
 from client_aio.core.changes import Closing, EnsembleChanger, NewEnsemble
 from client_aio.core.ordering import EntryOrder
 from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddWindow, Turn
-from client_aio.failing import as_unknown, fail_all, with_message
+from client_aio.failing import as_unknown, fail_all, taken_over, with_message
 from client_aio.forcing import Forces
 from client_aio.replication import Replicator
 from client_aio.updating import HeldMetadata
@@ -32,10 +32,9 @@ from metadata.errors import (
     EntryTooLargeError,
     InvalidArgumentError,
     LedgerClosedError,
-    LedgerFencedError,
     WriterAbortedError,
 )
-from metadata.ids import TERM_WRITER
+from metadata.ids import NO_ENTRY, TERM_WRITER
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
-    from client_aio.reading import EntryReader, EntryStream
+    from client_aio.reading import EntrySource, EntryStream
     from metadata.ledger import LedgerMetadata
     from metadata.store import Version
 
@@ -68,10 +67,15 @@ class LedgerWriter:
         version: Version,
         digest: Digest,
         options: WriteOptions,
+        *,
+        term: int = TERM_WRITER,
+        last_entry: int = NO_ENTRY,
+        length: int = 0,
     ) -> None:
         self._context = context
         self._config = context.config
-        self._held = HeldMetadata(context, metadata, version)
+        self._held = self._hold(metadata, version)
+        self._term = term
         self._digest = digest
         self._options = options
         self._loop = asyncio.get_running_loop()
@@ -81,13 +85,15 @@ class LedgerWriter:
             ensemble_size=metadata.ensemble_size,
             write_quorum=metadata.write_quorum,
             ack_quorum=metadata.ack_quorum,
+            next_entry=last_entry + 1,
+            length=length,
             guaranteed_write_quorum=metadata.guaranteed_write_quorum,
             deferred_sync=options.deferred_sync,
             codes=digest.codes(metadata.last_fragment.content_term),
         )
         self._replicator: Replicator[Token] = Replicator(
             self._window,
-            term=TERM_WRITER,
+            term=term,
             flags=AddFlag.DEFERRED_SYNC if options.deferred_sync else AddFlag.NONE,
             digest=digest,
             config=self._config,
@@ -122,7 +128,13 @@ class LedgerWriter:
         self._forces = Forces(self._window, self._replicator.force, lambda: self._failure)
         self._lac_publisher = LacPublisher(self._window, self._publish_lac, self._config.explicit_lac_delay_s)
         self._stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
-        self._reader: EntryReader = context.entry_reader(lambda: self._held.current, digest)
+        self._reader = self._make_reader()
+
+    def _hold(self, metadata: LedgerMetadata, version: Version) -> HeldMetadata:
+        return HeldMetadata(self._context, metadata, version)
+
+    def _make_reader(self) -> EntrySource:
+        return self._context.entry_reader(lambda: self._held.current, self._digest)
 
     async def start(self) -> None:
         """Take the seats of the ensemble; called once, by who made this writer."""
@@ -517,8 +529,8 @@ class LedgerWriter:
         self._waiters.reached(window.last_entry_reported)
         if window.bytes_held <= self._config.max_in_flight_bytes:
             self._room.set()  # Whoever waits looks whether it is room enough.
-        if window.newcomers:
-            self._changes.copied()
+        if window.newcomers or window.is_holding:
+            self._changes.moved()
         self._lac_publisher.moved()
 
     def _complete(self, turn: Turn[Token]) -> None:
@@ -537,7 +549,7 @@ class LedgerWriter:
     def _publish_lac(self) -> None:
         window = self._window
         statement = self._digest.statement(window.content_term, window.lac, window.lafr_to_state)
-        self._replicator.broadcast(WriteLac(self.ledger_id, TERM_WRITER, statement))
+        self._replicator.broadcast(WriteLac(self.ledger_id, self._term, statement))
 
     def _fail(self, error: BookKeeperError) -> None:
         """Fail everything outstanding, in entry order; the first failure is the writer's."""
@@ -574,7 +586,7 @@ class LedgerWriter:
         )  # fmt: skip
         if await self._held.update(change.apply):
             return True
-        self._fail(self._taken_over())
+        self._fail(taken_over(self._held.current))
         return False
 
     async def _close_metadata(self) -> None:
@@ -582,15 +594,6 @@ class LedgerWriter:
         closing = Closing(window.lac, window.length_confirmed, self._held.current.last_fragment)
         if await self._held.update(closing.apply) or closing.is_met_by(self._held.current):
             return
-        error = self._taken_over()
+        error = taken_over(self._held.current)
         self._fail(error)
         raise error
-
-    def _taken_over(self) -> LedgerFencedError:
-        metadata = self._held.current
-        end = f" at entry {metadata.last_entry}" if metadata.is_closed else ""
-        return LedgerFencedError(
-            f"ledger {self.ledger_id} has been taken over by another client: it is "
-            f"{metadata.state.value}{end}",
-            ledger_id=self.ledger_id,
-        )

@@ -137,6 +137,10 @@ class LedgerStore:
                 below = [f"{key}/{name}" for name in reversed(names)]
                 waiting.extend(path for path in below if path >= lowest[: len(path)])
 
+    async def sync(self, ledger_id: int) -> None:
+        """Make the next `read` of the ledger see everything that any client completed before this call."""
+        await self.store.sync(ledger_key(ledger_id))
+
     def watch(self, ledger_id: int) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever the ledger's metadata may have changed; see `MetadataStore.watch`."""
         return self.store.watch(ledger_key(ledger_id))

@@ -30,6 +30,16 @@ is displaced as well.
 - With guaranteed write quorum the newcomers hold what they owe of the acknowledged entries before the
   compare-and-set (`Copy`, rule 11).
 
+*A roll* begins a new fragment because the last one is large. It is a change of the whole ensemble, with
+nothing outstanding:
+
+    asked for ─▶ FindAll ─found─▶ Drain ─drained─▶ Write ─written─▶ Reseat ─▶ done
+                    └─none found, or only seats that stay empty: the same ensemble goes on, and is written
+
+- While it drains the window holds what is added. A seat that fails meanwhile is replaced first where the rest
+  waits for it; else the new fragment does without it.
+- So every entry below the new fragment's first is acknowledged when it is written, and none is sent again.
+
 Owns the order of these steps. Does not own how bookies are chosen, sending, retries' timing, or the store.
 """
 
@@ -57,12 +67,14 @@ class NewEnsemble:
     first_entry: int
     bookies: tuple[str, ...]
     known: Fragment
+    length: int = 0
+    """Payload bytes below `first_entry`; an unbounded ledger's metadata keep it."""
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
         """Give what to write in place of these metadata; None where they show that others took over."""
         if metadata.state is not LedgerState.OPEN or metadata.last_fragment != self.known:
             return None
-        return metadata.change_ensemble(self.first_entry, self.bookies)
+        return metadata.change_ensemble(self.first_entry, self.bookies, length=self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +166,19 @@ class Copy(NamedTuple):
     seats: int
 
 
+class FindAll(NamedTuple):
+    """Find bookies for a whole new fragment; answer with `found_all`, `not_found_all`, or `roll_later`."""
+
+
+class Drain(NamedTuple):
+    """Wait until what was sent has been acknowledged, or a seat fails that is not in the mask `failed`.
+
+    Then ask for the step after it: `drained`.
+    """
+
+    failed: int
+
+
 class Write(NamedTuple):
     """Write the change; answer with `written`, or withdraw if it is refused."""
 
@@ -173,7 +198,7 @@ class GiveUp(NamedTuple):
     why: str
 
 
-Step = Find | Wait | Copy | Write | Reseat | GiveUp | None
+Step = Find | Wait | Copy | FindAll | Drain | Write | Reseat | GiveUp | None
 """None: nothing is to be done."""
 
 
@@ -191,15 +216,26 @@ class EnsembleChanger(Generic[Token]):
         self._asked = 0  # seats that bookies were last asked for
         self._seats = 0  # seats of the change under way
         self._first_entry: int | None = None
+        self._is_roll_due = False
+        self._rolling: tuple[tuple[str, ...], int] | None = (
+            None  # to these bookies, of them new in these seats
+        )
+        self._is_rolled = False  # the change under way is the roll itself
         self.fragment = fragment
         self.target = fragment.bookies
         self.changes = 0
 
+    def roll(self) -> None:
+        """Ask for a new fragment, after what is under way; `next` gives the steps."""
+        self._is_roll_due = True
+
     def next(self) -> Step:
-        """Give what is to be done about the seats that have failed."""
+        """Give what is to be done about the seats that have failed, and about a roll that is due."""
+        if self._rolling is not None and self._first_entry is None:
+            return self.drained()
         self._asked = self._window.failed
         if not self._asked:
-            return None
+            return FindAll() if self._is_roll_due else None
         if self.changes >= self._changes_max and self._first_entry is None:
             return self._go_on_without(f"its ensemble has been changed {self.changes} times already")
         return Find(self._asked)
@@ -213,7 +249,41 @@ class EnsembleChanger(Generic[Token]):
             return Wait(is_frozen=True)
         if not self._window.can_acknowledge:
             return GiveUp(f"some write set has fewer than {self._window.ack_quorum} bookies left, and {why}")
+        if self._rolling is not None:
+            return Drain(self._window.failed)
+        if self._is_roll_due:
+            return self.not_found_all()
         return Wait(is_frozen=False)
+
+    def found_all(self, bookies: tuple[str, ...]) -> Step:
+        """Begin a roll to new bookies, which can be reached."""
+        return self._begin_roll(bookies, (1 << len(bookies)) - 1)
+
+    def not_found_all(self) -> Step:
+        """Begin a roll to the same bookies, whichever of them have failed."""
+        return self._begin_roll(self.fragment.bookies, 0)
+
+    def roll_later(self) -> Step:
+        """Give the roll up: it is asked for again some other time."""
+        self._is_roll_due = False
+        return self.next()
+
+    def _begin_roll(self, bookies: tuple[str, ...], seats: int) -> Step:
+        self._rolling = bookies, seats
+        self._window.is_holding = True
+        return self.drained()
+
+    def drained(self) -> Step:
+        """Write the new fragment once all that was sent is acknowledged, or see to that first."""
+        assert self._rolling is not None
+        if not self._window.is_drained:
+            self._asked = self._window.failed
+            is_stuck = self._asked and not self._window.can_acknowledge
+            return Find(self._asked) if is_stuck else Drain(self._window.failed)
+        self._is_rolled = True
+        self._first_entry = self._window.begin_change()
+        self.target, self._seats = self._rolling
+        return Write(NewEnsemble(self._first_entry, self.target, self.fragment))
 
     def found(self, bookies: tuple[str, ...]) -> Step:
         """Begin the change to an ensemble whose new bookies can be reached, or go on with it."""
@@ -242,10 +312,12 @@ class EnsembleChanger(Generic[Token]):
         """Note that the compare-and-set has definitely happened."""
         assert self._first_entry is not None
         self.fragment = replace(self.fragment, first_entry=self._first_entry, bookies=self.target)
-        self.changes += 1
+        self.changes += not self._is_rolled
         return Reseat(self.target, self._seats)
 
     def reseated(self) -> Step:
         """Note that the window goes on; what failed meanwhile is the next change."""
-        self._first_entry, self._seats = None, 0
+        if self._is_rolled:
+            self._rolling, self._is_roll_due, self._window.is_holding = None, False, False
+        self._first_entry, self._seats, self._is_rolled = None, 0, False
         return self.next()

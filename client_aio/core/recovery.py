@@ -1,5 +1,8 @@
 """Finding where a dead writer's ledger ends: the fencing reads and the recovery reads of rule 12.
 
+A takeover of an unbounded ledger does the same to its last fragment, under its own term, and then goes on
+instead of closing (`client_aio.core.terms`).
+
 The theory. Fencing LAC reads go to the last fragment's ensemble until every write set is *covered*: fewer
 than Qa of its bookies are without an answer. From then on no entry can be acknowledged that we do not hear
 of, since every ack quorum has a member that refuses the writer's term.
@@ -38,6 +41,11 @@ if TYPE_CHECKING:
 _RUN_ENTRIES = 4096
 
 
+def recovery_term(metadata: LedgerMetadata) -> int:
+    """Give the term of whoever recovers: the final one, or in an unbounded ledger that of the takeover."""
+    return metadata.term if metadata.is_unbounded else TERM_FINAL
+
+
 def entered(metadata: LedgerMetadata) -> LedgerMetadata | None:
     """Give the ledger IN_RECOVERY (rule 12a); None where it is that already, or CLOSED."""
     return metadata.begin_recovery() if metadata.state is LedgerState.OPEN else None
@@ -45,7 +53,7 @@ def entered(metadata: LedgerMetadata) -> LedgerMetadata | None:
 
 def fencing_lac_read(metadata: LedgerMetadata) -> ReadLac:
     """Give the request that fences the ledger at a bookie and asks for the LAC (rule 12b)."""
-    return ReadLac(metadata.ledger_id, TERM_FINAL, NO_ENTRY, 0)
+    return ReadLac(metadata.ledger_id, recovery_term(metadata), NO_ENTRY, 0)
 
 
 def recovery_read(metadata: LedgerMetadata, ask: Ask, bytes_max: int) -> Read:
@@ -55,8 +63,8 @@ def recovery_read(metadata: LedgerMetadata, ask: Ask, bytes_max: int) -> Read:
     acknowledge that very entry to the writer.
     """
     last = min(ask.first + (_RUN_ENTRIES - 1) * ask.stride, ENTRY_ID_MAX)
-    content_term = metadata.last_fragment.content_term
-    return Read(metadata.ledger_id, TERM_FINAL, content_term, ask.first, last, ask.stride, bytes_max)
+    term, content_term = recovery_term(metadata), metadata.last_fragment.content_term
+    return Read(metadata.ledger_id, term, content_term, ask.first, last, ask.stride, bytes_max)
 
 
 def believed(statement: LacStatement | None, metadata: LedgerMetadata, digest: Digest) -> LacStatement | None:

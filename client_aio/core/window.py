@@ -20,6 +20,8 @@ The theory, in the terms of ARCHITECTURE.md's rules:
   send it again, until the whole write set of each of its batches has it; the last entry of the last turn
   released so is the LAFR. An ensemble change then starts at LAFR + 1, and `seat_newcomers` gives the new
   bookies what they owe of (LAFR, LAC] before the compare-and-set; `owes_copies` tells whether they have it.
+- A window that *holds* takes entries and forms no turns of them, so that all that was sent can be
+  acknowledged: then the next id is LAC + 1, and a fragment that begins there begins with nothing outstanding.
 - With *deferred sync* an acknowledgement says no more than that a bookie has received a batch. A turn that
   Qa bookies received is reported, and retained until Qa of those bookies have answered a *force* that was
   sent to them behind it over the same connection, which is to say to the same process: only then does the
@@ -140,6 +142,7 @@ class AddWindow(Generic[Token]):
         self.lafr = next_entry - 1 if guaranteed_write_quorum else NO_ENTRY
         self._stated_lafr = stated_lafr
         self._frozen = False
+        self.is_holding = False
         self.newcomers = 0  # seats whose new bookies have got copies, and nothing beyond the LAC
         self._received = next_entry - 1  # the last entry reported, which the LAC may be behind
         self._next_entry = next_entry  # of the first entry not sent yet
@@ -186,6 +189,11 @@ class AddWindow(Generic[Token]):
         return self._frozen
 
     @property
+    def is_drained(self) -> bool:
+        """Tell whether everything sent has been acknowledged, and nothing is retained."""
+        return not self._turns and not self._retained
+
+    @property
     def has_unsent(self) -> bool:
         """Tell whether entries wait for `flush`."""
         return bool(self._payloads)
@@ -205,6 +213,8 @@ class AddWindow(Generic[Token]):
 
     def flush(self) -> list[Send]:
         """Form turns of what was added since, and say what is to be sent where."""
+        if self.is_holding:
+            return []
         payloads, tokens = self._payloads, self._tokens
         self._payloads, self._tokens = [], []
         sends: list[Send] = []
