@@ -48,6 +48,11 @@ PURE = (
     "bookie_aio.storage.index",
     "bookie_aio.storage.idranges",
     "client_aio.core",
+    "client_aio.spark.encoding",
+    "client_aio.spark.options",
+    "client_aio.spark.plan",
+    "client_aio.spark.positions",
+    "client_aio.spark.tags",
 )
 # Interfaces: they may declare coroutines, and otherwise keep the same rule.
 PURE_BUT_FOR_COROUTINES = ("metadata.store",)

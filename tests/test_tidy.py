@@ -26,7 +26,7 @@ SHELLS = (
     "metadata/zookeeper.py",
     "bookie_aio/server/bookie.py",
     "client_aio/client.py",
-    "client_aio/spark.py",
+    "client_aio/spark/",
 )
 AMBIENT = {
     ("time", "time"),

@@ -1,0 +1,1 @@
+"""DataFrames in and out of logs and ledgers, for PySpark."""

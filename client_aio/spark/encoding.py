@@ -1,0 +1,279 @@
+"""How rows become entries, and entries rows: the encodings binary, json and arrow, and compression.
+
+Pure: bytes and Arrow arrays in, bytes and Arrow arrays out.
+
+- `binary`: a column of bytes; each row is an entry, as it is.
+- `json`: each row is an entry, a JSON object in UTF-8. Dates and times are ISO 8601 (UTC where they have a
+  zone), bytes are Base64, decimals are strings, maps are lists of [key, value].
+- `arrow`: each batch of rows is an entry: an encapsulated record-batch message of Arrow's IPC format, without
+  the schema, which the log and the ledger keep.
+
+A compressed entry is four bytes, the length before compression (little-endian), and the compressed bytes: a
+zstd frame or an lz4 frame. Which encoding and compression a ledger has stands in its custom metadata, for
+each ledger on its own, so that a log may hold ledgers of several kinds.
+
+Invariant: decoding inverts encoding, for every schema that Spark can write; what cannot be decoded is named
+by its entry.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pyarrow
+import pyarrow.ipc
+
+from client_aio.spark.jsonrows import from_json_value, to_json_value
+from metadata.errors import BookKeeperError, EntryTooLargeError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_LENGTH = struct.Struct("<I")
+_CODECS = {"zstd": "zstd", "lz4": "lz4"}
+_INFLATED_BYTES_MAX = 256 * 1024 * 1024
+
+
+class UndecodableEntryError(BookKeeperError):
+    """An entry's bytes are not what its ledger's encoding makes; they are intact, and were written so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How one ledger's entries are encoded. `schema` is Arrow's, of the decoded columns."""
+
+    encoding: str
+    compression: str = "none"
+    schema: pyarrow.Schema | None = None
+
+
+@dataclass(slots=True)
+class Decoded:
+    """The rows of a run of entries.
+
+    `counts` says how many rows each entry gave, None where it is one each; `errors` why an entry gave a row
+    of nulls, by the entry's place in the run.
+    """
+
+    columns: list[pyarrow.Array]
+    rows: int
+    counts: numpy.ndarray[Any, numpy.dtype[numpy.int64]] | None = None
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+# --- encoding ---
+
+
+def make_encoder(
+    format_: Format, *, entry_bytes: int, entry_bytes_max: int, value: str | None = None
+) -> Callable[[pyarrow.RecordBatch], list[bytes]]:
+    """Give the function that turns a batch of rows into entries.
+
+    Args:
+        entry_bytes: what a batch of rows is cut at (arrow), before compression.
+        entry_bytes_max: the largest entry that the client takes.
+        value: the column of bytes (binary).
+
+    The function raises InvalidArgumentError for a null where bytes must be, and EntryTooLargeError for a row
+    above the limit; both name the row within the batch.
+    """
+    squeeze = _compressor(format_.compression)
+
+    def check(entries: list[bytes], what: str) -> list[bytes]:
+        for number, entry in enumerate(entries):
+            if len(entry) > entry_bytes_max:
+                raise EntryTooLargeError(
+                    f"{what} {number} of a batch makes an entry of {len(entry):,} bytes; "
+                    f"the limit is {entry_bytes_max:,}"
+                )
+        return entries
+
+    def binary(batch: pyarrow.RecordBatch) -> list[bytes]:
+        assert value is not None
+        column = batch.column(batch.schema.get_field_index(value))
+        if column.null_count:
+            row = column.is_null().to_numpy(zero_copy_only=False).argmax()
+            raise InvalidArgumentError(
+                f"row {row} of a batch has a null in column {value!r}: an entry is bytes. "
+                f"Leave such rows out: where({value} is not null)"
+            )
+        entries: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()
+        return check(squeeze(entries), "row")
+
+    def rows(batch: pyarrow.RecordBatch) -> list[bytes]:
+        names, types = batch.schema.names, batch.schema.types
+        columns = [
+            [to_json_value(cell, kind) for cell in column.to_pylist()]
+            for column, kind in zip(batch.columns, types, strict=True)
+        ]
+        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+        entries = [encode(dict(zip(names, row, strict=True))).encode() for row in zip(*columns, strict=True)]
+        return check(squeeze(entries), "row")
+
+    def arrow(batch: pyarrow.RecordBatch) -> list[bytes]:
+        assert format_.schema is not None
+        if batch.schema != format_.schema:
+            batch = batch.cast(format_.schema)
+        return check(squeeze(list(_messages(batch, entry_bytes))), "row")
+
+    return {"binary": binary, "json": rows, "arrow": arrow}[format_.encoding]
+
+
+def _messages(batch: pyarrow.RecordBatch, entry_bytes: int) -> Iterator[bytes]:
+    """Cut a batch into messages of about the size wanted, of one row at least."""
+    if not batch.num_rows:
+        return
+    size = pyarrow.ipc.get_record_batch_size(batch)
+    if size <= entry_bytes or batch.num_rows == 1:
+        yield batch.serialize().to_pybytes()
+        return
+    rows = max(1, min(batch.num_rows // 2, batch.num_rows * entry_bytes // size))
+    for start in range(0, batch.num_rows, rows):
+        yield from _messages(batch.slice(start, rows), entry_bytes)
+
+
+def _compressor(compression: str) -> Callable[[list[bytes]], list[bytes]]:
+    if compression == "none":
+        return lambda entries: entries
+    codec = pyarrow.Codec(_CODECS[compression])
+    return lambda entries: [
+        _LENGTH.pack(len(entry)) + codec.compress(entry, asbytes=True) for entry in entries
+    ]
+
+
+# --- decoding ---
+
+
+def decode(
+    format_: Format, offsets: Sequence[int], buffer: memoryview, *, is_permissive: bool = False
+) -> Decoded:
+    """Turn a run of entries into rows: one column `value` (binary), or those of the format's schema.
+
+    Args:
+        offsets: entry i is `buffer[offsets[i]:offsets[i + 1]]`.
+        is_permissive: give a row of nulls, and say why, for an entry that cannot be decoded.
+
+    Raises:
+        UndecodableEntryError: for such an entry, unless permissive; `entry_id` is its place in the run.
+    """
+    errors: dict[int, str] = {}
+
+    def fail(place: int, error: object) -> None:
+        if not is_permissive:
+            raise UndecodableEntryError(
+                f"it cannot be decoded as {format_.encoding}"
+                f"{'' if format_.compression == 'none' else ' with ' + format_.compression}: {error}",
+                entry_id=place,
+            )
+        errors[place] = str(error)
+
+    if format_.compression != "none":
+        entries = _inflated(format_.compression, offsets, buffer, fail)
+        offsets = list(accumulate(map(len, entries), initial=0))
+        buffer = memoryview(b"".join(entries))
+    if format_.encoding == "binary":
+        return _as_values(offsets, buffer, errors)
+    assert format_.schema is not None
+    if format_.encoding == "json":
+        return _from_json(format_.schema, offsets, buffer, errors, fail)
+    return _from_arrow(format_.schema, offsets, buffer, errors, fail)
+
+
+def binary_array(
+    offsets: Sequence[int], buffer: memoryview, nulls: dict[int, str] | None = None
+) -> pyarrow.Array:
+    """View a run of entries as an Arrow array of bytes, without an object per entry."""
+    count = len(offsets) - 1
+    places = pyarrow.py_buffer(numpy.asarray(offsets, dtype=numpy.int32))
+    validity = None
+    if nulls:
+        is_valid = numpy.ones(count, dtype=bool)
+        is_valid[list(nulls)] = False
+        validity = pyarrow.array(is_valid).buffers()[1]
+    return pyarrow.Array.from_buffers(pyarrow.binary(), count, [validity, places, pyarrow.py_buffer(buffer)])
+
+
+def _as_values(offsets: Sequence[int], buffer: memoryview, errors: dict[int, str]) -> Decoded:
+    return Decoded([binary_array(offsets, buffer, errors)], len(offsets) - 1, errors=errors)
+
+
+def _inflated(
+    compression: str, offsets: Sequence[int], buffer: memoryview, fail: Callable[[int, object], None]
+) -> list[bytes]:
+    codec = pyarrow.Codec(_CODECS[compression])
+    entries = []
+    for place, (start, end) in enumerate(pairwise(offsets)):
+        try:
+            (size,) = _LENGTH.unpack_from(buffer[start:end])
+            if size > _INFLATED_BYTES_MAX:
+                raise ValueError(f"it claims {size:,} bytes")
+            entry = codec.decompress(buffer[start + _LENGTH.size : end], size, asbytes=True)
+            if len(entry) != size:
+                raise ValueError(f"it has {len(entry)} bytes and claims {size}")
+        except (OSError, ValueError, struct.error) as error:
+            fail(place, error)
+            entry = b""
+        entries.append(entry)
+    return entries
+
+
+def _from_arrow(
+    schema: pyarrow.Schema,
+    offsets: Sequence[int],
+    buffer: memoryview,
+    errors: dict[int, str],
+    fail: Callable[[int, object], None],
+) -> Decoded:
+    batches, counts = [], []
+    for place, (start, end) in enumerate(pairwise(offsets)):
+        batch = None
+        if place not in errors:
+            try:
+                message = pyarrow.py_buffer(buffer[start:end])
+                batch = pyarrow.ipc.read_record_batch(message, schema)
+                for column in batch.columns:
+                    column.validate(full=True)
+            except (OSError, ValueError, IndexError, EOFError) as error:
+                batch = None
+                fail(place, error)
+        if batch is None:
+            batch = pyarrow.RecordBatch.from_pylist([{}], schema=schema)
+        batches.append(batch)
+        counts.append(batch.num_rows)
+    columns = [
+        pyarrow.concat_arrays([batch.column(index) for batch in batches])
+        if batches
+        else pyarrow.array([], kind)
+        for index, kind in enumerate(schema.types)
+    ]
+    return Decoded(columns, sum(counts), numpy.asarray(counts, dtype=numpy.int64), errors)
+
+
+def _from_json(
+    schema: pyarrow.Schema,
+    offsets: Sequence[int],
+    buffer: memoryview,
+    errors: dict[int, str],
+    fail: Callable[[int, object], None],
+) -> Decoded:
+    columns: list[list[Any]] = [[] for _ in schema]
+    fields = list(zip(schema.names, schema.types, columns, strict=True))
+    for place, (start, end) in enumerate(pairwise(offsets)):
+        row: list[Any] = [None] * len(fields)
+        if place not in errors:
+            try:
+                document = json.loads(bytes(buffer[start:end]))
+                if not isinstance(document, dict):
+                    raise ValueError(f"it is {type(document).__name__}, not an object")
+                row = [from_json_value(document.get(name), kind) for name, kind, _ in fields]
+            except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
+                fail(place, error)
+        for cell, (_, _, column) in zip(row, fields, strict=True):
+            column.append(cell)
+    arrays = [pyarrow.array(column, kind) for _, kind, column in fields]
+    return Decoded(arrays, len(offsets) - 1, errors=errors)

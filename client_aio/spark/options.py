@@ -1,0 +1,224 @@
+"""The options of the data source "ledger": their names, defaults, and what is said about wrong ones.
+
+Owns the parsing of `.option(…)` values, which Spark hands over as strings under names whose case does not
+matter. An unknown name is an error that names the nearest one: a misspelt `encodnig` that is passed over
+would write other bytes than were asked for. Touches neither Spark nor a cluster.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from metadata.errors import InvalidArgumentError
+from metadata.ids import check_ledger_id
+from metadata.ledger import check_quorums
+from metadata.open import parse_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ENCODINGS = ("binary", "json", "arrow")
+COMPRESSIONS = ("none", "zstd", "lz4")
+ALL = "all"
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """What `spark.read` and `spark.readStream` take."""
+
+    metadata: str
+    """The metadata store's URI."""
+    log: tuple[str, ...] = ()
+    """The logs to read; a stream reads one."""
+    ledger: tuple[int, ...] | None = None
+    """The ledgers to read; `all` is every ledger there is (an empty tuple)."""
+    unbounded: str | None = None
+    """The unbounded ledger to read."""
+    encoding: str = "auto"
+    """How entries are decoded; `auto`: as the log or the ledger says that it was written, else not at all."""
+    columns: tuple[str, ...] = ()
+    """The columns to read; by default all."""
+    mode: str = "failfast"
+    """What an entry that is missing, damaged or cannot be decoded does: it fails the task, or (`permissive`)
+    becomes a row with the reason in the column `_error`."""
+    partition_bytes: int = 8 * MIB
+    """About how much one task reads."""
+    starting_position: str = "earliest"
+    """Of a stream: `earliest`, `latest`, a position as in the column `position`, or a time (ISO 8601)."""
+    max_entries_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+    """Of a stream: whether records that were truncated before they were read end the query."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """What `df.write` and `df.writeStream` take."""
+
+    metadata: str
+    log: str
+    encoding: str = "auto"
+    """`auto`: binary for a frame of one binary column, else arrow."""
+    value: str | None = None
+    """The column of bytes, with the encoding binary; needed only where there are several columns."""
+    compression: str = "none"
+    if_exists: str = "append"
+    """What is done about a log that holds something: `append`, `error`, or `ignore`, which writes nothing."""
+    ensemble_size: int = 3
+    write_quorum: int = 3
+    ack_quorum: int = 2
+    ledger_bytes: int = 1024 * MIB
+    """A task goes on to a further ledger after so many bytes."""
+    entry_bytes: int = 1 * MIB
+    """With the encoding arrow: the size above which a batch of rows is cut into several entries."""
+
+
+def parse_read(options: Mapping[str, str]) -> ReadOptions:
+    """Parse the options of a read.
+
+    Raises:
+        InvalidArgumentError: one is unknown, wrong, missing, or contradicts another.
+    """
+    values = _parse(options, _READ, "read")
+    parsed = ReadOptions(**values)
+    named = [name for name in ("log", "ledger", "unbounded") if values.get(name) is not None]
+    if len(named) != 1:
+        found = " and ".join(named) or "none of them"
+        raise InvalidArgumentError(f"one of the options log, ledger, unbounded is needed; there is {found}")
+    return parsed
+
+
+def parse_write(options: Mapping[str, str]) -> WriteOptions:
+    """Parse the options of a write; raises as `parse_read` does."""
+    values = _parse(options, _WRITE, "write")
+    if "log" not in values:
+        raise InvalidArgumentError('the option log is needed: .option("log", "name of the log to write to")')
+    if "value" in values and values.get("encoding", "binary") not in ("binary", "auto"):
+        raise InvalidArgumentError(
+            f"the option value names the column for encoding binary, and encoding is {values['encoding']!r}"
+        )
+    parsed = WriteOptions(**values)
+    check_quorums(parsed.ensemble_size, parsed.write_quorum, parsed.ack_quorum)
+    return parsed
+
+
+def _parse(
+    options: Mapping[str, str], parsers: Mapping[str, Callable[[str, str], Any]], verb: str
+) -> dict[str, Any]:
+    known = {name.lower(): name for name in parsers}
+    values = {}
+    for given, text in options.items():
+        name = known.get(given.lower())
+        if name is None:
+            raise InvalidArgumentError(_unknown(given, list(parsers), verb))
+        values[_field_of(name)] = parsers[name](name, str(text).strip())
+    if "metadata" not in values:
+        raise InvalidArgumentError(
+            'the option metadata is needed: .option("metadata", "zk://host:2181/ledgers" or '
+            '"sqlite:///absolute/path/metadata.db")'
+        )
+    return values
+
+
+def _unknown(given: str, names: list[str], verb: str) -> str:
+    lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(given.lower(), list(lower), n=1, cutoff=0.5)
+    hint = f"did you mean {lower[near[0]]}?" if near else "there is none like it."
+    if given.lower() == "path":
+        hint = "a log is named by the option log: call save() and load() without a path."
+    return f"option {given!r} is unknown; {hint} The options of a {verb}: {', '.join(sorted(names))}"
+
+
+def _field_of(name: str) -> str:
+    """Turn `partitionBytes` into `partition_bytes`."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+
+
+def option_of(field: str) -> str:
+    """Turn `partition_bytes` into `partitionBytes`, as the user wrote it."""
+    first, *rest = field.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _uri(name: str, text: str) -> str:
+    parse_uri(text)
+    return text
+
+
+def _name(name: str, text: str) -> str:
+    if not text:
+        raise InvalidArgumentError(f"the option {name} is empty")
+    return text
+
+
+def _names(name: str, text: str) -> tuple[str, ...]:
+    return tuple(_name(name, part.strip()) for part in text.split(","))
+
+
+def _ledgers(name: str, text: str) -> tuple[int, ...]:
+    if text.lower() == ALL:
+        return ()
+    try:
+        return tuple(check_ledger_id(int(part)) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"the option {name} is a ledger's id, several with commas, or {ALL}: not {text!r}"
+        ) from error
+
+
+def _one_of(*choices: str) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        if text.lower() in choices:
+            return text.lower()
+        raise InvalidArgumentError(f"the option {name} is one of {', '.join(choices)}: not {text!r}")
+
+    return parse
+
+
+def _number(name: str, text: str) -> int:
+    """Parse a positive number; sizes may end in k, m or g (powers of 1024)."""
+    units = {"k": 1024, "m": MIB, "g": 1024 * MIB}
+    digits, unit = (text[:-1], units[text[-1].lower()]) if text[-1:].lower() in units else (text, 1)
+    if not digits.isascii() or not digits.isdecimal() or int(digits) == 0:
+        raise InvalidArgumentError(
+            f"the option {name} is a positive number, which may end in k, m or g: not {text!r}"
+        )
+    return int(digits) * unit
+
+
+def _boolean(name: str, text: str) -> bool:
+    return _one_of("true", "false")(name, text) == "true"
+
+
+_READ: dict[str, Callable[[str, str], Any]] = {
+    "metadata": _uri,
+    "log": _names,
+    "ledger": _ledgers,
+    "unbounded": _name,
+    "encoding": _one_of("auto", *ENCODINGS),
+    "columns": _names,
+    "mode": _one_of("failfast", "permissive"),
+    "partitionBytes": _number,
+    "startingPosition": _name,
+    "maxEntriesPerTrigger": _number,
+    "maxBytesPerTrigger": _number,
+    "failOnDataLoss": _boolean,
+}
+_WRITE: dict[str, Callable[[str, str], Any]] = {
+    "metadata": _uri,
+    "log": _name,
+    "encoding": _one_of("auto", *ENCODINGS),
+    "value": _name,
+    "compression": _one_of(*COMPRESSIONS),
+    "ifExists": _one_of("append", "error", "ignore"),
+    "ensembleSize": _number,
+    "writeQuorum": _number,
+    "ackQuorum": _number,
+    "ledgerBytes": _number,
+    "entryBytes": _number,
+}
+assert {_field_of(name) for name in _READ} == {field.name for field in fields(ReadOptions)}
+assert {_field_of(name) for name in _WRITE} == {field.name for field in fields(WriteOptions)}

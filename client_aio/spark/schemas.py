@@ -1,0 +1,88 @@
+"""Which columns a read has, and their types: Spark's and Arrow's.
+
+A read gives either the raw columns, or those that the entries decode to; `columns` chooses among both. Where
+a decoded column has the name of one of ours, it is the decoded one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.pandas.types import to_arrow_schema as _to_arrow_schema
+from pyspark.sql.types import StructType
+
+from client_aio.spark.tags import Written, as_nullable
+from metadata.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from client_aio.spark.options import ReadOptions
+
+VALUE = "value"
+ERROR = "_error"
+OWN = {
+    "log": "string",
+    "ledger_id": "long",
+    "entry_id": "long",
+    "position": "string",
+    "timestamp": "timestamp",
+}
+"""The columns that say where a row comes from; `timestamp` is when its ledger was created."""
+
+
+def schema_of(options: ReadOptions, written: Written) -> StructType:
+    """Give the schema of a read.
+
+    Raises:
+        InvalidArgumentError: a column is asked for that there is not, or the columns of JSON are not known.
+    """
+    decoded = _decoded_fields(written)
+    names = options.columns or ([*OWN, VALUE] if written.encoding == "binary" else [*decoded])
+    known = {name: _field(name, kind) for name, kind in OWN.items()} | decoded
+    unknown = [name for name in names if name not in known and name != ERROR]
+    if unknown:
+        raise InvalidArgumentError(
+            f"the option columns names {', '.join(map(repr, unknown))}; there are: {', '.join(known)}"
+        )
+    chosen = [known[name] for name in names if name != ERROR]
+    if options.mode == "permissive":
+        chosen.append(_field(ERROR, "string"))
+    return StructType.fromJson({"type": "struct", "fields": chosen})
+
+
+def _decoded_fields(written: Written) -> dict[str, dict[str, Any]]:
+    if written.encoding == "binary":
+        return {VALUE: _field(VALUE, "binary")}
+    if written.schema is None:
+        raise InvalidArgumentError(
+            f"entries are {written.encoding}, and nothing says which columns they have: give them with "
+            '.schema("a long, b string"), or read the bytes with .option("encoding", "binary")'
+        )
+    return {field["name"]: field for field in json.loads(as_nullable(written.schema))["fields"]}
+
+
+def _field(name: str, kind: str) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": True, "metadata": {}}
+
+
+def arrow_schema(schema: StructType | str) -> pyarrow.Schema:
+    """Give the Arrow schema under which Spark exchanges rows of a schema (or of its JSON)."""
+    if isinstance(schema, str):
+        schema = StructType.fromJson(json.loads(schema))
+    convert: Any = _to_arrow_schema  # its parameters differ from one release to the next
+    in_utc = {"timezone": "UTC"} if "timezone" in inspect.signature(convert).parameters else {}
+    converted: pyarrow.Schema = convert(schema, **in_utc)
+    return converted
+
+
+def nullable_json(schema: StructType) -> str:
+    """Give a schema as the JSON that is kept with what is written."""
+    return as_nullable(schema.json())
+
+
+def is_binary(schema: StructType, name: str) -> bool:
+    """Tell whether a column is of bytes."""
+    return schema[name].dataType.typeName() == "binary"

@@ -1,0 +1,6 @@
+from typing import Any
+
+from pyarrow import RecordBatch, Schema
+
+def get_record_batch_size(batch: RecordBatch) -> int: ...
+def read_record_batch(obj: Any, schema: Schema) -> RecordBatch: ...

@@ -1,0 +1,217 @@
+"""Rows to entries and back: each encoding inverts itself, whatever the types and the cuts."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from itertools import accumulate
+from typing import Any
+
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_aio.spark.encoding import Format, UndecodableEntryError, decode, make_encoder
+from metadata.errors import EntryTooLargeError, InvalidArgumentError
+
+LIMIT = 4 * 1024 * 1024
+UTC = datetime.UTC
+
+FLAT: dict[pyarrow.DataType, st.SearchStrategy[Any]] = {
+    pyarrow.bool_(): st.booleans(),
+    pyarrow.int8(): st.integers(-128, 127),
+    pyarrow.int32(): st.integers(-(2**31), 2**31 - 1),
+    pyarrow.int64(): st.integers(-(2**63), 2**63 - 1),
+    pyarrow.float64(): st.floats(),
+    pyarrow.float32(): st.floats(width=32),
+    pyarrow.string(): st.text(max_size=20),
+    pyarrow.binary(): st.binary(max_size=20),
+    pyarrow.date32(): st.dates(),
+    pyarrow.timestamp("us", tz="UTC"): st.datetimes(timezones=st.just(UTC)),
+    pyarrow.timestamp("us"): st.datetimes(),
+    pyarrow.decimal128(12, 3): st.decimals(-999_999_999, 999_999_999, places=3),
+    pyarrow.duration("us"): st.timedeltas(datetime.timedelta(-9999), datetime.timedelta(9999)),
+}
+
+
+def nested(
+    child: st.SearchStrategy[tuple[pyarrow.DataType, st.SearchStrategy[Any]]],
+) -> st.SearchStrategy[tuple[pyarrow.DataType, st.SearchStrategy[Any]]]:
+    def a_list(inner: tuple[pyarrow.DataType, st.SearchStrategy[Any]]) -> Any:
+        return pyarrow.list_(inner[0]), st.lists(st.none() | inner[1], max_size=3)
+
+    def a_struct(inner: tuple[pyarrow.DataType, st.SearchStrategy[Any]]) -> Any:
+        kind = pyarrow.struct([("first", inner[0]), ("second", pyarrow.string())])
+        return kind, st.fixed_dictionaries({"first": st.none() | inner[1], "second": st.text(max_size=3)})
+
+    def a_map(inner: tuple[pyarrow.DataType, st.SearchStrategy[Any]]) -> Any:
+        pairs = st.dictionaries(st.integers(0, 9), st.none() | inner[1], max_size=3)
+        return pyarrow.map_(pyarrow.int64(), inner[0]), pairs.map(lambda each: list(each.items()))
+
+    return child.flatmap(lambda inner: st.sampled_from([a_list(inner), a_struct(inner), a_map(inner)]))
+
+
+TYPES = st.recursive(st.sampled_from(list(FLAT.items())), nested, max_leaves=3)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> pyarrow.RecordBatch:
+    columns = draw(st.lists(TYPES, min_size=1, max_size=4))
+    rows = draw(st.integers(0, 8))
+    schema = pyarrow.schema([(f"column {number}", kind) for number, (kind, _) in enumerate(columns)])
+    arrays = [
+        pyarrow.array(draw(st.lists(st.none() | values, min_size=rows, max_size=rows)), kind)
+        for kind, values in columns
+    ]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def as_run(entries: list[bytes]) -> tuple[list[int], memoryview]:
+    return list(accumulate(map(len, entries), initial=0)), memoryview(b"".join(entries))
+
+
+def same(left: Any, right: Any) -> bool:
+    """Compare cells; a NaN equals itself here."""
+    if isinstance(left, float) and isinstance(right, float):
+        return left == right or (math.isnan(left) and math.isnan(right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)
+
+
+@given(
+    batches(),
+    st.sampled_from(["json", "arrow"]),
+    st.sampled_from(["none", "zstd", "lz4"]),
+    st.integers(1, 999),
+)
+@settings(deadline=None)
+def test_rows_come_back_equal(
+    batch: pyarrow.RecordBatch, encoding: str, compression: str, entry_bytes: int
+) -> None:
+    format_ = Format(encoding, compression, batch.schema)
+    entries = make_encoder(format_, entry_bytes=entry_bytes, entry_bytes_max=LIMIT)(batch)
+    decoded = decode(format_, *as_run(entries))
+    assert decoded.rows == batch.num_rows
+    assert not decoded.errors
+    if encoding == "arrow":
+        assert decoded.counts is not None
+        assert len(decoded.counts) == len(entries)
+        assert decoded.counts.sum() == batch.num_rows
+    else:
+        assert len(entries) == batch.num_rows
+    for column, original in zip(decoded.columns, batch.columns, strict=True):
+        assert column.type == original.type
+        assert same(column.to_pylist(), original.to_pylist())
+
+
+@given(st.lists(st.binary(max_size=40)), st.sampled_from(["none", "zstd", "lz4"]), st.data())
+@settings(deadline=None)
+def test_bytes_come_back_equal_from_any_slice(
+    values: list[bytes], compression: str, data: st.DataObject
+) -> None:
+    start = data.draw(st.integers(0, len(values)))
+    schema = pyarrow.schema([("other", pyarrow.int64()), ("value", pyarrow.binary())])
+    arrays = [pyarrow.array(range(len(values)), pyarrow.int64()), pyarrow.array(values, pyarrow.binary())]
+    batch = pyarrow.RecordBatch.from_arrays(arrays, schema=schema).slice(start, len(values))
+    format_ = Format("binary", compression)
+    encode = make_encoder(format_, entry_bytes=1000, entry_bytes_max=LIMIT, value="value")
+    entries = encode(batch)
+    if compression == "none":
+        assert entries == values[start:]
+    assert decode(format_, *as_run(entries)).columns[0].to_pylist() == values[start:]
+
+
+def test_a_null_is_refused_and_its_row_named() -> None:
+    batch = pyarrow.RecordBatch.from_pylist(
+        [{"v": b"x"}, {"v": None}], schema=pyarrow.schema([("v", pyarrow.binary())])
+    )
+    encode = make_encoder(Format("binary"), entry_bytes=1000, entry_bytes_max=LIMIT, value="v")
+    with pytest.raises(InvalidArgumentError, match="row 1 of a batch has a null in column 'v'"):
+        encode(batch)
+
+
+@pytest.mark.parametrize("encoding", ["binary", "json", "arrow"])
+def test_a_row_above_the_limit_is_refused_and_named(encoding: str) -> None:
+    schema = pyarrow.schema([("v", pyarrow.binary())])
+    batch = pyarrow.RecordBatch.from_pylist([{"v": b"x"}, {"v": bytes(5000)}], schema=schema)
+    encode = make_encoder(Format(encoding, schema=schema), entry_bytes=100, entry_bytes_max=1000, value="v")
+    with pytest.raises(EntryTooLargeError, match="row 1 of a batch"):
+        encode(batch)
+
+
+ROWS = pyarrow.schema([("a", pyarrow.int32()), ("b", pyarrow.string())])
+GOOD = b'{"a":1,"b":"x"}'
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [b"", b"{", b"[1]", b'"a"', b'{"a":"one"}', b'{"a":2147483648}', b'{"a":true}', b'{"b":1}', b"\xff",
+     b"[" * 9999],
+)  # fmt: skip
+def test_json_that_does_not_fit_is_named_or_set_aside(bad: bytes) -> None:
+    format_ = Format("json", schema=ROWS)
+    run = as_run([GOOD, bad, GOOD])
+    with pytest.raises(UndecodableEntryError, match="cannot be decoded as json") as caught:
+        decode(format_, *run)
+    assert caught.value.entry_id == 1
+    decoded = decode(format_, *run, is_permissive=True)
+    assert [column.to_pylist() for column in decoded.columns] == [[1, None, 1], ["x", None, "x"]]
+    assert list(decoded.errors) == [1]
+
+
+def test_json_may_leave_columns_out_and_have_others() -> None:
+    decoded = decode(Format("json", schema=ROWS), *as_run([b' {"b": "y", "c": [1]}\n']))
+    assert [column.to_pylist() for column in decoded.columns] == [[None], ["y"]]
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_bytes_that_are_no_arrow_message_never_decode_to_something_invalid(noise: bytes) -> None:
+    good = make_encoder(Format("arrow", schema=ROWS), entry_bytes=1000, entry_bytes_max=LIMIT)(
+        pyarrow.RecordBatch.from_pylist([{"a": 1, "b": "x"}, {"a": 2, "b": None}], schema=ROWS)
+    )
+    decoded = decode(Format("arrow", schema=ROWS), *as_run([*good, noise, *good]), is_permissive=True)
+    assert decoded.columns[0].to_pylist()[:2] == [1, 2]
+    assert decoded.columns[0].to_pylist()[-2:] == [1, 2]
+    assert decoded.columns[1].to_pylist()[-2:] == ["x", None]
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+@settings(deadline=None)
+def test_damage_within_an_arrow_message_is_found_or_harmless(at: int, value: int) -> None:
+    format_ = Format("arrow", schema=ROWS)
+    batch = pyarrow.RecordBatch.from_pylist([{"a": n, "b": str(n) * 9} for n in range(50)], schema=ROWS)
+    (entry,) = make_encoder(format_, entry_bytes=10**6, entry_bytes_max=LIMIT)(batch)
+    damaged = bytearray(entry)
+    damaged[at % len(entry)] = value
+    decoded = decode(format_, *as_run([bytes(damaged)]), is_permissive=True)
+    for column in decoded.columns:
+        column.validate(full=True)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize(
+    "bad", [b"", b"\x01\x00", b"\x05\x00\x00\x00nonsense", b"\xff\xff\xff\xff" + bytes(20)]
+)
+def test_bytes_that_do_not_inflate_are_named_or_set_aside(compression: str, bad: bytes) -> None:
+    format_ = Format("binary", compression)
+    good = make_encoder(format_, entry_bytes=100, entry_bytes_max=LIMIT, value="v")(
+        pyarrow.RecordBatch.from_pylist([{"v": b"fine"}], schema=pyarrow.schema([("v", pyarrow.binary())]))
+    )
+    with pytest.raises(UndecodableEntryError, match=compression):
+        decode(format_, *as_run([bad]))
+    decoded = decode(format_, *as_run([*good, bad]), is_permissive=True)
+    assert decoded.columns[0].to_pylist() == [b"fine", None]
+
+
+def test_decimals_are_exact_or_refused() -> None:
+    schema = pyarrow.schema([("d", pyarrow.decimal128(5, 2))])
+    decoded = decode(Format("json", schema=schema), *as_run([b'{"d":"123.45"}', b'{"d":"-1"}']))
+    assert decoded.columns[0].to_pylist() == [decimal.Decimal("123.45"), decimal.Decimal("-1.00")]
+    with pytest.raises(UndecodableEntryError):
+        decode(Format("json", schema=schema), *as_run([b'{"d":"1234.5"}']))
