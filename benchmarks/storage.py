@@ -44,7 +44,7 @@ async def open_engine(disk: RealDisk, directory: str) -> Engine:
     """Give a fresh engine."""
     os.makedirs(directory)
     return await Engine.open(
-        disk, directory, StorageConfig(),
+        disk, [directory], StorageConfig(),
         draw_generation=lambda: random.getrandbits(64),
         on_indexed=lambda _: None, on_failed=print, on_writable=print,
     )  # fmt: skip

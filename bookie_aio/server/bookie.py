@@ -128,12 +128,13 @@ class Bookie:
         config = self._config
         self._engine = await Engine.open(
             disk,
-            config.directories[0],
+            config.directories,
             config.storage or StorageConfig(),
             draw_generation=lambda: rng.getrandbits(64),
             on_indexed=self._on_indexed,
             on_failed=self._on_failed,
             on_writable=self._on_writable,
+            on_warning=self._on_warning,
         )
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
@@ -202,6 +203,9 @@ class Bookie:
         log.warning(text, extra=fields(bookie=self.bookie_id))
         if self._announcement is not None:
             self._announcement.set_writable(is_writable)
+
+    def _on_warning(self, text: str) -> None:
+        log.warning(text, extra=fields(bookie=self.bookie_id))
 
     def _on_failed(self, error: StorageError) -> None:
         log.critical("bookie stops: its storage failed", extra=fields(bookie=self.bookie_id, error=error))

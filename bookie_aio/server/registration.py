@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.core.identity import Action, DirectoryState, decide
 from bookie_aio.logs import fields
-from bookie_aio.storage.checkpoint import encode_checkpoint
+from bookie_aio.storage.checkpoint import empty_checkpoint
 from bookie_aio.storage.directory import CHECKPOINT, COOKIE, LOCK, TEMPORARY_SUFFIX, read_cookie, write_file
 from metadata.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster
 from metadata.errors import (
@@ -144,7 +144,7 @@ async def _format(
         if draft != fresh:
             await _write_draft(disk, path, fresh)
         # Before the cookie is one: storage with a cookie and without a checkpoint has lost something.
-        await write_file(disk, path, CHECKPOINT, [encode_checkpoint(1, (), False, ())])
+        await write_file(disk, path, CHECKPOINT, empty_checkpoint())
     try:
         await store.create(cookie_key(config.bookie_id), fresh.to_json())
     except KeyExistsError:

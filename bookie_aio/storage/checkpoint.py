@@ -1,31 +1,32 @@
 """The checkpoint: what must outlive the segments it was journaled in, in one small file. Pure.
 
 It holds, for each ledger, its term, its damage, its lock, its highest entry and its highest LAC statement,
-and which segments there are, and which ledgers have been deleted. It covers at least every sealed segment;
-what it holds beyond is harmless, since all of it only grows. It is replaced atomically: when a segment is
-created (before its first group) and when one is sealed. Little-endian:
+which ledgers have been deleted, and which segments there are. It covers at least every sealed segment; what
+it holds beyond is harmless, since all of it only grows. It is replaced atomically: when a segment is
+created (before its first group), when one is sealed, and before the file of one is given up. Little-endian:
 
       0  4s   magic b"BKC1"
       4  u32  crc            CRC32C of byte 8 up to the end
-      8  u32  version        2
+      8  u32  version        3
      12  u32  flags          1: data was lost that may concern any ledger
      16  u64  next_segment   the lowest segment id that was never used
      24  u64  segments
      32  u64  ledgers
      40  u64  ranges
-     48  u64[segments]       ids of the segments that hold data, or may
+     48  segments × 40 bytes: u64 id, u64 generation, u64 where its groups end (0: it is not sealed, and what
+             follows is 0), u64 lowest, u64 highest ledger in its index
       …  ranges × 16 bytes:  u64 first, u64 last id of deleted ledgers, ascending
-      …  ledgers × 128 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: damaged, 2: locked),
+      …  ledgers × 144 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: damaged, 2: locked),
              u32 code's bytes (all ones: no statement), u64 content term, i64 LAC, i64 LAFR,
-             u32 crc, u32 reserved, 32s code, 32s lock
+             u32 crc, u32 reserved, 32s code, 32s lock, u64 the segment from which on entries count,
+             i64 the first entry that is kept
 """
 
 from __future__ import annotations
 
 import struct
-from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
@@ -39,23 +40,24 @@ if TYPE_CHECKING:
 
     from bookie_aio.wire.blocks import Buffer
 
-VERSION = 2
+VERSION = 3
 CHECKPOINT_MAGIC = b"BKC1"
 _HEAD = struct.Struct("<4sIIIQQQQ")
+_SEGMENT = struct.Struct("<QQQQQ")
 _RANGE = struct.Struct("<QQ")
-_LEDGER = struct.Struct("<QQqIIQqqII32s32s")
+_LEDGER = struct.Struct("<QQqIIQqqII32s32sQq")
 _COVERED_FROM = 8
 _FLAG_ALL_DAMAGED = 1
 _FLAG_DAMAGED = 1
 _FLAG_LOCKED = 2
 _NO_STATEMENT = 0xFFFFFFFF
-assert (_HEAD.size, _LEDGER.size) == (48, 128)
+assert (_HEAD.size, _SEGMENT.size, _LEDGER.size) == (48, 40, 144)
 
 
 class LedgerState:
     """What the bookie knows of a ledger besides where its entries lie."""
 
-    __slots__ = ("accepted", "is_damaged", "last_entry", "lock", "places", "statement", "term")
+    __slots__ = ("accepted", "first", "is_damaged", "last_entry", "lock", "since", "statement", "term")
 
     def __init__(self) -> None:
         self.term = 0  # highest accepted, perhaps not durable yet
@@ -64,7 +66,8 @@ class LedgerState:
         self.is_damaged = False
         self.lock = b""  # what a request's token is held against, perhaps not durable yet; empty: none
         self.accepted = 0  # the number of the last record accepted for it
-        self.places = array("Q")  # (segment id, lowest entry, highest entry) of each sealed segment
+        self.since = 0  # the segment from which on its entries count; 0: from the first
+        self.first = 0  # entries below are not kept
 
     def learn_statement(self, statement: LacStatement) -> None:
         """Keep the higher of two statements; of equal LACs the one with the higher LAFR."""
@@ -73,12 +76,22 @@ class LedgerState:
             self.statement = statement
 
 
+class SegmentRow(NamedTuple):
+    """What the checkpoint says of a segment; `end` 0: it is not sealed."""
+
+    segment_id: int
+    generation: int = 0
+    end: int = 0
+    lowest_ledger: int = 0
+    highest_ledger: int = 0
+
+
 @dataclass
 class Checkpoint:
     """A checkpoint's contents."""
 
     next_segment: int = 1
-    segments: list[int] = field(default_factory=list)
+    segments: dict[int, SegmentRow] = field(default_factory=dict)
     is_all_damaged: bool = False
     ledgers: dict[int, LedgerState] = field(default_factory=dict)
     deleted: IdRanges = field(default_factory=IdRanges)
@@ -95,6 +108,7 @@ def pack_states(states: Iterable[tuple[int, LedgerState]]) -> bytes:
                 ledger_id, state.term, state.last_entry,
                 _FLAG_DAMAGED * state.is_damaged | _FLAG_LOCKED * bool(state.lock),
                 _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac, state.lock,
+                state.since, state.first,
             )
         )  # fmt: skip
     return b"".join(rows)
@@ -102,25 +116,34 @@ def pack_states(states: Iterable[tuple[int, LedgerState]]) -> bytes:
 
 def encode_checkpoint(
     next_segment: int,
-    segments: Iterable[int],
+    segments: Iterable[SegmentRow],
     is_all_damaged: bool,
     rows: Sequence[bytes],
     deleted: Iterable[tuple[int, int]] = (),
-) -> bytes:
-    """Give the file's bytes.
+) -> list[bytes]:
+    """Give the file's bytes, in parts.
 
     Args:
         rows: what `pack_states` made of all ledgers, in as many parts as you like.
         deleted: first and last id of each range of deleted ledgers, ascending.
     """
-    ids = array("Q", sorted(segments))
-    packed = b"".join(rows)
+    segment_rows = [_SEGMENT.pack(*row) for row in sorted(segments)]
     flags = _FLAG_ALL_DAMAGED if is_all_damaged else 0
-    count = len(packed) // _LEDGER.size
+    count = sum(map(len, rows)) // _LEDGER.size
     ranges = [_RANGE.pack(first, last) for first, last in deleted]
-    head = _HEAD.pack(CHECKPOINT_MAGIC, 0, VERSION, flags, next_segment, len(ids), count, len(ranges))
-    covered = b"".join((head[_COVERED_FROM:], ids.tobytes(), *ranges, packed))
-    return CHECKPOINT_MAGIC + crc32c(covered).to_bytes(4, "little") + covered
+    head = _HEAD.pack(
+        CHECKPOINT_MAGIC, 0, VERSION, flags, next_segment, len(segment_rows), count, len(ranges)
+    )
+    covered = [b"".join((head[_COVERED_FROM:], *segment_rows, *ranges)), *rows]
+    crc = 0
+    for part in covered:
+        crc = crc32c(part, crc)
+    return [CHECKPOINT_MAGIC + crc.to_bytes(4, "little"), *covered]
+
+
+def empty_checkpoint() -> list[bytes]:
+    """Give the checkpoint of a bookie that holds nothing yet."""
+    return encode_checkpoint(1, (), False, ())
 
 
 def parse_checkpoint(data: Buffer) -> Checkpoint:
@@ -133,23 +156,28 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
     if len(data) < _HEAD.size or bytes(data[:4]) != CHECKPOINT_MAGIC:
         raise CorruptRecordError("the checkpoint is damaged")
     _, crc, version, flags, next_segment, segment_count, ledger_count, range_count = _HEAD.unpack_from(data)
-    ranges_at = _HEAD.size + 8 * segment_count
+    ranges_at = _HEAD.size + _SEGMENT.size * segment_count
     ledgers_at = ranges_at + _RANGE.size * range_count
     end = ledgers_at + _LEDGER.size * ledger_count
     view = memoryview(data)
     if crc32c(view[_COVERED_FROM:]) != crc:
         raise CorruptRecordError("the checkpoint is damaged")
     if version != VERSION:
-        raise UnknownVersionError(f"a checkpoint of format version {version}; this program knows {VERSION}")
+        raise UnknownVersionError(
+            f"a checkpoint of format version {version}; this program knows {VERSION}. It cannot be taken "
+            "over: start a new bookie in an empty directory, and have the ledgers of the old one repaired"
+        )
     if len(data) != end:
         raise CorruptRecordError("the checkpoint is damaged")
-    found = Checkpoint(next_segment, list(view[_HEAD.size : ranges_at].cast("Q")), bool(flags & 1))
+    found = Checkpoint(next_segment, is_all_damaged=bool(flags & 1))
+    rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[_HEAD.size : ranges_at]))
+    found.segments = {row.segment_id: row for row in rows}
     found.deleted = IdRanges(_RANGE.iter_unpack(view[ranges_at:ledgers_at]))
     for fields in _LEDGER.iter_unpack(view[ledgers_at:]):
         ledger_id, term, last_entry, ledger_flags, mac_bytes, content_term, lac, lafr, lac_crc = fields[:9]
-        _, mac, lock = fields[9:]
+        _, mac, lock, since, first = fields[9:]
         state = found.ledgers[ledger_id] = LedgerState()
-        state.term, state.last_entry = term, last_entry
+        state.term, state.last_entry, state.since, state.first = term, last_entry, since, first
         state.is_damaged = bool(ledger_flags & _FLAG_DAMAGED)
         state.lock = lock if ledger_flags & _FLAG_LOCKED else b""
         if mac_bytes != _NO_STATEMENT:

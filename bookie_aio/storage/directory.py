@@ -5,6 +5,10 @@
     DIR/checkpoint               `bookie_aio.storage.checkpoint`
     DIR/reserve                  preallocated space for fences and recovery adds
     DIR/ID.segment, DIR/ID.index a segment (ID: 16 hexadecimal digits), and the index of a sealed one
+    DIR/ID.spare                 a file that was segment ID, kept to be made a segment again
+
+A bookie may have several. Each has a cookie and a lock; the checkpoint and the reserve are in one of them,
+the *home*; an index is beside its segment.
 
 Owns these names and the cookie file. Does not decide whether a cookie is the right one: that takes the
 metadata store, and is the startup's.
@@ -15,7 +19,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage.checkpoint import encode_checkpoint
+from bookie_aio.storage.checkpoint import empty_checkpoint
 from metadata.bookies import Cookie
 from metadata.errors import CookieMismatchError, CorruptRecordError, MetadataCorruptError
 
@@ -31,9 +35,11 @@ CHECKPOINT = "checkpoint"
 RESERVE = "reserve"
 SEGMENT_SUFFIX = ".segment"
 INDEX_SUFFIX = ".index"
+SPARE_SUFFIX = ".spare"
 TEMPORARY_SUFFIX = ".new"
 
 _COOKIE_BYTES_MAX = 64 * 1024
+_SUFFIXES = (SEGMENT_SUFFIX, INDEX_SUFFIX, SPARE_SUFFIX)
 
 
 def segment_name(segment_id: int) -> str:
@@ -44,6 +50,11 @@ def segment_name(segment_id: int) -> str:
 def index_name(segment_id: int) -> str:
     """Give the name of a sealed segment's index."""
     return f"{segment_id:016x}{INDEX_SUFFIX}"
+
+
+def spare_name(segment_id: int) -> str:
+    """Give the name of a file that was this segment, and is to be one again."""
+    return f"{segment_id:016x}{SPARE_SUFFIX}"
 
 
 def id_of(name: str, suffix: str) -> int | None:
@@ -65,6 +76,14 @@ async def write_file(disk: Disk, directory: str, name: str, buffers: Sequence[Bu
         file.close()
     await disk.rename(temporary, os.path.join(directory, name))
     await disk.sync_directory(directory)
+
+
+async def remove_files(disk: Disk, paths: Sequence[str]) -> None:
+    """Remove files; durable on return."""
+    for path in paths:
+        await disk.unlink(path)
+    for directory in sorted({os.path.dirname(path) for path in paths}):
+        await disk.sync_directory(directory)
 
 
 async def read_cookie(disk: Disk, directory: str) -> Cookie | None:
@@ -120,7 +139,7 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
                 if name != LOCK and _is_ours(name):
                     await disk.unlink(os.path.join(directory, name))
         # The checkpoint first: a directory with a cookie and without a checkpoint has lost something.
-        await write_file(disk, directory, CHECKPOINT, [encode_checkpoint(1, (), False, ())])
+        await write_file(disk, directory, CHECKPOINT, empty_checkpoint())
         await write_cookie(disk, directory, cookie)
         await disk.sync_directory(os.path.join(directory, os.pardir))
     finally:
@@ -130,4 +149,4 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
 def _is_ours(name: str) -> bool:
     stem = name.removesuffix(TEMPORARY_SUFFIX)
     known = (COOKIE, CHECKPOINT, RESERVE)
-    return stem in known or any(id_of(stem, suffix) is not None for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX))
+    return stem in known or any(id_of(stem, suffix) is not None for suffix in _SUFFIXES)

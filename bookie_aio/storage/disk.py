@@ -23,7 +23,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError, StorageError
 
@@ -41,6 +41,13 @@ _FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _WriteAndSync = Callable[["Sequence[Buffer]", int], None]
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class Space(NamedTuple):
+    """Bytes of a file system."""
+
+    free: int
+    total: int
 
 
 class File(Protocol):
@@ -121,8 +128,8 @@ class Disk(Protocol):
             DirectoryInUseError: somebody else holds it.
         """
 
-    def free_bytes(self, path: str) -> int:
-        """Give the space left on the file system of `path`."""
+    def space(self, path: str) -> Space:
+        """Give the space left on the file system of `path`, and all there is."""
 
 
 def _typed(error: OSError, what: str) -> StorageError:
@@ -389,10 +396,13 @@ class RealDisk:
         except OSError as error:
             raise _typed(error, f"locking {path}") from error
 
-    def free_bytes(self, path: str) -> int:
+    def space(self, path: str) -> Space:
         """See `Disk`."""
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize
+        try:
+            found = os.statvfs(path)
+        except OSError as error:
+            raise _typed(error, f"looking at the space of {path}") from error
+        return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
     def close(self) -> None:
         """End the threads, after what they are doing."""

@@ -11,7 +11,7 @@ All methods are called on the loop's thread. Accepting never blocks.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import format as form
@@ -19,9 +19,10 @@ from bookie_aio.storage.figures import Figures
 from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
 from bookie_aio.storage.ledgers import Ledgers
 from bookie_aio.storage.lookup import Lookup
-from bookie_aio.storage.provision import Provision
+from bookie_aio.storage.provision import Provision, SpaceLimits
 from bookie_aio.storage.reader import ReadResult
 from bookie_aio.storage.restart import Restart, Restarted
+from bookie_aio.storage.segments import Segments
 from bookie_aio.storage.tender import Tender
 from metadata.errors import (
     DiskFailedError,
@@ -50,10 +51,15 @@ _FENCE_SHARE = 8
 class StorageConfig:
     """The engine's limits."""
 
-    segment_bytes: int = 256 * 1024 * 1024
+    segment_bytes: int = 128 * 1024 * 1024
     group_bytes_max: int = 4 * 1024 * 1024
-    reserve_bytes: int = 32 * 1024 * 1024
-    space_retry_s: float = 5.0
+    space: SpaceLimits = field(default_factory=SpaceLimits)
+    files_max: int = 512
+    """Files of sealed segments and indexes that are open at once."""
+    heads_bytes_max: int = 32 * 1024 * 1024
+    """Heads of sealed indexes in memory: 12 bytes for each page of 102 runs."""
+    places_bytes_max: int = 32 * 1024 * 1024
+    """What is kept of where ledgers that were read lie: 48 bytes for each ledger in each segment."""
 
 
 class Engine:
@@ -62,22 +68,23 @@ class Engine:
     def __init__(
         self,
         disk: Disk,
-        directory: str,
+        directories: Sequence[str],
         config: StorageConfig,
-        lock: DirectoryLock,
+        locks: list[DirectoryLock],
+        segments: Segments,
         restarted: Restarted,
         on_indexed: Callable[[Collection[int]], None],
         on_failed: Callable[[StorageError], None],
     ) -> None:
         """Not for users: `open` is."""
         self._disk = disk
-        self._directory = directory
+        self._directories = directories
         self._config = config
-        self._lock = lock
+        self._locks = locks
         self._on_indexed = on_indexed
         self._on_failed = on_failed
         self._ledgers = Ledgers(restarted.ledgers, restarted.deleted)
-        self._segments = restarted.segments
+        self._segments = segments
         self._figures = Figures()
         self._is_closed = False
         self.add_watches: set[AddWatch] = set()
@@ -91,39 +98,48 @@ class Engine:
     async def open(
         cls,
         disk: Disk,
-        directory: str,
+        directories: Sequence[str],
         config: StorageConfig,
         *,
         draw_generation: Callable[[], int],
         on_indexed: Callable[[Collection[int]], None],
         on_failed: Callable[[StorageError], None],
         on_writable: Callable[[bool], None],
+        on_warning: Callable[[str], None] = lambda text: None,
     ) -> Engine:
-        """Lock the directory, replay what a crash left, and be ready to serve.
+        """Lock the directories, replay what a crash left, and be ready to serve.
 
         Args:
+            directories: all of the bookie's; segments are spread over them.
             draw_generation: gives a random number of 64 bits.
             on_indexed: called after each group, before its `Done`s, with the ledgers that it touched.
             on_failed: called once, when a write or a sync failed: nothing is acknowledged any more.
             on_writable: called with False when space ran out or fences may be lost, with True when there is
                 space again.
+            on_warning: called with a sentence for the log that asks for somebody's attention.
 
         Raises:
-            DirectoryInUseError: another process has it open.
+            DirectoryInUseError: another process has one of them open.
             CorruptRecordError: something there is not of this format version.
             DiskFullError: there is not even room for the first segment and the reserve.
             DiskFailedError: the disk fails.
         """
-        lock = disk.lock_directory(directory)
-        restarted: Restarted | None = None
+        locks: list[DirectoryLock] = []
+        segments = Segments(
+            disk,
+            files_max=config.files_max,
+            heads_bytes_max=config.heads_bytes_max,
+            places_bytes_max=config.places_bytes_max,
+        )
         try:
-            restarted = await Restart(disk, directory).run()
-            engine = cls(disk, directory, config, lock, restarted, on_indexed, on_failed)
-            await engine._start(restarted, draw_generation, on_writable)
+            locks.extend(map(disk.lock_directory, directories))
+            restarted = await Restart(disk, directories, segments).run(spare_bytes=config.segment_bytes)
+            engine = cls(disk, directories, config, locks, segments, restarted, on_indexed, on_failed)
+            await engine._start(restarted, draw_generation, on_writable, on_warning)
         except BaseException:
-            for segment in restarted.segments.values() if restarted is not None else ():
-                segment.close()
-            lock.release()
+            segments.shelf.close()
+            for lock in locks:
+                lock.release()
             raise
         return engine
 
@@ -132,28 +148,33 @@ class Engine:
         restarted: Restarted,
         draw_generation: Callable[[], int],
         on_writable: Callable[[bool], None],
+        on_warning: Callable[[str], None],
     ) -> None:
         config = self._config
+        replayed = list(self._segments.in_memory.values())
         tail = restarted.first_records()
         tail_bytes = sum(record.size for record in tail)
         capacity = max(config.segment_bytes, tail_bytes + form.DATA_OFFSET + form.GROUP_HEADER_BYTES)
         self._provision = Provision(
             self._disk,
-            self._directory,
+            self._directories,
+            restarted.home,
+            segments=self._segments,
             segment_bytes=capacity,
-            reserve_bytes=config.reserve_bytes,
-            retry_s=config.space_retry_s,
+            limits=config.space,
             next_id=restarted.next_id,
             has_reserve=restarted.has_reserve,
+            spares=restarted.spares if capacity == config.segment_bytes else [],
             draw_generation=draw_generation,
             list_segment=self._list_segment,
             on_ready=self._ready,
             on_writable=on_writable,
+            on_warning=on_warning,
             on_failed=self._fail,
         )
         self._tender = Tender(
             self._disk,
-            self._directory,
+            restarted.home,
             self._segments,
             self._ledgers,
             self._provision,
@@ -167,7 +188,7 @@ class Engine:
         self._lookup = Lookup(self, self._ledgers, self._segments, self._tender)
         segment = await self._provision.first_segment()
         segment.previous = restarted.previous
-        self._segments[segment.segment_id] = segment
+        self._segments.add(segment)
         self._journal = Journal(
             segment,
             self._provision,
@@ -183,21 +204,10 @@ class Engine:
         self._provision.segment_bytes = config.segment_bytes
         largest = config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES
         self._journal.limit_groups(min(config.group_bytes_max, largest))
-        await self._clean_up(segment, restarted)
+        self._tender.also_listed = set()
+        self._tender.clean_up(replayed, restarted.useless)
         if not self._provision.is_full:
             self._provision.begin()
-
-    async def _clean_up(self, current: Segment, restarted: Restarted) -> None:
-        """Seal what the restart replayed, and remove what nothing needs any more."""
-        for old in self._segments.values():
-            if old is not current and old.index is not None:
-                self._tender.add_unsealed(old)
-        self._tender.also_listed = set()
-        try:
-            await self._tender.seal_all()
-        except DiskFullError:
-            return  # sealed later, removed at the next start
-        await self._tender.remove(restarted.useless)
 
     async def _rewrite(self, tail: list[Record]) -> None:
         """Write the tail and new marks as the first group: durable here before anything is served."""
@@ -226,8 +236,7 @@ class Engine:
             self._journal.launch()
 
     def _rolled(self, segment: Segment) -> None:
-        current = self._journal.segment
-        self._segments[current.segment_id] = current
+        self._segments.add(self._journal.segment)
         self._tender.seal(segment)
 
     def _fail(self, error: StorageError) -> None:
@@ -243,7 +252,7 @@ class Engine:
     def _check_room(self, size: int, kept: int) -> None:
         if not self._provision.is_full:
             return
-        left = self._journal.room + self._provision.spare_bytes - self._journal.bytes_pending
+        left = self._journal.room + self._provision.aside_bytes - self._journal.bytes_pending
         if size + kept > left:
             raise DiskFullError("no space left, and the reserve is used up")
 
@@ -267,10 +276,10 @@ class Engine:
             raise EntryTooLargeError(f"a block of {size} bytes does not fit into a segment")
         for watch in self.add_watches:
             watch.note(block)
-        if self._provision.is_full:
+        if not self._provision.is_writable:
             if not from_reserve:
-                raise DiskFullError("no space left for new segments")
-            self._check_room(size, self._config.reserve_bytes // _FENCE_SHARE)
+                raise DiskFullError("no space left for ordinary adds")
+            self._check_room(size, self._config.space.reserve_bytes // _FENCE_SHARE)
         self._accept(block.ledger_id, Record(form.block_row(block), block.view, block, done, size))
 
     def append_term(self, ledger_id: int, term: int, done: Done) -> None:
@@ -282,8 +291,8 @@ class Engine:
 
     def append_statement(self, ledger_id: int, statement: LacStatement, done: Done) -> None:
         """Accept an explicit LAC. Raises DiskFullError when the engine is not writable."""
-        if self._provision.is_full:
-            raise DiskFullError("no space left for new segments")
+        if not self._provision.is_writable:
+            raise DiskFullError("no space left for ordinary adds")
         change = Change(form.KIND_STATEMENT, ledger_id, statement=statement)
         size = form.ROW_BYTES + len(statement.mac)
         row = form.statement_row(ledger_id, statement)
@@ -309,6 +318,24 @@ class Engine:
         change = Change(form.KIND_TOMBSTONE, ledger_id)
         self._accept_change(form.tombstone_row(ledger_id), change, done)
         self._ledgers.deleted.add(ledger_id)
+
+    def append_trim(self, ledger_id: int, first: int, done: Done) -> None:
+        """Accept that the ledger's entries below `first` are not kept.
+
+        Once it is durable they are said to be not there, and in time give back their space. A `first` that
+        is not above an earlier one changes nothing. Raises DiskFullError.
+        """
+        change = Change(form.KIND_TRIM, ledger_id, first=first)
+        self._accept_change(form.trim_row(ledger_id, first), change, done)
+
+    def append_forget(self, ledger_id: int, done: Done) -> None:
+        """Accept that what is stored of the ledger does not count any more, but what is added from now on.
+
+        For a ledger that is kept elsewhere: its entries give back their space in time, its term and lock
+        stay. Raises DiskFullError.
+        """
+        change = Change(form.KIND_FORGET, ledger_id)
+        self._accept_change(form.forget_row(ledger_id), change, done)
 
     def barrier(self, done: Done) -> None:
         """Call back once everything accepted so far is durable and indexed: in this call if it is now."""
@@ -372,13 +399,14 @@ class Engine:
         state = self._ledgers.get(ledger_id)
         return state.statement if state is not None else None
 
+    def first_entry(self, ledger_id: int) -> int:
+        """Give the first entry that is kept, by the trims that are durable; 0 where there were none."""
+        state = self._ledgers.get(ledger_id)
+        return state.first if state is not None else 0
+
     def is_pending(self, ledger_id: int) -> bool:
         """Tell whether something accepted for the ledger is not yet durable and indexed."""
         return self._ledgers.is_pending(ledger_id)
-
-    def unsealed(self) -> Sequence[Segment]:
-        """Give the segments whose entries are found through the index in memory only."""
-        return self._tender.unsealed(self._journal.segment)
 
     @property
     def is_closed(self) -> bool:
@@ -393,7 +421,7 @@ class Engine:
     @property
     def has_room(self) -> bool:
         """Tell whether entries can be stored."""
-        return not self._provision.is_full and self._journal.error is None and not self._is_closed
+        return self._provision.is_writable and self._journal.error is None and not self._is_closed
 
     @property
     def is_writable(self) -> bool:
@@ -433,9 +461,7 @@ class Engine:
             **self._figures.as_dict(),
             "damaged_blocks": self._lookup.damaged_blocks,
             "segments": {
-                "count": len(self._segments),
-                "sealed": sum(segment.sealed is not None for segment in self._segments.values()),
-                "bytes": sum(segment.end for segment in self._segments.values()),
+                **self._segments.figures(),
                 "current": self._journal.segment.segment_id,
                 "current_bytes": self._journal.segment.end,
             },
@@ -446,8 +472,8 @@ class Engine:
                 "all_damaged": self._tender.is_all_damaged,
             },
             "disk": {
-                "free_bytes": self._disk.free_bytes(self._directory),
-                "has_reserve": self._provision.has_reserve,
+                "free_bytes": min(self._disk.space(one).free for one in self._directories),
+                **self._provision.figures(),
             },
         }
 
@@ -466,6 +492,6 @@ class Engine:
                 await self._tender.finish(self._journal.segment)
             except (DiskFailedError, DiskFullError) as failure:
                 self._figures.close_error = str(failure)  # the next start replays instead
-        for segment in self._segments.values():
-            segment.close()
-        self._lock.release()
+        await self._segments.close()
+        for lock in self._locks:
+            lock.release()

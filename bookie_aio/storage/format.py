@@ -1,13 +1,15 @@
 """Every byte of a segment: layouts, and their encoding and parsing. Pure.
 
-Everything is little-endian. A segment is a header page and then groups, one directly after another; each
-group was written by one `pwritev` and made durable by one fdatasync before the next one was written.
+Everything is little-endian. A segment is a header page and then groups, in the order of their numbers; each
+group was written by one `pwritev` and made durable by one fdatasync before the next one was written. A group
+begins where the one before ends, or at the next multiple of 4,096 (`group_start`). The file may be one that
+was a segment before: what lies between groups, and behind the last one, is then of an earlier life.
 
 Segment header, in the first 4,096 bytes of the file, durable before the first group is written:
 
       0  4s   magic b"BKS1"
       4  u32  crc          CRC32C of bytes 8 … 39
-      8  u32  version      2
+      8  u32  version      3
      12  u32  reserved, 0
      16  u64  segment_id   1, 2, …: in the order of writing, never used twice
      24  u64  generation   random, drawn for this life of the file, never told to anybody
@@ -31,7 +33,7 @@ Group:
 
 Row:
 
-      0  u16  kind         1 block, 2 term, 3 statement, 4 mark, 5 tombstone, 7 lock; 6 is kept for trim
+      0  u16  kind         1 block, 2 term, 3 statement, 4 mark, 5 tombstone, 6 trim, 7 lock, 8 forget
       2  u16  flags        mark: 1 concerns every ledger
       4  u32  head_bytes   block: its head; else 0
       8  u32  rest_bytes   block: its payload; statement: its code; lock: 32; else 0
@@ -42,7 +44,7 @@ Row:
      28  u32  lac_crc      block, statement: CRC32C of the LAC statement
      32  u64  ledger_id
      40  u64  term         block, statement: content term; term: the term
-     48  i64  first        block: first entry; statement: LAFR
+     48  i64  first        block: first entry; statement: LAFR; trim: the first entry that is kept
      56  i64  lac          block, statement
 
 The body of a block is the block as it came (`bookie_aio.wire.blocks`), that of a statement its code, that of
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.wire.blocks import Block, Buffer
 
-VERSION = 2
+VERSION = 3
 SEGMENT_MAGIC = b"BKS1"
 GROUP_MAGIC = b"BKG1"
 DATA_OFFSET = 4096
@@ -76,10 +78,14 @@ KIND_TERM = 2
 KIND_STATEMENT = 3
 KIND_MARK = 4
 KIND_TOMBSTONE = 5
+KIND_TRIM = 6
 KIND_LOCK = 7
-KINDS = (KIND_BLOCK, KIND_TERM, KIND_STATEMENT, KIND_MARK, KIND_TOMBSTONE, KIND_LOCK)
+KIND_FORGET = 8
+KINDS = frozenset(range(KIND_BLOCK, KIND_FORGET + 1))
 MARK_ALL = 1
 
+_PAGE_BYTES = 4096
+_ALIGNED_BYTES_MAX = 64 * 1024
 _SEGMENT = struct.Struct("<4sIIIQQQ")
 _GROUP_COVERED = struct.Struct("<QQQQQQQII")
 _GROUP_START = struct.Struct("<4sI")
@@ -212,6 +218,33 @@ def tombstone_row(ledger_id: int) -> bytes:
 def lock_row(ledger_id: int, lock: bytes) -> bytes:
     """Give the row of a ledger's lock, which is the body."""
     return _ROW.pack(KIND_LOCK, 0, 0, len(lock), 0, 0, 0, crc32c(lock), 0, ledger_id, 0, 0, 0)
+
+
+def trim_row(ledger_id: int, first: int) -> bytes:
+    """Give the row that says that a ledger's entries below `first` are not kept."""
+    return _ROW.pack(KIND_TRIM, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, first, 0)
+
+
+def forget_row(ledger_id: int) -> bytes:
+    """Give the row that says that what was stored of a ledger before it does not count any more."""
+    return _ROW.pack(KIND_FORGET, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
+
+
+def group_start(end: int, size: int) -> int:
+    """Give where a group of that size begins, behind groups that end at `end`.
+
+    The system writes whole pages. A small group begins on a new one where that makes it touch fewer: one
+    entry of 1 KiB at a time costs one page each instead of 1.3, and no sector of an older group is rewritten.
+    """
+    rest = -end % _PAGE_BYTES
+    if rest and size <= _ALIGNED_BYTES_MAX and -(-(size - rest) // _PAGE_BYTES) + 1 > -(-size // _PAGE_BYTES):
+        return end + rest
+    return end
+
+
+def next_page(offset: int) -> int:
+    """Give the first multiple of the page size from `offset` on."""
+    return offset + -offset % _PAGE_BYTES
 
 
 class GroupHeader(NamedTuple):

@@ -8,7 +8,7 @@ checksum; its pages are read as they are needed, and checked by checksums in the
 
       0  4s   magic b"BKI1"
       4  u32  crc           CRC32C of byte 8 up to the end of the head
-      8  u32  version       1
+      8  u32  version       2
      12  u32  reserved, 0
      16  u64  segment_id
      24  u64  generation    of the segment
@@ -17,14 +17,15 @@ checksum; its pages are read as they are needed, and checked by checksums in the
      48  u64  runs
      56  u32  ledger_pages
      60  u32  run_pages
-     64  u32[pages]         CRC32C of each page
+     64  u64  highest_ledger
+     72  u32[pages]         CRC32C of each page
       …  u64[ledger_pages]  first ledger of each page of ledgers
       …  u64[run_pages]     first entry of each page of runs
       …  (zeros up to a multiple of 4,096)
-      …  pages of ledgers: 4,096 bytes each, 36 ledgers of 112 bytes, ascending:
+      …  pages of ledgers: 4,096 bytes each, 34 ledgers of 120 bytes, ascending:
              u64 ledger_id, u64 first run's number, u64 runs, u64 lowest entry, u64 highest entry,
-             u64 widest run (last − first), u64 statement's content term, i64 LAC, i64 LAFR, u32 crc,
-             u32 code's bytes (all ones: no statement), 32s code (zeros behind it)
+             u64 widest run (last − first), u64 bytes of its blocks, u64 statement's content term, i64 LAC,
+             i64 LAFR, u32 crc, u32 code's bytes (all ones: no statement), 32s code (zeros behind it)
       …  pages of runs: 4,096 bytes each, 102 runs of 40 bytes, by ledger, first entry, offset:
              u64 first entry, u64 content term, u64 offset of the block, u32 count, u32 stride,
              u32 head bytes, u32 payload bytes
@@ -46,17 +47,18 @@ from bookie_aio.wire.blocks import LacStatement
 from metadata.errors import CorruptRecordError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from bookie_aio.wire.blocks import Buffer
 
-VERSION = 1
+VERSION = 2
 INDEX_MAGIC = b"BKI1"
 PAGE_BYTES = 4096
 
 _RUN = struct.Struct("<QQQIIII")
-_LEDGER = struct.Struct("<QQQQQQQqqII32s")
-_HEAD = struct.Struct("<4sIIIQQQQQII")
+_LEDGER = struct.Struct("<QQQQQQQQqqII32s")
+_SHARE = struct.Struct("<Q16xQQ8xQ64x")  # of a ledger: id, lowest, highest, bytes
+_HEAD = struct.Struct("<4sIIIQQQQQIIQ")
 _U64 = struct.Struct("<Q")
 _COVERED_FROM = 8
 _NO_STATEMENT = 0xFFFFFFFF
@@ -64,7 +66,7 @@ RUN_BYTES = _RUN.size
 LEDGER_BYTES = _LEDGER.size
 RUNS_PER_PAGE = PAGE_BYTES // RUN_BYTES
 LEDGERS_PER_PAGE = PAGE_BYTES // LEDGER_BYTES
-assert (RUN_BYTES, LEDGER_BYTES, _HEAD.size) == (40, 112, 64)
+assert (RUN_BYTES, LEDGER_BYTES, _SHARE.size, _HEAD.size) == (40, 120, 120, 72)
 
 pack_run = _RUN.pack
 
@@ -94,17 +96,19 @@ class Run(NamedTuple):
 class Runs:
     """One ledger's runs in one segment, by first entry and then by offset."""
 
-    __slots__ = ("firsts", "highest", "packed", "widest")
+    __slots__ = ("firsts", "highest", "packed", "size", "widest")
 
     def __init__(self) -> None:
         self.firsts = array("Q")
         self.packed = bytearray()
         self.highest = -1
         self.widest = 0
+        self.size = 0  # bytes of the blocks
 
-    def add(self, first: int, last: int, packed: bytes) -> None:
+    def add(self, first: int, last: int, size: int, packed: bytes) -> None:
         """Add a run; runs come in the order of their offsets, and mostly in that of their entries."""
         firsts = self.firsts
+        self.size += size
         if not firsts or first >= firsts[-1]:
             firsts.append(first)
             self.packed += packed
@@ -145,13 +149,14 @@ class LedgerRow(NamedTuple):
     lowest: int
     highest: int
     widest: int
+    size: int
     statement: LacStatement | None
 
     def pack(self) -> bytes:
         """Give the stored form."""
         term, lac, lafr, crc, mac = self.statement or (0, 0, 0, 0, b"")
         mac_bytes = _NO_STATEMENT if self.statement is None else len(mac)
-        return _LEDGER.pack(*self[:6], term, lac, lafr, crc, mac_bytes, mac)
+        return _LEDGER.pack(*self[:7], term, lac, lafr, crc, mac_bytes, mac)
 
 
 def find_ledger(page: Buffer, count: int, ledger_id: int) -> LedgerRow | None:
@@ -177,12 +182,17 @@ def unpack_ledgers(page: Buffer, count: int) -> list[LedgerRow]:
     """Unpack the first `count` ledgers of a page."""
     rows = []
     for fields in _LEDGER.iter_unpack(memoryview(page)[: count * LEDGER_BYTES]):
-        ledger_id, start, runs, lowest, highest, widest, term, lac, lafr, crc, mac_bytes, mac = fields
+        term, lac, lafr, crc, mac_bytes, mac = fields[7:]
         statement = (
             None if mac_bytes == _NO_STATEMENT else LacStatement(term, lac, lafr, crc, mac[:mac_bytes])
         )
-        rows.append(LedgerRow(ledger_id, start, runs, lowest, highest, widest, statement))
+        rows.append(LedgerRow._make((*fields[:7], statement)))
     return rows
+
+
+def unpack_shares(page: Buffer, count: int) -> Iterator[tuple[int, int, int, int]]:
+    """Give id, lowest entry, highest entry and bytes of the first `count` ledgers of a page."""
+    return _SHARE.iter_unpack(memoryview(page)[: count * LEDGER_BYTES])
 
 
 class MemoryIndex:
@@ -198,59 +208,94 @@ class MemoryIndex:
         runs = self.ledgers.get(ledger_id)
         if runs is None:
             runs = self.ledgers[ledger_id] = Runs()
-        runs.add(run.first, run.last, pack_run(*run))
+        runs.add(run.first, run.last, run.head_bytes + run.payload_bytes, pack_run(*run))
 
 
-def _paged(rows: Sequence[Buffer] | Iterable[Buffer], row_bytes: int) -> list[bytes]:
+def _paged(parts: Iterable[Buffer], row_bytes: int) -> Iterator[bytes]:
     """Cut rows into pages of whole rows."""
-    packed = memoryview(b"".join(rows))
     step = PAGE_BYTES // row_bytes * row_bytes
-    return [bytes(packed[at : at + step]).ljust(PAGE_BYTES, b"\0") for at in range(0, len(packed), step)]
+    rest = b""
+    for part in parts:
+        view = memoryview(part)
+        if rest:
+            taken = step - len(rest)
+            rest += bytes(view[:taken])
+            view = view[taken:]
+            if len(rest) < step:
+                continue
+            yield rest.ljust(PAGE_BYTES, b"\0")
+        whole = len(view) // step * step
+        for at in range(0, whole, step):
+            yield bytes(view[at : at + step]).ljust(PAGE_BYTES, b"\0")
+        rest = bytes(view[whole:])
+    if rest:
+        yield rest.ljust(PAGE_BYTES, b"\0")
 
 
-def pack_ledgers(
-    ledgers: dict[int, Runs],
-    ledger_ids: Sequence[int],
-    run_start: int,
-    statements: Callable[[int], LacStatement | None],
-) -> tuple[bytes, int]:
-    """Give the rows of some ledgers, in that order, and the number of the run behind theirs."""
-    rows: list[bytes] = []
-    for ledger_id in ledger_ids:
-        runs = ledgers[ledger_id]
-        count = len(runs.firsts)
-        statement = statements(ledger_id)
-        row = LedgerRow(ledger_id, run_start, count, runs.firsts[0], runs.highest, runs.widest, statement)
-        rows.append(row.pack())
-        run_start += count
-    return b"".join(rows), run_start
+class IndexEncoder:
+    """Encodes a sealed segment's index page by page, so that writing goes on in between.
 
-
-def encode_index(
-    segment_id: int, generation: int, end: int, ledgers: dict[int, Runs], ledger_rows: Sequence[bytes]
-) -> list[bytes]:
-    """Give the buffers of a sealed segment's index file, one after another.
-
-    Args:
-        ledger_rows: what `pack_ledgers` made of all ledgers, ascending, in as many parts as you like.
+    The index in memory must not change meanwhile, but for ledgers that are left out of it.
     """
-    ordered = sorted(ledgers)
-    number = sum(len(runs.firsts) for runs in ledgers.values())
-    ledger_pages = _paged(ledger_rows, LEDGER_BYTES)
-    run_pages = _paged([ledgers[ledger_id].packed for ledger_id in ordered], RUN_BYTES)
-    pages = ledger_pages + run_pages
-    covered = b"".join(
-        (
-            _HEAD.pack(
-                INDEX_MAGIC, 0, VERSION, 0, segment_id, generation, end,
-                len(ordered), number, len(ledger_pages), len(run_pages),
-            )[_COVERED_FROM:],
-            array("I", map(crc32c, pages)).tobytes(),
-            *(page[:8] for page in pages),
-        )
-    )  # fmt: skip
-    head = INDEX_MAGIC + crc32c(covered).to_bytes(4, "little") + covered
-    return [head.ljust(_round_up(len(head)), b"\0"), *pages]
+
+    def __init__(
+        self,
+        segment_id: int,
+        generation: int,
+        end: int,
+        ledgers: dict[int, Runs],
+        statements: Callable[[int], LacStatement | None],
+    ) -> None:
+        self._ledgers = sorted(ledgers.items())
+        self._statements = statements
+        run_count = sum(len(runs.firsts) for _, runs in self._ledgers)
+        self._ledger_pages = -(-len(self._ledgers) // LEDGERS_PER_PAGE)
+        self._page_count = self._ledger_pages + -(-run_count // RUNS_PER_PAGE)
+        self._fixed = (
+            INDEX_MAGIC, 0, VERSION, 0, segment_id, generation, end, len(self._ledgers), run_count,
+            self._ledger_pages, self._page_count - self._ledger_pages, self.highest_ledger,
+        )  # fmt: skip
+        self._crcs = array("I")
+        self._fences: list[bytes] = []
+        self.pages_at = _round_up(_HEAD.size + 12 * self._page_count)
+
+    @property
+    def lowest_ledger(self) -> int:
+        """Give the lowest ledger; 0 where there is none."""
+        return self._ledgers[0][0] if self._ledgers else 0
+
+    @property
+    def highest_ledger(self) -> int:
+        """Give the highest ledger; 0 where there is none."""
+        return self._ledgers[-1][0] if self._ledgers else 0
+
+    def pages(self) -> Iterator[bytes]:
+        """Give the pages, in the order in which they follow each other from `pages_at` on."""
+        for page in _paged(self._ledger_rows(), LEDGER_BYTES):
+            yield self._count(page)
+        for page in _paged((runs.packed for _, runs in self._ledgers), RUN_BYTES):
+            yield self._count(page)
+
+    def _ledger_rows(self) -> Iterator[bytes]:
+        start = 0
+        for ledger_id, runs in self._ledgers:
+            count = len(runs.firsts)
+            yield LedgerRow(
+                ledger_id, start, count, runs.firsts[0], runs.highest, runs.widest, runs.size,
+                self._statements(ledger_id),
+            ).pack()  # fmt: skip
+            start += count
+
+    def _count(self, page: bytes) -> bytes:
+        self._crcs.append(crc32c(page))
+        self._fences.append(page[:8])
+        return page
+
+    def head(self) -> bytes:
+        """Give the head, which lies before the pages, once all of them were given."""
+        assert len(self._crcs) == self._page_count
+        covered = b"".join((_HEAD.pack(*self._fixed)[_COVERED_FROM:], self._crcs.tobytes(), *self._fences))
+        return (INDEX_MAGIC + crc32c(covered).to_bytes(4, "little") + covered).ljust(self.pages_at, b"\0")
 
 
 def _round_up(size: int) -> int:
@@ -261,16 +306,16 @@ class IndexHead:
     """The part of a sealed segment's index that stays in memory: 12 bytes for each 4,096 of the file."""
 
     __slots__ = (
-        "crcs", "end", "generation", "ledger_count", "ledger_fences", "ledger_pages", "pages_at",
-        "run_count", "run_fences", "segment_id",
+        "crcs", "end", "generation", "highest_ledger", "ledger_count", "ledger_fences", "ledger_pages",
+        "pages_at", "run_count", "run_fences", "segment_id",
     )  # fmt: skip
 
     @staticmethod
     def size(data: Buffer) -> int:
-        """Give how many bytes a head has, from its first 64; raises CorruptRecordError."""
+        """Give how many bytes a head has, from its first 72; raises CorruptRecordError."""
         if len(data) < _HEAD.size or bytes(data[:4]) != INDEX_MAGIC:
             raise CorruptRecordError("the index of a segment is damaged")
-        *_, ledger_pages, run_pages = _HEAD.unpack_from(data)
+        *_, ledger_pages, run_pages, _ = _HEAD.unpack_from(data)
         return _HEAD.size + 12 * int(ledger_pages + run_pages)
 
     def __init__(self, data: Buffer) -> None:
@@ -284,7 +329,7 @@ class IndexHead:
             raise CorruptRecordError("the index of a segment ends early")
         (
             _, crc, version, _, self.segment_id, self.generation, self.end,
-            self.ledger_count, self.run_count, self.ledger_pages, run_pages,
+            self.ledger_count, self.run_count, self.ledger_pages, run_pages, self.highest_ledger,
         ) = _HEAD.unpack_from(data)  # fmt: skip
         if crc32c(memoryview(data)[_COVERED_FROM:size]) != crc or version != VERSION:
             raise CorruptRecordError("the index of a segment is damaged, or of another version")
@@ -296,6 +341,16 @@ class IndexHead:
         at += 8 * self.ledger_pages
         self.run_fences = array("Q", bytes(data[at : at + 8 * run_pages]))
         self.pages_at = _round_up(size)
+
+    @property
+    def lowest_ledger(self) -> int:
+        """Give the lowest ledger; 0 where there is none."""
+        return self.ledger_fences[0] if self.ledger_fences else 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """Give about what it takes in memory."""
+        return 600 + 12 * len(self.crcs)
 
     def page_offset(self, page: int) -> int:
         """Give where in the file a page lies; runs' pages are numbered on behind the ledgers'."""
@@ -313,14 +368,14 @@ class IndexHead:
         """Give how many ledgers a page holds."""
         return min(LEDGERS_PER_PAGE, int(self.ledger_count) - page * LEDGERS_PER_PAGE)
 
-    def pages_of_runs(self, row: LedgerRow, low: int, high: int) -> range:
-        """Give the pages that hold the ledger's runs with a first entry from `low` to `high`.
+    def pages_of_runs(self, run_start: int, run_count: int, low: int, high: int) -> range:
+        """Give the pages that hold those of one ledger's runs that have a first entry from `low` to `high`.
 
         They are numbered among the runs' pages. Only pages that begin within the ledger's runs have a
         fence that says anything about it.
         """
-        begin = row.run_start // RUNS_PER_PAGE
-        end = (row.run_start + row.run_count - 1) // RUNS_PER_PAGE + 1
+        begin = run_start // RUNS_PER_PAGE
+        end = (run_start + run_count - 1) // RUNS_PER_PAGE + 1
         # The last page whose fence is below `low` may still end in runs from `low` on.
         start = max(begin, bisect_left(self.run_fences, low, begin + 1, end) - 1)
         stop = bisect_right(self.run_fences, high, begin + 1, end)

@@ -63,6 +63,7 @@ class Change(NamedTuple):
     statement: LacStatement | None = None
     is_for_all: bool = False
     lock: bytes = b""
+    first: int = 0
 
 
 class Record(NamedTuple):
@@ -221,17 +222,18 @@ class Journal:
             return
         head_bytes = form.GROUP_HEADER_BYTES + form.ROW_BYTES * len(rows)
         total = form.GROUP_HEADER_BYTES + size
+        offset = form.group_start(self._offset, total)
+        if offset + total > header.capacity:
+            offset = self._offset
         group = form.GroupHeader(
-            header.segment_id, header.generation, self._number, self._offset,
-            *segment.previous, total, len(rows),
-        )  # fmt: skip
+            header.segment_id, header.generation, self._number, offset, *segment.previous, total, len(rows)
+        )
         buffers: list[Buffer] = [form.encode_group_head(group, rows)]
         buffers += [record.body for record in records if record.body is not None]
-        self._in_flight = Group(
-            segment, records, self._offset, self._offset + head_bytes, total, self._loop.time()
-        )
-        assert self._offset + total <= header.capacity
-        future = segment.file.write_and_sync(buffers, self._offset)
+        self._in_flight = Group(segment, records, offset, offset + head_bytes, total, self._loop.time())
+        assert segment.file is not None
+        assert offset + total <= header.capacity
+        future = segment.file.write_and_sync(buffers, offset)
         future.add_done_callback(self._written)
 
     def _written(self, future: asyncio.Future[None]) -> None:

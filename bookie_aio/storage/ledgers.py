@@ -19,8 +19,11 @@ from bookie_aio.wire.blocks import Block
 from metadata.errors import NoSuchLedgerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bookie_aio.storage.idranges import IdRanges
     from bookie_aio.storage.journal import Change, Group
+    from bookie_aio.storage.segment import Segment
 
 
 class Ledgers:
@@ -33,6 +36,7 @@ class Ledgers:
         self._accepted = 0  # records accepted, and of those the ones durable and indexed
         self._indexed = 0
         self._sorted_ids: list[int] | None = None
+        self.on_less: Callable[[], None] = lambda: None  # called when something need not be kept any more
 
     def get(self, ledger_id: int) -> LedgerState | None:
         """Give a ledger's state; None for one never heard of, or deleted."""
@@ -93,13 +97,14 @@ class Ledgers:
                 head_bytes, payload_bytes = event.head_bytes, event.payload_bytes
                 first, count, stride = event.first_entry, event.count, event.stride
                 last = first + (count - 1) * stride
+                state = self.states[ledger_id]
                 runs = ledgers.get(ledger_id)
                 if runs is None:
                     runs = ledgers[ledger_id] = Runs()
+                    state.since = state.since or group.segment.segment_id
                 packed = pack_run(first, event.content_term, offset, count, stride, head_bytes, payload_bytes)
-                runs.add(first, last, packed)
+                runs.add(first, last, head_bytes + payload_bytes, packed)
                 offset += head_bytes + payload_bytes
-                state = self.states[ledger_id]
                 if last > state.last_entry:
                     state.last_entry = last
                 known = state.statement
@@ -108,11 +113,11 @@ class Ledgers:
             else:
                 if record.body is not None:
                     offset += len(record.body)
-                self._apply(event)
+                self._apply(event, group.segment)
             self._indexed += 1
         return touched
 
-    def _apply(self, change: Change) -> None:
+    def _apply(self, change: Change, segment: Segment) -> None:
         state = self.states.get(change.ledger_id)
         if change.is_for_all or state is None:  # None: a change that a restart found behind the tombstone
             return
@@ -120,6 +125,15 @@ class Ledgers:
             self.deleted.add(change.ledger_id)
             del self.states[change.ledger_id]
             self._sorted_ids = None
+            self.on_less()
+        elif change.kind == form.KIND_FORGET:
+            assert segment.index is not None
+            segment.index.ledgers.pop(change.ledger_id, None)
+            state.since, state.last_entry = segment.segment_id, -1
+            self.on_less()
+        elif change.kind == form.KIND_TRIM:
+            state.first = max(state.first, change.first)
+            self.on_less()
         elif change.kind == form.KIND_LOCK:
             state.lock = change.lock
         elif change.kind == form.KIND_TERM:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from bookie_aio.storage.reader import DamagedBlockError, DamagedIndexError, Reader, list_runs
+from bookie_aio.storage.reader import DamagedBlockError, Reader, ReadResult, list_runs
+from bookie_aio.storage.segments import DamagedIndexError, SegmentGoneError
+from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from bookie_aio.storage.journal import Done
     from bookie_aio.storage.ledgers import Ledgers
-    from bookie_aio.storage.reader import ListedRun, ReadResult
-    from bookie_aio.storage.segment import Segment
+    from bookie_aio.storage.reader import ListedRun
+    from bookie_aio.storage.segments import Segments, Source
     from bookie_aio.storage.tender import Tender
     from metadata.errors import StorageError
 
@@ -40,16 +40,11 @@ class Marking(Protocol):
     def barrier(self, done: Done) -> None:
         """Call back when everything accepted is durable."""
 
-    def unsealed(self) -> Sequence[Segment]:
-        """Give the segments whose entries are found through the index in memory only."""
-
 
 class Lookup:
     """Reads of one engine."""
 
-    def __init__(
-        self, marking: Marking, ledgers: Ledgers, segments: dict[int, Segment], tender: Tender
-    ) -> None:
+    def __init__(self, marking: Marking, ledgers: Ledgers, segments: Segments, tender: Tender) -> None:
         """Share the engine's ledgers and segments."""
         self._marking = marking
         self._ledgers = ledgers
@@ -58,31 +53,30 @@ class Lookup:
         self._on_their_way: set[int] = set()  # ledgers whose mark is not durable yet
         self.damaged_blocks = 0
 
-    def segments_of(self, ledger_id: int, low: int, high: int) -> list[Segment]:
-        """Give the segments that may hold entries of the ledger from `low` to `high`."""
+    async def sources(self, ledger_id: int, low: int, high: int) -> list[Source]:
+        """Give where entries of the ledger from `low` to `high` may lie.
+
+        Raises:
+            DamagedIndexError: rebuild the index, and look again.
+        """
         state = self._ledgers.get(ledger_id)
         if state is None:  # never heard of, or deleted, whatever the indexes still say
             return []
-        places = state.places
-        found = [
-            self._segments[places[at]]
-            for at in range(0, len(places), 3)
-            if places[at + 1] <= high and places[at + 2] >= low
-        ]
-        found += [
-            segment
-            for segment in self._marking.unsealed()
-            if segment.index is not None and ledger_id in segment.index.ledgers
-        ]
-        return found
+        return await self._segments.find(ledger_id, state.since, low, high)
 
     async def read(self, ledger_id: int, content_term: int, entry_ids: range, bytes_max: int) -> ReadResult:
         """Read as `Engine.read` says."""
+        state = self._ledgers.get(ledger_id)
+        if state is not None and entry_ids and entry_ids[0] < state.first:
+            return ReadResult([], Stop.NO_SUCH_ENTRY, entry_ids[0])  # dropped on purpose, damaged or not
         while True:
             low, high = (entry_ids[0], entry_ids[-1]) if entry_ids else (0, -1)
-            reader = Reader(ledger_id, self.segments_of(ledger_id, low, high), content_term, bytes_max)
             try:
+                sources = await self.sources(ledger_id, low, high)
+                reader = Reader(ledger_id, sources, content_term, bytes_max)
                 return await reader.read(entry_ids, self._marking.is_damaged(ledger_id))
+            except SegmentGoneError:
+                continue
             except DamagedIndexError as error:
                 await self._tender.rebuild(error.segment)
             except DamagedBlockError as error:
@@ -98,9 +92,12 @@ class Lookup:
         while True:
             state = self._ledgers.get(ledger_id)
             last = state.last_entry if state is not None else -1
-            segments = self.segments_of(ledger_id, from_entry, last)
+            from_entry = max(from_entry, state.first if state is not None else 0)
             try:
-                return await list_runs(ledger_id, segments, from_entry, rows_max)
+                sources = await self.sources(ledger_id, from_entry, last)
+                return await list_runs(sources, from_entry, rows_max)
+            except SegmentGoneError:
+                continue
             except DamagedIndexError as error:
                 await self._tender.rebuild(error.segment)
 

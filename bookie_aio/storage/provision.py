@@ -1,27 +1,53 @@
-"""Space: the next segment ahead of time, the reserve, and what happens when there is no room (rule 2).
+"""Space: the next segment ahead of time, spare files, the reserve, and what happens without room (rule 2).
 
-Owns the segment that is prepared and not yet written to, the reserve file, the ids of segments to come, and
-whether the bookie is writable. Does not own the segments once they were taken, nor the checkpoint: it asks
-for one, since a segment must be listed there before its first group.
+Owns the segment that is prepared and not yet written to, the spare files, the reserve, the ids of segments
+to come, in which directory each segment goes, and whether the bookie takes ordinary adds. Does not own the
+segments once they were taken, nor the checkpoint: it asks for one, since a segment must be listed there
+before its first group.
 
-Running out of space is not a failure: ordinary adds are refused, what was accepted still fits into the
-current segment, fences and recovery adds go on into the reserve, and every few seconds it is tried again.
-Any other error is passed on and is the end (fail-stop).
+Running out of space is not a failure. Below a *floor* of free space ordinary adds are refused, while
+segments are still prepared for fences, recovery adds and compaction. Where even that finds no space, what
+was accepted still fits into the current segment, and fences and recovery adds go on into the reserve. Every
+few seconds it is looked at again. Any other error is passed on and is the end (fail-stop).
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bookie_aio.storage import directory as layout
 from bookie_aio.storage import format as form
-from bookie_aio.storage.segment import Segment, create_reserve, create_segment, remove_segment, take_reserve
+from bookie_aio.storage.files import create_reserve, create_segment, give_up_segment, reuse_file
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from bookie_aio.storage.disk import Disk
+    from bookie_aio.storage.segment import Segment
+    from bookie_aio.storage.segments import Segments
+
+_GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceLimits:
+    """How much is set aside, and when it gets tight.
+
+    The free space below which the bookie warns, or is read-only, is that many bytes or that part of the
+    file system, whichever is less: a small disk is not read-only from the start, nor a large one with much
+    space left.
+    """
+
+    reserve_bytes: int = 32 * 1024 * 1024
+    spare_bytes_max: int = 2 * _GIB
+    warn_free_bytes: int = 8 * _GIB
+    warn_free_share: float = 0.10
+    floor_free_bytes: int = 2 * _GIB
+    floor_free_share: float = 0.05
+    retry_s: float = 5.0
 
 
 class Provision:
@@ -30,42 +56,58 @@ class Provision:
     def __init__(
         self,
         disk: Disk,
-        directory: str,
+        directories: Sequence[str],
+        home: str,
         *,
+        segments: Segments,
         segment_bytes: int,
-        reserve_bytes: int,
-        retry_s: float,
+        limits: SpaceLimits,
         next_id: int,
         has_reserve: bool,
+        spares: list[tuple[str, str]],
         draw_generation: Callable[[], int],
         list_segment: Callable[[Segment], Awaitable[None]],
         on_ready: Callable[[], None],
         on_writable: Callable[[bool], None],
+        on_warning: Callable[[str], None],
         on_failed: Callable[[StorageError], None],
     ) -> None:
         """Take what is known from the restart; nothing happens before `begin`.
 
         Args:
+            home: the directory of the reserve.
+            spares: directory and name of the spare files.
             list_segment: writes the checkpoint that lists a segment that is about to be used.
             on_ready: a segment is ready to be taken, or it is known now that there will be none.
+            on_warning: is told when space gets tight, once each time.
         """
         self._disk = disk
-        self._directory = directory
+        self._directories = directories
+        self._home = home
+        self._segments = segments
         self.segment_bytes = segment_bytes
-        self._reserve_bytes = reserve_bytes
-        self._retry_s = retry_s
+        self._limits = limits
+        self._spares = spares
         self._draw_generation = draw_generation
         self._list_segment = list_segment
         self._on_ready = on_ready
         self._on_writable = on_writable
+        self._on_warning = on_warning
         self._on_failed = on_failed
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self._is_warned = False
         self.next_id = next_id
         self.has_reserve = has_reserve
-        self.is_full = False
+        self.is_full = False  # there is no space for another segment
+        self.is_low = False  # there is, but it is not for ordinary adds
         self.ready: Segment | None = None
+
+    @property
+    def is_writable(self) -> bool:
+        """Tell whether there is room for ordinary adds."""
+        return not self.is_full and not self.is_low
 
     @property
     def is_preparing(self) -> bool:
@@ -73,15 +115,18 @@ class Provision:
         return self._task is not None
 
     @property
-    def spare_bytes(self) -> int:
+    def aside_bytes(self) -> int:
         """Give the room for groups that is set aside already, beside the current segment's."""
         ready = self.ready.header.capacity if self.ready is not None else 0
-        reserve = self._reserve_bytes if self.has_reserve else 0
+        reserve = self._limits.reserve_bytes if self.has_reserve else 0
         return max(0, ready - form.DATA_OFFSET) + max(0, reserve - form.DATA_OFFSET)
 
     def begin(self) -> None:
-        """Prepare the next segment unless there is one, or one is under way."""
-        if self.ready is None and not self._is_closed:
+        """Prepare the next segment unless there is one, or one is under way; and look after the space."""
+        if self._is_closed:
+            return
+        self._arm_timer()
+        if self.ready is None:
             self._run(self._prepare)
 
     async def first_segment(self) -> Segment:
@@ -93,11 +138,11 @@ class Provision:
         try:
             await self._prepare()
         except DiskFullError:
-            self._set_full(True)
+            self._set(is_full=True)
             if not self.has_reserve:
                 raise
             await self._prepare_reserve()
-            self._arm_retry()
+            self._arm_timer()
         segment, self.ready = self.ready, None
         assert segment is not None
         return segment
@@ -124,8 +169,7 @@ class Provision:
         try:
             await work()
         except DiskFullError:
-            self._set_full(True)
-            self._arm_retry()
+            self._set(is_full=True)
         except (StorageError, OSError) as error:
             self._task = None
             self._on_failed(error if isinstance(error, StorageError) else DiskFailedError(str(error)))
@@ -143,37 +187,108 @@ class Provision:
 
     async def _prepare(self) -> None:
         if not self.has_reserve:
-            await create_reserve(self._disk, self._directory, self._reserve_bytes)
+            await create_reserve(self._disk, self._home, self._limits.reserve_bytes)
             self.has_reserve = True
-        segment = await create_segment(self._disk, self._directory, self._header(self.segment_bytes))
+        segment = await self._make()
         try:
             await self._list_segment(segment)
         except DiskFullError:
-            segment.close()
-            await remove_segment(self._disk, self._directory, segment.segment_id)
+            await give_up_segment(self._disk, segment, keep_as_spare=False)
             raise
         self._set_ready(segment)
-        self._set_full(False)
+        self._set(is_full=False)
+        self.look()
+
+    async def _make(self) -> Segment:
+        header, shelf = self._header(self.segment_bytes), self._segments.shelf
+        if self._spares and header.capacity <= self.segment_bytes:
+            directory, name = self._spares.pop(0)
+            return await reuse_file(self._disk, directory, name, header, shelf)
+        error = DiskFullError("no data directory")
+        for directory in self._by_preference():
+            try:
+                return await create_segment(self._disk, directory, header, shelf)
+            except DiskFullError as full:
+                error = full
+        raise error
+
+    def _by_preference(self) -> list[str]:
+        """Give the directories, first those with most space, and among equals those with fewest segments."""
+        if len(self._directories) == 1:
+            return list(self._directories)
+        counts = dict.fromkeys(self._directories, 0)
+        for segment in self._segments.by_id.values():
+            counts[segment.directory] += 1
+        space = {one: self._disk.space(one).free // _GIB for one in self._directories}
+        return sorted(self._directories, key=lambda one: (-space[one], counts[one]))
 
     async def _prepare_reserve(self) -> None:
         # Not listed in the checkpoint, which might need space: a restart adopts a segment of a new id.
         self.has_reserve = False
-        self._set_ready(await take_reserve(self._disk, self._directory, self._header(self._reserve_bytes)))
+        header = self._header(self._limits.reserve_bytes)
+        segment = await reuse_file(self._disk, self._home, layout.RESERVE, header, self._segments.shelf)
+        segment.is_reused = False
+        self._set_ready(segment)
 
-    def _set_full(self, is_full: bool) -> None:
-        if is_full != self.is_full:
-            self.is_full = is_full
-            self._on_writable(not is_full)
+    # --- spare files ---
 
-    def _arm_retry(self) -> None:
+    def wants_spare(self, size: int) -> bool:
+        """Tell whether a file of that size is to be kept."""
+        kept = len(self._spares) * self.segment_bytes
+        return size == self.segment_bytes and kept + size <= self._limits.spare_bytes_max
+
+    def add_spare(self, directory: str, name: str) -> None:
+        """Keep a file that was a segment."""
+        self._spares.append((directory, name))
+        if self.is_low:
+            self.look()
+
+    # --- how much is left ---
+
+    def look(self) -> None:
+        """Look at the free space, and say what follows from it."""
+        limits, is_low, is_tight, most = self._limits, True, True, 0
+        for directory in self._directories:
+            free, total = self._disk.space(directory)
+            most = max(most, free)
+            is_tight &= free < min(limits.warn_free_bytes, total * limits.warn_free_share)
+            is_low &= free < min(limits.floor_free_bytes, total * limits.floor_free_share)
+        if is_tight and not self._is_warned:
+            self._on_warning(f"{most:,} bytes are free on the disk; the bookie will be read-only soon")
+        self._is_warned = is_tight
+        # A spare file takes no space: with one at hand, writing goes on.
+        self._set(is_low=is_low and not self._spares)
+
+    def _set(self, *, is_full: bool | None = None, is_low: bool | None = None) -> None:
+        was_writable = self.is_writable
+        self.is_full = self.is_full if is_full is None else is_full
+        self.is_low = self.is_low if is_low is None else is_low
+        if self.is_writable != was_writable:
+            self._on_writable(self.is_writable)
+
+    def figures(self) -> dict[str, object]:
+        """Give the figures that `bookie info` shows."""
+        return {
+            "has_reserve": self.has_reserve,
+            "spare_files": len(self._spares),
+            "is_full": self.is_full,
+            "is_low": self.is_low,
+            "is_tight": self._is_warned,
+        }
+
+    def _arm_timer(self) -> None:
         if not self._is_closed and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._retry_s, self._retry)
+            self._timer = asyncio.get_running_loop().call_later(self._limits.retry_s, self._look_again)
 
-    def _retry(self) -> None:
+    def _look_again(self) -> None:
         self._timer = None
-        if self._task is not None or self.ready is not None:
-            self._arm_retry()
-        else:
+        self._arm_timer()
+        try:
+            self.look()
+        except StorageError as error:
+            self._on_failed(error)
+            return
+        if self._task is None and self.ready is None:
             self.begin()
 
     async def close(self) -> None:

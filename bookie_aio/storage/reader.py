@@ -2,7 +2,7 @@
 
 Owns the choice among the copies of an entry (the invariant in `index`), the cutting of blocks to a budget,
 and the checking of everything read. Does not own the segments; it is given those to look in, and raises
-`DamagedBlockError` or `DamagedIndexError` when what it finds there does not hold.
+`DamagedBlockError` when what it finds there does not hold.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from bookie_aio.storage.segments import SegmentGoneError
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, entry_checksums
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DiskFailedError, MalformedFrameError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.storage.index import Run
     from bookie_aio.storage.segment import Segment
+    from bookie_aio.storage.segments import Source
     from bookie_aio.wire.blocks import Buffer
 
 _RUNS_AT_ONCE = 64
@@ -29,14 +31,6 @@ ListedRun = tuple[int, int, int, int]
 
 class DamagedBlockError(CorruptRecordError):
     """A stored block fails its checksums, or cannot be read."""
-
-
-class DamagedIndexError(CorruptRecordError):
-    """A page of a sealed index fails its checksum; the index can be rebuilt from its segment."""
-
-    def __init__(self, segment: Segment, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.segment = segment
 
 
 class Found(NamedTuple):
@@ -61,19 +55,15 @@ class ReadResult(NamedTuple):
     stop_entry: int
 
 
-async def gather(
-    ledger_id: int, segments: Sequence[Segment], low: int, high: int, count_max: int
-) -> tuple[list[Found], int]:
+async def gather(sources: Sequence[Source], low: int, high: int, count_max: int) -> tuple[list[Found], int]:
     """Give the runs that may hold entries from `low` on, by first entry, and up to where they are all."""
     found: list[Found] = []
     horizon = high
-    for segment in segments:
-        try:
-            runs = await segment.overlapping(ledger_id, low, high, count_max + 1)
-        except (CorruptRecordError, DiskFailedError) as error:
-            raise DamagedIndexError(segment, error) from error
+    for source in sources:
+        runs = await source.overlapping(low, high, count_max + 1)
         if sum(run.first > low for run in runs) > count_max:
             horizon = min(horizon, runs.pop().first - 1)
+        segment = source.segment
         segment_id = segment.segment_id
         found += [Found(run.content_term, segment_id, run.offset, run, segment) for run in runs]
     found.sort(key=lambda one: one.run.first)
@@ -83,11 +73,9 @@ async def gather(
 class Reader:
     """One read: the blocks of one ledger, from a fixed set of segments."""
 
-    def __init__(
-        self, ledger_id: int, segments: Sequence[Segment], content_term: int, bytes_max: int
-    ) -> None:
+    def __init__(self, ledger_id: int, sources: Sequence[Source], content_term: int, bytes_max: int) -> None:
         self._ledger_id = ledger_id
-        self._segments = segments
+        self._sources = sources
         self._content_term = content_term
         self._bytes_left = bytes_max
         self._buffers: list[Buffer] = []
@@ -106,6 +94,7 @@ class Reader:
         Raises:
             DamagedBlockError: rule 4 applies.
             DamagedIndexError: rebuild the index and read again.
+            SegmentGoneError: read again.
         """
         if not entry_ids:
             return ReadResult([], Stop.END, min(max(0, entry_ids.start), ENTRY_ID_MAX))
@@ -114,7 +103,7 @@ class Reader:
             entry_id = self._entry_id = entry_ids[at]
             if entry_id > self._horizon:
                 self._found, self._horizon = await gather(
-                    self._ledger_id, self._segments, entry_id, entry_ids[-1], _RUNS_AT_ONCE
+                    self._sources, entry_id, entry_ids[-1], _RUNS_AT_ONCE
                 )
                 self._from = 0
             best = self._best(entry_id)
@@ -213,8 +202,10 @@ class Reader:
 
     async def _bytes(self, found: Found, at: int, size: int) -> Buffer:
         try:
-            data = await found.segment.file.read(found.run.offset + at, size)
-        except DiskFailedError as error:
+            data = await found.segment.read(found.run.offset + at, size)
+        except (DiskFailedError, FileNotFoundError) as error:
+            if found.segment.is_gone:
+                raise SegmentGoneError(str(error)) from error
             raise DamagedBlockError(str(error)) from error
         if len(data) != size:
             raise DamagedBlockError(f"segment {found.segment_id} ends before its block at {found.run.offset}")
@@ -235,24 +226,23 @@ class Reader:
         return block
 
 
-async def list_runs(
-    ledger_id: int, segments: Sequence[Segment], from_entry: int, rows_max: int
-) -> tuple[list[ListedRun], int]:
+async def list_runs(sources: Sequence[Source], from_entry: int, rows_max: int) -> tuple[list[ListedRun], int]:
     """Give runs of entries by first entry, neighbours joined, and where to go on (−1: that is all).
 
     Raises:
         DamagedIndexError: rebuild the index and list again.
+        SegmentGoneError: list again.
     """
     listed: list[ListedRun] = []
     while not listed and from_entry >= 0:
-        listed, from_entry = await _list_page(ledger_id, segments, from_entry, rows_max)
+        listed, from_entry = await _list_page(sources, from_entry, rows_max)
     return listed, from_entry
 
 
 async def _list_page(
-    ledger_id: int, segments: Sequence[Segment], from_entry: int, rows_max: int
+    sources: Sequence[Source], from_entry: int, rows_max: int
 ) -> tuple[list[ListedRun], int]:
-    found, horizon = await gather(ledger_id, segments, from_entry, ENTRY_ID_MAX, rows_max)
+    found, horizon = await gather(sources, from_entry, ENTRY_ID_MAX, rows_max)
     runs: list[ListedRun] = []
     for one in found:
         run = one.run

@@ -56,6 +56,8 @@ class Replayed:
     statements: dict[int, LacStatement] = field(default_factory=dict)
     locks: dict[int, bytes] = field(default_factory=dict)
     deleted: set[int] = field(default_factory=set)
+    trims: dict[int, int] = field(default_factory=dict)
+    forgotten: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
     is_all_damaged: bool = False
 
@@ -77,7 +79,7 @@ class Replayed:
                     row.first, row.term, group.offsets[number],
                     row.entries, row.stride, row.head_bytes, row.rest_bytes,
                 )  # fmt: skip
-                runs.add(row.first, last, packed)
+                runs.add(row.first, last, row.head_bytes + row.rest_bytes, packed)
                 known = self.statements.get(ledger_id)
                 if known is None or row.lac > known.lac:
                     self.statements[ledger_id] = row.statement(group.bodies[number])
@@ -89,6 +91,11 @@ class Replayed:
                     self.statements[ledger_id] = row.statement(group.bodies[number])
             elif row.kind == form.KIND_TOMBSTONE:
                 self.deleted.add(ledger_id)
+            elif row.kind == form.KIND_TRIM:
+                self.trims[ledger_id] = max(row.first, self.trims.get(ledger_id, 0))
+            elif row.kind == form.KIND_FORGET:
+                self.index.ledgers.pop(ledger_id, None)
+                self.forgotten.add(ledger_id)
             elif row.kind == form.KIND_LOCK:
                 if number in group.damaged:
                     self.damaged.add(ledger_id)  # without it, whoever comes first would lock the ledger
@@ -168,6 +175,15 @@ class _Walk:
             at += size
         return group
 
+    async def following(self, offset: int, number: int) -> Group | None:
+        """Give the group of that number, if it begins at `offset` or on the page that follows."""
+        group = await self.group_at(offset)
+        on_page = form.next_page(offset)
+        if group is None and on_page != offset and on_page < self._limit:
+            group = await self.group_at(on_page)
+        # Another number says that a group which lay between is not to be found.
+        return group if group is not None and group.header.number == number else None
+
     async def next_group(self, offset: int) -> int | None:
         """Give where the next group head lies from `offset` on; None where there is none."""
         for start, end in self._written:
@@ -219,23 +235,24 @@ async def replay_segment(
     if first is not None:  # even where it was rewritten elsewhere, and nothing here counts any more
         found.previous = (first.header.previous_segment, first.header.previous_end)
     unproven: Group | None = None
-    offset = form.DATA_OFFSET
+    offset, number = form.DATA_OFFSET, 0
     while offset < limit:
-        group = await walk.group_at(offset)
+        group = await walk.following(offset, number)
         if group is None:
-            following = await walk.next_group(offset + 1)
+            following = await walk.next_group(offset)
             is_proven = not is_last if proven_end is None else offset < proven_end
             if following is not None or is_proven:
                 found.is_all_damaged = True
             if following is None:
                 break
-            offset = following
-            continue
+            group = await walk.group_at(following)
+            if group is None:  # the disk has failed since
+                break
         if unproven is not None:
             found.apply(unproven)
         unproven = group
         found.previous = (group.header.previous_segment, group.header.previous_end)
-        offset = group.header.end
+        offset, number = group.header.end, group.header.number + 1
     if unproven is not None:
         if not is_last or (proven_end is not None and unproven.header.end <= proven_end):
             found.apply(unproven)

@@ -1,30 +1,35 @@
-"""Restart: from a directory to what the engine starts with.
+"""Restart: from the directories to what the engine starts with.
 
-Owns the order in which a directory is read, and what is concluded from what is missing there. Changes
-nothing on the disk but the names of files that it cannot use; what has to be written follows in the engine,
-before it serves: the tail and the marks into a new segment, then indexes, then the checkpoint, and only
-then are useless files removed.
+Owns the order in which they are read, and what is concluded from what is missing there. Reads the
+checkpoint, and the segments that it does not call sealed: of those that it does, nothing but the names.
+Changes nothing on the disk but the names of files that it cannot use; what has to be written follows in the
+engine: the tail and the marks into a new segment, before it serves, then the checkpoint, and only then are
+useless files removed.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
 from bookie_aio.storage import format as form
-from bookie_aio.storage.checkpoint import Checkpoint, LedgerState, parse_checkpoint
+from bookie_aio.storage.checkpoint import Checkpoint, LedgerState, SegmentRow, parse_checkpoint
 from bookie_aio.storage.idranges import IdRanges
 from bookie_aio.storage.journal import Change, Record
 from bookie_aio.storage.replay import Group, Replayed, replay_segment
-from bookie_aio.storage.segment import SealedIndex, Segment
+from bookie_aio.storage.segment import Segment, read_head
 from bookie_aio.wire.blocks import Block
 from metadata.errors import CorruptRecordError, DiskFailedError
 
 if TYPE_CHECKING:
-    from bookie_aio.storage.disk import Disk, File
-    from bookie_aio.storage.index import LedgerRow
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from bookie_aio.storage.disk import Disk
+    from bookie_aio.storage.index import IndexHead, LedgerRow
+    from bookie_aio.storage.segments import Segments
     from metadata.errors import StorageError
 
 DAMAGED_SUFFIX = ".damaged"
@@ -36,7 +41,8 @@ class Restarted:
 
     ledgers: dict[int, LedgerState] = field(default_factory=dict)
     deleted: IdRanges = field(default_factory=IdRanges)
-    segments: dict[int, Segment] = field(default_factory=dict)  # by id, ascending
+    home: str = ""  # the directory of the checkpoint and the reserve
+    spares: list[tuple[str, str]] = field(default_factory=list)  # directory and name of files to use again
     is_all_damaged: bool = False
     damaged: set[int] = field(default_factory=set)  # ledgers that are not marked yet
     tail: Group | None = None
@@ -44,7 +50,7 @@ class Restarted:
     next_id: int = 1
     has_reserve: bool = False
     needed: set[int] = field(default_factory=set)  # useless segments whose tail is not rewritten yet
-    useless: list[str] = field(default_factory=list)  # names of files to remove in the end
+    useless: list[str] = field(default_factory=list)  # paths of files to remove in the end
     notes: list[str] = field(default_factory=list)  # for the log: what was wrong
 
     def state(self, ledger_id: int) -> LedgerState:
@@ -98,6 +104,7 @@ def _event_of(row: form.Row, body: memoryview) -> Block | Change:
         row.statement(body) if row.kind == form.KIND_STATEMENT else None,
         bool(row.kind == form.KIND_MARK and row.flags & form.MARK_ALL),
         bytes(body) if row.kind == form.KIND_LOCK else b"",
+        row.first if row.kind == form.KIND_TRIM else 0,
     )
 
 
@@ -106,50 +113,66 @@ def _ignore(error: StorageError | None) -> None:
 
 
 class Restart:
-    """The reading of one directory."""
+    """The reading of a bookie's directories."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: Disk, directories: Sequence[str], segments: Segments) -> None:
+        """Take where to look, and the segments to add to."""
         self._disk = disk
-        self._directory = directory
-        self._names: set[str] = set()
+        self._directories = directories
+        self._segments = segments
+        self._at: dict[str, str] = {}  # the directory of each file's name
         self._checkpoint: Checkpoint | None = None
-        self._found = Restarted()
+        self._found = Restarted(home=directories[0])
 
     def _path(self, name: str) -> str:
-        return os.path.join(self._directory, name)
+        return os.path.join(self._at[name], name)
 
-    async def run(self) -> Restarted:
-        """Read everything.
+    async def run(self, *, spare_bytes: int) -> Restarted:
+        """Read everything that has to be read.
+
+        Args:
+            spare_bytes: the size of files that can be used again.
 
         Raises:
             UnknownVersionError: something is of another format version.
         """
         found = self._found
-        self._names = set(await self._disk.list_directory(self._directory))
+        for directory in self._directories:
+            for name in await self._disk.list_directory(directory):
+                self._at.setdefault(name, directory)
+                if name.endswith(layout.TEMPORARY_SUFFIX):
+                    found.useless.append(os.path.join(directory, name))
+                elif name.endswith(layout.SPARE_SUFFIX):
+                    await self._take_spare(directory, name, spare_bytes)
         await self._read_checkpoint()
-        found.useless += [name for name in self._names if name.endswith(layout.TEMPORARY_SUFFIX)]
-        found.has_reserve = layout.RESERVE in self._names
-        ids = [layout.id_of(name, layout.SEGMENT_SUFFIX) for name in self._names]
-        ids += [layout.id_of(name, layout.INDEX_SUFFIX) for name in self._names]
-        on_disk = {one for one in ids if one is not None}
-        listed = set(self._checkpoint.segments) if self._checkpoint is not None else set()
+        found.has_reserve = self._at.get(layout.RESERVE) == found.home
+        on_disk = self._ids(layout.SEGMENT_SUFFIX) | self._ids(layout.INDEX_SUFFIX)
+        rows = self._checkpoint.segments if self._checkpoint is not None else {}
         found.next_id = max([found.next_id, *(one + 1 for one in on_disk)])
-        opened: dict[int, Segment] = {}
-        for segment_id in sorted(on_disk | listed):
-            segment = await self._open(segment_id, is_listed=segment_id in listed)
-            if segment is not None:
-                opened[segment_id] = segment
-        await self._open_indexes(opened)
-        await self._replay(opened)
-        found.segments = dict(sorted(found.segments.items()))
+        await self._open(sorted(on_disk | set(rows)), rows)
         found.forget_deleted()
-        if self._checkpoint is None and (found.segments or found.tail or layout.COOKIE in self._names):
+        is_empty = not self._segments.by_id and found.tail is None
+        if self._checkpoint is None and (not is_empty or layout.COOKIE in self._at):
             found.lose_all("there is no good checkpoint")
         return found
 
+    def _ids(self, suffix: str) -> set[int]:
+        return {one for name in self._at if (one := layout.id_of(name, suffix)) is not None}
+
+    async def _take_spare(self, directory: str, name: str, spare_bytes: int) -> None:
+        path = os.path.join(directory, name)
+        file = await self._disk.open(path)
+        is_of_use = file.size() == spare_bytes
+        file.close()
+        if is_of_use:
+            self._found.spares.append((directory, name))
+        else:
+            self._found.useless.append(path)
+
     async def _read_checkpoint(self) -> None:
-        if layout.CHECKPOINT not in self._names:
+        if layout.CHECKPOINT not in self._at:
             return
+        self._found.home = self._at[layout.CHECKPOINT]
         file = await self._disk.open(self._path(layout.CHECKPOINT))
         try:
             self._checkpoint = parse_checkpoint(await file.read(0, file.size()))
@@ -167,130 +190,141 @@ class Restart:
             self._found.lose_all("data was lost before this start, and nobody knows of which ledgers")
         self._found.next_id = self._checkpoint.next_segment
 
-    async def _open(self, segment_id: int, *, is_listed: bool) -> Segment | None:
+    async def _open(self, segment_ids: list[int], rows: dict[int, SegmentRow]) -> None:
+        """Take over what is sealed, and replay the rest, newest first."""
+        opened: dict[int, Segment] = {}
+        for segment_id in segment_ids:
+            row = rows.get(segment_id)
+            name = layout.segment_name(segment_id)
+            if row is not None and row.end and name in self._at and layout.index_name(segment_id) in self._at:
+                header = form.SegmentHeader(segment_id, row.generation, row.end)
+                self._segments.add_sealed(Segment(self._at[name], header, self._segments.shelf), row)
+                continue
+            segment = await self._open_unsealed(segment_id, is_listed=row is not None)
+            if segment is not None:
+                opened[segment_id] = segment
+        for segment in opened.values():
+            await self._try_index(segment)
+        unsealed = {one: segment for one, segment in opened.items() if segment.sealed is None}
+        await self._replay(unsealed)
+
+    async def _open_unsealed(self, segment_id: int, *, is_listed: bool) -> Segment | None:
         """Open a segment; None where it is of no use or lost."""
         checkpoint = self._checkpoint
+        name, index_name = layout.segment_name(segment_id), layout.index_name(segment_id)
         if not is_listed and checkpoint is not None and segment_id < checkpoint.next_segment:
-            # It was dropped on purpose, and the crash came before its file was gone.
-            self._found.useless += [layout.segment_name(segment_id), layout.index_name(segment_id)]
+            # It was given up, and the crash came before its file was gone.
+            self._found.useless += [self._path(one) for one in (name, index_name) if one in self._at]
             return None
-        name = layout.segment_name(segment_id)
-        if name not in self._names:
+        if name not in self._at:
             await self._lose(segment_id, f"segment {segment_id} is missing")
             return None
-        file = await self._disk.open(self._path(name))
-        try:
-            header = await self._header(file, segment_id)
-        except CorruptRecordError as error:
-            file.close()
-            if isinstance(error, form.UnknownVersionError):
-                raise
-            if is_listed or layout.index_name(segment_id) in self._names:
-                await self._disk.rename(self._path(name), self._path(name + DAMAGED_SUFFIX))
-                await self._lose(segment_id, f"segment {segment_id}: {error}")
-            else:
-                self._found.useless.append(name)  # the crash came while it was created
-            return None
-        return Segment(file, header)
-
-    async def _header(self, file: File, segment_id: int) -> form.SegmentHeader:
+        path = self._path(name)
+        file = await self._disk.open(path)
         try:
             header = form.parse_segment_header(await file.read(0, form.DATA_OFFSET))
             if header.segment_id != segment_id:
                 raise CorruptRecordError(f"it is segment {header.segment_id}")
         except form.UnknownVersionError:
+            file.close()
             raise
-        except (CorruptRecordError, DiskFailedError):
+        except (CorruptRecordError, DiskFailedError) as error:
             # A good index names the life of the file as well, and every block has its own checksums.
-            index = await self._index(segment_id)
+            index = await self._index_head(segment_id)
             if index is None:
-                raise CorruptRecordError("its header is damaged, and there is no good index") from None
-            index.file.close()
-            return form.SegmentHeader(segment_id, index.head.generation, file.size())
-        return header
+                file.close()
+                if is_listed or index_name in self._at:
+                    await self._disk.rename(path, path + DAMAGED_SUFFIX)
+                    await self._lose(segment_id, f"segment {segment_id}: {error}")
+                else:
+                    self._found.useless.append(path)  # the crash came while it was created
+                return None
+            header = form.SegmentHeader(segment_id, index.generation, file.size())
+        return Segment(self._at[name], header, self._segments.shelf, file)
 
-    async def _index(self, segment_id: int) -> SealedIndex | None:
+    async def _index_head(self, segment_id: int) -> IndexHead | None:
         name = layout.index_name(segment_id)
-        if name not in self._names:
+        if name not in self._at:
             return None
+        file = await self._disk.open(self._path(name))
         try:
-            index = await SealedIndex.open(self._disk, self._path(name))
+            head = await read_head(file, name)
         except (CorruptRecordError, DiskFailedError) as error:
             self._found.notes.append(f"{name}: {error}")
             return None
-        if index.head.segment_id != segment_id:
-            index.file.close()
-            return None
-        return index
+        finally:
+            file.close()
+        return head if head.segment_id == segment_id else None
 
     async def _lose(self, segment_id: int, why: str) -> None:
         """Conclude what is lost with a segment: what its index says, or anything."""
         found = self._found
         found.next_id = max(found.next_id, segment_id + 1)
-        index = await self._index(segment_id)
-        if index is None:
+        head = await self._index_head(segment_id)
+        if head is None:
             found.lose_all(why)
             return
+        path = self._path(layout.index_name(segment_id))
         try:
-            rows = await index.ledgers()
+            rows = await self._segments.read_index(path, _row_of(head)).ledgers()
         except (CorruptRecordError, DiskFailedError):
             found.lose_all(why)
         else:
             found.damaged.update(row.ledger_id for row in rows)
             found.notes.append(f"{why}; it held entries of {len(rows)} ledgers")
-        finally:
-            index.file.close()
-        found.useless.append(layout.index_name(segment_id))
+        found.useless.append(path)
 
-    async def _open_indexes(self, opened: dict[int, Segment]) -> None:
-        for segment_id, segment in opened.items():
-            index = await self._index(segment_id)
-            if index is None:
-                continue
-            if index.head.generation != segment.header.generation:
-                index.file.close()
-                continue
+    async def _try_index(self, segment: Segment) -> None:
+        """Take a segment as sealed if it has a good index, which the checkpoint does not know of yet."""
+        head = await self._index_head(segment.segment_id)
+        if head is None or head.generation != segment.header.generation:
+            return
+        row = _row_of(head)
+        if self._checkpoint is None:
+            # What the checkpoint knew of the ledgers, or some of it, is in the indexes as well.
+            index = self._segments.read_index(self._path(layout.index_name(segment.segment_id)), row)
             try:
-                rows = await index.ledgers()
+                self._learn(segment.segment_id, await index.ledgers())
             except (CorruptRecordError, DiskFailedError) as error:
                 self._found.notes.append(str(error))
-                segment.end = index.head.end
-                index.file.close()
-                continue
-            segment.index, segment.sealed, segment.end = None, index, index.head.end
-            self._learn_places(segment_id, rows)
+                segment.end = head.end
+                return
+        segment.rest()
+        self._segments.add_sealed(segment, row)
 
-    def _learn_places(self, segment_id: int, rows: list[LedgerRow]) -> None:
+    def _learn(self, segment_id: int, rows: list[LedgerRow]) -> None:
         for row in rows:
             state = self._found.state(row.ledger_id)
-            state.places.extend((segment_id, row.lowest, row.highest))
+            state.since = state.since or segment_id
             state.last_entry = max(state.last_entry, row.highest)
             if row.statement is not None:
                 state.learn_statement(row.statement)
 
-    async def _replay(self, opened: dict[int, Segment]) -> None:
+    async def _replay(self, unsealed: dict[int, Segment]) -> None:
         """Replay what is not sealed, newest first: each says where the one before it ended."""
         found = self._found
-        named: tuple[int, int] | None = None  # by the next newer one: which came before it, and its end
+        ask: Callable[[], Awaitable[tuple[int, int] | None]] | None = None
         is_last = True
         replayed: list[tuple[Segment, Replayed]] = []
-        for segment_id in sorted(opened, reverse=True):
-            segment = opened[segment_id]
-            if segment.sealed is not None:
+        for segment_id in sorted({*unsealed, *self._segments.by_id}, reverse=True):
+            segment = unsealed.get(segment_id)
+            if segment is None:
+                sealed = self._segments.by_id[segment_id]
                 if is_last:
-                    found.previous = (segment_id, segment.end)
+                    found.previous = (segment_id, sealed.end)
                 is_last = False
-                found.segments[segment_id] = segment
-                named = await self._named_by(segment)
+                ask = partial(self._named_by, sealed)
                 continue
+            named = await ask() if ask is not None else None  # by the next newer one
             known = None
             if named is not None and named[0] <= segment_id:
                 known = named[1] if named[0] == segment_id else form.DATA_OFFSET  # passed over, never used
             if known is None and segment.end > form.DATA_OFFSET:
                 known = segment.end  # an index whose head is good and whose pages are not
+            assert segment.file is not None
             result = await replay_segment(segment.file, segment.header, proven_end=known, is_last=is_last)
             if result.previous is not None:
-                named = result.previous
+                ask = partial(_known_already, result.previous)
                 # A first group that is torn says where the segment before it ended, but it may have been
                 # that one's tail on its way here: the tail is then still to be had there, and only there.
                 if is_last and (result.groups or result.tail is not None):
@@ -298,28 +332,28 @@ class Restart:
                     found.previous = (segment_id, result.end)
                     is_last = False
             elif not result.is_all_damaged:
-                segment.close()  # prepared and never used
-                found.useless.append(layout.segment_name(segment_id))
+                await segment.close()  # prepared and never used
+                found.useless.append(segment.path)
                 continue
             replayed.append((segment, result))
         for segment, result in reversed(replayed):
-            self._apply(segment, result)
+            await self._apply(segment, result)
 
     async def _named_by(self, segment: Segment) -> tuple[int, int] | None:
         """Give which segment came before a sealed one, and that one's end; None where it cannot tell."""
         try:
-            start = await segment.file.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
+            start = await segment.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
             group = form.peek_group_header(start, segment.header, form.DATA_OFFSET, segment.end)
             if group is None:
                 return None
-            head = memoryview(await segment.file.read(form.DATA_OFFSET, group.head_bytes))
+            head = memoryview(await segment.read(form.DATA_OFFSET, group.head_bytes))
         except DiskFailedError:
             return None
         if form.parse_group_rows(group, head) is None:
             return None
         return (group.previous_segment, group.previous_end)
 
-    def _apply(self, segment: Segment, result: Replayed) -> None:
+    async def _apply(self, segment: Segment, result: Replayed) -> None:
         found = self._found
         if result.is_all_damaged and not found.is_all_damaged:
             found.lose_all(f"segment {segment.segment_id} has groups that cannot be read")
@@ -336,13 +370,30 @@ class Restart:
             found.deleted.add(ledger_id)
         for ledger_id, statement in result.statements.items():
             found.state(ledger_id).learn_statement(statement)
+        for ledger_id, first in result.trims.items():
+            state = found.state(ledger_id)
+            state.first = max(state.first, first)
+        for ledger_id in result.forgotten:
+            state = found.state(ledger_id)
+            if state.since < segment.segment_id:  # else the checkpoint knows of it, or of a later one
+                state.since, state.last_entry = segment.segment_id, -1
         for ledger_id, runs in result.index.ledgers.items():
             state = found.state(ledger_id)
-            state.last_entry = max(state.last_entry, runs.highest)
+            state.since = state.since or segment.segment_id
+            if state.since <= segment.segment_id:
+                state.last_entry = max(state.last_entry, runs.highest)
         if not result.groups and not result.is_all_damaged:
-            segment.close()  # nothing but a tail, which is written elsewhere, or a torn group
-            found.useless.append(layout.segment_name(segment.segment_id))
+            await segment.close()  # nothing but a tail, which is written elsewhere, or a torn group
+            found.useless.append(segment.path)
             found.needed.add(segment.segment_id)
             return
         segment.index, segment.end = result.index, result.end
-        found.segments[segment.segment_id] = segment
+        self._segments.add(segment)
+
+
+async def _known_already(previous: tuple[int, int]) -> tuple[int, int] | None:
+    return previous
+
+
+def _row_of(head: IndexHead) -> SegmentRow:
+    return SegmentRow(head.segment_id, head.generation, head.end, head.lowest_ledger, head.highest_ledger)

@@ -1,8 +1,8 @@
-"""Tending: sealing segments, writing checkpoints, rebuilding indexes, all in the background.
+"""Tending: sealing segments, writing checkpoints, rebuilding indexes, giving segments up, in the background.
 
 Owns the segments that wait to be sealed, and the order of these writes: a checkpoint lists a segment before
 its first group is written, covers a segment's terms and marks before its index is written (a segment with
-an index is not replayed), and stops listing a segment before its file is removed. Writing goes on
+an index is not replayed), and stops listing a segment before its file is given up. Writing goes on
 meanwhile.
 
 No space is no failure here: the index stays in memory, and sealing is tried again when there is space.
@@ -11,14 +11,13 @@ No space is no failure here: the index stays in memory, and sealing is tried aga
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
-from bookie_aio.storage.checkpoint import encode_checkpoint, pack_states
+from bookie_aio.storage.checkpoint import SegmentRow, encode_checkpoint, pack_states
+from bookie_aio.storage.files import give_up_segment, settle_segment, write_index
 from bookie_aio.storage.format import DATA_OFFSET
 from bookie_aio.storage.replay import replay_segment
-from bookie_aio.storage.segment import Segment, trim_segment, write_index
 from metadata.errors import DiskFullError, StorageError
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from bookie_aio.storage.disk import Disk
     from bookie_aio.storage.ledgers import Ledgers
     from bookie_aio.storage.provision import Provision
+    from bookie_aio.storage.segment import Segment
+    from bookie_aio.storage.segments import Segments
     from bookie_aio.wire.blocks import LacStatement
 
 _LEDGERS_AT_ONCE = 512
@@ -38,16 +39,16 @@ class Tender:
     def __init__(
         self,
         disk: Disk,
-        directory: str,
-        segments: dict[int, Segment],
+        home: str,
+        segments: Segments,
         ledgers: Ledgers,
         provision: Provision,
         on_failed: Callable[[StorageError], None],
         on_lost_all: Callable[[], None],
     ) -> None:
-        """Share the engine's segments and ledgers."""
+        """Share the engine's segments and ledgers; `home` is the checkpoint's directory."""
         self._disk = disk
-        self._directory = directory
+        self._home = home
         self._segments = segments
         self._ledgers = ledgers
         self._provision = provision
@@ -55,29 +56,27 @@ class Tender:
         self._on_lost_all = on_lost_all
         self._one_at_a_time = asyncio.Lock()
         self._unsealed: list[Segment] = []
-        self._rebuilt: list[Segment] = []
+        self._useless: list[str] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self.is_all_damaged = False
         self.also_listed: set[int] = set()
         """Segments that are of no use once the restart is complete, and needed until then."""
-
-    def unsealed(self, current: Segment) -> list[Segment]:
-        """Give the segments whose entries are found through the index in memory only."""
-        return [*self._unsealed, current]
-
-    def add_unsealed(self, segment: Segment) -> None:
-        """Take a segment to which nothing more is written; `seal_all` seals it."""
-        self._unsealed.append(segment)
+        self.on_sealed: Callable[[], None] = lambda: None
 
     def retry(self) -> None:
         """Try again what failed for want of space."""
-        if (self._unsealed or self._rebuilt) and not self._provision.is_full and not self._tasks:
+        if self._unsealed and not self._provision.is_full and not self._tasks:
             self._spawn(self.seal_all())
 
-    def seal(self, segment: Segment) -> None:
-        """Seal a segment in the background."""
-        self._unsealed.append(segment)
+    def seal(self, *segments: Segment) -> None:
+        """Seal segments to which nothing more is written, in the background."""
+        self._unsealed += segments
         self._spawn(self.seal_all())
+
+    def clean_up(self, segments: list[Segment], useless: list[str]) -> None:
+        """Seal what a restart replayed, and remove the files that nothing needs any more."""
+        self._useless = useless
+        self.seal(*segments)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._guard(work))
@@ -95,31 +94,32 @@ class Tender:
     async def seal_all(self) -> None:
         """Seal whatever waits for it, and write the checkpoint. Raises DiskFullError."""
         async with self._one_at_a_time:
-            if not self._unsealed and not self._rebuilt:
+            if not self._unsealed:
                 await self._write_checkpoint(set())
             while self._unsealed:
                 segment = self._unsealed[0]
                 await self._seal(segment)
-                assert segment.index is not None
-                for ledger_id, runs in segment.index.ledgers.items():
-                    state = self._ledgers.get(ledger_id)
-                    if state is not None:  # not deleted since
-                        state.places.extend((segment.segment_id, runs.firsts[0], runs.highest))
-                segment.index = None
                 self._unsealed.remove(segment)
-            while self._rebuilt:
-                segment = self._rebuilt[0]
-                await self._seal(segment)
-                segment.index = None
-                self._rebuilt.remove(segment)
+            useless, self._useless = self._useless, []
+            await self.remove(useless)
+        self.on_sealed()
 
     async def _seal(self, segment: Segment) -> None:
-        # Trimmed first, since that gives space back; then the checkpoint, since with an index the segment
-        # is not replayed any more, and its fences must be elsewhere.
-        await trim_segment(segment)
+        # Cut first, since that gives space back; then the checkpoint, since with an index the segment is not
+        # replayed any more, and its fences must be elsewhere.
+        if segment.file is not None:
+            await settle_segment(segment)
         await self._write_checkpoint(set())
         assert segment.index is not None
-        segment.sealed = await write_index(self._disk, self._directory, segment, self._statement)
+        ledgers = segment.index.ledgers
+        for ledger_id in [one for one in ledgers if not self._counts(one, segment.segment_id)]:
+            del ledgers[ledger_id]
+        row = await write_index(self._disk, segment, self._statement)
+        self._segments.seal(segment, row)
+
+    def _counts(self, ledger_id: int, segment_id: int) -> bool:
+        state = self._ledgers.get(ledger_id)
+        return state is not None and state.since <= segment_id
 
     def _statement(self, ledger_id: int) -> LacStatement | None:
         state = self._ledgers.get(ledger_id)
@@ -137,21 +137,25 @@ class Tender:
             rows.append(pack_states(states[at : at + _LEDGERS_AT_ONCE]))
             await asyncio.sleep(0)
         # The list of segments and the next id are taken together, in one step.
-        listed = {*self._segments, *self.also_listed, *more}
         if self._provision.ready is not None:
-            listed.add(self._provision.ready.segment_id)
+            more.add(self._provision.ready.segment_id)
+        listed = self._segments.rows()
+        listed += [SegmentRow(one) for one in self.also_listed | more if one not in self._segments.by_id]
         data = encode_checkpoint(
             self._provision.next_id, listed, self.is_all_damaged, rows, self._ledgers.deleted.ranges()
         )
-        await layout.write_file(self._disk, self._directory, layout.CHECKPOINT, [data])
+        await layout.write_file(self._disk, self._home, layout.CHECKPOINT, data)
 
     async def rebuild(self, segment: Segment) -> None:
         """Rebuild a sealed index that fails its checksum, from the segment. What is lost is marked."""
         async with self._one_at_a_time:
-            damaged = segment.sealed
-            if damaged is None or segment.index is not None:
+            if segment.sealed is None or segment.is_gone:
                 return
-            found = await replay_segment(segment.file, segment.header, proven_end=segment.end, is_last=False)
+            file = await self._segments.shelf.borrow(segment.path)
+            try:
+                found = await replay_segment(file, segment.header, proven_end=segment.end, is_last=False)
+            finally:
+                self._segments.shelf.give_back(segment.path)
             if found.is_all_damaged and not self.is_all_damaged:
                 self.is_all_damaged = True
                 self._on_lost_all()
@@ -159,17 +163,43 @@ class Tender:
                 state = self._ledgers.get(ledger_id)
                 if state is not None:
                     state.is_damaged = True
-            segment.index, segment.sealed = found.index, None
-            damaged.file.close()
-            self._rebuilt.append(segment)
+            await self._segments.unseal(segment, found.index)
+            self._unsealed.append(segment)
         await self._guard(self.seal_all())
 
-    async def remove(self, names: list[str]) -> None:
+    async def give_up(self, segment: Segment) -> None:
+        """Give up a segment of which nothing counts any more.
+
+        At each point of it a crash leaves a segment that the checkpoint lists, whole, or files that it does
+        not list, which the next start removes. Raises DiskFullError, and the segment stays what it was.
+        """
+        async with self._one_at_a_time:
+            if segment.sealed is None or segment.is_gone:
+                return
+            row = segment.sealed.row
+            self._segments.remove(segment)
+            try:
+                await self._write_checkpoint(set())
+            except DiskFullError:
+                segment.is_gone = False
+                self._segments.add_sealed(segment, row)
+                raise
+            size = await self._size_of(segment)
+            keep = self._provision.wants_spare(size)
+            name = await give_up_segment(self._disk, segment, keep_as_spare=keep)
+            if name is not None:
+                self._provision.add_spare(segment.directory, name)
+
+    async def _size_of(self, segment: Segment) -> int:
+        file = await self._segments.shelf.borrow(segment.path)
+        try:
+            return file.size()
+        finally:
+            self._segments.shelf.give_back(segment.path)
+
+    async def remove(self, paths: list[str]) -> None:
         """Remove files that no checkpoint lists any more."""
-        for name in names:
-            await self._disk.unlink(os.path.join(self._directory, name))
-        if names:
-            await self._disk.sync_directory(self._directory)
+        await layout.remove_files(self._disk, paths)
 
     async def close(self) -> None:
         """Wait for what is under way."""
@@ -178,16 +208,16 @@ class Tender:
 
     async def finish(self, current: Segment) -> None:
         """Leave everything sealed: there is nothing to replay at the next start."""
-        names: list[str] = []
+        unused: list[Segment] = []
         if current.index is not None and current.end > DATA_OFFSET:
             self._unsealed.append(current)
         else:
-            del self._segments[current.segment_id]
-            current.close()
-            names.append(layout.segment_name(current.segment_id))
+            self._segments.remove(current)
+            unused.append(current)
         if self._provision.ready is not None:
-            spare, self._provision.ready = self._provision.ready, None
-            spare.close()
-            names.append(layout.segment_name(spare.segment_id))
+            unused.append(self._provision.ready)
+            self._provision.ready = None
         await self.seal_all()
-        await self.remove(names)
+        for segment in unused:
+            keep = self._provision.wants_spare(segment.file.size() if segment.file is not None else 0)
+            await give_up_segment(self._disk, segment, keep_as_spare=keep and segment.is_reused)

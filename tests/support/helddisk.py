@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage.disk import RealDisk, RealFile
+from bookie_aio.storage.disk import RealDisk, RealFile, Space
 from metadata.errors import DiskFailedError, DiskFullError
 
 if TYPE_CHECKING:
@@ -67,8 +67,9 @@ class HeldDisk(RealDisk):
         """Let them go."""
         self.gate.set()
 
-    def free_bytes(self, path: str) -> int:
-        return 0 if self.is_full else super().free_bytes(path)
+    def space(self, path: str) -> Space:
+        space = super().space(path)
+        return Space(0, space.total) if self.is_full else space
 
     async def _open(self, path: str, flags: int) -> RealFile:
         file = await super()._open(path, flags)

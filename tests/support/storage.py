@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.disk import RealDisk, RealFile
 from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.provision import SpaceLimits
 from bookie_aio.wire.blocks import Block, encode_block, parse_blocks
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from bookie_aio.wire.messages import Stop
 
 SMALL = StorageConfig(
-    segment_bytes=64 * 1024, group_bytes_max=32 * 1024, reserve_bytes=64 * 1024, space_retry_s=0.02
+    segment_bytes=64 * 1024,
+    group_bytes_max=32 * 1024,
+    space=SpaceLimits(reserve_bytes=64 * 1024, retry_s=0.02),
 )
 
 
@@ -64,7 +67,7 @@ class Store:
         try:
             engine = await Engine.open(
                 disk,
-                str(path),
+                [str(path)],
                 config,
                 draw_generation=lambda: generations.getrandbits(64),
                 on_indexed=indexed.append,

@@ -12,6 +12,7 @@ import uvloop
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.provision import SpaceLimits
 from metadata.memory import MemoryMetadataStore, MemoryTree
 from tests.support.helddisk import HeldDisk
 from tests.support.rawclient import RawClient
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from bookie_aio.server.locks import Authoriser
     from metadata.store import MetadataStore
 
-STORAGE = StorageConfig(segment_bytes=16 * 1024 * 1024, reserve_bytes=1024 * 1024, space_retry_s=0.05)
+STORAGE = StorageConfig(
+    segment_bytes=16 * 1024 * 1024, space=SpaceLimits(reserve_bytes=1024 * 1024, retry_s=0.05)
+)
 
 
 class Bookies:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.provision import SpaceLimits
 from bookie_aio.wire.messages import NO_TERM, AddFlag, Ping, Read, ReadLac, Status
 from metadata.bookies import available_bookies
 from metadata.errors import DiskFailedError
@@ -29,7 +30,7 @@ async def is_announced_writable(bookies: Bookies, expected: bool) -> None:
 
 async def test_a_full_disk_makes_the_bookie_read_only_but_for_fences_and_recovery(bookies: Bookies) -> None:
     disk = bookies.disk()
-    storage = StorageConfig(segment_bytes=256 * KIB, reserve_bytes=256 * KIB, space_retry_s=0.05)
+    storage = StorageConfig(segment_bytes=256 * KIB, space=SpaceLimits(reserve_bytes=256 * KIB, retry_s=0.05))
     bookie = await bookies.start(disk=disk, storage=storage)
     client = await bookies.connect(bookie)
     assert (await client.add(7, 0, [b"before"])).status is Status.OK

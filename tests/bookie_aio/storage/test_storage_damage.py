@@ -264,7 +264,9 @@ async def test_a_payload_that_looks_like_a_group_is_not_taken_for_one(tmp_path: 
 async def test_what_a_read_gives_before_damage_is_intact(tmp_path: Path) -> None:
     path = await sealed_store(tmp_path)
     store = await Store.open(path)
-    runs = await store.engine._segments[2].overlapping(1, 0, 2999, 1000)
+    sources = await store.engine._lookup.sources(1, 0, 2999)
+    (second,) = [one for one in sources if one.segment.segment_id == 2]
+    runs = await second.overlapping(0, 2999, 1000)
     flip(path / segment_name(2), runs[3].offset + runs[3].head_bytes + 1)
     found = await store.engine.read(1, 0, range(3000), 10**7)
     assert (found.stop, found.stop_entry) == (Stop.UNKNOWN, runs[3].first)

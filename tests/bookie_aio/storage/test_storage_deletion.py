@@ -29,7 +29,7 @@ async def fill_segments(store: Store, ledger_id: int) -> None:
     for first in range(10):
         await store.add(make_block(ledger_id, first, [b"x" * 12_000]))
     await store.settled()
-    assert any(segment.sealed for segment in store.engine._segments.values())
+    assert store.engine._segments.sealed()
 
 
 async def test_nothing_is_accepted_for_a_deleted_ledger_from_the_first_moment_on(tmp_path: Path) -> None:

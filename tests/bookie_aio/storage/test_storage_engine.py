@@ -224,7 +224,7 @@ async def test_sealed_segments_serve_what_they_held(store: Store) -> None:
             store.engine.append_block(block, lambda _: None)
     await store.barrier()
     await store.settled()
-    assert store.engine._segments[1].index is None
+    assert store.engine._segments.by_id[1].index is None
     for ledger_id in (1, 2):
         found, stop, _ = await store.read(ledger_id, 0, 1999)
         assert stop == Stop.END
@@ -257,4 +257,4 @@ async def test_closing_finishes_what_was_accepted(tmp_path: Path) -> None:
 
 def test_the_defaults_hold_the_largest_frame() -> None:
     config = StorageConfig()
-    assert config.reserve_bytes // 8 * 7 > 5 * 1024 * 1024
+    assert config.space.reserve_bytes // 8 * 7 > 5 * 1024 * 1024

@@ -56,8 +56,10 @@ async def test_after_a_failed_write_nothing_is_acknowledged(tmp_path: Path, torn
     assert found == ({0: b"good", 1: b"bad"} if torn_bytes == 10**6 else {0: b"good"})
     assert again.engine.term(1) in (0, 5)  # a fence that nobody was told of may hold or not
     if torn_bytes == 10**6:
-        assert (await again.engine._lookup.segments_of(1, 1, 1)[0].overlapping(1, 1, 1, 9))[0].first == 1
-        assert again.engine._lookup.segments_of(1, 1, 1)[0].segment_id > 2
+        await again.settled()
+        (source,) = await again.engine._lookup.sources(1, 1, 1)
+        assert (await source.overlapping(1, 1, 9))[0].first == 1
+        assert source.segment.segment_id > 2
     assert at == len(found)
     await again.close()
 
@@ -96,7 +98,7 @@ async def test_a_full_disk_refuses_adds_and_still_takes_fences_and_recovery(tmp_
     with pytest.raises(DiskFullError):
         await add_until_refused(store, acknowledged, from_reserve=True)
     recovered = store.engine.last_entry(1) + 1 - acknowledged
-    assert recovered * 5000 > SMALL.reserve_bytes // 2
+    assert recovered * 5000 > SMALL.space.reserve_bytes // 2
     await store.fence(2, 8)  # the last part of the reserve is for fences
     assert (await store.read(1, 0, 99))[1:] == (Stop.NO_SUCH_ENTRY, acknowledged + recovered)
     crashed = await store.crash_into(tmp_path / "crashed")

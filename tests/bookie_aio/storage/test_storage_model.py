@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +19,9 @@ from bookie_aio.storage.index import (
 )
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, Store, entries_of, make_block
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.engine import StorageConfig
 
 Add = tuple[int, int, int, int, int, int]
 
@@ -82,8 +87,8 @@ async def check_budget(store: Store, model: Model, ledger_id: int) -> None:
     assert found == expect(model, False, ledger_id, 0, range(99))[0]
 
 
-async def tell(path: Path, history: list[Add], pause_every: int) -> None:
-    store, model = await Store.open(path / "b1", SMALL), Model()
+async def tell(path: Path, history: list[Add], pause_every: int, config: StorageConfig) -> None:
+    store, model = await Store.open(path / "b1", config), Model()
     for number, (ledger_id, first, count, stride, term, size) in enumerate(history):
         payloads = [bytes([number, index]) * (size // 2) for index in range(count)]
         block = make_block(ledger_id, first, payloads, stride=stride, content_term=term, lac=-1)
@@ -100,16 +105,21 @@ async def tell(path: Path, history: list[Add], pause_every: int) -> None:
     crashed = await store.crash_into(path / "crashed")
     await store.close()
     for copy in (crashed, path / "b1"):
-        again = await Store.open(copy)
+        again = await Store.open(copy, config)
         await check(again, model)
         await again.close()
 
 
-@given(history=adds, pause_every=st.integers(1, 20))
+TIGHT = replace(SMALL, files_max=2, heads_bytes_max=1, places_bytes_max=1)
+
+
+@given(history=adds, pause_every=st.integers(1, 20), config=st.sampled_from([SMALL, TIGHT]))
 @settings(max_examples=40, deadline=None)
-def test_a_random_history_reads_as_its_model(history: list[Add], pause_every: int) -> None:
+def test_a_random_history_reads_as_its_model(
+    history: list[Add], pause_every: int, config: StorageConfig
+) -> None:
     with TemporaryDirectory() as path:
-        asyncio.run(tell(Path(path), history, pause_every))
+        asyncio.run(tell(Path(path), history, pause_every, config))
 
 
 runs = st.lists(

@@ -141,7 +141,7 @@ async def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path: Path, fille
 
 async def test_a_restart_reads_what_was_written_not_what_was_reserved(tmp_path: Path) -> None:
     reserved = 256 * 1024 * 1024
-    config = StorageConfig(segment_bytes=reserved, reserve_bytes=SMALL.reserve_bytes)
+    config = StorageConfig(segment_bytes=reserved, space=SMALL.space)
     store, acknowledged = await Store.open(tmp_path / "b1", config), Acknowledged()
     for number in range(20):
         await act(store, number, acknowledged)
@@ -268,7 +268,9 @@ async def test_a_segment_without_an_index_is_replayed_and_sealed(tmp_path: Path)
             (tmp_path / "b1" / name).unlink()
     again = await Store.open(tmp_path / "b1")
     await assert_holds_exactly(again, acknowledged)
-    assert all(segment.index is None for number, segment in again.engine._segments.items() if number < 5)
+    await again.settled()
+    segments = again.engine._segments.by_id.items()
+    assert all(segment.index is None for number, segment in segments if number < 5)
     await again.close()
 
 
@@ -282,6 +284,7 @@ async def test_a_segment_that_was_created_and_never_used_is_removed(tmp_path: Pa
     (crashed / segment_name(3)).write_bytes(b"")  # the crash came while it was created
     again = await Store.open(crashed)
     await assert_holds_exactly(again, acknowledged)
+    await again.settled()
     assert not (crashed / segment_name(2)).exists()
     assert not (crashed / segment_name(3)).exists()
     assert not again.engine.notes
