@@ -7,6 +7,10 @@
 #                 NO_SPARE=1         no spare bookie: writing goes on at the ack quorum
 #   make test     all tests             ARGS="tests/metadata -x" is handed to pytest
 #   make check    format, lint, types, layering
+#   make sim      whole clusters from seeds (docs/SIMULATION.md): SEEDS=200 PROFILE=name START=0,
+#                 SEED=n replays one seed, SHRINK=1 with it cuts a failing one down
+#   make sim-campaign    SEEDS=n more seeds of this commit's campaign
+#   make mutants  plants 40 bugs under the simulator and tells which are caught
 #   make bench    throughput and latency beside the disk and the ceiling     ARGS=... is handed on
 #   make bench-peers   beside Apache BookKeeper, Kafka and NATS (needs Maven and a JDK; hours)   ARGS=... is handed on
 #   make clean    remove the environment and everything that was built
@@ -57,6 +61,16 @@ bench: $(VENV)/bench.stamp
 
 bench-peers: $(VENV)/bench.stamp
 	@$(java) && $(BIN)/python -m benchmarks.peers $(ARGS)
+
+sim: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.sim $(if $(PROFILE),--profile $(PROFILE)) $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(START),--start $(START)) $(if $(SEED),--seed $(SEED) --timeline) $(if $(SHRINK),--shrink) $(ARGS)
+
+sim-campaign: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.sim --campaign docs/simulation-campaign.json --seeds $(or $(SEEDS),5000) $(ARGS)
+
+mutants: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.sim.mutants $(ARGS)
 
 clean:
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,130 @@
+"""Campaigns: many seeds over all profiles in several processes, with a summary that adds up.
+
+Owns the order in which seeds are run, the processes, the progress line and the file of results. Seed n
+of a campaign belongs to profile n mod the number of profiles, so that any range covers all of them alike. The
+file keeps one record for each commit; a later run of the same commit goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.profiles import PROFILES, draw_plan
+from tests.sim.simulation import run_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass
+class Tally:
+    """What a number of runs came to."""
+
+    seeds: int = 0
+    simulated_s: float = 0.0
+    elapsed_s: float = 0.0
+    callbacks: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    profiles: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[str, int, str, str]] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """Give the summary."""
+        ratio = self.simulated_s / self.elapsed_s if self.elapsed_s else 0.0
+        faults = ", ".join(f"{name} {count:,}" for name, count in sorted(self.faults.items()))
+        return [
+            f"faults: {faults}",
+            f"{self.seeds:,} seeds, {self.simulated_s / 3600:.2f} simulated hours in {self.elapsed_s:.1f} s "
+            f"({ratio:.0f} × real time), {self.callbacks:,} callbacks, {len(self.failures)} violations",
+        ]
+
+
+def run_seed(job: tuple[str, int]) -> tuple[str, int, str, str, float, int, dict[str, int]]:
+    """Run one seed, in whatever process; gives what a tally needs."""
+    name, seed = job
+    result = run_plan(draw_plan(name, seed))
+    return name, seed, result.name, result.text, result.seconds, result.steps, result.stats or {}
+
+
+def jobs(names: list[str], seeds: Iterable[int]) -> Iterator[tuple[str, int]]:
+    """Deal the seeds out to the profiles."""
+    for seed in seeds:
+        yield names[seed % len(names)], seed
+
+
+def run(names: list[str], seeds: range, *, processes: int = 2, stops: bool = False) -> Tally:
+    """Run the seeds, and tell how it goes on standard error where that is a terminal."""
+    tally = Tally()
+    started = time.perf_counter()
+    context = multiprocessing.get_context("fork")
+    with context.Pool(processes) as pool:
+        for row in pool.imap_unordered(run_seed, jobs(names, seeds), chunksize=4):
+            name, seed, broken, text, seconds, steps, stats = row
+            tally.seeds += 1
+            tally.simulated_s += seconds
+            tally.callbacks += steps
+            tally.profiles[name] += 1
+            tally.faults.update(stats)
+            tally.elapsed_s = time.perf_counter() - started
+            if broken:
+                tally.failures.append((name, seed, broken, text))
+                if stops:
+                    break
+            if sys.stderr.isatty() and tally.seeds % 20 == 0:
+                print(
+                    f"\r{tally.seeds:,} of {len(seeds):,} seeds, {len(tally.failures)} bad",
+                    end="",
+                    file=sys.stderr,
+                )
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    return tally
+
+
+def commit() -> str:
+    """Give the commit that is checked out, with a mark where files differ from it."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return found.stdout.strip() or "unknown"
+
+
+def go_on(path: Path, names: list[str], count: int, *, processes: int = 2) -> dict[str, Any]:
+    """Run `count` more seeds of the campaign of this commit, and write what it comes to by now."""
+    records = json.loads(path.read_text()) if path.exists() else {}
+    record = records.setdefault(
+        commit(),
+        {"next_seed": 0, "seeds": 0, "simulated_s": 0.0, "elapsed_s": 0.0, "callbacks": 0,
+         "faults": {}, "profiles": {}, "failures": []},
+    )  # fmt: skip
+    while count > 0:
+        part = min(count, 500)
+        count -= part
+        tally = run(names, range(record["next_seed"], record["next_seed"] + part), processes=processes)
+        record["next_seed"] += part
+        for figure in ("seeds", "simulated_s", "elapsed_s", "callbacks"):
+            record[figure] += getattr(tally, figure)
+        for figure in ("faults", "profiles"):
+            record[figure] = dict(sorted((Counter(record[figure]) + getattr(tally, figure)).items()))
+        record["failures"] += [list(failure[:3]) for failure in tally.failures]
+        path.write_text(json.dumps(records, indent=1) + "\n")
+        print(f"{record['seeds']:,} seeds, {len(record['failures'])} violations", flush=True)
+        for failure in tally.failures:
+            print(f"  {failure[0]} {failure[1]}: {failure[3][:300]}", flush=True)
+    return dict(record)
+
+
+def all_profiles() -> list[str]:
+    """Give the names of all profiles, in order."""
+    return sorted(PROFILES)

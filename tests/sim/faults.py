@@ -1,0 +1,272 @@
+"""Faults: what each kind does to a running simulation, and how it ends.
+
+Owns the meaning of `Fault.kind`. When they happen is the plan's business. Each kind counts itself in the
+run's statistics under its own name once it has had an effect: that is what "fired" means in a summary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sim.plan import Fault
+    from tests.sim.simulation import Simulation
+
+KINDS: dict[str, Callable[[Simulation, Fault], bool]] = {}
+
+
+def kind(function: Callable[[Simulation, Fault], bool]) -> Callable[[Simulation, Fault], bool]:
+    """Enter a function into the table of kinds, under its name."""
+    KINDS[function.__name__] = function
+    return function
+
+
+def strike(simulation: Simulation, fault: Fault) -> None:
+    """Carry out a fault."""
+    if simulation.is_healed:
+        return
+    if KINDS[fault.kind](simulation, fault):
+        simulation.stats[fault.kind] += 1
+        simulation.history.note("fault", str(fault))
+
+
+# --- processes and power -------------------------------------------------------------------------
+
+
+@kind
+def kill_bookie(simulation: Simulation, fault: Fault) -> bool:
+    """`kill -9`, and a restart."""
+    return simulation.stop_bookie(fault.target, has_power=True, back_after=fault.lasts)
+
+
+@kind
+def power_cut(simulation: Simulation, fault: Fault) -> bool:
+    """A bookie's host loses power, mostly while it writes; what was not synced is partly lost."""
+
+    def cut() -> None:
+        simulation.stop_bookie(fault.target, has_power=False, back_after=fault.lasts)
+
+    if not simulation.is_up(fault.target):
+        return False
+    if fault.amount < 0.8:
+        simulation.disks[fault.target].when_busy.append(cut)
+    else:
+        cut()
+    return True
+
+
+@kind
+def power_cut_many(simulation: Simulation, fault: Fault) -> bool:
+    """Several hosts lose power at one moment, while one of them writes: `amount` of all bookies."""
+    names = [name for name in simulation.plan.bookies if simulation.is_up(name)]
+    simulation.fault_rng.shuffle(names)
+    hit = names[: max(2, round(fault.amount * len(names)))]
+
+    def cut() -> None:
+        for index, name in enumerate(hit):
+            simulation.stop_bookie(name, has_power=False, back_after=fault.lasts * (1 + index * 0.2))
+
+    if hit:
+        simulation.disks[hit[0]].when_busy.append(cut)
+    return bool(hit)
+
+
+@kind
+def kill_client(simulation: Simulation, fault: Fault) -> bool:
+    """A client dies and does not come back."""
+    return simulation.stop_client(fault.target)
+
+
+@kind
+def pause(simulation: Simulation, fault: Fault) -> bool:
+    """SIGSTOP and SIGCONT."""
+    process = simulation.network.processes.get(fault.target)
+    if process is None or not process.is_alive or process.is_paused:
+        return False
+    simulation.loop.pause(process)
+    simulation.cut_metadata(fault.target, fault.lasts, is_paused=True)
+    simulation.after(fault.lasts, simulation.loop.resume, process)
+    return True
+
+
+@kind
+def clock_jump(simulation: Simulation, fault: Fault) -> bool:
+    """A process's clocks jump ahead."""
+    process = simulation.network.processes.get(fault.target)
+    if process is None or not process.is_alive:
+        return False
+    simulation.loop.jump_clock(process, fault.amount * 20)
+    return True
+
+
+# --- links -----------------------------------------------------------------------------------------
+
+
+@kind
+def block_both(simulation: Simulation, fault: Fault) -> bool:
+    """A black hole between two hosts."""
+    _block(simulation, fault, (fault.target, fault.other), (fault.other, fault.target))
+    return True
+
+
+@kind
+def block_one_way(simulation: Simulation, fault: Fault) -> bool:
+    """A black hole in one direction."""
+    pair = (fault.target, fault.other) if fault.amount < 0.5 else (fault.other, fault.target)
+    _block(simulation, fault, pair)
+    return True
+
+
+def _block(simulation: Simulation, fault: Fault, *pairs: tuple[str, str]) -> None:
+    for source, target in pairs:
+        simulation.network.block(source, target)
+        simulation.after(fault.lasts, simulation.network.open, source, target)
+
+
+@kind
+def cut_reset(simulation: Simulation, fault: Fault) -> bool:
+    """The connections between two hosts are reset."""
+    return simulation.network.cut(fault.target, fault.other, is_clean=False) > 0
+
+
+@kind
+def cut_clean(simulation: Simulation, fault: Fault) -> bool:
+    """The connections between two hosts end as if each had closed them."""
+    return simulation.network.cut(fault.target, fault.other, is_clean=True) > 0
+
+
+@kind
+def link_slow(simulation: Simulation, fault: Fault) -> bool:
+    """A link is slow both ways, up to 300 times slower."""
+    factor = 2 + 300 * fault.amount**2
+    for pair in ((fault.target, fault.other), (fault.other, fault.target)):
+        simulation.network.slow[pair] = factor
+        simulation.after(fault.lasts, lambda pair=pair: simulation.network.slow.pop(pair, None))
+    return True
+
+
+@kind
+def isolate(simulation: Simulation, fault: Fault) -> bool:
+    """A host is cut off from all bookies but `other`, one way or both; the metadata store stays in reach."""
+    pairs = []
+    for bookie in simulation.plan.bookies:
+        if bookie != fault.other:
+            pairs.append((fault.target, bookie))
+            if fault.amount < 0.7:
+                pairs.append((bookie, fault.target))
+    _block(simulation, fault, *pairs)
+    return True
+
+
+# --- disks -----------------------------------------------------------------------------------------
+
+
+@kind
+def disk_slow(simulation: Simulation, fault: Fault) -> bool:
+    """A disk is up to 400 times slower."""
+    faults = simulation.disks[fault.target].faults
+    faults.slow_factor = 2 + 400 * fault.amount**2
+    simulation.after(fault.lasts, setattr, faults, "slow_factor", 1.0)
+    return True
+
+
+@kind
+def disk_full(simulation: Simulation, fault: Fault) -> bool:
+    """No space is left for a while."""
+    faults = simulation.disks[fault.target].faults
+    faults.is_full = True
+    simulation.after(fault.lasts, setattr, faults, "is_full", False)
+    return True
+
+
+@kind
+def disk_write_error(simulation: Simulation, fault: Fault) -> bool:
+    """The next write fails halfway with EIO."""
+    simulation.disks[fault.target].faults.fail_next_write = True
+    return True
+
+
+@kind
+def disk_sync_error(simulation: Simulation, fault: Fault) -> bool:
+    """The next sync fails with EIO."""
+    simulation.disks[fault.target].faults.fail_next_sync = True
+    return True
+
+
+@kind
+def disk_bit_flip(simulation: Simulation, fault: Fault) -> bool:
+    """Bits flip in what is stored."""
+    disk = simulation.disks[simulation.dishonest]
+    return sum(disk.flip_bit() for _ in range(1 + int(fault.amount * 4))) > 0
+
+
+@kind
+def disk_lost_write(simulation: Simulation, fault: Fault) -> bool:
+    """A group is reported durable and is not written."""
+    simulation.disks[simulation.dishonest].faults.lose_next_write = True
+    return True
+
+
+@kind
+def disk_misdirected_write(simulation: Simulation, fault: Fault) -> bool:
+    """A group is written elsewhere in its file."""
+    simulation.disks[simulation.dishonest].faults.misdirect_next_write = True
+    return True
+
+
+@kind
+def disk_wiped(simulation: Simulation, fault: Fault) -> bool:
+    """A bookie's disk is replaced by an empty one: it does not start again (rule 6)."""
+    return simulation.wipe(simulation.dishonest)
+
+
+# --- the metadata store ----------------------------------------------------------------------------
+
+
+@kind
+def meta_cut(simulation: Simulation, fault: Fault) -> bool:
+    """A process does not reach the metadata store; its session ends if that lasts."""
+    return simulation.cut_metadata(fault.target, fault.lasts)
+
+
+@kind
+def meta_lossy(simulation: Simulation, fault: Fault) -> bool:
+    """Requests and answers are lost or late."""
+    faults = simulation.metadata_faults(fault.target)
+    faults.lose_answer, faults.late_request, faults.lose_request = 0.3 * fault.amount + 0.1, 0.1, 0.1
+
+    def end() -> None:
+        faults.lose_answer = faults.late_request = faults.lose_request = 0.0
+
+    simulation.after(fault.lasts, end)
+    return True
+
+
+@kind
+def meta_slow(simulation: Simulation, fault: Fault) -> bool:
+    """The store answers slowly."""
+    faults = simulation.metadata_faults(fault.target)
+    faults.delay = (0.01, 0.05 + 0.8 * fault.amount)
+    simulation.after(fault.lasts, setattr, faults, "delay", (0.0005, 0.004))
+    return True
+
+
+@kind
+def meta_lag(simulation: Simulation, fault: Fault) -> bool:
+    """A process reads from a server that lags."""
+    faults = simulation.metadata_faults(fault.target)
+    faults.lags = True
+    simulation.after(fault.lasts, setattr, faults, "lags", False)
+    return True
+
+
+@kind
+def meta_expire(simulation: Simulation, fault: Fault) -> bool:
+    """A session ends though its client lives."""
+    store = simulation.stores.get(fault.target)
+    if store is None or not store.process.is_alive:
+        return False
+    store.expire_session()
+    return True

@@ -1,0 +1,381 @@
+"""History and checkers: what everybody did and was told, and the invariants that must hold of it.
+
+Owns the record of one run and every judgement about it. A check that fails becomes a `ViolationError` with
+the name of its invariant; the run ends there. The names are those of the published TLA+ models of this
+protocol where they have one.
+
+- TypeOK: every value of a ledger's metadata parses, at each change; frames and lengths are right.
+- NoOutOfOrderEntries: futures of adds complete in entry order, without gaps; reads give entries in order.
+- AllCommittedEntriesReachAckQuorum: when an entry is acknowledged, Qa bookies of its write set have said OK;
+  after healing Qa of them hold it.
+- NoDivergenceBetweenClientAndMetaData: nothing acknowledged or read lies beyond a closed ledger's last entry,
+  neither when it is closed nor later.
+- AllAckedEntriesAreReadable: after a power cut of everything and after healing, all that was acknowledged or
+  read, or lies in a closed ledger, is read, byte for byte.
+- AllEntriesOfClosedLedgerReachedWriteQuorum: with guaranteed write quorum, when the writer closes a ledger.
+- NoDirtyReads: an ordinary read gives what is acknowledged or lies within a closed ledger.
+- NoLogDivergence: all who read an entry read the bytes that its writer gave.
+- ClosedNeverChanges: state, last entry and length of a closed ledger stay; states only go forward.
+- VersionsIncrease: each change of a key has a higher version.
+- LacIsAcknowledged: no bookie states a LAC that is not acknowledged.
+- FragmentsBeginAtLac: no fragment of an open ledger begins beyond the first entry not acknowledged.
+- NoForgottenAdd: no bookie says "no such entry" of what it acknowledged before it was asked.
+- FencesHold: no bookie acknowledges an ordinary add after it answered a fence of a higher term.
+- Liveness: once faults stop, every ledger can be recovered and closed within a bound.
+- Unexpected: nothing raises what is not in the tree of errors.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from metadata.errors import MetadataCorruptError
+from metadata.ids import KEY_LEDGERS, ledger_id_of
+from metadata.ledger import LedgerMetadata, LedgerState
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from metadata.store import Version
+
+_STATES = (LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED)
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold; `name` is one of those in this module's table."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"{name}: {text}")
+        self.name = name
+
+
+@dataclass
+class LedgerRecord:
+    """What is known of one ledger."""
+
+    ledger_id: int
+    issued: list[bytes] = field(default_factory=list)
+    futures: list[asyncio.Future[int]] = field(default_factory=list)
+    acked: int = -1
+    read_up_to: int = -1
+    metadata: LedgerMetadata | None = None
+    open_metadata: LedgerMetadata | None = None  # the last version that was OPEN
+    version: int = 0
+    deferred: bool = False
+    is_deleted: bool = False
+    was_repaired: bool = False
+
+    @property
+    def closed_last(self) -> int | None:
+        """Give the last entry of a ledger that is closed."""
+        return self.metadata.last_entry if self.metadata is not None and self.metadata.is_closed else None
+
+
+class History:
+    """The record of a run. `now` gives the simulation's time."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.events: list[tuple[Any, ...]] = []
+        self.ledgers: dict[int, LedgerRecord] = {}
+        self.ignored: set[int] = set()
+        self.violation: ViolationError | None = None
+        self.on_violation: Callable[[], None] = lambda: None
+        self.promised: dict[tuple[str, int], dict[int, int]] = {}  # bookie, ledger → entry → event number
+        self.fenced: dict[tuple[str, int], dict[int, float]] = {}  # bookie, ledger → term → since when
+
+    # --- recording -----------------------------------------------------------------------------
+
+    def note(self, who: str, what: str, *details: Any) -> None:
+        """Record an event; formatted only when somebody looks."""
+        self.events.append((self._now(), who, what, *details))
+
+    def digest(self) -> int:
+        """Give a checksum of all that happened."""
+        return zlib.crc32("\n".join(map(repr, self.events)).encode())
+
+    def fail(self, name: str, text: str) -> None:
+        """Record that an invariant does not hold. The first one ends the run."""
+        if self.violation is None:
+            self.violation = ViolationError(name, text)
+            self.note("checker", f"!!! {name}", text)
+            self.on_violation()
+
+    def require(self, condition: bool, name: str, text: Callable[[], str]) -> None:
+        """Fail unless the condition holds."""
+        if not condition:
+            self.fail(name, text())
+
+    def ledger(self, ledger_id: int) -> LedgerRecord:
+        """Give a ledger's record."""
+        record = self.ledgers.get(ledger_id)
+        if record is None:
+            record = self.ledgers[ledger_id] = LedgerRecord(ledger_id)
+        return record
+
+    # --- what writers do -----------------------------------------------------------------------
+
+    def issued(self, who: str, ledger_id: int, payload: bytes, future: asyncio.Future[int]) -> None:
+        """Note an add, and watch its future."""
+        record = self.ledger(ledger_id)
+        entry_id = len(record.issued)
+        record.issued.append(payload)
+        record.futures.append(future)
+        future.add_done_callback(lambda done: self._completed(who, record, entry_id, done))
+
+    def _completed(self, who: str, record: LedgerRecord, entry_id: int, future: asyncio.Future[int]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        got = future.result()
+        self.require(
+            got == entry_id,
+            "NoOutOfOrderEntries",
+            lambda: f"{who} added entry {entry_id} of ledger {record.ledger_id} and was told {got}",
+        )
+        for below in range(record.acked + 1, entry_id):
+            future = record.futures[below]
+            if not future.done() or future.cancelled() or future.exception() is not None:
+                self.fail(
+                    "NoOutOfOrderEntries",
+                    f"entry {entry_id} of ledger {record.ledger_id} is acknowledged and {below} is not",
+                )
+        for acked in range(record.acked + 1, entry_id + 1):
+            self._acknowledged(who, record, acked)
+
+    def _acknowledged(self, who: str, record: LedgerRecord, entry_id: int) -> None:
+        record.acked = entry_id
+        ledger_id = record.ledger_id
+        self.note(who, "acknowledged", ledger_id, entry_id)
+        closed = record.closed_last
+        self.require(
+            closed is None or entry_id <= closed,
+            "NoDivergenceBetweenClientAndMetaData",
+            lambda: f"entry {entry_id} of ledger {ledger_id} was acknowledged; it is closed at {closed}",
+        )
+        metadata = record.open_metadata
+        if metadata is not None and not record.deferred:
+            holders = self._holders(metadata, entry_id)
+            self.require(
+                len(holders) >= metadata.ack_quorum,
+                "AllCommittedEntriesReachAckQuorum",
+                lambda: f"entry {entry_id} of ledger {ledger_id} is acknowledged and only {holders} said OK",
+            )
+
+    def _holders(self, metadata: LedgerMetadata, entry_id: int) -> list[str]:
+        return [
+            bookie
+            for bookie in write_set(metadata, entry_id)
+            if entry_id in self.promised.get((bookie, metadata.ledger_id), ())
+        ]
+
+    def settle(self, who: str) -> None:
+        """Note what had been acknowledged when a client died, though it may not have looked yet."""
+        for record in self.ledgers.values():
+            for entry_id in range(record.acked + 1, len(record.futures)):
+                future = record.futures[entry_id]
+                if not future.done() or future.cancelled() or future.exception() is not None:
+                    break
+                self._acknowledged(who, record, entry_id)
+
+    # --- what readers see ----------------------------------------------------------------------
+
+    def read(self, who: str, ledger_id: int, entry_id: int, payload: bytes) -> None:
+        """Note an ordinary read."""
+        record = self.ledger(ledger_id)
+        self.require(
+            entry_id < len(record.issued) and record.issued[entry_id] == payload,
+            "NoLogDivergence",
+            lambda: (
+                f"{who} read {payload[:40]!r} as entry {entry_id} of ledger {ledger_id}, which nobody wrote"
+            ),
+        )
+        closed = record.closed_last
+        if entry_id > record.acked:
+            self.settle(who)  # its future may be done, and nobody have looked yet
+        self.require(
+            entry_id <= max(record.acked, -1 if closed is None else closed),
+            "NoDirtyReads",
+            lambda: (
+                f"{who} read entry {entry_id} of ledger {ledger_id}: acknowledged up to {record.acked}, "
+                f"closed at {closed}"
+            ),
+        )
+        if entry_id > record.read_up_to:
+            record.read_up_to = entry_id
+
+    # --- what the metadata say -----------------------------------------------------------------
+
+    def ignore(self, ledger_id: int) -> None:
+        """Leave a ledger that others judge out of the checks of bounded ledgers."""
+        self.ignored.add(ledger_id)
+
+    def metadata_changed(self, key: str, value: bytes | None, version: Version | None) -> None:
+        """Note a change in the metadata store, when it takes effect."""
+        if not key.startswith(KEY_LEDGERS + "/") or key.count("/") != 5:
+            return
+        record = self.ledger(ledger_id_of(key))
+        if record.ledger_id in self.ignored:
+            record.is_deleted = True
+            return
+        if value is None or version is None:
+            record.is_deleted = True
+            self.note("meta", "deleted", record.ledger_id)
+            return
+        try:
+            metadata = LedgerMetadata.from_json(value)
+        except MetadataCorruptError as error:
+            self.fail("TypeOK", str(error))
+            return
+        before, record.metadata = record.metadata, metadata
+        self.note("meta", "ledger", record.ledger_id, version.number, metadata)
+        self.require(
+            version.number > record.version,
+            "VersionsIncrease",
+            lambda: f"ledger {record.ledger_id} went from version {record.version} to {version.number}",
+        )
+        record.version = version.number
+        if before is not None:
+            self._check_transition(record, before, metadata)
+        if metadata.state is LedgerState.OPEN:
+            record.open_metadata = metadata
+
+    def _check_transition(self, record: LedgerRecord, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        ledger_id = record.ledger_id
+        self.require(
+            _STATES.index(after.state) >= _STATES.index(before.state)
+            and (
+                not before.is_closed or (after.last_entry, after.length) == (before.last_entry, before.length)
+            ),
+            "ClosedNeverChanges",
+            lambda: f"ledger {ledger_id} was {_shown(before)}, is {_shown(after)}",
+        )
+        if after.state is LedgerState.OPEN and not after.guaranteed_write_quorum:
+            first = after.last_fragment.first_entry
+            if first > record.acked + 1:
+                self.settle("writer")
+            self.require(
+                first <= record.acked + 1,
+                "FragmentsBeginAtLac",
+                lambda: (
+                    f"ledger {ledger_id}: a fragment begins at {first}, acknowledged up to {record.acked}"
+                ),
+            )
+        if after.is_closed and not before.is_closed:
+            self._check_close(record, before, after)
+
+    def _check_close(self, record: LedgerRecord, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        ledger_id = record.ledger_id
+        last = after.last_entry
+        assert last is not None
+        self.settle("writer")
+        needed = max(record.acked, record.read_up_to)
+        self.require(
+            last >= needed,
+            "NoDivergenceBetweenClientAndMetaData",
+            lambda: (
+                f"ledger {ledger_id} was closed at {last}; acknowledged up to {record.acked}, "
+                f"read up to {record.read_up_to}"
+            ),
+        )
+        self.require(
+            last < len(record.issued),
+            "NoLogDivergence",
+            lambda: (
+                f"ledger {ledger_id} was closed at {last}; its writer issued {len(record.issued)} entries"
+            ),
+        )
+        length = sum(map(len, record.issued[: last + 1]))
+        self.require(
+            after.length == length,
+            "TypeOK",
+            lambda: f"ledger {ledger_id} was closed with length {after.length}; it is {length}",
+        )
+        if after.guaranteed_write_quorum and before.state is LedgerState.OPEN:
+            for entry_id in range(last + 1):
+                holders = self._holders(after, entry_id)
+                self.require(
+                    len(holders) == after.write_quorum,
+                    "AllEntriesOfClosedLedgerReachedWriteQuorum",
+                    lambda entry_id=entry_id, holders=holders: (
+                        f"entry {entry_id} of ledger {ledger_id}: {holders}"
+                    ),
+                )
+
+    # --- what bookies say (from the wire) --------------------------------------------------------
+
+    def bookie_added(
+        self, bookie: str, ledger_id: int, entries: range, term: int, asked_at: int, *, is_ordinary: bool
+    ) -> None:
+        """Note that a bookie said OK to an add."""
+        promised = self.promised.setdefault((bookie, ledger_id), {})
+        number = len(self.events)
+        for entry_id in entries:
+            promised.setdefault(entry_id, number)
+        if is_ordinary:
+            for fence, since in self.fenced.get((bookie, ledger_id), {}).items():
+                self.require(
+                    fence <= term or since >= self._now(),
+                    "FencesHold",
+                    lambda fence=fence, since=since: (
+                        f"{bookie} acknowledged {entries} of ledger {ledger_id} under "
+                        f"term {term}, having answered a fence of term {fence} at {since:.4f} s"
+                    ),
+                )
+
+    def bookie_fenced(self, bookie: str, ledger_id: int, term: int) -> None:
+        """Note that a bookie answered a request that fences."""
+        self.fenced.setdefault((bookie, ledger_id), {}).setdefault(term, self._now())
+
+    def bookie_has_not(self, bookie: str, ledger_id: int, entry_id: int, asked_at: int) -> None:
+        """Note that a bookie said "no such entry"."""
+        promised = self.promised.get((bookie, ledger_id), {}).get(entry_id)
+        self.require(
+            promised is None or promised >= asked_at or self.ledger(ledger_id).is_deleted,
+            "NoForgottenAdd",
+            lambda: (
+                f'{bookie} says "no such entry" of entry {entry_id} of ledger {ledger_id}, '
+                "which it acknowledged"
+            ),
+        )
+
+    def bookie_stated(self, bookie: str, ledger_id: int, lac: int) -> None:
+        """Note the LAC that a bookie states."""
+        record = self.ledger(ledger_id)
+        if ledger_id in self.ignored:
+            return
+        if lac > record.acked:
+            self.settle("writer")
+        self.require(
+            lac <= record.acked,
+            "LacIsAcknowledged",
+            lambda: f"{bookie} states LAC {lac} of ledger {ledger_id}; acknowledged up to {record.acked}",
+        )
+
+    def forget_bookie(self, bookie: str) -> None:
+        """Note that a bookie's disk is gone: what it promised is gone with it."""
+        for key in [key for key in self.promised if key[0] == bookie]:
+            del self.promised[key]
+
+
+def write_set(metadata: LedgerMetadata, entry_id: int) -> list[str]:
+    """Give the bookies that are to hold an entry."""
+    bookies = metadata.fragment_of(entry_id).bookies
+    start = entry_id % metadata.ensemble_size
+    return [bookies[(start + step) % metadata.ensemble_size] for step in range(metadata.write_quorum)]
+
+
+def _shown(metadata: LedgerMetadata) -> str:
+    fragments = " ".join(f"{each.first_entry}:{','.join(each.bookies)}" for each in metadata.fragments)
+    return f"{metadata.state.value} last={metadata.last_entry} length={metadata.length} [{fragments}]"
+
+
+def timeline(history: History, *, last: int = 20_000) -> str:
+    """Tell the run's story, one line for each event, the last ones."""
+    lines = []
+    for at, who, what, *details in history.events[-last:]:
+        shown = " ".join(_shown(each) if isinstance(each, LedgerMetadata) else str(each) for each in details)
+        lines.append(f"{at:10.4f}  {who:<8} {what} {shown}")
+    return "\n".join(lines)

@@ -1,0 +1,182 @@
+"""Profiles over bounded ledgers: which clients there are, and which faults meet them.
+
+Owns the table of profiles; `docs/SIMULATION.md` says how to add one. Uniform chaos hardly ever finds a bug of
+fencing or of recovery, so most profiles bring about the one situation that a rule is about.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.sim.plan import Draw, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROFILES: dict[str, Callable[[Draw], Plan]] = {}
+
+
+def profile(function: Callable[[Draw], Plan]) -> Callable[[Draw], Plan]:
+    """Enter a function into the table of profiles, under its name with hyphens."""
+    PROFILES[function.__name__.replace("_", "-")] = function
+    return function
+
+
+def draw_plan(name: str, seed: int) -> Plan:
+    """Draw the plan of a seed."""
+    return PROFILES[name](Draw(name, seed))
+
+
+_LINKS = ("block_both", "block_one_way", "cut_reset", "cut_clean", "link_slow")
+_META = ("meta_cut", "meta_lossy", "meta_slow", "meta_lag", "meta_expire")
+
+
+@profile
+def chaos(draw: Draw) -> Plan:
+    """A bit of everything, each seed another subset of it (swarm testing)."""
+    media = draw.allows("media")
+    draw.crowd(recoverers=draw.rng.choice((1, 1, 2)), ack_at_least=2 if media else 1)
+    bookies, everybody = list(draw.bookies), [*draw.bookies, *draw.clients]
+    for kind in ("kill_bookie", "power_cut", "disk_slow", "disk_full", "disk_write_error", "disk_sync_error"):
+        draw.some(kind, bookies, 2)
+    for kind in _LINKS:
+        draw.some(kind, draw.clients, 3)
+    for kind in (*_META, "pause", "clock_jump"):
+        draw.some(kind, everybody, 2)
+    draw.some("kill_client", draw.clients, 1)
+    if media:
+        for kind in ("disk_bit_flip", "disk_lost_write", "disk_misdirected_write"):
+            draw.some(kind, bookies, 2)
+    return draw.plan()
+
+
+@profile
+def split_brain(draw: Draw) -> Plan:
+    """The writer lives behind a partial partition while others take its ledger over."""
+    writer = draw.writer(entries=40, gap=draw.rng.choice((0.02, 0.1)))
+    draw.actor("tailer", 0.5)
+    for _ in range(draw.rng.choice((1, 2))):
+        draw.actor("recoverer", draw.rng.uniform(0.7, 3.0), times=4, gap=2.0)
+    for _ in range(draw.rng.randint(1, 4)):
+        draw.fault(
+            "isolate", writer, other=draw.rng.choice((*draw.bookies, "")),
+            lasts=draw.rng.uniform(0.3, 3.0), amount=draw.rng.random(),
+        )  # fmt: skip
+    draw.some("pause", [writer], 2, lasts=(0.5, 4.0))
+    draw.some("block_one_way", draw.clients, 3)
+    draw.some("block_both", draw.clients, 3)
+    draw.some("power_cut", list(draw.bookies), 2)
+    draw.some("meta_lossy", draw.clients, 2)
+    return draw.plan()
+
+
+@profile
+def rolling_restarts(draw: Draw) -> Plan:
+    """The bookies are restarted one after another while clients work."""
+    draw.crowd()
+    at, has_power = 0.5, draw.rng.random() < 0.5
+    while at < draw.duration:
+        for bookie in draw.bookies:
+            kind = "kill_bookie" if has_power else "power_cut"
+            draw.fault(kind, bookie, at=at, lasts=draw.rng.uniform(0.05, 0.8))
+            at += draw.rng.uniform(0.4, 1.5)
+    draw.some("disk_slow", list(draw.bookies), 2)
+    return draw.plan(power_cut_at_end=draw.rng.random() < 0.7)
+
+
+@profile
+def power_cuts(draw: Draw) -> Plan:
+    """Several hosts lose power at one moment, with adds under way."""
+    draw.crowd()
+    for _ in range(draw.rng.randint(2, 4)):
+        draw.fault("power_cut_many", "", lasts=draw.rng.uniform(0.05, 1.5), amount=draw.rng.uniform(0.3, 1.0))
+    draw.some("kill_client", draw.clients, 1)
+    draw.some("disk_slow", list(draw.bookies), 2)
+    draw.some("cut_reset", draw.clients, 2)
+    return draw.plan()
+
+
+@profile
+def slow_bookie(draw: Draw) -> Plan:
+    """One or two bookies are slow: disks, links, or pauses."""
+    draw.crowd()
+    slow = draw.rng.sample(draw.bookies, draw.rng.choice((1, 1, 2)))
+    for kind in ("disk_slow", "pause"):
+        draw.some(kind, slow, 4, lasts=(0.5, 4.0))
+    for _ in range(draw.rng.randint(1, 4)):
+        draw.fault(
+            "link_slow", draw.rng.choice(draw.clients), other=draw.rng.choice(slow),
+            lasts=draw.rng.uniform(0.5, 5.0), amount=draw.rng.random(),
+        )  # fmt: skip
+    draw.some("kill_client", draw.clients, 1)
+    draw.some("power_cut", slow, 1)
+    return draw.plan()
+
+
+@profile
+def disk_faults(draw: Draw) -> Plan:
+    """Disks fail, fill up, and lie, within the fault budget."""
+    draw.crowd(ack_at_least=2)
+    for kind in ("disk_bit_flip", "disk_lost_write", "disk_misdirected_write"):
+        draw.some(kind, list(draw.bookies), 4)
+    if draw.rng.random() < 0.15:
+        draw.fault("disk_wiped", draw.bookies[0])
+    for kind in ("disk_write_error", "disk_sync_error", "disk_full", "kill_bookie", "power_cut"):
+        draw.some(kind, list(draw.bookies), 3)
+    return draw.plan()
+
+
+@profile
+def metadata_faults(draw: Draw) -> Plan:
+    """The metadata store answers late, or not, or with old values, and sessions end."""
+    draw.crowd(recoverers=2)
+    for kind in _META:
+        draw.some(kind, [*draw.clients, *draw.clients, *draw.bookies], 5)
+    draw.some("kill_bookie", list(draw.bookies), 3)
+    draw.some("cut_reset", draw.clients, 3)
+    draw.some("kill_client", draw.clients, 1)
+    return draw.plan()
+
+
+@profile
+def duelling_recoverers(draw: Draw) -> Plan:
+    """Several clients recover the same ledgers at once while their writer goes on."""
+    draw.writer(entries=draw.rng.choice((8, 20)), gap=0.05, closes=draw.rng.random() < 0.3)
+    draw.actor("tailer", 0.5)
+    for _ in range(draw.rng.choice((2, 3))):
+        draw.actor("recoverer", draw.rng.uniform(0.6, 1.5), times=6, gap=1.0)
+    draw.some("kill_client", draw.clients[2:], 2)
+    for kind in ("block_both", "block_one_way", "link_slow"):
+        draw.some(kind, draw.clients, 4)
+    for kind in ("kill_bookie", "power_cut", "disk_slow"):
+        draw.some(kind, list(draw.bookies), 2)
+    draw.some("meta_lossy", draw.clients, 2)
+    return draw.plan()
+
+
+@profile
+def repair_in_parallel(draw: Draw) -> Plan:
+    """Repairs run beside writers and recoveries."""
+    draw.crowd()
+    draw.actor("repairer", draw.rng.uniform(0.5, 2.0))
+    if draw.rng.random() < 0.3:
+        draw.actor("repairer", draw.rng.uniform(0.5, 2.0))
+    for kind in ("kill_bookie", "power_cut", "disk_slow"):
+        draw.some(kind, list(draw.bookies), 3)
+    for kind in ("block_both", "block_one_way", "cut_reset"):
+        draw.some(kind, draw.clients, 3)
+    draw.some("meta_lossy", draw.clients, 2)
+    return draw.plan()
+
+
+@profile
+def deletions(draw: Draw) -> Plan:
+    """Ledgers are deleted under their writers' hands."""
+    draw.crowd()
+    draw.actor("deleter", draw.rng.uniform(0.5, 2.0))
+    for kind in ("kill_bookie", "power_cut"):
+        draw.some(kind, list(draw.bookies), 3)
+    for kind in ("meta_lag", "meta_lossy", "meta_cut"):
+        draw.some(kind, [*draw.clients, *draw.bookies], 3)
+    draw.some("block_both", draw.clients, 3)
+    return draw.plan()

@@ -1,0 +1,434 @@
+"""One run: a whole cluster of production code on the simulated loop, network, disks and metadata store.
+
+Owns the life of bookies and clients, the phases of a run, and its result. The phases:
+
+1. *Chaos.* Bookies start, actors work, the plan's faults strike, until the plan's duration is over.
+2. *Power cut of the whole cluster*, if the plan has one: everything dies at one moment, and of what was not
+   synced any part is left.
+3. *Healing.* All faults end and all bookies come back.
+4. *Judgement.* A new client recovers every ledger within a bound, reads everything twice, and asks the
+   bookies what they hold. The history has judged all along.
+
+Invariant: the same plan gives the same run; nothing here looks at a real clock or draws from a global source.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+import sys
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import client_aio.client
+import client_aio.core.window
+from bookie_aio.config import BookieConfig
+from bookie_aio.server.bookie import Bookie
+from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.provision import SpaceLimits
+from client_aio import Client, ClientConfig, connect
+from metadata.errors import BookKeeperError
+from tests.sim import roles
+from tests.sim.disk import Hardware, SimDisk
+from tests.sim.faults import strike
+from tests.sim.history import History, timeline
+from tests.sim.judgement import judge
+from tests.sim.loop import SimLoop, SimulationError
+from tests.sim.metadata import MetadataFaults, SimMetadataStore, SimTree
+from tests.sim.network import SimNetwork
+from tests.sim.sequence import order_by_number
+from tests.sim.wiretap import Tap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sim.loop import Process
+    from tests.sim.plan import Actor, Plan
+
+PORT = 3181
+RESTART_DELAY_S = 0.3
+SESSION_TIMEOUT_S = 2.0
+HEALING_BOUND_S = 90.0
+_EPOCH_MS = 1_800_000_000_000
+_BATCH_BYTES_MAX = 6 * 1024  # several blocks even from small writers, and none above a small segment
+
+CLIENT_SETTINGS: dict[str, Any] = {
+    "connect_timeout_s": 0.8,
+    "add_timeout_s": 1.0,
+    "read_timeout_s": 1.0,
+    "speculative_read_s": 0.2,
+    "metadata_timeout_s": 2.0,
+    "session_timeout_s": SESSION_TIMEOUT_S,
+    "ensemble_change_timeout_s": 6.0,
+    "replacement_retry_s": 0.3,
+    "add_quorum_timeout_s": 8.0,
+    "quarantine_s": 1.0,
+    "long_poll_s": 2.0,
+    "ledger_id_block": 4,
+}
+
+
+@dataclass
+class Result:
+    """How a run ended."""
+
+    plan: Plan
+    name: str = ""
+    """Of the invariant that does not hold; empty where all do."""
+    text: str = ""
+    seconds: float = 0.0
+    steps: int = 0
+    trace: int = 0
+    digest: int = 0
+    stats: dict[str, int] | None = None
+    story: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Tell whether every invariant held."""
+        return not self.name
+
+
+class Simulation:
+    """One run of a plan; use `run_plan`."""
+
+    def __init__(self, plan: Plan, *, is_traced: bool = False) -> None:
+        self.plan = plan
+        self.stats: Counter[str] = Counter()
+        source = f"{plan.profile}/{plan.seed}"
+        self.fault_rng = random.Random(f"{source}/faults")
+        self.loop = SimLoop(random.Random(f"{source}/order"), order=plan.order, is_traced=is_traced)
+        self.network = SimNetwork(self.loop, random.Random(f"{source}/network"), self.stats)
+        self.history = History(lambda: self.loop.now)
+        self.history.on_violation = self._stop
+        self.tree = SimTree()
+        self.tree.watchers.append(self.history.metadata_changed)
+        self.shared: dict[str, Any] = {}  # what further roles and judges keep
+        self.disks = {
+            name: Hardware(self.loop, random.Random(f"{source}/{name}/disk"), self.stats)
+            for name in plan.bookies
+        }
+        self.dishonest = plan.bookies[self.fault_rng.randrange(len(plan.bookies))]
+        self.stores: dict[str, Any] = {}
+        self.bookies: dict[str, Bookie] = {}
+        self.ledger_ids: list[int] = []
+        self.is_healed = False
+        self.wiped: set[str] = set()
+        self._meta_faults: dict[str, MetadataFaults] = {}
+        self._boots: Counter[str] = Counter()
+        self._absent: dict[str, None] = {}  # bookies that are to stay down until something starts them
+        self._ledger_waiters: list[tuple[Process, asyncio.Future[None]]] = []
+        self._source = source
+        delays = random.Random(f"{source}/executor")
+        self.loop.executor_delay = lambda: 0.001 + delays.random() * 0.05
+        self.loop.on_error = self._unexpected
+        self.network.on_connected = lambda client, server: Tap(self.history, client, server) and None
+
+    def _stop(self) -> None:
+        self.loop.is_stopping = True
+
+    def _unexpected(self, process: Process, error: BaseException, what: str) -> None:
+        if process.is_alive:
+            text = "".join(traceback.format_exception(error)[-6:])
+            self.history.fail("Unexpected", f"{process}: {what}: {error!r}\n{text}")
+
+    # --- phases --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Play the plan."""
+        plan = self.plan
+        for name in plan.bookies:
+            self.start_bookie(name)
+        await asyncio.sleep(0.1)
+        if plan.setup:
+            await roles.SETUPS[plan.setup](self)
+        for actor in plan.actors:
+            self.after(actor.starts_at, self.start_actor, actor)
+        for fault in plan.faults:
+            self.after(fault.at, strike, self, fault)
+        await asyncio.sleep(plan.duration)
+        if plan.power_cut_at_end:
+            await self._power_cut_everywhere()
+        self.is_healed = True
+        self.history.note("phase", "chaos is over")
+        for actor in plan.actors:
+            self.stop_client(actor.name)
+        self._heal()
+        await judge(self)
+
+    async def _power_cut_everywhere(self) -> None:
+        """Cut the power of all bookies at one moment, while one of them writes if that comes soon."""
+        busy = asyncio.Event()
+        for disk in self.disks.values():
+            disk.when_busy.append(busy.set)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(busy.wait(), 0.5)
+        self.history.note("phase", "power cut of the whole cluster")
+        for name in self.plan.bookies:
+            self.stop_bookie(name, has_power=False, back_after=None)
+
+    def _heal(self) -> None:
+        self.history.note("phase", "healing")
+        self.network.open_all()
+        for name, faults in self._meta_faults.items():
+            self._meta_faults[name] = MetadataFaults()
+            faults.__dict__.update(MetadataFaults().__dict__)
+        for disk in self.disks.values():
+            disk.when_busy.clear()
+            faults = disk.faults
+            faults.slow_factor, faults.is_full = 1.0, False
+            faults.fail_next_sync = faults.fail_next_write = False
+            faults.lose_next_write = faults.misdirect_next_write = False
+        for process in self.network.processes.values():
+            if process.is_paused and process.is_alive:
+                self.loop.resume(process)
+        for name in self.plan.bookies:
+            process = self.network.processes.get(name)
+            if name not in self.wiped and (process is None or not process.is_alive):
+                self.start_bookie(name)
+
+    def after(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
+        """Have something done later, by nobody who can die."""
+        self.loop.post(self.loop.kernel, seconds, callback, *args)
+
+    # --- bookies -------------------------------------------------------------------------------
+
+    def start_bookie(self, name: str) -> None:
+        """Start a bookie as its command line does; a supervisor starts it again when it ends."""
+        process = self.network.processes.get(name)
+        if (process is not None and process.is_alive) or name in self.wiped:
+            return
+        self._boots[name] += 1
+        process = self.network.boot(name)
+        self.history.note(name, "boots", self._boots[name])
+        self.loop.spawn(process, self._serve(name, process, self._boots[name]), f"{name} main")
+
+    async def _serve(self, name: str, process: Process, boot: int) -> None:
+        rng = random.Random(f"{self._source}/{name}/{boot}")
+        store = self._open_store(name, process, rng)
+        config = BookieConfig(
+            bookie_id=name,
+            directories=(f"/{name}/data",),
+            listen=(name, PORT),
+            allow_remote_without_auth=True,
+            storage=StorageConfig(
+                segment_bytes=self.plan.segment_bytes,
+                group_bytes_max=self.plan.segment_bytes // 3,
+                space=SpaceLimits(reserve_bytes=self.plan.segment_bytes // 2, retry_s=0.5),
+            ),
+            sweep_interval_s=4.0,
+        )
+        try:
+            bookie = await Bookie.start(
+                config,
+                store,
+                SimDisk(self.disks[name], process),
+                rng=rng,
+                now_ms=lambda: self._wall_ms(process),
+            )
+            self.bookies[name] = bookie
+            self.history.note(name, "serves")
+            error = await bookie.stopped
+            self.history.note(name, "stopped:", repr(error))
+            await bookie.close()
+        except BookKeeperError as error:
+            self.history.note(name, "did not start:", repr(error))
+        except OSError as error:
+            self.history.note(name, "did not start:", repr(error))
+        # The process ends here; its supervisor starts it again.
+        self.loop.call_soon(self._ended, name, process)
+
+    def _ended(self, name: str, process: Process) -> None:
+        if process.is_alive:
+            self.stats["bookie_restarted_itself"] += 1
+            self._kill(process, has_power=True)
+            self.after(RESTART_DELAY_S, self.start_bookie, name)
+
+    def _wall_ms(self, process: Process) -> int:
+        return _EPOCH_MS + int((self.loop.now + process.clock_offset) * 1000)
+
+    def is_up(self, name: str) -> bool:
+        """Tell whether a process of that name runs."""
+        process = self.network.processes.get(name)
+        return process is not None and process.is_alive
+
+    def stop_bookie(self, name: str, *, has_power: bool, back_after: float | None) -> bool:
+        """Kill a bookie, or cut its power; gives False when it is down already."""
+        process = self.network.processes.get(name)
+        if process is None or not process.is_alive:
+            return False
+        self.history.note(name, "killed" if has_power else "loses power")
+        self._kill(process, has_power=has_power)
+        if not has_power:
+            self.disks[name].lose_power()
+        if back_after is not None:
+            self.after(back_after, self.start_bookie, name)
+        return True
+
+    def wipe(self, name: str) -> bool:
+        """Take a bookie's disk away for good."""
+        if self.wiped:
+            return False
+        self.stop_bookie(name, has_power=False, back_after=None)
+        self.wiped.add(name)
+        self.disks[name].wipe()
+        self.history.forget_bookie(name)
+        return True
+
+    def _kill(self, process: Process, *, has_power: bool) -> None:
+        self.network.die(process, has_power=has_power)
+        store = self.stores.get(process.name)
+        if store is not None and store.process is process:
+            session = store.session
+            store.crash()
+            self.after(SESSION_TIMEOUT_S, self.tree.expire, session)
+
+    # --- clients -------------------------------------------------------------------------------
+
+    def start_actor(self, actor: Actor) -> None:
+        """Start a client process."""
+        if not self.is_healed:
+            self.spawn_client(actor.name, roles.ROLES[actor.role], actor)
+
+    def spawn_client(self, name: str, role: Callable[..., Any], *args: Any) -> Any:
+        """Start a process with a connected client, for a role `role(simulation, *args, client)`."""
+        process = self.network.boot(name)
+        return self.loop.spawn(process, self._act(name, process, role, args), f"{name} {role.__name__}")
+
+    async def _act(self, name: str, process: Process, role: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        rng = random.Random(f"{self._source}/{name}/client")
+        store = self._open_store(name, process, rng)
+        config = ClientConfig(**{**CLIENT_SETTINGS, **self.plan.client_settings})
+        while True:
+            try:
+                client: Client = await connect(store, config=config, rng=rng)
+                break
+            except BookKeeperError as error:
+                self.history.note(name, "could not connect:", repr(error))
+                await asyncio.sleep(0.2)
+        try:
+            return await role(self, *args, client)
+        except Exception as error:
+            if isinstance(error, asyncio.CancelledError | SimulationError):
+                raise
+            self._unexpected(process, error, f"{name} {role.__name__}")
+            return None
+
+    def stop_client(self, name: str) -> bool:
+        """Kill a client's process."""
+        process = self.network.processes.get(name)
+        if process is None or not process.is_alive:
+            return False
+        self.history.settle(name)
+        self.history.note(name, "killed")
+        self._kill(process, has_power=True)
+        return True
+
+    def created(self, who: str, ledger_id: int) -> None:
+        """Note a new ledger, and wake those who wait for one."""
+        self.history.note(who, "created ledger", ledger_id)
+        self.ledger_ids.append(ledger_id)
+        waiters, self._ledger_waiters = self._ledger_waiters, []
+        for process, waiter in waiters:
+            self.loop.post(process, 0.05, waiter.set_result, None)
+
+    def deleting(self, ledger_id: int) -> None:
+        """Note that a ledger is about to be deleted: from now on it may be gone."""
+        self.history.ledger(ledger_id).is_deleted = True
+
+    async def newest_ledger(self, *, after: int) -> int:
+        """Wait until there is a ledger above `after`, and give the newest."""
+        while not self.ledger_ids or self.ledger_ids[-1] == after:
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            self._ledger_waiters.append((self.loop.current, waiter))
+            await waiter
+        return self.ledger_ids[-1]
+
+    # --- metadata ------------------------------------------------------------------------------
+
+    def metadata_faults(self, name: str) -> MetadataFaults:
+        """Give what is wrong with a host's link to the metadata store."""
+        return self._meta_faults.setdefault(name, MetadataFaults())
+
+    def _open_store(self, name: str, process: Process, rng: random.Random) -> SimMetadataStore:
+        store = self.stores[name] = SimMetadataStore(
+            self.tree,
+            random.Random(f"{self._source}/{name}/{rng.random()}/store"),
+            process=process,
+            stats=self.stats,
+            faults=self.metadata_faults(name),
+            session_timeout_s=SESSION_TIMEOUT_S,
+        )
+        return store
+
+    def cut_metadata(self, name: str, seconds: float, *, is_paused: bool = False) -> bool:
+        """Cut a host off from the metadata store; its session ends if that lasts longer than its timeout."""
+        store = self.stores.get(name)
+        if store is None:
+            return False
+        faults = self.metadata_faults(name)
+        if not is_paused:
+            faults.is_cut = True
+            self.after(seconds, setattr, faults, "is_cut", False)
+        if seconds > SESSION_TIMEOUT_S:
+            self.after(SESSION_TIMEOUT_S, self._expire, name, store)
+        return True
+
+    def _expire(self, name: str, store: SimMetadataStore) -> None:
+        process = store.process
+        if not self.is_healed and self.stores.get(name) is store and process is not None and process.is_alive:
+            store.expire_session()
+
+
+def run_plan(plan: Plan, *, is_traced: bool = False, wants_story: bool = False) -> Result:
+    """Play a plan from beginning to end, and give its result. Never raises for what goes wrong in it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()  # what was there before the run is not looked through again after it
+    logging.disable(logging.CRITICAL)
+    real_clock, real_batch = client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX
+    client_aio.core.window.BATCH_BYTES_MAX = _BATCH_BYTES_MAX
+    hook = sys.unraisablehook
+    try:
+        try:
+            result = _play(plan, is_traced=is_traced, wants_story=wants_story)
+        finally:
+            client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX = real_clock, real_batch
+        # Coroutines that stopped in the middle end now, and nobody listens to what they have to say.
+        sys.unraisablehook = lambda _: None
+        gc.collect()
+    finally:
+        sys.unraisablehook = hook
+        logging.disable(logging.NOTSET)
+        if was_enabled:
+            gc.enable()
+    return result
+
+
+def _play(plan: Plan, *, is_traced: bool, wants_story: bool) -> Result:
+    order_by_number()
+    simulation = Simulation(plan, is_traced=is_traced)
+    loop = simulation.loop
+    client_aio.client._now_ms = lambda: _EPOCH_MS + int(loop.now * 1000)
+    result = Result(plan)
+    try:
+        loop.run(simulation.run(), until=plan.duration + HEALING_BOUND_S)
+    except SimulationError as error:
+        result.name, result.text = "Liveness", str(error)
+    except Exception as error:
+        result.name, result.text = "Unexpected", "".join(traceback.format_exception(error))
+    violation = simulation.history.violation
+    if violation is not None:
+        result.name, result.text = violation.name, str(violation)
+    result.seconds, result.steps, result.trace = loop.now, loop.steps, loop.trace
+    result.stats = dict(simulation.stats)
+    result.digest = simulation.history.digest()
+    if wants_story:
+        result.story = timeline(simulation.history)
+    loop.end()
+    return result

@@ -1,0 +1,103 @@
+"""The wire tap: reads the frames that clients and bookies send each other, and tells the history.
+
+Owns the decoding of both directions of each connection, at the moment the sender hands the bytes over. Does
+not own the network, nor what is wrong with what is said (`tests.sim.history`). It knows a bookie by what it
+says and nothing of its inside, so it judges a rewritten storage engine as it judged the first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bookie_aio.wire.blocks import Block
+from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
+from bookie_aio.wire.messages import (
+    NO_TERM,
+    Add,
+    AddFlag,
+    Failure,
+    Force,
+    Read,
+    ReadAnswer,
+    ReadLac,
+    ReadLacAnswer,
+    Stop,
+    decode_answer,
+    decode_request,
+)
+from metadata.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from tests.sim.history import History
+    from tests.sim.network import Endpoint
+
+_LIMIT = 2 * FRAME_BYTES_MAX
+
+
+class Tap:
+    """One connection between a client and a bookie."""
+
+    def __init__(self, history: History, client: Endpoint, server: Endpoint) -> None:
+        self._history = history
+        self._client = client.host
+        self._bookie = server.host
+        self._requests: dict[int, tuple[Any, range, int]] = {}
+        self._deferred: list[tuple[int, range, int]] = []
+        self._to_bookie = FrameParser(_LIMIT)
+        self._to_client = FrameParser(_LIMIT)
+        client.tap = self.from_client
+        server.tap = self.from_bookie
+
+    def from_client(self, data: bytes) -> None:
+        """Read what the client sends."""
+        self._to_bookie.feed(data)
+        history = self._history
+        try:
+            for header, body in self._to_bookie.frames():
+                request_id, _, request = decode_request(header)
+                entries = range(0)
+                if isinstance(request, Add):
+                    block = Block.parse(body)
+                    entries = range(
+                        block.first_entry, block.first_entry + block.count * block.stride, block.stride
+                    )
+                self._requests[request_id] = (request, entries, len(history.events))
+                history.note(self._client, f"→ {self._bookie}", request_id, request, entries or "")
+        except ProtocolError as error:
+            history.fail("TypeOK", f"{self._client} sent {self._bookie} a bad frame: {error}")
+
+    def from_bookie(self, data: bytes) -> None:
+        """Read what the bookie answers."""
+        self._to_client.feed(data)
+        history = self._history
+        try:
+            for header, _ in self._to_client.frames():
+                _, request_id, answer = decode_answer(header)
+                history.note(self._bookie, f"→ {self._client}", request_id, answer)
+                request, entries, asked_at = self._requests.pop(request_id)
+                if not isinstance(answer, Failure):
+                    self._answered(request, entries, asked_at, answer)
+        except ProtocolError as error:
+            history.fail("TypeOK", f"{self._bookie} sent {self._client} a bad frame: {error}")
+
+    def _answered(self, request: Any, entries: range, asked_at: int, answer: Any) -> None:
+        history, bookie = self._history, self._bookie
+        if isinstance(request, Add):
+            if request.flags & AddFlag.DEFERRED_SYNC:
+                self._deferred.append((request.ledger_id, entries, asked_at))
+                return
+            history.bookie_added(
+                bookie, request.ledger_id, entries, request.term, asked_at,
+                is_ordinary=request.flags == AddFlag.NONE,
+            )  # fmt: skip
+        elif isinstance(request, Force):
+            covered = [row for row in self._deferred if row[0] == request.ledger_id and row[2] < asked_at]
+            for ledger_id, held, _ in covered:
+                history.bookie_added(bookie, ledger_id, held, request.term, asked_at, is_ordinary=False)
+        elif isinstance(request, (Read, ReadLac)):
+            if request.term != NO_TERM:
+                history.bookie_fenced(bookie, request.ledger_id, request.term)
+            if isinstance(answer, (ReadAnswer, ReadLacAnswer)) and answer.statement is not None:
+                history.bookie_stated(bookie, request.ledger_id, answer.statement.lac)
+            if isinstance(answer, ReadAnswer) and answer.stop == Stop.NO_SUCH_ENTRY:
+                history.bookie_has_not(bookie, request.ledger_id, answer.stop_entry, asked_at)
