@@ -12,6 +12,11 @@ from client_aio.config import ClientConfig
 from client_aio.core.placement import Choice, PlacementPolicy, Seating, WeightedRandom
 from client_aio.core.racks import RackAware
 from client_aio.entries import Entry, EntryBatch
+from client_aio.log.adding import AddedToLog
+from client_aio.log.listing import LogMetadata
+from client_aio.log.records import LogBatch, LogRecord
+from client_aio.log.sweeping import SweepReport
+from client_aio.log.writer import LogWriter
 from client_aio.reader import LedgerReader
 from client_aio.repair import RepairedFragment, RepairProgress, RepairReport
 from client_aio.replicas import Replica
@@ -19,8 +24,10 @@ from client_aio.writer import LedgerWriter
 from metadata.errors import *  # noqa: F403
 from metadata.errors import __all__ as _errors
 from metadata.ledger import Fragment, LedgerMetadata, LedgerState
+from metadata.log import LogRow, Position
 
 __all__ = [
+    "AddedToLog",
     "Choice",
     "Client",
     "ClientConfig",
@@ -31,13 +38,20 @@ __all__ = [
     "LedgerReader",
     "LedgerState",
     "LedgerWriter",
+    "LogBatch",
+    "LogMetadata",
+    "LogRecord",
+    "LogRow",
+    "LogWriter",
     "PlacementPolicy",
+    "Position",
     "RackAware",
     "RepairProgress",
     "RepairReport",
     "RepairedFragment",
     "Replica",
     "Seating",
+    "SweepReport",
     "WeightedRandom",
     "connect",
     *_errors,

@@ -1,4 +1,4 @@
-"""The client: ledgers are made, opened, listed and deleted here.
+"""The client: ledgers are made, opened, listed and deleted here; its logs are `client_aio.log`'s.
 
 Owns the metadata store's session and the pool of connections, and hands both to the handles it makes.
 """
@@ -19,6 +19,7 @@ from client_aio.core.placement import PlacementPolicy, WeightedRandom
 from client_aio.creating import LedgerSettings, create_ledger
 from client_aio.deleting import delete_ledger
 from client_aio.ensemble import EnsembleFinder
+from client_aio.log.client import LogClient
 from client_aio.opening import Opening
 from client_aio.pool import BookieDirectory, BookiePool
 from client_aio.reader import LedgerReader
@@ -78,7 +79,7 @@ def connect(
     return Opening(lambda: Client._open(metadata, config, placement or WeightedRandom(), source))
 
 
-class Client:
+class Client(LogClient):
     """A connection to a cluster; made by `connect`. An async context manager."""
 
     def __init__(self, store: MetadataStore, context: ClientContext, *, owns_store: bool) -> None:

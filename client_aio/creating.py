@@ -6,8 +6,8 @@ each ledger of a log are made here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 from client_aio.core.digest import check_choice
 from client_aio.writer import LedgerWriter
@@ -44,10 +44,6 @@ class LedgerSettings:
             )
         object.__setattr__(self, "password", check_choice(self.digest, self.password))
         object.__setattr__(self, "custom_metadata", check_custom(self.custom_metadata or {}))
-
-    def with_custom(self, custom: Mapping[str, bytes]) -> Self:
-        """Give the same settings with more custom metadata."""
-        return replace(self, custom_metadata={**(self.custom_metadata or {}), **custom})
 
 
 async def create_ledger(

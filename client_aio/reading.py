@@ -138,6 +138,8 @@ class EntryReader:
         """Give the part of a range that lies in one fragment of the metadata as they are now."""
         metadata = self._metadata()
         end = fragment_end(metadata, metadata.fragment_of(wanted.first))
+        if end is not None and wanted.first > end:
+            raise self._beyond_the_end(wanted.first)  # closed since it was asked for
         last = wanted.last if end is None else min(wanted.last, end)
         return class_ranges(metadata, wanted.first, wanted.first)[0]._replace(
             last=wanted.first + (last - wanted.first) // wanted.stride * wanted.stride

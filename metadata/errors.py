@@ -16,6 +16,8 @@
     │   ├── LedgerRepairError           a repair found no copy to be had, or none that lasts
     │   ├── NoSuchEntryError
     │   ├── DigestMismatchError         no replica gave intact bytes
+    │   ├── NoSuchLogError
+    │   ├── LogTruncatedError           the log begins behind that position
     │   ├── LogFencedError              somebody else took the log over
     │   └── WriterAbortedError          the writer gave up; its outstanding adds may survive
     ├── NotEnoughBookiesError
@@ -78,6 +80,7 @@ __all__ = [
     "LedgerRecoveryError",
     "LedgerRepairError",
     "LogFencedError",
+    "LogTruncatedError",
     "MalformedFrameError",
     "MetadataCorruptError",
     "MetadataError",
@@ -85,6 +88,7 @@ __all__ = [
     "NoSuchEntryError",
     "NoSuchKeyError",
     "NoSuchLedgerError",
+    "NoSuchLogError",
     "NotABookieError",
     "NotEnoughBookiesError",
     "OperationTimeoutError",
@@ -205,6 +209,14 @@ class NoSuchEntryError(LedgerError):
 
 class DigestMismatchError(LedgerError):
     """No replica returned bytes that match the entry's digest."""
+
+
+class NoSuchLogError(LedgerError):
+    """The metadata store has no such log."""
+
+
+class LogTruncatedError(LedgerError):
+    """The log has been truncated behind that position: its records before `begins_at` are gone."""
 
 
 class LogFencedError(LedgerError):

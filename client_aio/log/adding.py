@@ -1,0 +1,130 @@
+"""Making closed ledgers a part of a log, all at once: what a batch job writes becomes visible in one step."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from client_aio.core.logs import Listing
+from client_aio.log.taking_over import recovered
+from client_aio.log.truncating import ensure_log, finish_dropping
+from metadata.errors import BookKeeperError, InvalidArgumentError
+from metadata.ids import LEDGER_ID_MAX, check_ledger_id
+from metadata.log import LogRow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from client_aio.context import ClientContext
+    from metadata.log import LogHead
+    from metadata.logs import LogChanged, LogList
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToLog:
+    """What `Client.add_to_log` has done."""
+
+    repeated: bool
+    """The transaction had been recorded before; nothing was changed."""
+    rows: tuple[LogRow, ...]
+    """The rows added, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What is to be added."""
+
+    ledger_ids: tuple[int, ...]
+    transaction: tuple[str, int] | None
+    replace: bool
+    custom: Mapping[str, bytes]
+
+    @classmethod
+    def check(
+        cls,
+        ledger_ids: Sequence[int],
+        transaction: tuple[str, int] | None,
+        replace: bool,
+        custom: Mapping[str, bytes],
+    ) -> Addition:
+        """Check what the caller gave, or raise InvalidArgumentError."""
+        ids = tuple(check_ledger_id(each) for each in ledger_ids)
+        if len(set(ids)) != len(ids):
+            raise InvalidArgumentError(f"a ledger is given twice in {list(ids)}")
+        if transaction is not None:
+            query_id, batch_id = transaction
+            if not isinstance(query_id, str) or not 1 <= len(query_id) <= 200:
+                raise InvalidArgumentError(f"query id {query_id!r} is not a string of 1 to 200 characters")
+            if not isinstance(batch_id, int) or not 0 <= batch_id <= LEDGER_ID_MAX:
+                raise InvalidArgumentError(f"batch id {batch_id!r} is not an integer from 0 to 2**63 - 1")
+        return cls(ids, transaction, replace, custom)
+
+    def is_repeated(self, head: LogHead) -> bool:
+        """Tell whether the log has recorded this transaction, or a later one of its query."""
+        if self.transaction is None:
+            return False
+        last = head.last_batch(self.transaction[0])
+        return last is not None and last >= self.transaction[1]
+
+    def change(self, head: LogHead, rows: Sequence[LogRow]) -> LogHead:
+        """Give the head with all of it."""
+        if self.replace:
+            head = head.drop_all()
+        head = head.append(rows).with_custom(self.custom)
+        return head if self.transaction is None else head.record(*self.transaction)
+
+
+async def add_to_log(
+    context: ClientContext, lists: LogList, addition: Addition, password: bytes
+) -> AddedToLog:
+    """Take a log over and list closed ledgers; see `Client.add_to_log`."""
+    await _check_closed(context, addition.ledger_ids)
+    while True:
+        await ensure_log(context, lists, password)
+        head, _ = await lists.read()
+        if addition.is_repeated(head):
+            return AddedToLog(True, ())
+        head, version = await recovered(context, lists, password)
+        if addition.is_repeated(head):
+            return AddedToLog(True, ())
+        if addition.replace:
+            head, version = await finish_dropping(context, lists, head, version, password)
+        rows = await _rows(context, head, addition.ledger_ids)
+        listing = Listing(partial(addition.change, rows=rows), rows[-1].id if rows else None)
+        changed = await lists.change_now(head, version, listing.apply)
+        if changed.is_done or listing.is_met_by(changed.head):
+            if addition.replace:
+                await _finish(context, lists, changed, password)
+            return AddedToLog(False, tuple(rows))
+
+
+async def _finish(context: ClientContext, lists: LogList, changed: LogChanged, password: bytes) -> None:
+    """Delete what was replaced; what fails is left to the next change that drops ledgers, or to a sweep."""
+    try:
+        await finish_dropping(context, lists, changed.head, changed.version, password)
+    except BookKeeperError as error:
+        logger.warning("log=%s ledgers that were replaced are left over: %s", lists.name, error)
+
+
+async def _check_closed(context: ClientContext, ledger_ids: Sequence[int]) -> None:
+    for ledger_id in ledger_ids:
+        metadata, _ = await context.ledgers.read(ledger_id)
+        if not metadata.is_closed:
+            raise InvalidArgumentError(
+                f"ledger {ledger_id} is {metadata.state.value}: only CLOSED ledgers can be added to a log"
+            )
+
+
+async def _rows(context: ClientContext, head: LogHead, ledger_ids: Sequence[int]) -> list[LogRow]:
+    """Give each ledger the least id that will do: its own, or one drawn for this."""
+    now_ms, id_min = context.now_ms(), head.id_min
+    rows = []
+    for ledger_id in ledger_ids:
+        row_id = ledger_id if ledger_id >= id_min else await context.ledgers.allocate_id(at_least=id_min)
+        rows.append(LogRow(row_id, ledger_id, now_ms))
+        id_min = row_id + 1
+    return rows

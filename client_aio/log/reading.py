@@ -1,0 +1,246 @@
+"""Reading a log: from ledger to ledger, across rolls and takeovers, without gap or duplicate. Never fences.
+
+The shell around `client_aio.core.logs.LogCursor`. A ledger is gone past only when it is complete: it is
+CLOSED, or the one behind it has an entry (then everything ever added to it is acknowledged, and what lies
+above its last known LAC is read as it stands). Ledgers are opened one after another, the next one's metadata
+is read ahead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from client_aio.core.logs import LogCursor, Step, check_begun, row_at_time
+from client_aio.entries import EntryBatch
+from client_aio.log.opening import ask_lac, open_row
+from client_aio.log.records import LogBatch, LogBatchStream, RecordStream
+from metadata.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+)
+from metadata.ids import ENTRY_ID_MAX
+from metadata.log import LogHead, LogRow, Position
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from client_aio.context import ClientContext
+    from client_aio.reader import LedgerReader
+    from metadata.logs import LogList
+
+logger = logging.getLogger(__name__)
+
+Start = Position | tuple[int, int] | datetime | float | str | None
+"""Where reading starts: a position, "end", a time (aware, or seconds since 1970), or None: the beginning."""
+
+_RETRY_S = 0.2
+
+
+def check_start(start: Start) -> Start:
+    """Return where to start, or raise InvalidArgumentError."""
+    if isinstance(start, str):
+        return start if start == "end" else Position.parse(start)
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise InvalidArgumentError(f"start {start!r} has no time zone")
+        return start
+    if start is None or isinstance(start, (int, float)):
+        return start
+    return Position.check(start)
+
+
+async def records_of(batches: LogBatchStream) -> RecordStream:
+    """Give the records of batches, one by one."""
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            for record in batch:
+                yield record
+
+
+class LogReading:
+    """One reading of a log."""
+
+    def __init__(
+        self, context: ClientContext, lists: LogList, start: Start, *, follow: bool, password: bytes
+    ) -> None:
+        self._context = context
+        self._lists = lists
+        self._start = start
+        self._follow = follow
+        self._password = password
+        self._ahead: tuple[int, asyncio.Task[LedgerReader]] | None = None
+
+    async def batches(self) -> LogBatchStream:
+        """Give the records, in batches."""
+        try:
+            head, _ = await self._lists.read(sync=True)
+            cursor = LogCursor(await self._begin(head))
+            end = None if self._follow else head.rows.last_key
+            await self._learn(cursor)
+            while True:
+                step = cursor.step()
+                if step is None:
+                    await self._learn(cursor)
+                    step = cursor.step()
+                if step is None and self._follow:
+                    await self._await_more(cursor)
+                    continue
+                if step is None:
+                    return
+                if end is not None and step.row.id > end:
+                    return
+                async with contextlib.aclosing(self._row(cursor, step)) as batches:
+                    async for batch in batches:
+                        cursor.given(step.row, batch.last_entry_id)
+                        yield batch
+                if cursor.at.ledger_id == step.row.id:
+                    return  # The end, as it is now.
+        finally:
+            if self._ahead is not None:
+                self._ahead[1].cancel()
+                await asyncio.gather(self._ahead[1], return_exceptions=True)
+
+    # --- where to begin ---
+
+    async def _begin(self, head: LogHead) -> Position:
+        match self._start:
+            case None:
+                return head.begins_at
+            case "end":
+                return await self._end(head)
+            case datetime():
+                return await self._at_time(head, int(self._start.timestamp() * 1000))
+            case int() | float():
+                return await self._at_time(head, int(self._start * 1000))
+            case Position():
+                check_begun(head, self._start)
+                return self._start
+        raise AssertionError(f"start is {self._start!r}")
+
+    async def _end(self, head: LogHead) -> Position:
+        """Give the position behind the last record, as the bookies tell it now."""
+        rows = head.newest
+        for row in reversed(rows[-2:]):
+            reader = await self._open(row)
+            await ask_lac(reader)
+            if reader.is_closed or reader.last_add_confirmed >= 0 or row is rows[-2:][0]:
+                # An empty one behind one that may still grow is not where the log ends.
+                return Position(row.id, reader.last_add_confirmed + 1)
+        return head.begins_at
+
+    async def _at_time(self, head: LogHead, time_ms: int) -> Position:
+        """Give the beginning of the last ledger that was listed at that time or before."""
+        low, high = 0, len(head.rows.pages)
+        while low < high:  # the last page whose first row is old enough, or the head
+            middle = (low + high + 1) // 2
+            rows = await self._lists.rows_at_page(head, middle)
+            low, high = (middle, high) if rows and rows[0].created_ms <= time_ms else (low, middle - 1)
+        row = row_at_time(await self._lists.rows_at_page(head, low), time_ms)
+        return head.begins_at if row is None else max(head.begins_at, Position(row.id, 0))
+
+    # --- the list ---
+
+    async def _learn(self, cursor: LogCursor) -> LogHead:
+        """Read the rows around the cursor."""
+        while True:
+            head, version = await self._lists.read()
+            try:
+                cursor.learn(head, await self._lists.rows_around(head, cursor.at.ledger_id))
+                return head
+            except NoSuchKeyError:
+                now = await self._lists.read(sync=True)
+                if now[1] == version:
+                    raise  # A page is missing for good.
+
+    async def _await_more(self, cursor: LogCursor) -> None:
+        """Wait until there is a row at or behind the cursor."""
+        while True:
+            try:
+                async with contextlib.aclosing(self._lists.watch()) as changes:
+                    async for _ in changes:
+                        await self._learn(cursor)
+                        if cursor.step() is not None:
+                            return
+            except MetadataUnavailableError as error:
+                logger.warning("log=%s its list is not reachable: %s", self._lists.name, error)
+            await asyncio.sleep(_RETRY_S)
+
+    # --- one ledger ---
+
+    async def _row(self, cursor: LogCursor, step: Step) -> LogBatchStream:
+        """Give the records of one row, and move the cursor past it where it is complete."""
+        row = step.row
+        try:
+            reader = await self._take_open(row)
+            if step.is_last and reader.is_closed:
+                await self._learn(cursor)  # A complete ledger: there may be another by now.
+            self._open_ahead(cursor.after(row))
+            if not reader.is_closed and not self._follow:
+                await ask_lac(reader)
+            source = self._source(reader, cursor, row, step.first_entry)
+            async with contextlib.aclosing(source) as batches:
+                async for batch in batches:
+                    yield LogBatch(row.id, batch)
+        except MetadataUnavailableError:
+            raise
+        except BookKeeperError:
+            # It may have been truncated under the reader: then that is what is wrong.
+            head, _ = await self._lists.read(sync=True)
+            check_begun(head, cursor.at)
+            raise
+
+    async def _source(
+        self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        following, is_closed = first, reader.is_closed
+        is_complete = is_closed or await self._is_overtaken(cursor, row)
+        if self._follow and not is_complete:
+            batches = reader.tail_batches(first)
+        else:
+            batches = reader.read_batches(first, max(first - 1, reader.last_add_confirmed))
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                following = batch.last_entry_id + 1
+                yield batch
+        if is_complete and not is_closed:
+            # Nobody adds to it any more, and everything added was acknowledged: it ends where it ends.
+            async with contextlib.aclosing(reader.read_unconfirmed(following, ENTRY_ID_MAX)) as rest:
+                async for entry in rest:
+                    yield EntryBatch.of_payloads(entry.entry_id, [memoryview(entry.data)])
+        if is_complete or self._follow:
+            cursor.finished(row)
+
+    async def _is_overtaken(self, cursor: LogCursor, row: LogRow) -> bool:
+        """Tell whether a ledger that is not CLOSED is complete: the one behind it has an entry."""
+        following = cursor.after(row)
+        if following is None:
+            return False
+        reader = await self._open(following)
+        if not reader.is_closed:
+            await ask_lac(reader)
+        return reader.last_add_confirmed >= 0
+
+    async def _open(self, row: LogRow) -> LedgerReader:
+        return await open_row(self._context, row, self._password)
+
+    def _open_ahead(self, row: LogRow | None) -> None:
+        if row is not None and self._ahead is None:
+            self._ahead = (row.id, asyncio.create_task(self._open(row)))
+
+    async def _take_open(self, row: LogRow) -> LedgerReader:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if ahead[0] == row.id:
+                with contextlib.suppress(BookKeeperError):
+                    reader = await ahead[1]
+                    if reader.is_closed:
+                        return reader
+            else:
+                ahead[1].cancel()
+        return await self._open(row)

@@ -1,0 +1,96 @@
+"""Finding what crashes of log writers have left over: ledgers that no log lists, pages, unfinished deletions.
+
+A ledger made for a log names it in its custom metadata. Whoever makes one lists it by a compare-and-set from
+a state of the list that it read before. So: find the ledgers; then change the list's version; those that are
+not listed then never will be (`client_aio.core.logs`).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from client_aio.log.ledger import TAG
+from client_aio.log.truncating import delete_ledgers, finish_deletion, finish_dropping
+from metadata.errors import BookKeeperError, NoSuchLedgerError, NoSuchLogError
+from metadata.log import check_log_name
+from metadata.logs import LogList, log_names, names_with_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from client_aio.context import ClientContext
+    from metadata.log import LogHead
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What `Client.sweep_log_orphans` has deleted."""
+
+    ledgers: tuple[int, ...]
+    """Ledgers that had been made for a log and were not listed."""
+    pages: tuple[str, ...]
+    """Pages of lists that no list referred to."""
+
+
+async def sweep(
+    context: ClientContext,
+    lists_of: Callable[[str], LogList],
+    *,
+    older_than_s: float,
+    password: bytes,
+) -> SweepReport:
+    """Sweep all logs; see `Client.sweep_log_orphans`."""
+    made = await _ledgers_made_for_logs(context, context.now_ms() - int(older_than_s * 1000))
+    store = context.ledgers.store
+    names = {*made, *await log_names(store, sync=True), *await names_with_pages(store)}
+    ledgers: list[int] = []
+    pages: list[str] = []
+    for name in sorted(names):
+        lists = lists_of(name)
+        try:
+            ledgers += await _sweep_ledgers(context, lists, made.get(name, []), password)
+        except BookKeeperError as error:
+            logger.warning("log=%s could not be swept: %s", name, error)
+        pages += await lists.sweep_pages()
+    return SweepReport(tuple(ledgers), tuple(pages))
+
+
+async def _ledgers_made_for_logs(context: ClientContext, made_before_ms: int) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    async for ledger_id in context.ledgers.ledger_ids(sync=True):
+        try:
+            metadata, _ = await context.ledgers.read(ledger_id)
+        except NoSuchLedgerError:
+            continue
+        name = metadata.custom.get(TAG)
+        if name is not None and metadata.created_ms <= made_before_ms:
+            found.setdefault(check_log_name(name.decode()), []).append(ledger_id)
+    return found
+
+
+async def _sweep_ledgers(
+    context: ClientContext, lists: LogList, made: list[int], password: bytes
+) -> list[int]:
+    """Finish what one log has begun to delete, and delete the ledgers of `made` that it does not list."""
+    left_over: list[int] = []
+
+    async def bump(head: LogHead) -> LogHead | None:
+        listed = {row.ledger_id for row in [*await lists.rows(head), *await lists.dropped_rows(head)]}
+        left_over[:] = [ledger_id for ledger_id in made if ledger_id not in listed]
+        return head if left_over else None
+
+    try:
+        head, version = await lists.read(sync=True, deleted_too=True)
+        if head.is_deleted:
+            await finish_deletion(context, lists, head, version, password)
+            return await _sweep_ledgers(context, lists, made, password)
+        head, version = await finish_dropping(context, lists, head, version, password)
+        await lists.change(head, version, bump)
+    except NoSuchLogError:
+        left_over[:] = made  # A log of that name made later lists ledgers made later.
+    await delete_ledgers(context, left_over, password)
+    return left_over

@@ -1,0 +1,162 @@
+"""Cutting a log at its old end, and deleting it: the list first, the ledgers after.
+
+What the list has dropped stays in its head until those ledgers are deleted (`metadata.log`), so a crash in
+between leaves nothing behind that nobody knows of: the next truncation, deletion or sweep finishes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from client_aio.core.logs import to_recover
+from client_aio.deleting import delete_ledger
+from client_aio.log.opening import ask_lac, open_row
+from metadata.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    NoSuchLedgerError,
+    NoSuchLogError,
+    UnauthorizedAccessError,
+    VersionConflictError,
+)
+from metadata.log import Position
+
+if TYPE_CHECKING:
+    from client_aio.context import ClientContext
+    from metadata.log import LogHead, LogRow
+    from metadata.logs import LogList
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+_DELETIONS = 8
+"""How many ledgers are deleted side by side."""
+
+
+async def truncate_log(
+    context: ClientContext, lists: LogList, before: Position, password: bytes
+) -> list[LogRow]:
+    """Drop what lies before a position, and delete the ledgers; see `Client.truncate_log`."""
+    head, version = await finish_dropping(context, lists, *await lists.read(sync=True), password)
+    while True:
+        bounded = await _bounded(context, head, before, password)
+
+        async def apply(found: LogHead, bounded: Position = bounded) -> LogHead | None:
+            if found.has_dropped or bounded <= found.begins_at:
+                return None
+            return found.truncate(bounded, await lists.cut_at(found, found.first_id_kept(bounded)))
+
+        changed = await lists.change(head, version, apply)
+        if changed.is_done or not changed.head.has_dropped:
+            break
+        head, version = await finish_dropping(context, lists, changed.head, changed.version, password)
+    dropped = await lists.dropped_rows(changed.head)
+    await finish_dropping(context, lists, changed.head, changed.version, password)
+    return dropped
+
+
+async def _bounded(context: ClientContext, head: LogHead, before: Position, password: bytes) -> Position:
+    """Give the position as far as only CLOSED ledgers lie before it, and no record that is yet to come.
+
+    Raises:
+        InvalidArgumentError: it lies behind the last ledger.
+    """
+    last = head.rows.last_key
+    if before.ledger_id > (-1 if last is None else last) and before > head.begins_at:
+        raise InvalidArgumentError(
+            f"log {head.name!r} cannot be truncated before {before}: its last ledger is {last}"
+        )
+    for row in to_recover(head):
+        if row.id < before.ledger_id:
+            metadata, _ = await context.ledgers.read(row.ledger_id)
+            if not metadata.is_closed:
+                return Position(row.id, 0)
+        elif row.id == before.ledger_id:
+            reader = await open_row(context, row, password)
+            await ask_lac(reader)
+            return min(before, Position(row.id, reader.last_add_confirmed + 1))
+    return before
+
+
+async def ensure_log(context: ClientContext, lists: LogList, password: bytes) -> None:
+    """Create the log unless there is one; of one that is being deleted, finish that first."""
+    while True:
+        try:
+            head, version = await lists.read(sync=True, deleted_too=True)
+        except NoSuchLogError:
+            await lists.create(custom={}, created_ms=context.now_ms())
+            return
+        if not head.is_deleted:
+            return
+        await finish_deletion(context, lists, head, version, password)
+
+
+async def delete_log(context: ClientContext, lists: LogList, password: bytes) -> None:
+    """Delete a log with all its ledgers; see `Client.delete_log`."""
+    head, version = await lists.read(sync=True, deleted_too=True)
+    while not head.is_deleted:
+        head, version = await finish_dropping(context, lists, head, version, password)
+
+        changed = await lists.change_now(
+            head, version, lambda found: None if found.has_dropped else found.delete()
+        )
+        head, version = changed.head, changed.version
+    await finish_deletion(context, lists, head, version, password)
+
+
+async def finish_deletion(
+    context: ClientContext, lists: LogList, head: LogHead, version: Version, password: bytes
+) -> None:
+    """Delete the ledgers of a log that is being deleted, then the log."""
+    assert head.is_deleted
+    _, version = await finish_dropping(context, lists, head, version, password)
+    try:
+        await lists.delete(version)
+    except (NoSuchLogError, VersionConflictError):
+        logger.info("log=%s somebody else has finished deleting it", lists.name)
+    await lists.sweep_pages()
+
+
+async def finish_dropping(
+    context: ClientContext, lists: LogList, head: LogHead, version: Version, password: bytes
+) -> tuple[LogHead, Version]:
+    """Delete the ledgers that the list has dropped, and let it forget them.
+
+    Any number of clients may do so at once.
+    """
+    while head.has_dropped:
+        rows = await lists.dropped_rows(head)
+        await delete_ledgers(context, [row.ledger_id for row in rows], password)
+        changed = await lists.finish_dropping(head, version)
+        if head.dropped == changed.head.dropped:
+            break
+        head, version = changed.head, changed.version
+    return head, version
+
+
+async def delete_ledgers(context: ClientContext, ledger_ids: list[int], password: bytes) -> None:
+    """Delete ledgers, some at a time; those that are gone already do not matter.
+
+    Raises:
+        BookKeeperError: the first failure; the others have been tried.
+    """
+    turns = asyncio.Semaphore(_DELETIONS)
+
+    async def delete(ledger_id: int) -> None:
+        async with turns:
+            try:
+                await delete_ledger(context, ledger_id, password)
+            except NoSuchLedgerError:
+                pass
+            except UnauthorizedAccessError:
+                raise
+            except BookKeeperError as error:
+                logger.warning("ledger=%d was not deleted: %s", ledger_id, error)
+                raise
+
+    outcomes = await asyncio.gather(*map(delete, ledger_ids), return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -1,0 +1,336 @@
+"""The writer's handle of a log.
+
+Owns the ledger that records go to, the records that are held back while the log is rolled, and the first
+failure. Rolling is `client_aio.log.rolling`'s.
+
+Invariants: futures complete in the order of the appends, each exactly once; nothing is sent to a ledger
+before everything sent to the one before it has been acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Self
+
+from client_aio.core.logs import Listing, RollLimits
+from client_aio.core.window import ENTRY_OVERHEAD_BYTES
+from client_aio.creating import create_ledger
+from client_aio.failing import fail_all
+from client_aio.log.ledger import TAG, LogLedger
+from client_aio.log.rolling import Roller
+from client_aio.log.taking_over import discard, recovered
+from client_aio.log.truncating import ensure_log
+from metadata.errors import (
+    BackpressureError,
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerClosedError,
+    WriterAbortedError,
+)
+from metadata.log import LogRow, Position
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from client_aio.context import ClientContext
+    from client_aio.creating import LedgerSettings
+    from metadata.logs import LogList
+
+_HARD_LIMIT_FACTOR = 4
+
+
+async def open_log(
+    context: ClientContext,
+    lists: LogList,
+    settings: LedgerSettings,
+    limits: RollLimits,
+    *,
+    create: bool,
+) -> LogWriter:
+    """Take a log over, and open it for writing; see `Client.open_log`.
+
+    Args:
+        settings: of its ledgers; their custom metadata becomes the log's.
+    """
+    if create:
+        await ensure_log(context, lists, settings.password)
+    log = LogWriter(context, lists, settings, limits)
+    while not await log._open():
+        pass  # Others have changed the list meanwhile: all is done again.
+    return log
+
+
+class LogWriter:
+    """Appends records to a log; made by `Client.open_log`.
+
+    An async context manager: leaving it normally flushes and closes the log's last ledger; leaving it by an
+    exception or a cancellation aborts, and leaves that to whoever opens the log next.
+    """
+
+    def __init__(
+        self, context: ClientContext, lists: LogList, settings: LedgerSettings, limits: RollLimits
+    ) -> None:
+        self._context = context
+        self._lists = lists
+        self._custom = settings.custom_metadata or {}
+        self._settings = replace(settings, custom_metadata={TAG: lists.name.encode()})
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._opened: LogLedger | None = None
+        self._roller: Roller | None = None
+        self._failure: BookKeeperError | None = None
+        self._is_closing = False
+        self._is_closed = False
+        self._held: deque[tuple[bytes, asyncio.Future[Position]]] = deque()
+        self._held_bytes = 0
+        self._is_holding = False
+        self._switched = asyncio.Event()  # or failed
+        self._before: Position | None = (
+            None  # the last one acknowledged, of the ledgers before the current one
+        )
+
+    async def _open(self) -> bool:
+        """Take over once (rule 12 for both ledgers, then the list); False where that is to be done again."""
+        context, lists = self._context, self._lists
+        head, version = await recovered(context, lists, self._settings.password)
+        make = partial(LogLedger, log_name=lists.name, on_progress=self.on_progress, on_failed=self.on_failed)
+        ledger = await create_ledger(context, self._settings, make, id_min=head.id_min)
+        row = LogRow(ledger.ledger_id, ledger.ledger_id, context.now_ms())
+        listing = Listing(lambda found: found.append([row]).with_custom(self._custom), row.id)
+        try:
+            changed = await lists.change_now(head, version, listing.apply)
+        except BaseException:
+            await ledger.abort()  # It may be listed, now or later.
+            raise
+        if not changed.is_done and not listing.is_met_by(changed.head):
+            await discard(context, ledger, self._settings.password)
+            return False
+        self._opened = ledger
+        self._roller = Roller(
+            context, lists, changed.head, changed.version, self._settings, self._limits, self
+        )
+        context.keep(self)
+        self._roller.start()
+        if ledger.failure is not None:
+            self.on_failed(ledger, ledger.failure)
+        return True
+
+    # --- what is known ---
+
+    @property
+    def name(self) -> str:
+        """Give the log's name."""
+        return self._lists.name
+
+    @property
+    def ledger_id(self) -> int:
+        """Give the ledger that records go to now."""
+        return self.current.ledger_id
+
+    @property
+    def rolls(self) -> int:
+        """Give how often this writer has gone on to another ledger."""
+        return self._roller.rolls if self._roller is not None else 0
+
+    @property
+    def last_add_confirmed(self) -> Position | None:
+        """Give the position of the last record that this writer has had acknowledged, None for none."""
+        lac = self.current.last_add_confirmed
+        return Position(self.current.ledger_id, lac) if lac >= 0 else self._before
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Give the bytes of the records not acknowledged yet, with what each costs beside its payload."""
+        return self.current.bytes_in_flight + self._held_bytes
+
+    @property
+    def max_in_flight_bytes(self) -> int:
+        """Give the bytes in flight above which `drain` waits."""
+        return self._context.config.max_in_flight_bytes
+
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether the handle takes no more records."""
+        return self._is_closing or self._failure is not None
+
+    # --- writing ---
+
+    def append(self, data: bytes | bytearray | memoryview) -> asyncio.Future[Position]:
+        """Append a record; never blocks.
+
+        Returns:
+            A future of the record's position, done when the record is acknowledged (rule 1). Futures complete
+            in the order of the appends. Cancelling one leaves its append running and the order intact. It
+            fails with LogFencedError once another writer has taken the log over: then, as with every error
+            whose `outcome` is *unknown*, the record may or may not be in the log.
+
+        Raises:
+            InvalidArgumentError: not bytes. EntryTooLargeError: above the limit. Nothing was sent.
+            BackpressureError: more than four times `max_in_flight_bytes` are in flight. Not done.
+        """
+        if self._is_holding or self._is_closing:
+            return self._append_otherwise(data)
+        return self.current.append(data)
+
+    def _append_otherwise(self, data: bytes | bytearray | memoryview) -> asyncio.Future[Position]:
+        """Refuse a record, or hold it back for the next ledger."""
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise InvalidArgumentError(f"a record is bytes, not {type(data).__name__}")
+        data = bytes(data)
+        self.current.check_size(data)
+        future: asyncio.Future[Position] = self._loop.create_future()
+        if self._failure is not None or self._is_closing:
+            closed = LedgerClosedError(f"log {self.name!r} has been closed by this writer")
+            fail_all([future], self._failure or closed)
+        elif self.bytes_in_flight > _HARD_LIMIT_FACTOR * self.max_in_flight_bytes:
+            raise BackpressureError(
+                f"{self.bytes_in_flight:,} bytes are in flight in log {self.name!r}, more than "
+                f"{_HARD_LIMIT_FACTOR} × max_in_flight_bytes: await drain() between appends"
+            )
+        else:
+            self._held.append((data, future))
+            self._held_bytes += len(data) + ENTRY_OVERHEAD_BYTES
+        return future
+
+    async def drain(self) -> None:
+        """Wait until at most `max_in_flight_bytes` are in flight.
+
+        Raises:
+            BookKeeperError: the writer's first failure.
+        """
+        while self._failure is None and self.bytes_in_flight > self.max_in_flight_bytes:
+            if self._is_holding:
+                await self._switched.wait()
+            else:
+                await self.current.drain()
+        self._check()
+
+    async def flush(self) -> None:
+        """Wait until everything appended so far is acknowledged.
+
+        Raises:
+            BookKeeperError: the writer's first failure.
+        """
+        if self._is_holding:
+            await self._switched.wait()
+        self._check()
+        await self.current.flush()
+
+    async def roll(self) -> None:
+        """Go on to another ledger, unless the current one is empty; a truncation can then drop this one.
+
+        Cancelling leaves the roll to happen.
+
+        Raises:
+            BookKeeperError: the writer's first failure.
+        """
+        self._check()
+        assert self._roller is not None
+        await self._roller.roll()
+        self._check()
+
+    async def close(self) -> None:
+        """Flush, and close the log's last ledger. Calling it again does nothing.
+
+        Cancelling leaves the ledger OPEN or CLOSED; whoever opens the log next settles it.
+
+        Raises:
+            BookKeeperError: the first failure of an append. LogFencedError: another writer took the log over.
+        """
+        if self._is_closed:
+            return
+        await self.flush()
+        self._is_closing = True
+        assert self._roller is not None
+        await self._roller.stop()
+        self._check()
+        try:
+            # What was held back while the roller ended has been sent by now, to the ledger that is current.
+            await self.current.flush()
+            await self.current.close()
+        except BookKeeperError:
+            self._check()
+            raise
+        self._is_closed = True
+        self._context.forget(self)
+
+    async def abort(self) -> None:
+        """Give up: outstanding futures fail as *unknown*, the ledgers are left to the next writer."""
+        if self._is_closed:
+            return
+        self._is_closing = True
+        error = WriterAbortedError(f"the writer of log {self.name!r} was aborted", ledger_id=self.ledger_id)
+        self.current.fail(error)
+        if self._roller is not None:
+            await self._roller.abort()
+        await self.current.abort()
+        self._context.forget(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                await self.close()
+            except BaseException:
+                await self.abort()
+                raise
+        else:
+            await self.abort()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # --- what the roller needs (`rolling.Rolled`) ---
+
+    @property
+    def current(self) -> LogLedger:
+        """Give the ledger that records go to."""
+        assert self._opened is not None
+        return self._opened
+
+    @property
+    def failure(self) -> BookKeeperError | None:
+        """Give the writer's first failure, None for none."""
+        return self._failure
+
+    def on_progress(self, ledger: LogLedger) -> None:
+        """Hear that records of a ledger have been acknowledged."""
+        if self._roller is not None and ledger is self._opened:
+            self._roller.moved()
+
+    def on_failed(self, ledger: LogLedger, error: BookKeeperError) -> None:
+        """Hear that a ledger has failed; where it is listed, so has the log."""
+        is_listed = ledger is self._opened or (self._roller is not None and self._roller.has(ledger))
+        if self._failure is not None or not is_listed:
+            return
+        self._failure = error
+        if ledger is not self._opened:
+            self.current.fail(error)
+        held, self._held, self._held_bytes = self._held, deque(), 0
+        fail_all([future for _, future in held], error)
+        self._switched.set()
+        if self._roller is not None:
+            self._roller.wake()
+
+    def hold(self) -> None:
+        """Hold back what is appended from now on."""
+        self._is_holding = True
+        self._switched.clear()
+
+    def switch_to(self, ledger: LogLedger) -> None:
+        """Write to this ledger from now on, what was held back first."""
+        self._before = self.last_add_confirmed
+        self._opened = ledger
+        self._is_holding = False
+        held, self._held, self._held_bytes = self._held, deque(), 0
+        for data, future in held:
+            ledger.take(data, future)
+        self._switched.set()
