@@ -33,7 +33,7 @@ from bookie_aio.server.requests import Requests
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.wire.blocks import encode_block
-from bookie_aio.wire.frames import encode_frame, frame_packed
+from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.messages import (
     ANSWER,
     VERSION_MAX,
@@ -223,7 +223,7 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
     disk = RealDisk()
     with tempfile.TemporaryDirectory(prefix="layers.") as directory:
         engine = await Engine.open(
-            disk, directory, StorageConfig(segment_bytes=1 << 30), draw_generation=lambda: 1,
+            disk, [directory], StorageConfig(segment_bytes=1 << 30), draw_generation=lambda: 1,
             on_indexed=lambda _: None, on_failed=print, on_writable=print,
         )  # fmt: skip
         segment = engine._journal.segment
@@ -269,7 +269,7 @@ def add_frame(request: PreparedRequest, shape: Shape, ledger_id: int) -> bytes:
         ledger_id=ledger_id, content_term=0, first_entry=0, stride=1, lac=-1, lafr=-1,
         payloads=payloads, running=running,
     )  # fmt: skip
-    return frame_packed(request.pack(1), len(block)) + block
+    return request.frame_head(1, len(block)) + block
 
 
 async def per_add(turn: Callable[[], Coroutine[Any, Any, None]], shape: Shape, seconds: float) -> float:

@@ -13,19 +13,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from bookie_aio.wire.frames import (
     FRAME_BYTES_MAX,
     HANDSHAKE_FRAME_BYTES_MAX,
     FrameParser,
+    decode_header,
     encode_frame,
-    frame_packed,
 )
 from bookie_aio.wire.messages import (
+    ADDED,
     REQUEST_ID_MAX,
     VERSION_MAX,
     VERSION_MIN,
+    Done,
     Failure,
     Hello,
     HelloAnswer,
@@ -94,10 +96,8 @@ def error_of(failure: Failure, *, bookie_id: str, ledger_id: int | None = None) 
     )
 
 
-class _Request(NamedTuple):
-    on_answer: OnAnswer
-    sent_at: float
-    deadline: float
+_Request = tuple[OnAnswer, float, float]  # when it was sent, and when the answer is due
+_DONE = Done()
 
 
 class BookieConnection(asyncio.BufferedProtocol):
@@ -115,6 +115,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._next_id = 0
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self._watch: asyncio.TimerHandle | None = None
 
     @property
@@ -124,7 +125,7 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     def request(
         self,
-        request: Message | PreparedRequest,
+        request: Message,
         on_answer: OnAnswer,
         *,
         body: Sequence[Buffer] = (),
@@ -134,29 +135,41 @@ class BookieConnection(asyncio.BufferedProtocol):
     ) -> None:
         """Send a request; `on_answer` is called once, later, with the answer or the error that came instead.
 
-        A `PreparedRequest` brings its own `auth`, the token that authorises it.
-
         When the time is over that is OperationTimeoutError. The connection lives on if the bookie said
         anything at all since the request was sent; if it did not, all that is outstanding is given up.
         """
         if self.error is not None:
             self._loop.call_soon(on_answer, self.error, NO_BODY)
             return
-        assert self._transport is not None
+        request_id = self._begin(on_answer, timeout_s)
+        head = encode_frame(encode_request(request, request_id, auth), body_bytes)
+        self._write(head, body, body_bytes)
+
+    def send_prepared(
+        self, request: PreparedRequest, on_answer: OnAnswer, body: Buffer, body_bytes: int, timeout_s: float
+    ) -> None:
+        """Do as `request` for a request that is sent many times, and brings its own `auth`."""
+        if self.error is not None:
+            self._loop.call_soon(on_answer, self.error, NO_BODY)
+            return
+        request_id = self._begin(on_answer, timeout_s)
+        self._write(request.frame_head(request_id, body_bytes), (body,), body_bytes)
+
+    def _begin(self, on_answer: OnAnswer, timeout_s: float) -> int:
         request_id = self._next_id
         self._next_id = (request_id + 1) & REQUEST_ID_MAX
-        now = self._loop.time()
-        self._requests[request_id] = _Request(on_answer, now, now + timeout_s)
-        if isinstance(request, PreparedRequest):
-            head = frame_packed(request.pack(request_id), body_bytes)
-        else:
-            head = encode_frame(encode_request(request, request_id, auth), body_bytes)
+        now = self._time()
+        self._requests[request_id] = (on_answer, now, now + timeout_s)
+        if self._watch is None:
+            self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
+        return request_id
+
+    def _write(self, head: bytes, body: Sequence[Buffer], body_bytes: int) -> None:
+        assert self._transport is not None
         if body_bytes > _JOINED_BYTES_MAX:
             self._transport.writelines([head, *body])
         else:  # one small buffer costs less than two
             self._transport.write(b"".join((head, *body)))
-        if self._watch is None:
-            self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
 
     async def call(
         self,
@@ -209,21 +222,31 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._parser.buffer_updated(nbytes)
-        self._received_at = self._loop.time()
+        self._received_at = self._time()
+        parser = self._parser
         try:
-            for header, body in self._parser.frames():
-                _, request_id, outcome = decode_answer(header)
-                waiting = self._requests.pop(request_id, None)
-                if waiting is not None:
-                    waiting.on_answer(outcome, body)
-                elif request_id in self._overdue:
-                    self._overdue.remove(request_id)
-                else:
-                    raise MalformedFrameError(f"an answer to request {request_id}, which is not outstanding")
+            while True:
+                # Nearly all answers say that an add is stored: those that came together are taken together.
+                for request_id in parser.take_short(ADDED):
+                    self._settle(request_id, _DONE, NO_BODY)
+                frame = parser.next_packed()
+                if frame is None:
+                    return
+                _, request_id, outcome = decode_answer(decode_header(frame[0]))
+                self._settle(request_id, outcome, frame[1])
         except ProtocolError as error:
             error.bookie_id = self.bookie_id
             logger.warning("bookie=%s broke the protocol: %s", self.bookie_id or "?", error)
             self._end(error)
+
+    def _settle(self, request_id: int, outcome: Outcome, body: memoryview) -> None:
+        waiting = self._requests.pop(request_id, None)
+        if waiting is not None:
+            waiting[0](outcome, body)
+        elif request_id in self._overdue:
+            self._overdue.remove(request_id)
+        elif self.error is None:
+            raise MalformedFrameError(f"an answer to request {request_id}, which is not outstanding")
 
     def eof_received(self) -> bool:
         return False
@@ -266,14 +289,14 @@ class BookieConnection(asyncio.BufferedProtocol):
             f"bookie {self.bookie_id} did not answer in time", bookie_id=self.bookie_id
         )
         # Long polls and adds have deadlines of their own, so the oldest request need not be the first due.
-        overdue = [(key, request) for key, request in self._requests.items() if request.deadline < now]
-        if any(request.sent_at > self._received_at for _, request in overdue):
+        overdue = [(key, request) for key, request in self._requests.items() if request[2] < now]
+        if any(sent_at > self._received_at for _, (_, sent_at, _) in overdue):
             self._end(error)
             return
-        for key, request in overdue:
+        for key, (on_answer, _, _) in overdue:
             del self._requests[key]
             self._overdue.add(key)
-            request.on_answer(error, NO_BODY)
+            on_answer(error, NO_BODY)
         self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
 
     def _end(self, error: BookKeeperError) -> None:
@@ -288,8 +311,8 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._transport.abort()
         requests, self._requests = self._requests, {}
         self._on_lost(self)
-        for request in requests.values():
-            request.on_answer(error, NO_BODY)
+        for on_answer, _, _ in requests.values():
+            on_answer(error, NO_BODY)
 
 
 async def connect(

@@ -70,6 +70,7 @@ class Replicator(Generic[Token]):
     ) -> None:
         self.window = window
         self._config = config
+        self._lag_bytes_max = config.lag_bytes_max
         self._add = Add(window.ledger_id, term, int(flags))
         self._digest = digest
         self._force = Force(window.ledger_id, term)
@@ -204,30 +205,27 @@ class Replicator(Generic[Token]):
         self._transmit(self.window.flush())
 
     def _transmit(self, sends: list[Send]) -> None:
+        seats, answered, timeout_s = self._seats, self._answered, self._config.add_timeout_s
         for send in sends:
-            seat = self._seats[send.seat]
+            index, epoch, batch = send
+            seat = seats[index]
             connection = seat.connection
             if connection is None:
                 continue
             if connection.error is not None:
-                self._fail(send.seat, send.epoch, connection.error)
+                self._fail(index, epoch, connection.error)
                 continue
-            block = send.batch.block
-            seat.bytes_owed += len(block)
-            connection.request(
-                seat.add,
-                partial(self._answered, send, seat),
-                body=(block,),
-                body_bytes=len(block),
-                timeout_s=self._config.add_timeout_s,
-            )
+            block = batch.block
+            size = len(block)
+            seat.bytes_owed += size
+            connection.send_prepared(seat.add, partial(answered, send, seat), block, size, timeout_s)
             # Beyond what nobody has acknowledged yet: a full window is no lag.
-            if seat.bytes_owed > self._config.lag_bytes_max + self.window.bytes_held:
+            if seat.bytes_owed > self._lag_bytes_max + self.window.bytes_held:
                 error = BookieUnavailableError(
                     f"bookie {seat.bookie_id} owes acknowledgements for {seat.bytes_owed:,} bytes",
                     bookie_id=seat.bookie_id,
                 )
-                self._fail(send.seat, send.epoch, error)
+                self._fail(index, epoch, error)
                 # With all that waits in it to be sent. Everybody else's requests would wait behind that.
                 connection.close(error)
 

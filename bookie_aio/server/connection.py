@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from bookie_aio.server.flow import Flow
     from bookie_aio.server.requests import Requests
     from bookie_aio.wire.blocks import Buffer
-    from bookie_aio.wire.frames import Header
 
 log = logging.getLogger(__name__)
 
@@ -149,12 +148,12 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._is_processing = True
         try:
-            for header, body in self._parser.frames():
+            while (frame := self._parser.next_packed()) is not None:
                 self._frame_since = None
                 if self.is_greeted:
-                    self._requests.handle(self, header, body)
+                    self._requests.handle(self, *frame)
                 else:
-                    self._greet(header)
+                    self._greet(frame[0])
                 if self._is_closing:
                     return
                 if self._must_block():
@@ -169,8 +168,8 @@ class Connection(asyncio.BufferedProtocol):
             self._frame_since = self._loop.time()
             self._arm(self._frame_since + self._limits.frame_progress_timeout_s)
 
-    def _greet(self, header: Header) -> None:
-        if self._requests.greet(self, header):
+    def _greet(self, packed: memoryview) -> None:
+        if self._requests.greet(self, packed):
             self.is_greeted = True
             self._parser.frame_bytes_max = self._limits.frame_bytes_max
 

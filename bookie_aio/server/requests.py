@@ -26,7 +26,7 @@ from bookie_aio.wire.blocks import Block, statement_is_intact
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.listing import ROW
 from bookie_aio.wire.messages import (
-    ANSWER,
+    ADDED,
     NO_TERM,
     VERSION_MAX,
     VERSION_MIN,
@@ -50,10 +50,10 @@ from bookie_aio.wire.messages import (
     ReadAnswer,
     ReadLac,
     ReadLacAnswer,
+    RequestDecoder,
     Status,
     Stop,
     WriteLac,
-    decode_request,
     encode_answer,
     encode_failure,
 )
@@ -77,13 +77,9 @@ if TYPE_CHECKING:
     from bookie_aio.server.locks import Authoriser
     from bookie_aio.server.peer import Peer
     from bookie_aio.storage.engine import Engine
-    from bookie_aio.wire.frames import Header
 
 log = logging.getLogger(__name__)
 
-# The commonest answer, [ADD | 0x80, request id, 0], in the form that needs no msgpack call.
-_ADDED = struct.Struct(">II3sBIB")
-_ADDED_HEADER = bytes((0x93, 0xCC, Op.ADD | ANSWER))
 # As plain integers: an operation on an enumeration's flags costs a microsecond.
 _RECOVERY = int(AddFlag.RECOVERY)
 _REPAIR = int(AddFlag.REPAIR)
@@ -112,6 +108,7 @@ class Requests:
         self._authoriser = authoriser
         self._drop_if_deleted = drop_if_deleted
         self._polls = LongPolls(loop, limits.connection_polls_max, self._answer_lac)
+        self._decoder = RequestDecoder()
         self.counters = Counters()
         self.is_draining = False
         self._handlers: dict[type[Message], Callable[..., None]] = {
@@ -134,13 +131,13 @@ class Requests:
 
     # --- entry points --------------------------------------------------------------------------
 
-    def greet(self, peer: Peer, header: Header) -> bool:
+    def greet(self, peer: Peer, packed: memoryview) -> bool:
         """Answer the handshake; tells whether the connection may go on.
 
         Raises:
             ProtocolError: the frame is no HELLO.
         """
-        request_id, _, hello = decode_request(header)
+        request_id, _, hello = self._decoder.decode(packed)
         if not isinstance(hello, Hello):
             raise MalformedFrameError(f"{type(hello).__name__} before the handshake")
         self.counters.requests[Op.HELLO] += 1
@@ -167,13 +164,13 @@ class Requests:
         peer.fail(reason)
         return False
 
-    def handle(self, peer: Peer, header: Header, body: memoryview) -> None:
+    def handle(self, peer: Peer, packed: memoryview, body: memoryview) -> None:
         """Carry out one request of a connection that has been greeted.
 
         Raises:
             ProtocolError: the header is not that of a request; the connection cannot go on.
         """
-        request_id, auth, request = decode_request(header)
+        request_id, auth, request = self._decoder.decode(packed)
         handler = self._handlers.get(type(request))
         if handler is None:
             raise MalformedFrameError(f"{type(request).__name__} after the handshake")
@@ -271,7 +268,7 @@ class Requests:
         peer.hold(size)
         if request.flags == _DEFERRED:
             # Received, and no more than that: the FORCE that follows over this connection says the rest.
-            peer.send(_ADDED.pack(13, 9, _ADDED_HEADER, 0xCE, request_id, 0))
+            peer.send(ADDED.pack(request_id))
 
     def _check_block(self, request: Add, block: Block, body: memoryview) -> None:
         if block.total_bytes != len(body):
@@ -335,7 +332,7 @@ class Requests:
         if error is None:
             self.counters.entries_added += count
             self.counters.bytes_added += size
-            peer.send(_ADDED.pack(13, 9, _ADDED_HEADER, 0xCE, request_id, 0))
+            peer.send(ADDED.pack(request_id))
         else:
             self._answer_storage_error(peer, Op.ADD, request_id, error)
 

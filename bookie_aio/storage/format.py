@@ -186,7 +186,7 @@ def block_row(block: Block) -> bytes:
     payload_crc = block.payload_crc if not block.flags else crc32c(block.payload)
     return _ROW.pack(
         KIND_BLOCK, 0, block.head_bytes, block.payload_bytes, block.count, block.stride,
-        int.from_bytes(block.view[4:8], "little"), payload_crc, block.lac_crc,
+        block.head_crc, payload_crc, block.lac_crc,
         block.ledger_id, block.content_term, block.first_entry, block.lac,
     )  # fmt: skip
 

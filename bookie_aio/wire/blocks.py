@@ -38,6 +38,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from functools import lru_cache
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -60,7 +61,9 @@ STRIDE_MAX = 64
 FLAG_PARTIAL = 1
 MAC_BYTES = (0, 32)
 
-HEADER = struct.Struct("<4sIIIIIQQQqqIIHHI")
+_COVERED = "IIIIQQQqqIIHHI"
+_START = struct.Struct("<4sI")
+HEADER = struct.Struct(f"<4sI{_COVERED}")
 HEADER_BYTES = HEADER.size
 _STATEMENT = struct.Struct("<QQqq")
 _ENTRY = struct.Struct("<QQ")
@@ -68,8 +71,6 @@ _HEAD_COVERED_FROM = 8
 # From this average size on, joining the payloads only to take their checksum costs more (in page faults on
 # fresh memory) than a call for each.
 _LARGE_ENTRY_BYTES = 512
-_RESERVED_FROM = 76
-_RESERVED = bytes(HEADER_BYTES - _RESERVED_FROM)
 _CRC_FIELD = struct.Struct("<I")
 assert HEADER_BYTES == 80
 
@@ -137,28 +138,36 @@ def encode_block(
         payload = b"".join(payloads)
         parts, payload_crc = [payload], crc32c(payload)
     checksums = entry_checksums(lac_crc, ids, running, payloads)
-    arrays = struct.pack(f"<{count}Q{count}I{count}I", *running, *lengths, *checksums)
     mac_bytes = len(macs[0]) if macs else 0
-    head_bytes = HEADER_BYTES + len(arrays) + mac_bytes * len(macs)
-    fixed = HEADER.pack(
-        MAGIC, 0, head_bytes, payload_bytes, count, stride, ledger_id, content_term, first_entry,
-        lac, lafr, lac_crc, payload_crc, mac_bytes, 0, 0,
+    head_bytes = HEADER_BYTES + 16 * count + mac_bytes * len(macs)
+    head = _covered(count).pack(
+        head_bytes, payload_bytes, count, stride, ledger_id, content_term, first_entry,
+        lac, lafr, lac_crc, payload_crc, mac_bytes, 0, 0, *running, *lengths, *checksums,
     )  # fmt: skip
-    head = b"".join((fixed[_HEAD_COVERED_FROM:], arrays, *macs))
-    return b"".join((MAGIC, _CRC_FIELD.pack(crc32c(head)), head, *parts))
+    if macs:
+        head = b"".join((head, *macs))
+    return b"".join((_START.pack(MAGIC, crc32c(head)), head, *parts))
+
+
+@lru_cache(maxsize=256)
+def _covered(count: int) -> struct.Struct:
+    """Give the form of a head of so many entries, from the part that its checksum covers to the codes."""
+    return struct.Struct(f"<{_COVERED}{count}Q{count}I{count}I")
 
 
 class Block:
     """A block's header, and views of its parts, over the bytes it was parsed from."""
 
     __slots__ = (
-        "content_term", "count", "first_entry", "flags", "head_bytes", "lac", "lac_crc", "lafr",
-        "ledger_id", "mac_bytes", "payload_bytes", "payload_crc", "stride", "view",
+        "_reserved", "content_term", "count", "first_entry", "flags", "head_bytes", "head_crc", "lac",
+        "lac_crc", "lafr", "ledger_id", "mac_bytes", "payload_bytes", "payload_crc", "stride", "view",
     )  # fmt: skip
 
     def __init__(self, view: memoryview) -> None:
         """Take a view of at least a head; use `parse` or `parse_head`, which check it."""
         self.view = view
+        self.head_crc: int
+        self._reserved: int
         self.head_bytes: int
         self.payload_bytes: int
         self.count: int
@@ -173,9 +182,9 @@ class Block:
         self.mac_bytes: int
         self.flags: int
         (
-            _, _, self.head_bytes, self.payload_bytes, self.count, self.stride, self.ledger_id,
+            _, self.head_crc, self.head_bytes, self.payload_bytes, self.count, self.stride, self.ledger_id,
             self.content_term, self.first_entry, self.lac, self.lafr, self.lac_crc, self.payload_crc,
-            self.mac_bytes, self.flags, _,
+            self.mac_bytes, self.flags, self._reserved,
         ) = HEADER.unpack_from(view)  # fmt: skip
 
     @classmethod
@@ -199,30 +208,33 @@ class Block:
         The checksum over the payload is `payload_is_intact`'s. Raises as `parse_head` does.
         """
         block = cls.parse_head(view)
-        if len(view) < block.total_bytes:
-            raise MalformedFrameError(f"a block of {block.total_bytes} bytes ends after {len(view)}")
-        block.view = view[: block.total_bytes]
+        total_bytes = block.head_bytes + block.payload_bytes
+        if len(view) != total_bytes:
+            if len(view) < total_bytes:
+                raise MalformedFrameError(f"a block of {total_bytes} bytes ends after {len(view)}")
+            block.view = view[:total_bytes]
         return block
 
     def _check_head(self) -> None:
-        if not 1 <= self.count <= ENTRIES_MAX or not 1 <= self.stride <= STRIDE_MAX:
-            raise MalformedFrameError(f"a block of {self.count} entries with stride {self.stride}")
-        if self.flags & ~FLAG_PARTIAL or self.view[_RESERVED_FROM:HEADER_BYTES] != _RESERVED:
+        view, count, stride = self.view, self.count, self.stride
+        if not 1 <= count <= ENTRIES_MAX or not 1 <= stride <= STRIDE_MAX:
+            raise MalformedFrameError(f"a block of {count} entries with stride {stride}")
+        if self.flags & ~FLAG_PARTIAL or self._reserved:
             raise MalformedFrameError(f"a block with flags {self.flags:#x} is of a later version")
         if self.mac_bytes not in MAC_BYTES:
             raise MalformedFrameError(f"a block with codes of {self.mac_bytes} bytes")
-        macs = self.mac_bytes * (self.count + 1)
-        if self.head_bytes != HEADER_BYTES + 16 * self.count + macs or len(self.view) < self.head_bytes:
+        arrays_end = HEADER_BYTES + 16 * count
+        head_bytes = arrays_end + (self.mac_bytes * (count + 1) if self.mac_bytes else 0)
+        if self.head_bytes != head_bytes or len(view) < head_bytes:
             raise MalformedFrameError(
-                f"a block's head of {self.head_bytes} bytes does not fit its {self.count} entries"
+                f"a block's head of {self.head_bytes} bytes does not fit its {count} entries"
             )
-        crc = crc32c(self.view[_HEAD_COVERED_FROM : self.head_bytes])
-        if crc != int.from_bytes(self.view[4:8], "little"):
+        if self.head_crc != crc32c(view[_HEAD_COVERED_FROM:head_bytes]):
             raise MalformedFrameError("the checksum over a block's head does not hold")
         if (
             self.ledger_id > LEDGER_ID_MAX
             or self.content_term > TERM_FINAL
-            or self.last_entry > ENTRY_ID_MAX
+            or self.first_entry + (count - 1) * stride > ENTRY_ID_MAX
             or not NO_ENTRY <= self.lac < self.first_entry
             or not NO_ENTRY <= self.lafr <= ENTRY_ID_MAX
         ):
@@ -232,7 +244,8 @@ class Block:
             )
         if self.lac_crc != statement_crc(self.ledger_id, self.content_term, self.lac, self.lafr):
             raise MalformedFrameError("the checksum over a block's LAC statement does not hold")
-        if sum(self.lengths) != self.payload_bytes:
+        lengths_at = HEADER_BYTES + 8 * count
+        if sum(view[lengths_at : lengths_at + 4 * count].cast("I")) != self.payload_bytes:
             raise MalformedFrameError("the entries of a block do not fill its payload")
 
     @property
@@ -275,7 +288,7 @@ class Block:
     @property
     def statement(self) -> LacStatement:
         """Give what the block states about the LAC."""
-        mac = bytes(self.view[HEADER_BYTES + 16 * self.count :][: self.mac_bytes])
+        mac = bytes(self.view[HEADER_BYTES + 16 * self.count :][: self.mac_bytes]) if self.mac_bytes else b""
         return LacStatement(self.content_term, self.lac, self.lafr, self.lac_crc, mac)
 
     @property

@@ -73,6 +73,34 @@ def decode_header(packed: memoryview) -> Header:
     return header
 
 
+class ShortForm:
+    """A frame without a body that is the same each time but for the request id in its header, a u32."""
+
+    __slots__ = ("_after", "_before", "_lengths", "_struct")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        """Take what stands in the packed header before and behind the id's four bytes."""
+        header_bytes = len(before) + 4 + len(after)
+        self._before, self._after = before, after
+        self._lengths = (4 + header_bytes) << 32 | header_bytes
+        self._struct = struct.Struct(f">Q{len(before)}sI{len(after)}s")
+
+    def pack(self, request_id: int) -> bytes:
+        """Give the frame."""
+        return self._struct.pack(self._lengths, self._before, request_id, self._after)
+
+    def leading(self, view: memoryview) -> tuple[list[int], int]:
+        """Give the ids of the frames of this form that the view begins with, and their size."""
+        size, found = self._struct.size, []
+        lengths_, before_, after_ = self._lengths, self._before, self._after
+        whole = view[: len(view) // size * size]
+        for lengths, before, request_id, after in self._struct.iter_unpack(whole):
+            if lengths != lengths_ or before != before_ or after != after_:
+                break
+            found.append(request_id)
+        return found, size * len(found)
+
+
 class FrameParser:
     """Cuts a byte stream into frames without copying bodies.
 
@@ -124,22 +152,40 @@ class FrameParser:
             FrameTooLargeError: a length above `frame_bytes_max`.
             MalformedFrameError: lengths that disagree, or a header that does not decode.
         """
-        while (held := self._filled - self._parsed) >= 8:
-            at = self._parsed
-            length, header_bytes = _PREFIX.unpack_from(self._view, at)
-            self._check_length(length)
-            if not 0 < header_bytes <= min(length - 4, HEADER_BYTES_MAX):
+        while (frame := self.next_packed()) is not None:
+            yield decode_header(frame[0]), frame[1]
+
+    def next_packed(self) -> tuple[memoryview, memoryview] | None:
+        """Give the next complete frame: its header as it came, and its body; None where there is none.
+
+        Raises:
+            FrameTooLargeError, MalformedFrameError: as `frames` does, but for the header.
+        """
+        at, view = self._parsed, self._view
+        held = self._filled - at
+        if held >= 8:
+            length, header_bytes = _PREFIX.unpack_from(view, at)
+            if not 4 < length <= self.frame_bytes_max:
+                self._check_length(length)
+            if not 0 < header_bytes <= length - 4 or header_bytes > HEADER_BYTES_MAX:
                 raise MalformedFrameError(f"a header of {header_bytes} bytes in a frame of {length}")
+            end = at + 4 + length
             if 4 + length > held:
-                return
-            body_start, end = at + 8 + header_bytes, at + 4 + length
-            header = decode_header(self._view[at + 8 : body_start])
-            # Parsed before it is yielded: a caller that stops here does not see the frame twice.
+                return None
+            body_start = at + 8 + header_bytes
+            # Parsed before it is handed out: a caller that stops here does not see the frame twice.
             self._parsed = end
-            yield header, self._view[body_start:end]
+            return view[at + 8 : body_start], view[body_start:end]
         if held >= 4:
             # A peer that speaks another protocol may wait for our answer after very few bytes.
-            self._check_length(int.from_bytes(self._view[self._parsed : self._parsed + 4], "big"))
+            self._check_length(int.from_bytes(view[at : at + 4], "big"))
+        return None
+
+    def take_short(self, form: ShortForm) -> list[int]:
+        """Take the frames of a short form that come next, and give their request ids."""
+        found, size = form.leading(self._view[self._parsed : self._filled])
+        self._parsed += size
+        return found
 
     def _check_length(self, length: int) -> None:
         if length > self.frame_bytes_max:

@@ -14,12 +14,14 @@ Owns the form of the messages. What they mean, and when a bookie may answer them
 from __future__ import annotations
 
 import enum
+import struct
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgpack
 
 from bookie_aio.wire.blocks import LacStatement
+from bookie_aio.wire.frames import ShortForm, decode_header
 from metadata.errors import MalformedFrameError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL
 
@@ -412,18 +414,28 @@ def encode_request(request: Message, request_id: int, auth: bytes | None = None)
 
 
 class PreparedRequest:
-    """A request that is sent many times: its header is packed once, but for the request id."""
+    """A request that is sent many times: its frame's head is packed once, but for size and request id."""
 
-    __slots__ = ("_after", "_before")
+    __slots__ = ("_after", "_before", "_header_bytes", "_pack")
 
     def __init__(self, request: Message, auth: bytes | None = None) -> None:
         packed = msgpack.packb(encode_request(request, 0, auth))
-        # The array's head, the operation and the id 0 take a byte each.
-        self._before, self._after = packed[:2], packed[3:]
+        # The array's head, the operation and the id 0 take a byte each; the id then takes five.
+        self._before, self._after = packed[:2] + b"\xce", packed[3:]
+        self._header_bytes = len(packed) + 4
+        self._pack = struct.Struct(f">II3sI{len(self._after)}s").pack
 
-    def pack(self, request_id: int) -> bytes:
-        """Give the packed header."""
-        return b"%b\xce%b%b" % (self._before, request_id.to_bytes(4, "big"), self._after)
+    def frame_head(self, request_id: int, body_bytes: int) -> bytes:
+        """Give prefix and header of a frame whose body follows."""
+        header_bytes = self._header_bytes
+        return self._pack(4 + header_bytes + body_bytes, header_bytes, self._before, request_id, self._after)
+
+
+# An array of six fields, the operation, and the mark of a u32: the request's id.
+_ADD_HEAD = bytes((0x96, Op.ADD, 0xCE))
+_ADDS_KNOWN_MAX = 16_384
+ADDED = ShortForm(bytes((0x93, 0xCC, Op.ADD | ANSWER, 0xCE)), b"\x00")
+"""The commonest answer, that an add is stored."""
 
 
 def decode_request(header: list[object]) -> tuple[int, bytes | None, Message]:
@@ -443,6 +455,37 @@ def decode_request(header: list[object]) -> tuple[int, bytes | None, Message]:
     if auth is not None and type(auth) is not bytes:
         raise MalformedFrameError("the authorisation is neither nil nor bytes")
     return request_id, auth, message.decode(header[3:])
+
+
+class RequestDecoder:
+    """Decodes requests; adds, of which many carry the same header but for its id, from memory.
+
+    One for all connections, so that its memory is bounded by a number and not by theirs.
+    """
+
+    __slots__ = ("_adds",)
+
+    def __init__(self) -> None:
+        self._adds: dict[bytes, tuple[bytes | None, Message]] = {}
+
+    def decode(self, packed: memoryview) -> tuple[int, bytes | None, Message]:
+        """Give request id, authorisation and request of a header as it came.
+
+        Raises:
+            MalformedFrameError: the header does not decode, or is not that of a request.
+        """
+        if packed[:3] != _ADD_HEAD:
+            return decode_request(decode_header(packed))
+        # What follows the id's four bytes says all the rest; the same bytes always say the same.
+        rest = bytes(packed[7:])
+        known = self._adds.get(rest)
+        if known is None:
+            request_id, auth, request = decode_request(decode_header(packed))
+            if len(self._adds) >= _ADDS_KNOWN_MAX:
+                self._adds.clear()
+            self._adds[rest] = auth, request
+            return request_id, auth, request
+        return int.from_bytes(packed[3:7], "big"), *known
 
 
 def encode_answer(op: int, request_id: int, answer: Message) -> list[object]:

@@ -10,10 +10,7 @@ when no ack quorum can exist that we have not heard a member of (rule 12b).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from functools import lru_cache
 
 
 def write_set(start: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
@@ -53,9 +50,7 @@ def proves_absent(negatives: int, write_quorum: int, ack_quorum: int) -> bool:
     return negatives >= write_quorum - ack_quorum + 1
 
 
-def indexes_of(mask: int) -> Iterator[int]:
-    """Yield the indexes in a mask, ascending."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
+@lru_cache(maxsize=1024)
+def indexes_of(mask: int) -> tuple[int, ...]:
+    """Give the indexes in a mask, ascending."""
+    return tuple(index for index in range(mask.bit_length()) if mask >> index & 1)

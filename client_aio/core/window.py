@@ -219,9 +219,15 @@ class AddWindow(Generic[Token]):
         self._payloads, self._tokens = [], []
         sends: list[Send] = []
         first_entry, start = self._next_entry, 0
-        self._next_entry += len(payloads)
+        count = len(payloads)
+        self._next_entry += count
+        if count == 1:  # as most are where many ledgers are written at once
+            turn = self._form_turn(first_entry, payloads, tokens, [self.length_pushed + len(payloads[0])])
+            self._turns.append(turn)
+            batch = turn.batches[0]
+            return self._sends(batch, batch.mask & ~self.failed & ~self.newcomers)
         running = list(accumulate(map(len, payloads), initial=self.length_pushed))[1:]
-        while start < len(payloads):
+        while start < count:
             stop = self._turn_end(running, start)
             turn = self._form_turn(
                 first_entry + start, payloads[start:stop], tokens[start:stop], running[start:stop]
@@ -349,13 +355,17 @@ class AddWindow(Generic[Token]):
 
     def _advance(self) -> list[Turn[Token]]:
         done: list[Turn[Token]] = []
-        turns = self._turns
+        turns, ack_quorum = self._turns, self.ack_quorum
         if self._frozen:
             return done
         if self.retains:
             return self._advance_retaining()
-        while turns and all(batch.acks.bit_count() >= self.ack_quorum for batch in turns[0].batches):
-            turn = turns.popleft()
+        while turns:
+            turn = turns[0]
+            for batch in turn.batches:
+                if batch.acks.bit_count() < ack_quorum:
+                    return done
+            turns.popleft()
             assert turn.first_entry == self.lac + 1
             self.lac = turn.last_entry
             self.length_confirmed = turn.length
@@ -390,7 +400,9 @@ class AddWindow(Generic[Token]):
         return all(batch.forced.bit_count() >= self.ack_quorum for batch in turn.batches)
 
     def _sends(self, batch: Batch, mask: int) -> list[Send]:
-        return [Send(seat, self._epochs[seat], batch) for seat in indexes_of(mask)]
+        # A named tuple's own constructor is a Python function, and this runs for every batch and bookie.
+        new, epochs = tuple.__new__, self._epochs
+        return [new(Send, (seat, epochs[seat], batch)) for seat in indexes_of(mask)]
 
     def _turn_end(self, running: list[int], start: int) -> int:
         """Give where a turn that begins at `start` ends: bounded in entries and bytes, one entry at least."""
@@ -405,13 +417,18 @@ class AddWindow(Generic[Token]):
         size = running[-1] - self.length_pushed
         self.length_pushed = running[-1]
         stride = self.ensemble_size if self.ensemble_size > self.write_quorum else 1
-        batches = []
-        for offset in range(min(stride, len(payloads))):
-            first = first_entry + offset
-            block = self._encode(first, stride, payloads[offset::stride], running[offset::stride])
-            count = len(range(offset, len(payloads), stride))
-            batches.append(Batch(first, count, self._masks[first % self.ensemble_size], block))
-        held = size + ENTRY_OVERHEAD_BYTES * len(payloads)
+        count = len(payloads)
+        if stride == 1 or count == 1:
+            block = self._encode(first_entry, stride, payloads, running)
+            batches = [Batch(first_entry, count, self._masks[first_entry % self.ensemble_size], block)]
+        else:
+            batches = []
+            for offset in range(min(stride, count)):
+                first = first_entry + offset
+                block = self._encode(first, stride, payloads[offset::stride], running[offset::stride])
+                mask = self._masks[first % self.ensemble_size]
+                batches.append(Batch(first, len(range(offset, count, stride)), mask, block))
+        held = size + ENTRY_OVERHEAD_BYTES * count
         return Turn(first_entry, tokens, batches, running[-1], held)
 
     def _encode(self, first_entry: int, stride: int, payloads: list[bytes], running: list[int]) -> bytes:

@@ -286,5 +286,5 @@ def test_a_message_names_its_fields_in_the_order_of_its_schema() -> None:
 @pytest.mark.parametrize("auth", [None, b"key"])
 def test_a_prepared_request_is_the_request(request_id: int, auth: bytes | None) -> None:
     request = wire.Add(2**40, 3, 1)
-    packed = wire.PreparedRequest(request, auth).pack(request_id)
+    packed = wire.PreparedRequest(request, auth).frame_head(request_id, 0)[8:]
     assert wire.decode_request(decode_header(memoryview(packed))) == (request_id, auth, request)
