@@ -21,6 +21,7 @@ from bookie_aio.storage.ledgers import Ledgers
 from bookie_aio.storage.lookup import Lookup
 from bookie_aio.storage.provision import Provision, SpaceLimits
 from bookie_aio.storage.reader import ReadResult
+from bookie_aio.storage.reclaim import ReclaimConfig, Reclaimer
 from bookie_aio.storage.restart import Restart, Restarted
 from bookie_aio.storage.segments import Segments
 from bookie_aio.storage.tender import Tender
@@ -60,6 +61,7 @@ class StorageConfig:
     """Heads of sealed indexes in memory: 12 bytes for each page of 102 runs."""
     places_bytes_max: int = 32 * 1024 * 1024
     """What is kept of where ledgers that were read lie: 48 bytes for each ledger in each segment."""
+    reclaim: ReclaimConfig = field(default_factory=ReclaimConfig)
 
 
 class Engine:
@@ -93,6 +95,7 @@ class Engine:
         self._provision: Provision
         self._journal: Journal
         self._lookup: Lookup
+        self._reclaimer: Reclaimer
 
     @classmethod
     async def open(
@@ -164,7 +167,8 @@ class Engine:
             limits=config.space,
             next_id=restarted.next_id,
             has_reserve=restarted.has_reserve,
-            spares=restarted.spares if capacity == config.segment_bytes else [],
+            spares=restarted.spares,
+            spare_bytes=config.segment_bytes,
             draw_generation=draw_generation,
             list_segment=self._list_segment,
             on_ready=self._ready,
@@ -172,20 +176,7 @@ class Engine:
             on_warning=on_warning,
             on_failed=self._fail,
         )
-        self._tender = Tender(
-            self._disk,
-            restarted.home,
-            self._segments,
-            self._ledgers,
-            self._provision,
-            self._fail,
-            lambda: on_writable(False),
-        )
-        self._tender.is_all_damaged = restarted.is_all_damaged
-        self._tender.also_listed = restarted.needed
-        for ledger_id in restarted.damaged:
-            self._ledgers.state(ledger_id).is_damaged = True
-        self._lookup = Lookup(self, self._ledgers, self._segments, self._tender)
+        self._make_tenders(restarted, lambda: on_writable(False))
         segment = await self._provision.first_segment()
         segment.previous = restarted.previous
         self._segments.add(segment)
@@ -208,6 +199,34 @@ class Engine:
         self._tender.clean_up(replayed, restarted.useless)
         if not self._provision.is_full:
             self._provision.begin()
+
+    def _make_tenders(self, restarted: Restarted, on_lost_all: Callable[[], None]) -> None:
+        """Make the parts that work in the background."""
+        self._tender = Tender(
+            self._disk,
+            restarted.home,
+            self._segments,
+            self._ledgers,
+            self._provision,
+            self._fail,
+            on_lost_all,
+        )
+        self._tender.is_all_damaged = restarted.is_all_damaged
+        self._tender.also_listed = restarted.needed
+        for ledger_id in restarted.damaged:
+            self._ledgers.state(ledger_id).is_damaged = True
+        self._lookup = Lookup(self, self._ledgers, self._segments, self._tender)
+        self._reclaimer = Reclaimer(
+            self._config.reclaim,
+            self,
+            self._ledgers,
+            self._segments,
+            self._lookup,
+            self._tender,
+            self._provision,
+            self._fail,
+        )
+        self._ledgers.on_less = self._tender.on_sealed = self._reclaimer.notice
 
     async def _rewrite(self, tail: list[Record]) -> None:
         """Write the tail and new marks as the first group: durable here before anything is served."""
@@ -232,6 +251,7 @@ class Engine:
 
     def _ready(self) -> None:
         self._tender.retry()
+        self._reclaimer.go_on()
         if not self._is_closed:
             self._journal.launch()
 
@@ -274,12 +294,21 @@ class Engine:
         size = block.total_bytes + form.ROW_BYTES
         if size > self._config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES:
             raise EntryTooLargeError(f"a block of {size} bytes does not fit into a segment")
-        for watch in self.add_watches:
-            watch.note(block)
         if not self._provision.is_writable:
             if not from_reserve:
                 raise DiskFullError("no space left for ordinary adds")
             self._check_room(size, self._config.space.reserve_bytes // _FENCE_SHARE)
+        self._append_block(block, done, size)
+
+    def append_copy(self, block: Block, done: Done) -> None:
+        """Accept a copy of a stored block, which is to be given up where it is. Raises DiskFullError."""
+        if self._provision.is_full:
+            raise DiskFullError("no space left for copies")
+        self._append_block(block, done, block.total_bytes + form.ROW_BYTES)
+
+    def _append_block(self, block: Block, done: Done, size: int) -> None:
+        for watch in self.add_watches:
+            watch.note(block)
         self._accept(block.ledger_id, Record(form.block_row(block), block.view, block, done, size))
 
     def append_term(self, ledger_id: int, term: int, done: Done) -> None:
@@ -465,6 +494,7 @@ class Engine:
                 "current": self._journal.segment.segment_id,
                 "current_bytes": self._journal.segment.end,
             },
+            "reclaimed": self._reclaimer.figures(),
             "ledgers": {
                 "count": len(self._ledgers.states),
                 "damaged": sum(state.is_damaged for state in self._ledgers.states.values()),
@@ -485,6 +515,7 @@ class Engine:
         self.barrier(durable.set_result)
         error = await durable
         self._is_closed = True
+        await self._reclaimer.close()
         await self._provision.close()
         await self._tender.close()
         if error is None and self._journal.error is None:

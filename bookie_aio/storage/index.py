@@ -29,9 +29,6 @@ checksum; its pages are read as they are needed, and checked by checksums in the
       …  pages of runs: 4,096 bytes each, 102 runs of 40 bytes, by ledger, first entry, offset:
              u64 first entry, u64 content term, u64 offset of the block, u32 count, u32 stride,
              u32 head bytes, u32 payload bytes
-
-Invariant: among copies of an entry the one with the higher content term wins, and among those of equal
-content term the newest, that is the one in the later segment, and there at the higher offset.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Lookup:
             except DamagedBlockError as error:
                 if self._marking.is_closed:
                     raise
-                await self._mark(ledger_id, error)
+                await self.mark(ledger_id, error)
                 return reader.unknown()
 
     async def list_entries(
@@ -101,7 +101,7 @@ class Lookup:
             except DamagedIndexError as error:
                 await self._tender.rebuild(error.segment)
 
-    async def _mark(self, ledger_id: int, cause: Exception) -> None:
+    async def mark(self, ledger_id: int, cause: Exception) -> None:
         """Mark a ledger damaged and wait until that is durable."""
         if self._ledgers.is_deleted(ledger_id):
             return

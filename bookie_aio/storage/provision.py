@@ -65,6 +65,7 @@ class Provision:
         next_id: int,
         has_reserve: bool,
         spares: list[tuple[str, str]],
+        spare_bytes: int,
         draw_generation: Callable[[], int],
         list_segment: Callable[[Segment], Awaitable[None]],
         on_ready: Callable[[], None],
@@ -76,7 +77,7 @@ class Provision:
 
         Args:
             home: the directory of the reserve.
-            spares: directory and name of the spare files.
+            spares: directory and name of the spare files, of `spare_bytes` each.
             list_segment: writes the checkpoint that lists a segment that is about to be used.
             on_ready: a segment is ready to be taken, or it is known now that there will be none.
             on_warning: is told when space gets tight, once each time.
@@ -88,6 +89,7 @@ class Provision:
         self.segment_bytes = segment_bytes
         self._limits = limits
         self._spares = spares
+        self._spare_bytes = spare_bytes
         self._draw_generation = draw_generation
         self._list_segment = list_segment
         self._on_ready = on_ready
@@ -201,7 +203,7 @@ class Provision:
 
     async def _make(self) -> Segment:
         header, shelf = self._header(self.segment_bytes), self._segments.shelf
-        if self._spares and header.capacity <= self.segment_bytes:
+        if self._spares and header.capacity == self._spare_bytes:
             directory, name = self._spares.pop(0)
             return await reuse_file(self._disk, directory, name, header, shelf)
         error = DiskFullError("no data directory")
@@ -234,8 +236,8 @@ class Provision:
 
     def wants_spare(self, size: int) -> bool:
         """Tell whether a file of that size is to be kept."""
-        kept = len(self._spares) * self.segment_bytes
-        return size == self.segment_bytes and kept + size <= self._limits.spare_bytes_max
+        kept = len(self._spares) * self._spare_bytes
+        return size == self._spare_bytes and kept + size <= self._limits.spare_bytes_max
 
     def add_spare(self, directory: str, name: str) -> None:
         """Keep a file that was a segment."""

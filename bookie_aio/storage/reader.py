@@ -1,6 +1,6 @@
 """Reads: from entries asked for to checked bytes of blocks.
 
-Owns the choice among the copies of an entry (the invariant in `index`), the cutting of blocks to a budget,
+Owns the choice among the copies of an entry (the invariant in `winners`), the cutting of blocks to a budget,
 and the checking of everything read. Does not own the segments; it is given those to look in, and raises
 `DamagedBlockError` when what it finds there does not hold.
 """
@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.storage.segments import SegmentGoneError
+from bookie_aio.storage.winners import Found
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, entry_checksums
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DiskFailedError, MalformedFrameError
@@ -20,8 +21,6 @@ from metadata.ids import ENTRY_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bookie_aio.storage.index import Run
-    from bookie_aio.storage.segment import Segment
     from bookie_aio.storage.segments import Source
     from bookie_aio.wire.blocks import Buffer
 
@@ -31,16 +30,6 @@ ListedRun = tuple[int, int, int, int]
 
 class DamagedBlockError(CorruptRecordError):
     """A stored block fails its checksums, or cannot be read."""
-
-
-class Found(NamedTuple):
-    """A run and where it lies; the greater one holds the copy that counts."""
-
-    content_term: int
-    segment_id: int
-    offset: int
-    run: Run
-    segment: Segment
 
 
 class ReadResult(NamedTuple):
@@ -160,8 +149,8 @@ class Reader:
         total = run.head_bytes + run.payload_bytes
         is_whole = start == 0 and wanted == run.entries
         if is_whole and (total <= self._bytes_left or (run.entries == 1 and not self._buffers)):
-            data = await self._bytes(found, 0, total)
-            block = self._parse(found, data)
+            data = await _read(found, 0, total)
+            block = _parse(found, self._ledger_id, data)
             if not block.payload_is_intact():
                 raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id}: its payload")
             self._buffers.append(data)
@@ -173,7 +162,7 @@ class Reader:
 
     async def _take_part(self, found: Found, start: int, wanted: int) -> int:
         run = found.run
-        block = self._parse(found, await self._bytes(found, 0, run.head_bytes))
+        block = _parse(found, self._ledger_id, await _read(found, 0, run.head_bytes))
         lengths = block.lengths[start : start + wanted]
         each = 16 + block.mac_bytes
         fixed = HEADER_BYTES + block.mac_bytes
@@ -185,7 +174,7 @@ class Reader:
             return 0
         stop = start + fitting
         begin, end = block.payload_range(start, stop)
-        payload = memoryview(await self._bytes(found, begin, end - begin))
+        payload = memoryview(await _read(found, begin, end - begin))
         ends = list(accumulate(lengths[:fitting]))
         parts = [payload[to - length : to] for to, length in zip(ends, lengths[:fitting], strict=True)]
         ids = block.entry_ids[start:stop]
@@ -193,37 +182,50 @@ class Reader:
         if sums != list(block.checksums[start:stop]):
             # Damage, unless the block is still what its writer sent: then it is that one who was wrong about
             # an entry, which is for readers to find, and no reason to mark the ledger.
-            whole = self._parse(found, await self._bytes(found, 0, run.head_bytes + run.payload_bytes))
+            whole = _parse(found, self._ledger_id, await _read(found, 0, run.head_bytes + run.payload_bytes))
             if not whole.payload_is_intact():
                 raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id}: its entries")
         self._buffers += (block.cut_head(start, stop), payload)
         self._bytes_left -= sizes[fitting]
         return fitting
 
-    async def _bytes(self, found: Found, at: int, size: int) -> Buffer:
-        try:
-            data = await found.segment.read(found.run.offset + at, size)
-        except (DiskFailedError, FileNotFoundError) as error:
-            if found.segment.is_gone:
-                raise SegmentGoneError(str(error)) from error
-            raise DamagedBlockError(str(error)) from error
-        if len(data) != size:
-            raise DamagedBlockError(f"segment {found.segment_id} ends before its block at {found.run.offset}")
-        return data
 
-    def _parse(self, found: Found, data: Buffer) -> Block:
-        """Parse a head, and check that it is the block that the index means."""
-        run = found.run
-        try:
-            block = Block.parse_head(memoryview(data))
-        except MalformedFrameError as error:
-            raise DamagedBlockError(
-                f"block at {run.offset} of segment {found.segment_id}: {error}"
-            ) from error
-        is_ = (block.ledger_id, block.first_entry, block.content_term, block.count, block.stride)
-        if is_ != (self._ledger_id, run.first, run.content_term, run.entries, run.stride):
-            raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id} is another one")
-        return block
+async def _read(found: Found, at: int, size: int) -> Buffer:
+    try:
+        data = await found.segment.read(found.run.offset + at, size)
+    except (DiskFailedError, FileNotFoundError) as error:
+        if found.segment.is_gone:
+            raise SegmentGoneError(str(error)) from error
+        raise DamagedBlockError(str(error)) from error
+    if len(data) != size:
+        raise DamagedBlockError(f"segment {found.segment_id} ends before its block at {found.run.offset}")
+    return data
+
+
+def _parse(found: Found, ledger_id: int, data: Buffer) -> Block:
+    """Parse a head, and check that it is the block that the index means."""
+    run = found.run
+    try:
+        block = Block.parse_head(memoryview(data))
+    except MalformedFrameError as error:
+        raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id}: {error}") from error
+    is_ = (block.ledger_id, block.first_entry, block.content_term, block.count, block.stride)
+    if is_ != (ledger_id, run.first, run.content_term, run.entries, run.stride):
+        raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id} is another one")
+    return block
+
+
+async def read_block(found: Found, ledger_id: int) -> Block:
+    """Read a whole stored block, and check it.
+
+    Raises:
+        DamagedBlockError: rule 4 applies.
+        SegmentGoneError: look again.
+    """
+    block = _parse(found, ledger_id, await _read(found, 0, found.run.head_bytes + found.run.payload_bytes))
+    if not block.payload_is_intact():
+        raise DamagedBlockError(f"block at {found.run.offset} of segment {found.segment_id}: its payload")
+    return block
 
 
 async def list_runs(sources: Sequence[Source], from_entry: int, rows_max: int) -> tuple[list[ListedRun], int]:

@@ -267,7 +267,7 @@ class Restart:
         path = self._path(layout.index_name(segment_id))
         try:
             rows = await self._segments.read_index(path, _row_of(head)).ledgers()
-        except (CorruptRecordError, DiskFailedError):
+        except CorruptRecordError:
             found.lose_all(why)
         else:
             found.damaged.update(row.ledger_id for row in rows)
@@ -285,7 +285,7 @@ class Restart:
             index = self._segments.read_index(self._path(layout.index_name(segment.segment_id)), row)
             try:
                 self._learn(segment.segment_id, await index.ledgers())
-            except (CorruptRecordError, DiskFailedError) as error:
+            except CorruptRecordError as error:
                 self._found.notes.append(str(error))
                 segment.end = head.end
                 return

@@ -25,7 +25,7 @@ from bookie_aio.storage.index import (
     unpack_runs,
     unpack_shares,
 )
-from metadata.errors import CorruptRecordError
+from metadata.errors import CorruptRecordError, DiskFailedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -57,12 +57,11 @@ class SealedIndex:
         """
         head = self._heads.get(self.row.segment_id)
         if head is None:
-            try:
-                file = await self._shelf.borrow(self.path)
-            except FileNotFoundError as error:
-                raise CorruptRecordError(f"{self.path} is missing") from error
+            file = await self._borrow()
             try:
                 head = await read_head(file, self.path)
+            except DiskFailedError as error:
+                raise CorruptRecordError(f"{self.path} cannot be read: {error}") from error
             finally:
                 self._shelf.give_back(self.path)
             if (head.segment_id, head.generation, head.end) != self.row[:3]:
@@ -70,13 +69,18 @@ class SealedIndex:
             self._heads.put(self.row.segment_id, head, head.memory_bytes)
         return head
 
-    async def _page(self, head: IndexHead, page: int) -> memoryview:
+    async def _borrow(self) -> File:
         try:
-            file = await self._shelf.borrow(self.path)
-        except FileNotFoundError as error:
-            raise CorruptRecordError(f"{self.path} is missing") from error
+            return await self._shelf.borrow(self.path)
+        except (FileNotFoundError, DiskFailedError) as error:
+            raise CorruptRecordError(f"{self.path} cannot be opened: {error}") from error
+
+    async def _page(self, head: IndexHead, page: int) -> memoryview:
+        file = await self._borrow()
         try:
             data = await file.read(head.page_offset(page), PAGE_BYTES)
+        except DiskFailedError as error:
+            raise CorruptRecordError(f"{self.path} cannot be read: {error}") from error
         finally:
             self._shelf.give_back(self.path)
         if not head.page_is_intact(page, data):

@@ -17,7 +17,7 @@ from bookie_aio.storage.cache import Cache
 from bookie_aio.storage.checkpoint import SegmentRow
 from bookie_aio.storage.segment import SealedIndex
 from bookie_aio.storage.shelf import Shelf
-from metadata.errors import CorruptRecordError, DiskFailedError
+from metadata.errors import CorruptRecordError
 
 if TYPE_CHECKING:
     from bookie_aio.storage.disk import Disk
@@ -65,7 +65,7 @@ class Source(NamedTuple):
             return await self.sealed.overlapping(
                 self.run_start, self.run_count, self.widest, low, high, count_max
             )
-        except (CorruptRecordError, DiskFailedError) as error:
+        except CorruptRecordError as error:
             if self.segment.is_gone:
                 raise SegmentGoneError(str(error)) from error
             raise DamagedIndexError(self.segment, error) from error
@@ -203,7 +203,7 @@ class Segments:
                     continue
                 try:
                     row = await segment.sealed.ledger(ledger_id)
-                except (CorruptRecordError, DiskFailedError) as error:
+                except CorruptRecordError as error:
                     if segment.is_gone:
                         continue
                     raise DamagedIndexError(segment, error) from error

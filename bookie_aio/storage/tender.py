@@ -167,11 +167,14 @@ class Tender:
             self._unsealed.append(segment)
         await self._guard(self.seal_all())
 
-    async def give_up(self, segment: Segment) -> None:
+    async def give_up(self, segment: Segment, *, is_dead: bool) -> None:
         """Give up a segment of which nothing counts any more.
 
         At each point of it a crash leaves a segment that the checkpoint lists, whole, or files that it does
         not list, which the next start removes. Raises DiskFullError, and the segment stays what it was.
+
+        Args:
+            is_dead: nothing in it counts, not even as one of several copies.
         """
         async with self._one_at_a_time:
             if segment.sealed is None or segment.is_gone:
@@ -179,16 +182,29 @@ class Tender:
             row = segment.sealed.row
             self._segments.remove(segment)
             try:
-                await self._write_checkpoint(set())
+                try:
+                    await self._write_checkpoint(set())
+                except DiskFullError:
+                    if not is_dead:
+                        raise
+                    # Not even the checkpoint has room. Nobody reads this segment, so that it may be cut.
+                    await self._empty(segment)
+                    await self._write_checkpoint(set())
             except DiskFullError:
                 segment.is_gone = False
                 self._segments.add_sealed(segment, row)
                 raise
-            size = await self._size_of(segment)
-            keep = self._provision.wants_spare(size)
+            keep = self._provision.wants_spare(await self._size_of(segment))
             name = await give_up_segment(self._disk, segment, keep_as_spare=keep)
             if name is not None:
                 self._provision.add_spare(segment.directory, name)
+
+    async def _empty(self, segment: Segment) -> None:
+        file = await self._segments.shelf.borrow(segment.path)
+        try:
+            await file.truncate(DATA_OFFSET)
+        finally:
+            self._segments.shelf.give_back(segment.path)
 
     async def _size_of(self, segment: Segment) -> int:
         file = await self._segments.shelf.borrow(segment.path)

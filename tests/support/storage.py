@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from bookie_aio.storage.disk import RealDisk, RealFile
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.storage.provision import SpaceLimits
+from bookie_aio.storage.reclaim import ReclaimConfig
 from bookie_aio.wire.blocks import Block, encode_block, parse_blocks
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 SMALL = StorageConfig(
     segment_bytes=64 * 1024,
     group_bytes_max=32 * 1024,
-    space=SpaceLimits(reserve_bytes=64 * 1024, retry_s=0.02),
+    space=SpaceLimits(reserve_bytes=64 * 1024, retry_s=0.02, floor_free_bytes=0),
+    reclaim=ReclaimConfig(pause_s=0.001, bytes_per_s=10**9, loop_share=1.0),
 )
 
 
@@ -109,8 +111,11 @@ class Store:
         """Wait until nothing goes on in the background."""
         while True:
             tasks = [*self.engine._tender._tasks]
-            if self.engine._provision._task is not None:
-                tasks.append(self.engine._provision._task)
+            tasks += [
+                task
+                for task in (self.engine._provision._task, self.engine._reclaimer._task)
+                if task is not None
+            ]
             if not tasks:
                 return
             await asyncio.wait(tasks)
@@ -185,6 +190,7 @@ class FaultyFile(RealFile):
         if self._faulty.is_full and not self._path.endswith("reserve"):
             raise DiskFullError("the test says there is no space")
         await super().write(buffers, offset)
+        self._faulty.on_step("write", self._path)
 
     async def read(self, offset: int, size: int) -> Buffer:
         self._faulty.bytes_read += size
@@ -195,10 +201,15 @@ class FaultyFile(RealFile):
             raise DiskFailedError("the test makes this sync fail")
         await super().sync()
 
+    async def truncate(self, size: int) -> None:
+        await super().truncate(size)
+        self._faulty.on_step("truncate", self._path)
+
     async def preallocate(self, size: int) -> None:
         if self._faulty.is_full:
             raise DiskFullError("the test says there is no space")
         await super().preallocate(size)
+        self._faulty.on_step("preallocate", self._path)
 
 
 class FaultyDisk(RealDisk):
@@ -212,11 +223,20 @@ class FaultyDisk(RealDisk):
         self.torn_bytes = 0
         self.fail_sync_of = ""  # syncs of files whose path ends so fail
         self.is_full = False
-        self.on_renamed: Callable[[str], None] = lambda _: None
+        self.on_step: Callable[[str, str], None] = lambda what, path: None  # after anything that lasts
+
+    async def create(self, path: str) -> RealFile:
+        file = await super().create(path)
+        self.on_step("create", path)
+        return file
 
     async def rename(self, old: str, new: str) -> None:
         await super().rename(old, new)
-        self.on_renamed(new)
+        self.on_step("rename", new)
+
+    async def unlink(self, path: str) -> None:
+        await super().unlink(path)
+        self.on_step("unlink", path)
 
     async def _open(self, path: str, flags: int) -> RealFile:
         file = await super()._open(path, flags)

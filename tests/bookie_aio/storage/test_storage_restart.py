@@ -240,11 +240,11 @@ async def test_a_crash_between_an_index_and_a_checkpoint_keeps_the_fences(tmp_pa
     await store.settled()
     store.engine._provision._is_closed = True  # or preparing a segment would write a checkpoint too
 
-    def crash(name: str) -> None:
-        if name.endswith(index_name(1)):
+    def crash(what: str, path: str) -> None:
+        if what == "rename" and path.endswith(index_name(1)):
             shutil.copytree(store.path, tmp_path / "crashed")
 
-    disk.on_renamed = crash
+    disk.on_step = crash
     await act(store, 3, acknowledged)
     await fill(store, 60, acknowledged)
     await store.settled()

@@ -1,0 +1,359 @@
+"""Reclaiming space: segments of which little or nothing counts any more.
+
+Owns the decision which segments are given up, and the copying of what still counts out of mostly dead ones.
+Does not own the giving up itself (`tender`), nor spare files (`provision`).
+
+A segment's *live* bytes are what its index says of ledgers that are still there, above what was trimmed or
+forgotten. With none left it is given up. With few, what counts is appended to the journal again, ledger by
+ledger, like any add, and the segment is given up when all of that is durable. So a crash at any point leaves
+at most copies, of which one counts. Only the copy that counts is appended, and only while nothing that
+concerns its entries was accepted since it was looked up: or an older copy would become the newest one.
+
+Everything goes in small steps: at most so many bytes a second, and at most a share of the loop's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from bookie_aio.storage.format import DATA_OFFSET
+from bookie_aio.storage.journal import when_durable
+from bookie_aio.storage.reader import DamagedBlockError, gather, read_block
+from bookie_aio.storage.segments import DamagedIndexError, SegmentGoneError
+from bookie_aio.storage.winners import winning
+from bookie_aio.wire.blocks import Block
+from metadata.errors import (
+    CorruptRecordError,
+    DiskFullError,
+    NoSuchLedgerError,
+    StorageError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bookie_aio.storage.journal import AddWatch, Done
+    from bookie_aio.storage.ledgers import Ledgers
+    from bookie_aio.storage.lookup import Lookup
+    from bookie_aio.storage.provision import Provision
+    from bookie_aio.storage.segment import Segment
+    from bookie_aio.storage.segments import Segments
+    from bookie_aio.storage.tender import Tender
+    from bookie_aio.storage.winners import Found
+
+_RUNS_AT_ONCE = 64
+_PAGES_AT_ONCE = 16
+_BYTES_PENDING_MAX = 1024 * 1024
+_STEP_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimConfig:
+    """When space is reclaimed, and how fast."""
+
+    compact_below: float = 0.5
+    """A segment is compacted when less than this part of it counts."""
+    compact_below_when_low: float = 0.85
+    """The same while space is low."""
+    bytes_per_s: int = 32 * 1024 * 1024
+    """How much compaction copies."""
+    loop_share: float = 0.2
+    """The part of the loop's time that it may take; looking for dead segments takes a quarter of that."""
+    pause_s: float = 2.0
+    """How long it waits after something was deleted, for more to be deleted."""
+
+
+class Appending(Protocol):
+    """What compaction needs of the engine."""
+
+    add_watches: set[AddWatch]
+
+    def append_copy(self, block: Block, done: Done) -> None:
+        """Accept a copy of what is stored already."""
+
+    def barrier(self, done: Done) -> None:
+        """Call back when everything accepted is durable."""
+
+
+class _Watch:
+    """Notices adds to a ledger."""
+
+    def __init__(self, ledger_id: int) -> None:
+        self._ledger_id = ledger_id
+        self._noted: list[tuple[int, int]] = []
+
+    def note(self, block: Block) -> None:
+        """Take note of an add."""
+        if block.ledger_id == self._ledger_id:
+            self._noted.append((block.first_entry, block.last_entry))
+
+    def clear(self) -> None:
+        """Forget what was noted."""
+        self._noted.clear()
+
+    def touches(self, entry_ids: range) -> bool:
+        """Tell whether one of the adds may concern one of these entries."""
+        return any(first <= entry_ids[-1] and last >= entry_ids[0] for first, last in self._noted)
+
+
+class _Closed(Exception):
+    """The engine is being closed."""
+
+
+class Reclaimer:
+    """Reclaims the space of one engine, in one task at a time."""
+
+    def __init__(
+        self,
+        config: ReclaimConfig,
+        appending: Appending,
+        ledgers: Ledgers,
+        segments: Segments,
+        lookup: Lookup,
+        tender: Tender,
+        provision: Provision,
+        on_failed: Callable[[StorageError], None],
+    ) -> None:
+        """Share the engine's parts. Nothing happens before `notice`."""
+        self._config = config
+        self._appending = appending
+        self._ledgers = ledgers
+        self._segments = segments
+        self._lookup = lookup
+        self._tender = tender
+        self._provision = provision
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Future[None] | None = None
+        self._is_closed = False
+        self._noticed = 0
+        self._assessed: dict[int, tuple[int, int]] = {}  # live bytes, and what had been noticed by then
+        self._immovable: set[int] = set()  # segments with blocks that cannot be read
+        self._bytes_pending = 0
+        self._owed_s = 0.0
+        self._is_stopped = False
+        self.given_up = 0
+        self.compacted = 0
+        self.copied_bytes = 0
+
+    def notice(self) -> None:
+        """Look, in a while, whether something can be given up: less counts than before, or more is sealed."""
+        self._noticed += 1
+        if self._task is None and not self._is_closed:
+            self._task = self._loop.create_task(self._work())
+
+    def go_on(self) -> None:
+        """Begin again where it stopped for want of space."""
+        if self._is_stopped:
+            self._is_stopped = False
+            self.notice()
+
+    async def close(self) -> None:
+        """Stop after the step under way."""
+        self._is_closed = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def figures(self) -> dict[str, object]:
+        """Give the figures that `bookie info` shows."""
+        return {
+            "live_bytes": sum(live for live, _ in self._assessed.values()),
+            "given_up": self.given_up,
+            "compacted": self.compacted,
+            "copied_bytes": self.copied_bytes,
+        }
+
+    # --- looking -------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        seen, pause_s = -1, self._config.pause_s
+        try:
+            while seen != self._noticed:
+                await self._pause(pause_s)
+                seen, started = self._noticed, self._loop.time()
+                await self._look()
+                # A store of many segments is looked through less often.
+                took = self._loop.time() - started
+                pause_s = max(self._config.pause_s, took * 4 / self._config.loop_share)
+                while (segment := self._worst()) is not None:
+                    await self._compact(segment)
+        except _Closed:
+            return
+        except DiskFullError:
+            self._is_stopped = True
+        except StorageError as error:
+            self._on_failed(error)
+        finally:
+            self._task = None
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait; raises when the engine is being closed."""
+        if not self._is_closed and seconds > 0:
+            self._waiting = self._loop.create_future()
+            timer = self._loop.call_later(seconds, self._wake, self._waiting)
+            try:
+                await self._waiting
+            finally:
+                timer.cancel()
+                self._waiting = None
+        if self._is_closed:
+            raise _Closed
+
+    @staticmethod
+    def _wake(waiting: asyncio.Future[None]) -> None:
+        if not waiting.done():
+            waiting.set_result(None)
+
+    async def _look(self) -> None:
+        """Assess every sealed segment, and give up the dead ones."""
+        for segment in self._segments.sealed():
+            known = self._assessed.get(segment.segment_id)
+            if segment.is_gone or (known is not None and known[1] == self._noticed):
+                continue
+            noticed = self._noticed
+            try:
+                live = await self._live_bytes(segment)
+            except CorruptRecordError:
+                if not segment.is_gone:
+                    await self._tender.rebuild(segment)
+                continue
+            self._assessed[segment.segment_id] = (live, noticed)
+            if not live:
+                await self._give_up(segment, is_dead=True)
+        for segment_id in [one for one in self._assessed if one not in self._segments.by_id]:
+            del self._assessed[segment_id]
+
+    async def _live_bytes(self, segment: Segment) -> int:
+        live = pages = 0
+        if segment.sealed is None:
+            return segment.end
+        async for page in segment.sealed.shares():
+            for ledger_id, lowest, highest, size in page:
+                state = self._ledgers.states.get(ledger_id)
+                if state is None or state.since > segment.segment_id or highest < state.first:
+                    continue
+                if lowest < state.first:
+                    size = size * (highest + 1 - state.first) // (highest + 1 - lowest) or 1
+                live += size
+            pages += 1
+            if pages % _PAGES_AT_ONCE == 0:
+                await self._pause(0)
+                await asyncio.sleep(0)
+        return live
+
+    async def _give_up(self, segment: Segment, *, is_dead: bool = False) -> None:
+        await self._tender.give_up(segment, is_dead=is_dead)
+        self._assessed.pop(segment.segment_id, None)
+        self.given_up += 1
+
+    def _worst(self) -> Segment | None:
+        """Give the segment that is compacted next."""
+        config = self._config
+        limit = config.compact_below_when_low if self._provision.is_low else config.compact_below
+        worst: tuple[float, Segment] | None = None
+        for segment_id, (live, _) in self._assessed.items():
+            segment = self._segments.by_id.get(segment_id)
+            if segment is None or segment.sealed is None or segment_id in self._immovable:
+                continue
+            share = live / max(1, segment.end - DATA_OFFSET)
+            if share < limit and (worst is None or share < worst[0]):
+                worst = (share, segment)
+        return worst[1] if worst is not None else None
+
+    # --- compacting ----------------------------------------------------------------------------
+
+    async def _compact(self, segment: Segment) -> None:
+        """Copy what counts of a segment into the journal, and give the segment up."""
+        assert segment.sealed is not None
+        try:
+            async for page in segment.sealed.shares():
+                for ledger_id, lowest, highest, _ in page:
+                    await self._copy_ledger(segment, ledger_id, lowest, highest)
+        except DamagedBlockError:
+            self._immovable.add(segment.segment_id)  # its ledger is marked; what is intact stays where it is
+            return
+        except DamagedIndexError as error:
+            await self._tender.rebuild(error.segment)
+            self._assessed.pop(segment.segment_id, None)
+            return
+        except CorruptRecordError:
+            await self._tender.rebuild(segment)
+            self._assessed.pop(segment.segment_id, None)
+            return
+        await when_durable(self._appending.barrier)
+        await self._give_up(segment)
+        self.compacted += 1
+
+    async def _copy_ledger(self, segment: Segment, ledger_id: int, lowest: int, highest: int) -> None:
+        watch = _Watch(ledger_id)
+        self._appending.add_watches.add(watch)
+        try:
+            while lowest <= highest:
+                state = self._ledgers.get(ledger_id)
+                if state is None or state.since > segment.segment_id or highest < state.first:
+                    return
+                lowest = max(lowest, state.first)
+                watch.clear()
+                await when_durable(self._appending.barrier)
+                sources = await self._lookup.sources(ledger_id, lowest, highest)
+                found, horizon = await gather(sources, lowest, highest, _RUNS_AT_ONCE)
+                lowest = await self._copy_runs(segment, ledger_id, found, lowest, horizon, watch)
+        except SegmentGoneError:
+            await self._copy_ledger(segment, ledger_id, lowest, highest)
+        except NoSuchLedgerError:
+            return  # deleted meanwhile
+        finally:
+            self._appending.add_watches.discard(watch)
+
+    async def _copy_runs(
+        self, segment: Segment, ledger_id: int, found: list[Found], low: int, horizon: int, watch: _Watch
+    ) -> int:
+        """Copy what counts of the segment's runs up to the horizon, and give where to go on."""
+        for one in found:
+            if one.segment is not segment or one.run.first > horizon:
+                continue
+            if one.run.last > horizon and one.run.first > low:
+                return one.run.first  # copied as a whole in the next round
+            for winners in winning(one, found, horizon):
+                entry_ids = winners[max(0, -(-(low - winners.start) // winners.step)) :]
+                if not entry_ids:
+                    continue
+                try:
+                    block = await read_block(one, ledger_id)
+                except DamagedBlockError as error:
+                    await self._lookup.mark(ledger_id, error)
+                    raise
+                started = self._loop.time()
+                if watch.touches(entry_ids):
+                    return entry_ids[0]  # something newer has come: look again
+                # No await from the look to the append.
+                start = block.entry_ids.index(entry_ids[0])
+                whole = len(entry_ids) == block.count
+                part = block if whole else Block.parse(block.whole(start, start + len(entry_ids)))
+                self._append(part)
+                await self._keep_pace(part.total_bytes, self._loop.time() - started)
+        return horizon + 1
+
+    def _append(self, block: Block) -> None:
+        size = block.total_bytes
+
+        def done(error: StorageError | None) -> None:
+            self._bytes_pending -= size
+
+        self._appending.append_copy(block, done)
+        self._bytes_pending += size
+        self.copied_bytes += size
+
+    async def _keep_pace(self, size: int, took_s: float) -> None:
+        config = self._config
+        self._owed_s += max(size / config.bytes_per_s, took_s / config.loop_share)
+        if self._owed_s >= _STEP_S:
+            owed_s, self._owed_s = self._owed_s, 0.0
+            await self._pause(owed_s)
+        if self._bytes_pending > _BYTES_PENDING_MAX:
+            await when_durable(self._appending.barrier)

@@ -1,0 +1,289 @@
+"""Space comes back, and nothing that counts goes with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie_aio.storage import directory as layout
+from bookie_aio.storage.index import Run
+from bookie_aio.storage.winners import Found, winning
+from bookie_aio.wire.messages import Stop
+from metadata.errors import DiskFullError
+from tests.support.storage import SMALL, FaultyDisk, Store, copy_as_a_crash_leaves_it, make_block
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KEPT = range(1, 4)
+NO_SPARES = replace(SMALL, space=replace(SMALL.space, spare_bytes_max=0))
+
+
+def content(ledger_id: int, entry: int) -> bytes:
+    return b"%d/%d " % (ledger_id, entry) * 60
+
+
+async def write(store: Store, ledger_ids: range, entries: range) -> None:
+    for entry in entries:
+        for ledger_id in ledger_ids:
+            block = make_block(ledger_id, entry, [content(ledger_id, entry)])
+            store.engine.append_block(block, lambda _: None)
+        await store.barrier()
+
+
+async def delete(store: Store, ledger_id: int) -> None:
+    await store.wait(lambda done: store.engine.append_tombstone(ledger_id, done))
+
+
+async def assert_kept(store: Store, entries: range) -> None:
+    for ledger_id in KEPT:
+        assert not store.engine.is_damaged(ledger_id)
+        found, stop, _ = await store.read(ledger_id, entries[0], entries[-1])
+        assert (stop, found) == (Stop.END, {entry: content(ledger_id, entry) for entry in entries})
+
+
+def assert_no_orphans(store: Store) -> None:
+    engine = store.engine
+    expected = {layout.CHECKPOINT, layout.RESERVE, layout.LOCK}
+    for segment in engine._segments.by_id.values():
+        expected.add(layout.segment_name(segment.segment_id))
+        if segment.sealed is not None:
+            expected.add(layout.index_name(segment.segment_id))
+    if engine._provision.ready is not None:
+        expected.add(layout.segment_name(engine._provision.ready.segment_id))
+    expected.update(name for _, name in engine._provision._spares)
+    assert set(os.listdir(store.path)) == expected
+
+
+async def store_with_dead_ledgers(path: Path, disk: FaultyDisk | None = None) -> Store:
+    """Give a store in which ledgers that are kept and others are mixed, one part in four of all kept."""
+    store = await Store.open(path, SMALL, disk)
+    await write(store, range(1, 13), range(60))
+    await store.settled()
+    return store
+
+
+async def test_dead_segments_are_used_again_or_removed(tmp_path: Path) -> None:
+    for config in (SMALL, NO_SPARES):
+        store = await Store.open(tmp_path / f"{config.space.spare_bytes_max}", config)
+        await write(store, range(1, 2), range(400))
+        await store.settled()
+        before = store.engine.figures()["segments"]
+        await delete(store, 1)
+        await store.settled()
+        assert_no_orphans(store)
+        names = os.listdir(store.path)
+        spares = [name for name in names if name.endswith(".spare")]
+        assert len([name for name in names if name.endswith(".segment")]) <= 2, before
+        assert bool(spares) is (config is SMALL)
+        await write(store, range(2, 3), range(200))
+        await store.settled()
+        if spares:  # written again, in another life
+            assert len([name for name in os.listdir(store.path) if name.endswith(".spare")]) < len(spares)
+        crashed = await store.crash_into(tmp_path / f"crashed{config.space.spare_bytes_max}")
+        await store.close()
+        again = await Store.open(crashed, config)
+        assert (await again.read(2, 0, 199))[1] is Stop.END
+        assert again.engine.list_ledgers(0, 10)[0] == [2]
+        assert not again.engine.notes
+        await again.settled()
+        assert_no_orphans(again)
+        await again.close()
+
+
+async def test_mostly_dead_segments_are_compacted(tmp_path: Path) -> None:
+    store = await store_with_dead_ledgers(tmp_path / "b1")
+    bytes_before = sum(segment.end for segment in store.engine._segments.by_id.values())
+    for ledger_id in range(4, 13):
+        await delete(store, ledger_id)
+    await store.settled()
+    await assert_kept(store, range(60))
+    bytes_after = sum(segment.end for segment in store.engine._segments.by_id.values())
+    assert bytes_after < bytes_before * 0.6
+    reclaimed = store.engine.figures()["reclaimed"]
+    assert isinstance(reclaimed, dict)
+    assert reclaimed["compacted"] > 3
+    assert_no_orphans(store)
+    await store.close()
+    again = await Store.open(tmp_path / "b1")
+    await assert_kept(again, range(60))
+    await again.close()
+
+
+async def test_compaction_keeps_the_copy_that_counts(tmp_path: Path) -> None:
+    store = await store_with_dead_ledgers(tmp_path / "b1")
+    # Newer copies of some entries, and ones of a later term, while the older ones still lie there.
+    await store.add(make_block(1, 10, [b"newer"] * 5))
+    await store.add(make_block(2, 20, [b"later"] * 5, content_term=3))
+    for ledger_id in range(4, 13):
+        await delete(store, ledger_id)
+    await store.settled()
+    for life in range(2):
+        found, stop, _ = await store.read(1, 0, 59)
+        assert stop is Stop.END
+        assert found == {n: b"newer" if 10 <= n < 15 else content(1, n) for n in range(60)}
+        assert await store.read(2, 19, 30) == ({19: content(2, 19)}, Stop.STALE_METADATA, 20)
+        assert (await store.read(2, 20, 24, content_term=3))[0] == dict.fromkeys(range(20, 25), b"later")
+        assert (await store.read(2, 25, 59))[1] is Stop.END
+        if not life:
+            await store.close()
+            store = await Store.open(tmp_path / "b1")
+    await store.close()
+
+
+async def test_an_add_that_comes_while_its_entry_is_copied_stays_the_newest(tmp_path: Path) -> None:
+    store = await store_with_dead_ledgers(tmp_path / "b1")
+    append_copy, added = store.engine.append_copy, []
+    lookup = store.engine._lookup
+    sources = lookup.sources
+
+    async def sources_and_an_add(ledger_id: int, low: int, high: int) -> object:
+        found = await sources(ledger_id, low, high)
+        if ledger_id in KEPT and len(added) < 30:
+            added.append((ledger_id, low))
+            store.engine.append_block(make_block(ledger_id, low, [b"in between"]), lambda _: None)
+        return found
+
+    lookup.sources = sources_and_an_add  # type: ignore[method-assign, assignment]
+    for ledger_id in range(4, 13):
+        await delete(store, ledger_id)
+    await store.settled()
+    lookup.sources = sources  # type: ignore[method-assign]
+    assert len(added) == 30
+    assert append_copy is not None
+    for ledger_id, entry in added:
+        assert (await store.read(ledger_id, entry, entry))[0] == {entry: b"in between"}
+    await store.close()
+
+
+async def test_trimmed_and_forgotten_entries_give_back_their_space(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    await write(store, range(1, 3), range(200))
+    await store.settled()
+    before = len(store.engine._segments.by_id)
+    await store.wait(lambda done: store.engine.append_trim(1, 150, done))
+    await store.wait(lambda done: store.engine.append_forget(2, done))
+    await store.settled()
+    assert len(store.engine._segments.by_id) < before / 2
+    found, stop, _ = await store.read(1, 150, 199)
+    assert (stop, len(found)) == (Stop.END, 50)
+    assert_no_orphans(store)
+    await store.close()
+
+
+async def test_a_crash_at_each_step_loses_nothing_and_leaves_no_file(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = await store_with_dead_ledgers(tmp_path / "b1", disk)
+    crashes: list[tuple[str, Path]] = []
+
+    def crash(what: str, path: str) -> None:
+        step = f"{what} {os.path.splitext(path)[1]}"
+        crashes.append((step, copy_as_a_crash_leaves_it(store.path, tmp_path / f"crash{len(crashes)}")))
+
+    disk.on_step = crash
+    for ledger_id in range(4, 13):
+        await delete(store, ledger_id)
+    await store.settled()
+    disk.on_step = lambda what, path: None
+    await store.close()
+    steps = {step for step, _ in crashes}
+    assert {"unlink .index", "rename .spare", "rename .segment", "rename ", "create .new"} <= steps
+    assert len(crashes) > 40
+    for step, path in crashes:
+        again = await Store.open(path)
+        try:
+            await assert_kept(again, range(60))
+            assert not again.engine.notes
+            await again.settled()
+            await assert_kept(again, range(60))
+            assert_no_orphans(again)
+        except BaseException as error:
+            error.add_note(f"after {step}")
+            raise
+        await again.close()
+        shutil.rmtree(path)
+
+
+async def test_dead_segments_make_room_on_a_disk_that_is_full(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = await Store.open(tmp_path / "b1", NO_SPARES, disk)
+    await write(store, range(1, 2), range(200))
+    await store.settled()
+    disk.is_full = True
+    room = asyncio.Event()
+
+    def freed(what: str, path: str) -> None:
+        if what == "truncate":
+            disk.is_full = False
+            room.set()
+
+    disk.on_step = freed
+    await delete(store, 1)
+    await asyncio.wait_for(room.wait(), 10)
+    await store.settled()
+    assert len([name for name in os.listdir(store.path) if name.endswith(".index")]) == 0
+    await write(store, range(2, 3), range(100))
+    assert (await store.read(2, 0, 99))[1] is Stop.END
+    await store.close()
+
+
+async def test_a_segment_with_a_damaged_block_stays_and_its_ledger_is_marked(tmp_path: Path) -> None:
+    store = await store_with_dead_ledgers(tmp_path / "b1")
+    (source,) = (await store.engine._lookup.sources(1, 0, 0))[:1]
+    (run,) = await source.overlapping(0, 0, 1)
+    path = store.path / layout.segment_name(source.segment.segment_id)
+    with path.open("r+b") as file:
+        file.seek(run.offset + run.head_bytes)
+        file.write(b"?")
+    for ledger_id in range(4, 13):
+        await delete(store, ledger_id)
+    await store.settled()
+    assert store.engine.is_damaged(1)
+    assert path.exists()
+    assert await store.read(1, 0, 0) == ({}, Stop.UNKNOWN, 0)
+    for ledger_id in KEPT:
+        assert (await store.read(ledger_id, 1, 59))[1] is Stop.END
+    await store.close()
+
+
+def test_the_winners_among_copies() -> None:
+    def found(segment: int, first: int, count: int, stride: int = 1, term: int = 0) -> Found:
+        run = Run(first, term, 4096, count, stride, 96, 10)
+        return Found(term, segment, 4096, run, None)  # type: ignore[arg-type]
+
+    mine = found(2, 10, 10)
+    older, newer = found(1, 0, 100), found(3, 12, 3)
+    assert winning(mine, [older, mine], 99) == [range(10, 20)]
+    assert winning(mine, [older, mine, newer], 99) == [range(10, 12), range(15, 20)]
+    assert winning(mine, [mine, newer], 13) == [range(10, 12)]
+    assert winning(mine, [mine, found(1, 0, 100, term=1)], 99) == []
+    assert winning(mine, [mine, found(3, 11, 3, stride=3)], 99) == [
+        range(10, 11), range(12, 14), range(15, 17), range(18, 20)
+    ]  # fmt: skip
+    striped = found(2, 1, 4, stride=3)
+    assert winning(striped, [striped, found(3, 0, 9)], 99) == [range(10, 13, 3)]
+
+
+async def test_a_full_disk_stops_compaction_until_there_is_room(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = await store_with_dead_ledgers(tmp_path / "b1", disk)
+    disk.is_full = True
+    with pytest.raises(DiskFullError):
+        await write(store, range(1, 13), range(60, 90))
+    last = store.engine.last_entry(1)
+    for ledger_id in range(4, 13):
+        await delete(store, ledger_id)
+    await store.barrier()
+    back = asyncio.Event()
+    store.engine._provision._on_writable = lambda is_writable: back.set()
+    disk.is_full = False
+    await asyncio.wait_for(back.wait(), 10)
+    await store.settled()
+    await assert_kept(store, range(last))
+    assert_no_orphans(store)
+    await store.close()
