@@ -20,6 +20,8 @@ from client_aio.log.writer import LogWriter
 from client_aio.reader import LedgerReader
 from client_aio.repair import RepairedFragment, RepairProgress, RepairReport
 from client_aio.replicas import Replica
+from client_aio.unbounded.reader import UnboundedLedgerReader
+from client_aio.unbounded.writer import UnboundedLedgerWriter
 from client_aio.writer import LedgerWriter
 from metadata.errors import *  # noqa: F403
 from metadata.errors import __all__ as _errors
@@ -52,6 +54,8 @@ __all__ = [
     "Replica",
     "Seating",
     "SweepReport",
+    "UnboundedLedgerReader",
+    "UnboundedLedgerWriter",
     "WeightedRandom",
     "connect",
     *_errors,

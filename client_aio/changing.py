@@ -77,6 +77,7 @@ class EnsembleChanges(Generic[Token]):
         self._progress = asyncio.Event()
         self._is_finishing = asyncio.Event()
         self._patience = _Patience(context.config.ensemble_change_timeout_s)
+        self._rolls: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -88,10 +89,18 @@ class EnsembleChanges(Generic[Token]):
                 self._run(), name=f"ensemble change of ledger {self._replicator.window.ledger_id}"
             )
 
-    def roll(self) -> None:
-        """Begin a new fragment, after what is under way."""
+    def roll(self) -> asyncio.Future[None]:
+        """Begin a new fragment, after what is under way.
+
+        Returns:
+            A future, done when it is written, or when everything has been withdrawn; with the error of the
+            metadata store, where that cannot be reached and the roll is given up.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._rolls.append(future)
         self._changer.roll()
         self.begin()
+        return future
 
     def moved(self) -> None:
         """Look again whether the newcomers hold their copies, and whether what was sent is acknowledged."""
@@ -119,6 +128,8 @@ class EnsembleChanges(Generic[Token]):
             step = self._changer.next()
             while step is not None and self._is_needed():
                 step = await self._carry_out(step)
+                if not self._changer.is_roll_due:
+                    self._end_rolls(None)
         except BookKeeperError as error:
             self._on_given_up(error)
         except Exception as error:
@@ -126,6 +137,19 @@ class EnsembleChanges(Generic[Token]):
             ledger_id, why = self._replicator.window.ledger_id, f"an ensemble change failed: {error!r}"
             logger.exception("ledger=%d %s", ledger_id, why)
             self._on_given_up(WriterAbortedError(why, ledger_id=ledger_id))
+        finally:
+            self._end_rolls(None)
+
+    def _end_rolls(self, error: MetadataUnavailableError | None) -> None:
+        rolls, self._rolls = self._rolls, []
+        for future in rolls:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+                future.exception()  # looked at: nobody need wait for it
 
     async def _carry_out(self, step: Step) -> Step:
         changer, replicator = self._changer, self._replicator
@@ -186,6 +210,7 @@ class EnsembleChanges(Generic[Token]):
             await self._context.ledgers.read(metadata.ledger_id)
         except MetadataUnavailableError as error:
             logger.warning("ledger=%d its next fragment waits: %s", metadata.ledger_id, error)
+            self._end_rolls(error)
             return changer.roll_later()
         try:
             bookies, self._connections = await self._context.finder.find_next(metadata)

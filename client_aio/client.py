@@ -26,6 +26,8 @@ from client_aio.reader import LedgerReader
 from client_aio.recovery import recover_ledger
 from client_aio.repair import Repair, RepairProgress, RepairReport
 from client_aio.replicas import Replica, list_replicas
+from client_aio.unbounded.client import UnboundedClient, check_name_or_id
+from client_aio.unbounded.reader import UnboundedLedgerReader
 from client_aio.writer import LedgerWriter
 from metadata.bookies import BookieRecord, ensure_cluster
 from metadata.errors import BookKeeperError, InvalidArgumentError
@@ -79,7 +81,7 @@ def connect(
     return Opening(lambda: Client._open(metadata, config, placement or WeightedRandom(), source))
 
 
-class Client(LogClient):
+class Client(LogClient, UnboundedClient):
     """A connection to a cluster; made by `connect`. An async context manager."""
 
     def __init__(self, store: MetadataStore, context: ClientContext, *, owns_store: bool) -> None:
@@ -193,9 +195,9 @@ class Client(LogClient):
         return Opening(lambda: create_ledger(self._context, settings, make))
 
     def open_ledger(
-        self, ledger_id: int, *, recover: bool = False, password: bytes = b""
+        self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
     ) -> Opening[LedgerReader]:
-        """Open a ledger for reading.
+        """Open a ledger for reading, by its id; an unbounded one by its id or its name.
 
         Without `recover` this never fences: a writer goes on undisturbed, and the handle reads up to the
         LAC and can tail. **With `recover=True` it takes over**: an open ledger is fenced, so that its writer
@@ -203,31 +205,34 @@ class Client(LogClient):
 
         Raises:
             NoSuchLedgerError: on opening: there is no such ledger.
+            InvalidArgumentError: on opening: an unbounded ledger is not recovered, but taken over.
             UnauthorizedAccessError: on opening: the password is not the ledger's. No bookie was asked yet, so
                 nothing has been fenced.
             LedgerRecoveryError: on opening, with `recover`: too few bookies answered; run it again later.
         """
         self._context.check_open()
-        check_ledger_id(ledger_id)
+        check_name_or_id(ledger_id)
 
         async def open_() -> LedgerReader:
             context = self._context
             context.check_open()
-            metadata, version = await context.ledgers.read(ledger_id)
+            metadata, version = await context.ledgers.read(await self._ledger_id_of(ledger_id))
             digest = await context.unlock(metadata, password)
             if recover:
-                return LedgerReader(context, *await recover_ledger(context, ledger_id, digest), digest)
-            reader = LedgerReader(context, metadata, version, digest)
+                recovered = await recover_ledger(context, metadata.ledger_id, digest)
+                return LedgerReader(context, *recovered, digest)
+            kind = UnboundedLedgerReader if metadata.is_unbounded else LedgerReader
+            reader = kind(context, metadata, version, digest)
             try:
                 await reader.read_last_add_confirmed()
             except BookKeeperError as error:
                 # What is before the last fragment can be read all the same, and tailing asks again.
-                logger.warning("ledger=%d its LAC is not known for now: %s", ledger_id, error)
+                logger.warning("ledger=%d its LAC is not known for now: %s", metadata.ledger_id, error)
             return reader
 
         return Opening(open_)
 
-    async def delete_ledger(self, ledger_id: int, *, password: bytes = b"") -> None:
+    async def delete_ledger(self, ledger_id: int | str, *, password: bytes = b"") -> None:
         """Delete a ledger, for good: a writer of it that lives is shut out, and what it adds late is refused.
 
         On return the metadata is gone, and those bookies have dropped the ledger that could be reached;
@@ -239,7 +244,8 @@ class Client(LogClient):
             UnauthorizedAccessError: the password is not the ledger's. Nothing was done.
         """
         self._context.check_open()
-        await delete_ledger(self._context, check_ledger_id(ledger_id), password)
+        check_name_or_id(ledger_id)
+        await delete_ledger(self._context, await self._ledger_id_of(ledger_id), password)
 
     async def repair_ledger(
         self,
@@ -308,14 +314,17 @@ class Client(LogClient):
         async for ledger_id in self._context.ledgers.ledger_ids(first=first):
             yield ledger_id
 
-    async def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
-        """Read a ledger's metadata.
+    async def ledger_metadata(self, ledger_id: int | str) -> LedgerMetadata:
+        """Read a ledger's metadata, by its id or name.
+
+        Of an unbounded ledger they list the last fragments; those before are in pages.
 
         Raises:
             NoSuchLedgerError: there is none.
         """
         self._context.check_open()
-        metadata, _ = await self._context.ledgers.read(check_ledger_id(ledger_id))
+        check_name_or_id(ledger_id)
+        metadata, _ = await self._context.ledgers.read(await self._ledger_id_of(ledger_id))
         return metadata
 
     async def close(self) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
     from metadata.store import Version
+    from metadata.unbounded import UnboundedRecord
 
 Writer = TypeVar("Writer", bound=LedgerWriter)
 
@@ -63,6 +64,23 @@ async def create_ledger(
         NotEnoughBookiesError: fewer than E bookies can be reached.
         MetadataUnavailableError: the ledger may exist, now or later; nobody has its id.
     """
+    metadata, proof = await new_metadata(context, settings, id_min=id_min)
+    version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+    return await start_writer(context, make(context, metadata, version, proof))
+
+
+async def new_metadata(
+    context: ClientContext,
+    settings: LedgerSettings,
+    *,
+    id_min: int = 0,
+    unbounded: UnboundedRecord | None = None,
+) -> tuple[LedgerMetadata, Digest]:
+    """Draw an id, find an ensemble, and give a new ledger's metadata, which nobody has seen, and its digest.
+
+    Raises:
+        NotEnoughBookiesError: fewer than E bookies can be reached.
+    """
     context.check_open()
     ledger_id = await context.ledgers.allocate_id(at_least=id_min)
     bookies = await context.finder.find(
@@ -80,9 +98,13 @@ async def create_ledger(
         guaranteed_write_quorum=settings.guaranteed_write_quorum,
         created_ms=context.now_ms(),
         custom=settings.custom_metadata,
+        unbounded=unbounded,
     )
-    version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
-    writer = make(context, metadata, version, proof)
+    return metadata, proof
+
+
+async def start_writer(context: ClientContext, writer: Writer) -> Writer:
+    """Start a writer that has just been made, and have the client end it when the client is closed."""
     context.keep(writer)
     try:
         await writer.start()

@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import Delete, Done, ReadLac, ReadLacAnswer
+from client_aio.unbounded.fragments import all_fragments, forget
 from metadata.errors import BookKeeperError
 from metadata.ids import NO_ENTRY, TERM_FINAL
 
@@ -32,8 +33,12 @@ async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes)
     """
     metadata, _ = await context.ledgers.read(ledger_id)
     digest = await context.unlock(metadata, password)
+    bookies = sorted(
+        {bookie async for fragment in all_fragments(context, metadata) for bookie in fragment.bookies}
+    )
     await context.ledgers.delete(ledger_id)
-    bookies = sorted({bookie for fragment in metadata.fragments for bookie in fragment.bookies})
+    if metadata.unbounded is not None:
+        await forget(context, metadata)
     telling = [
         asyncio.create_task(_tell(context, ledger_id, bookie_id, digest.token(bookie_id)))
         for bookie_id in bookies

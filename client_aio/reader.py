@@ -141,8 +141,7 @@ class LedgerReader:
         Survives ensemble changes, recovery, and bookies that come and go. `aclose()` the iterator when
         it is not read to its end.
         """
-        check_range(from_entry, from_entry)
-        return entries_of(self._tail(from_entry))
+        return entries_of(self.tail_batches(from_entry))
 
     def tail_batches(self, from_entry: int = 0) -> BatchStream:
         """Read as `tail` does, in batches: one buffer and a list of offsets for many entries."""

@@ -50,7 +50,8 @@ _SPECULATIVE_MAX = 2
 class EntrySource(Protocol):
     """Where a handle reads its ledger's entries; `EntryReader` says what each member does."""
 
-    digest_mismatches: int
+    @property
+    def digest_mismatches(self) -> int: ...
 
     def stream(self, first: int, last: int, limit: int) -> EntryStream: ...
 

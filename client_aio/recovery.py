@@ -38,6 +38,7 @@ from client_aio.replication import Replicator
 from client_aio.updating import HeldMetadata
 from metadata.errors import (
     BookKeeperError,
+    InvalidArgumentError,
     LedgerFencedError,
     LedgerRecoveryError,
     NotEnoughBookiesError,
@@ -65,10 +66,16 @@ async def recover_ledger(
 
     Raises:
         NoSuchLedgerError: there is no such ledger.
+        InvalidArgumentError: it is unbounded. Nothing was done.
         LedgerRecoveryError: too few bookies answered to decide; the message names those missing.
         MetadataUnavailableError: the metadata store did not answer in time.
     """
     held = HeldMetadata(context, *await context.ledgers.read(ledger_id))
+    if held.current.is_unbounded:
+        raise InvalidArgumentError(
+            f"ledger {ledger_id} is unbounded: it is not recovered, but taken over by open_unbounded_ledger",
+            ledger_id=ledger_id,
+        )
     await held.update(entered)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
     while not held.current.is_closed:
         recovery = Recovery(context, held.current, digest)

@@ -216,7 +216,7 @@ class EnsembleChanger(Generic[Token]):
         self._asked = 0  # seats that bookies were last asked for
         self._seats = 0  # seats of the change under way
         self._first_entry: int | None = None
-        self._is_roll_due = False
+        self.is_roll_due = False
         self._rolling: tuple[tuple[str, ...], int] | None = (
             None  # to these bookies, of them new in these seats
         )
@@ -227,7 +227,7 @@ class EnsembleChanger(Generic[Token]):
 
     def roll(self) -> None:
         """Ask for a new fragment, after what is under way; `next` gives the steps."""
-        self._is_roll_due = True
+        self.is_roll_due = True
 
     def next(self) -> Step:
         """Give what is to be done about the seats that have failed, and about a roll that is due."""
@@ -235,7 +235,7 @@ class EnsembleChanger(Generic[Token]):
             return self.drained()
         self._asked = self._window.failed
         if not self._asked:
-            return FindAll() if self._is_roll_due else None
+            return FindAll() if self.is_roll_due else None
         if self.changes >= self._changes_max and self._first_entry is None:
             return self._go_on_without(f"its ensemble has been changed {self.changes} times already")
         return Find(self._asked)
@@ -251,7 +251,7 @@ class EnsembleChanger(Generic[Token]):
             return GiveUp(f"some write set has fewer than {self._window.ack_quorum} bookies left, and {why}")
         if self._rolling is not None:
             return Drain(self._window.failed)
-        if self._is_roll_due:
+        if self.is_roll_due:
             return self.not_found_all()
         return Wait(is_frozen=False)
 
@@ -265,7 +265,7 @@ class EnsembleChanger(Generic[Token]):
 
     def roll_later(self) -> Step:
         """Give the roll up: it is asked for again some other time."""
-        self._is_roll_due = False
+        self.is_roll_due = False
         return self.next()
 
     def _begin_roll(self, bookies: tuple[str, ...], seats: int) -> Step:
@@ -318,6 +318,6 @@ class EnsembleChanger(Generic[Token]):
     def reseated(self) -> Step:
         """Note that the window goes on; what failed meanwhile is the next change."""
         if self._is_rolled:
-            self._rolling, self._is_roll_due, self._window.is_holding = None, False, False
+            self._rolling, self.is_roll_due, self._window.is_holding = None, False, False
         self._first_entry, self._seats, self._is_rolled = None, 0, False
         return self.next()

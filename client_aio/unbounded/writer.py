@@ -1,0 +1,149 @@
+"""The writer's handle of an unbounded ledger: a ledger's writer under a term, which rolls, trims and seals.
+
+Owns what a ledger's writer does not have: when the next fragment is due, and what closing means. Rolling
+itself is `client_aio.core.changes`'.
+
+Invariant: `length_before` in the metadata is the length below the last fragment's first entry, at each
+change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bookie_aio.wire.messages import WriteLac
+from client_aio.unbounded.fragments import HeldFragments, PagedEntries
+from client_aio.writer import LedgerWriter, Token
+from metadata.errors import LedgerClosedError
+
+if TYPE_CHECKING:
+    from client_aio.core.changes import NewEnsemble
+    from client_aio.core.window import Turn
+    from client_aio.reading import EntrySource
+    from metadata.ledger import LedgerMetadata
+    from metadata.store import Version
+
+FRAGMENT_BYTES = 256 * 1024 * 1024
+
+_ROLL_RETRY_SHARE = 8
+"""A roll that could not be made is due again after one part in this many of a fragment."""
+
+
+class UnboundedLedgerWriter(LedgerWriter):
+    """Adds entries to an unbounded ledger, under a term; made by `Client.open_unbounded_ledger`.
+
+    Adding, flushing and reading are as with every writer. An async context manager: leaving it normally
+    flushes and leaves the ledger to whoever takes it over next; leaving it by an exception or a cancellation
+    aborts. When somebody else takes the ledger over, everything outstanding fails with LedgerFencedError
+    (*unknown*).
+    """
+
+    def __init__(self, *args: Any, fragment_bytes: int = FRAGMENT_BYTES, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._fragment_bytes = fragment_bytes
+        self._roll_at = self._window.length_confirmed + fragment_bytes
+        self._seals = False
+        self._is_left = False
+
+    def _hold(self, metadata: LedgerMetadata, version: Version) -> HeldFragments:
+        return HeldFragments(self._context, metadata, version)
+
+    def _make_reader(self) -> EntrySource:
+        held = self._held
+        assert isinstance(held, HeldFragments)
+        return PagedEntries(self._context, lambda: held.current, self._digest, refresh=held.refresh)
+
+    @property
+    def term(self) -> int:
+        """Give the term that this writer holds."""
+        return self._term
+
+    @property
+    def first_entry(self) -> int:
+        """Give the first entry that has not been trimmed."""
+        return self._held.current.first_entry
+
+    async def roll(self) -> int:
+        """Begin a new fragment, and return its first entry: all that has been added by now lies before it.
+
+        Fragments are what `trim` drops. They are begun by size without being asked for. Cancelling leaves it
+        to be begun.
+
+        Raises:
+            BookKeeperError: the writer's first failure. LedgerClosedError: it is closed.
+            MetadataUnavailableError: the store cannot be reached; no fragment was begun, and adding goes on.
+        """
+        if not self.is_closed:
+            await asyncio.shield(self._changes.roll())
+        self._check_writes()
+        return self._held.current.last_fragment.first_entry
+
+    def _check_writes(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._is_closing:
+            raise LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
+
+    async def trim(self, before_entry: int) -> int:
+        """Drop the fragments that lie as a whole before an entry, and return the first entry that is left.
+
+        The last fragment is never dropped. Bookies give the space back later. Cancelling leaves it trimmed,
+        or as it was.
+
+        Raises:
+            LedgerFencedError, LedgerClosedError: this writer writes the ledger no more.
+            MetadataUnavailableError: no definite outcome in time.
+        """
+        self._check_writes()
+        assert isinstance(self._held, HeldFragments)
+        await self._held.trim(before_entry)
+        return self.first_entry
+
+    async def close(self, *, seal: bool = False) -> LedgerMetadata:
+        """Flush, and leave the ledger to whoever takes it over next; calling it again does nothing.
+
+        Args:
+            seal: close the ledger for good instead, behind its last entry: readers that follow it come to an
+                end, and nobody takes it over any more.
+
+        Raises:
+            BookKeeperError: the first failure of an add.
+            LedgerFencedError: another client took the ledger over.
+            LedgerClosedError: it is to be sealed, and this writer has left it.
+        """
+        if self._is_left and seal:
+            raise LedgerClosedError(
+                f"ledger {self.ledger_id} has been left: open it again to seal it", ledger_id=self.ledger_id
+            )
+        self._seals = seal
+        return await super().close()
+
+    @property
+    def _is_closed_here(self) -> bool:
+        return self._is_left or super()._is_closed_here
+
+    async def _close_metadata(self) -> None:
+        if self._seals:
+            await super()._close_metadata()
+            return
+        # Nothing else will tell readers of the last entries.
+        window = self._window
+        statement = self._digest.statement(window.content_term, window.lac, window.lafr_to_state)
+        await self._replicator.ask_all(WriteLac(self.ledger_id, self._term, statement))
+        self._is_left = True
+
+    async def _write_change(self, change: NewEnsemble) -> bool:
+        length = self._window.length_confirmed  # frozen: of what lies below the new fragment
+        is_written = await super()._write_change(replace(change, length=length))
+        if is_written:
+            self._roll_at = length + self._fragment_bytes
+        return is_written
+
+    def _on_turns(self, turns: list[Turn[Token]]) -> None:
+        super()._on_turns(turns)
+        length = self._window.length_confirmed
+        if length >= self._roll_at and not self.is_closed:
+            self._roll_at = length + self._fragment_bytes // _ROLL_RETRY_SHARE
+            self._changes.roll()

@@ -1,0 +1,400 @@
+"""Unbounded ledgers, end to end: takeovers, fragments, readers that follow, trimming, sealing, deleting."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+import client_aio
+from client_aio import LedgerState
+from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from client_aio.reading import EntryStream
+
+WAIT_S = 30
+NAME = "payments"
+
+
+@asynccontextmanager
+async def clients(
+    tmp_path: Path, bookies: int = 3, **settings: object
+) -> AsyncIterator[tuple[client_aio.Client, client_aio.Client, Cluster]]:
+    """Give two clients of a cluster."""
+    async with (
+        Cluster(tmp_path, bookies=bookies) as cluster,
+        client_aio.connect(cluster.uri, **settings) as one,
+        client_aio.connect(cluster.uri, **settings) as other,
+    ):
+        yield one, other, cluster
+
+
+def numbered(first: int, last: int) -> list[bytes]:
+    return [b"%d" % n for n in range(first, last + 1)]
+
+
+async def everything(
+    client: client_aio.Client, start: int | None = 0, name: str | int = NAME
+) -> list[tuple[int, bytes]]:
+    async with aclosing(client.read_unbounded_ledger(name, start, follow=False)) as entries:
+        return [tuple(entry) async for entry in entries]
+
+
+async def take(entries: EntryStream, count: int) -> list[tuple[int, bytes]]:
+    """Give the next entries of a reader that follows."""
+
+    async def next_ones() -> list[tuple[int, bytes]]:
+        return [tuple(await anext(entries)) for _ in range(count)]
+
+    return await asyncio.wait_for(next_ones(), WAIT_S)
+
+
+async def rolled(ledger: client_aio.UnboundedLedgerWriter, data: list[bytes]) -> None:
+    """Add entries, and begin a fragment behind them."""
+    await ledger.add_entries(data)
+    assert await ledger.roll() == ledger.last_add_confirmed + 1
+    await ledger.add_entry(b"first of a fragment")
+    assert ledger.metadata.last_fragment.first_entry == ledger.last_add_confirmed
+
+
+# --- takeovers ---
+
+
+async def test_a_ledger_goes_on_under_one_writer_after_another(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, _):
+        async with one.open_unbounded_ledger(NAME, custom_metadata={"app": b"x"}) as ledger:
+            assert (ledger.term, ledger.last_add_confirmed, ledger.length) == (1, -1, 0)
+            assert await ledger.add_entries(numbered(0, 9)) == (0, 9)
+            assert [entry.data async for entry in ledger.read(0, 9)] == numbered(0, 9)
+            length = ledger.length
+        async with other.open_unbounded_ledger(NAME, create=False) as ledger:
+            assert (ledger.term, ledger.last_add_confirmed, ledger.length) == (2, 9, length)
+            assert await ledger.add_entry(b"10") == 10
+            assert [entry.data async for entry in ledger.read(0, 10)] == numbered(0, 10)
+            assert ledger.metadata.custom == {"app": b"x"}
+            assert [f.content_term for f in ledger.metadata.fragments] == [1, 2]
+        assert await everything(one) == list(enumerate(numbered(0, 10)))
+        assert [each async for each in one.list_unbounded_ledgers()] == [(NAME, ledger.ledger_id)]
+
+
+async def test_a_writer_that_lives_is_shut_out_and_what_it_had_acknowledged_is_kept(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, _):
+        former = await one.open_unbounded_ledger(NAME)
+        await former.add_entries(numbered(0, 4))
+        ledger = await other.open_unbounded_ledger(NAME)
+        late = former.add_entry(b"late")
+        with pytest.raises(client_aio.LedgerFencedError, match="taken over") as fenced:
+            await asyncio.wait_for(late, WAIT_S)
+        assert fenced.value.outcome.value == "unknown"
+        with pytest.raises(client_aio.LedgerFencedError):
+            await former.close()
+        with pytest.raises(client_aio.LedgerFencedError):
+            await former.trim(3)
+        await ledger.add_entry(b"5")
+        await ledger.close()
+        assert await everything(one) == list(enumerate(numbered(0, 5)))
+
+
+async def test_an_empty_fragment_is_replaced_at_each_takeover(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, _):
+        for client in (one, other, one, other):
+            ledger = await client.open_unbounded_ledger(NAME)
+        assert [(f.first_entry, f.content_term) for f in ledger.metadata.fragments] == [(0, 4)]
+        await ledger.add_entry(b"0")
+        ledger = await one.open_unbounded_ledger(NAME)
+        ledger = await one.open_unbounded_ledger(NAME)
+        assert [(f.first_entry, f.content_term) for f in ledger.metadata.fragments] == [(0, 4), (1, 6)]
+        assert ledger.length == 1
+
+
+async def test_takeovers_at_the_same_time_leave_one_writer_and_one_truth(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, _):
+        async with one.open_unbounded_ledger(NAME) as ledger:
+            await ledger.add_entries(numbered(0, 9))
+        opening = [client.open_unbounded_ledger(NAME) for client in (one, other) * 4]
+        opened = await asyncio.gather(*opening, return_exceptions=True)
+        writers = [each for each in opened if isinstance(each, client_aio.UnboundedLedgerWriter)]
+        assert {type(each) for each in opened} <= {
+            client_aio.UnboundedLedgerWriter, client_aio.LedgerFencedError,
+        }  # fmt: skip
+        assert len({writer.term for writer in writers}) == len(writers)
+        adding = [writer.add_entry(b"of term %d" % writer.term) for writer in writers]
+        added = await asyncio.gather(*adding, return_exceptions=True)
+        acknowledged = {each: index for index, each in enumerate(added) if isinstance(each, int)}
+        last = max(writers, key=lambda writer: writer.term)
+        if not acknowledged:  # the last one was overtaken by one that failed afterwards
+            last = await one.open_unbounded_ledger(NAME)
+            await last.add_entry(b"at last")
+        await last.close()
+        found = dict(await everything(other))
+        assert [found[n] for n in range(10)] == numbered(0, 9)
+        for entry_id, index in acknowledged.items():
+            assert found[entry_id] == b"of term %d" % writers[index].term
+
+
+async def test_the_end_that_nobody_acknowledged_is_found_and_kept_under_its_own_term(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, cluster):
+        former = await one.open_unbounded_ledger(NAME)
+        await former.add_entries(numbered(0, 2))
+        await former.abort()  # nobody published the LAC: all of it has to be found
+        ledger = await other.open_unbounded_ledger(NAME)
+        assert ledger.last_add_confirmed == 2
+        assert [(f.first_entry, f.content_term) for f in ledger.metadata.fragments] == [(0, 1), (3, 2)]
+        await cluster.kill()
+        await cluster.start()
+        assert await everything(other) == list(enumerate(numbered(0, 2)))
+
+
+async def test_a_takeover_without_enough_bookies_fails_and_the_next_one_succeeds(tmp_path: Path) -> None:
+    async with clients(tmp_path, bookies=5, connect_timeout_s=1) as (one, other, cluster):
+        ledger = await one.open_unbounded_ledger(NAME)
+        await ledger.add_entries(numbered(0, 9))
+        await ledger.abort()  # else it replaces them
+        lost = ledger.metadata.last_fragment.bookies[:2]
+        await asyncio.gather(*(cluster[name].kill() for name in lost))
+        with pytest.raises(client_aio.LedgerRecoveryError, match=lost[0]):
+            await other.open_unbounded_ledger(NAME)
+        metadata = await other.ledger_metadata(NAME)
+        assert (metadata.state, metadata.term) == (LedgerState.IN_RECOVERY, 2)
+        await cluster[lost[0]].start()
+        ledger = await other.open_unbounded_ledger(NAME)
+        assert (ledger.term, ledger.last_add_confirmed) == (3, 9)
+        # The new fragment does without the one that is still gone.
+        assert lost[1] not in ledger.metadata.last_fragment.bookies
+        await ledger.add_entry(b"10")
+
+
+async def test_a_bookie_that_fails_is_replaced_under_the_same_content_term(tmp_path: Path) -> None:
+    async with clients(tmp_path, bookies=4) as (one, other, cluster):
+        ledger = await one.open_unbounded_ledger(NAME)
+        await ledger.add_entries(numbered(0, 9))
+        await cluster[ledger.metadata.last_fragment.bookies[0]].kill()
+        await ledger.add_entries(numbered(10, 19))
+        await ledger.close()
+        fragments = ledger.metadata.fragments
+        assert len(fragments) == 2
+        assert {f.content_term for f in fragments} == {1}
+        assert await everything(other) == list(enumerate(numbered(0, 19)))
+        async with other.open_unbounded_ledger(NAME) as again:
+            assert again.last_add_confirmed == 19
+
+
+# --- fragments ---
+
+
+async def test_fragments_are_rolled_by_size_and_lose_no_order(tmp_path: Path) -> None:
+    async with clients(tmp_path, bookies=6) as (one, other, _):
+        async with one.open_unbounded_ledger(NAME, fragment_bytes=20_000) as ledger:
+            done: list[int] = []
+            for n in range(600):
+                ledger.add_entry(b"%d" % n * 100).add_done_callback(lambda add: done.append(add.result()))
+                if n % 5 == 0:
+                    await ledger.flush()
+            await ledger.flush()
+        assert done == list(range(600))
+        fragments = ledger.metadata.fragments
+        assert len(fragments) > 3
+        assert {f.content_term for f in fragments} == {1}
+        assert len({name for f in fragments for name in f.bookies}) > 3
+        assert await everything(other) == [(n, b"%d" % n * 100) for n in range(600)]
+        async with other.open_unbounded_ledger(NAME) as again:
+            assert (again.last_add_confirmed, again.length) == (599, ledger.length)
+
+
+async def test_a_roll_goes_on_with_the_same_bookies_where_there_are_no_others(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, cluster):
+        ledger = await one.open_unbounded_ledger(NAME)
+        await rolled(ledger, numbered(0, 4))
+        await cluster["b2"].kill()
+        await ledger.add_entry(b"without b2")
+        before = ledger.metadata.last_fragment
+        assert await asyncio.wait_for(ledger.roll(), WAIT_S) > before.first_entry
+        await asyncio.wait_for(ledger.add_entries(numbered(0, 4)), WAIT_S)
+        await ledger.close()
+        assert set(ledger.metadata.last_fragment.bookies) == {"b1", "b2", "b3"}
+        found = await everything(other)
+        assert [entry_id for entry_id, _ in found] == list(range(12))
+
+
+async def test_a_bulk_add_and_a_close_wait_for_the_roll_under_way(tmp_path: Path) -> None:
+    async with clients(tmp_path, max_in_flight_bytes=50_000) as (one, other, _):
+        async with one.open_unbounded_ledger(NAME, fragment_bytes=30_000) as ledger:
+            for n in range(0, 500, 25):
+                assert await ledger.add_entries(b"x" * 1000 for _ in range(25)) == (n, n + 24)
+            rolling = asyncio.create_task(ledger.roll())
+            await asyncio.sleep(0)
+            ledger.add_entry(b"last")
+        await asyncio.gather(rolling, return_exceptions=True)  # the close may have come first
+        assert len(ledger.metadata.fragments) > 3
+        assert len(await everything(other)) == 501
+
+
+# --- readers ---
+
+
+async def test_a_reader_follows_over_terms_and_fragments_and_ends_with_the_seal(tmp_path: Path) -> None:
+    async with clients(tmp_path, bookies=6) as (one, other, _):
+        ledger = await one.open_unbounded_ledger(NAME)
+        async with aclosing(other.read_unbounded_ledger(NAME)) as entries:
+            expected = numbered(0, 3)
+            await ledger.add_entries(expected)
+            assert await take(entries, 4) == list(enumerate(expected))
+            await rolled(ledger, [b"4"])
+            assert await take(entries, 2) == [(4, b"4"), (5, b"first of a fragment")]
+            ledger = await one.open_unbounded_ledger(NAME)
+            await ledger.add_entry(b"6")
+            assert await take(entries, 1) == [(6, b"6")]
+            for n in range(7, 12):
+                async with other.open_unbounded_ledger(NAME) as ledger:
+                    await ledger.add_entry(b"%d" % n)
+            assert await take(entries, 5) == list(enumerate(numbered(7, 11), 7))
+            async with other.open_unbounded_ledger(NAME) as ledger:
+                await ledger.add_entry(b"12")
+                await ledger.close(seal=True)
+            assert await take(entries, 1) == [(12, b"12")]
+            with pytest.raises(StopAsyncIteration):
+                await asyncio.wait_for(anext(entries), WAIT_S)
+
+
+async def test_a_reader_that_waits_in_the_middle_of_nowhere_sees_the_last_entry(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, _):
+        ledger = await one.open_unbounded_ledger(NAME)
+        await ledger.add_entry(b"0")
+        async with aclosing(other.read_unbounded_ledger(NAME, 1)) as entries:
+            waiting = asyncio.create_task(take(entries, 1))
+            await asyncio.sleep(0)
+            await ledger.add_entry(b"1")
+            await ledger.close()  # publishes the LAC, since no later entry will
+            assert await waiting == [(1, b"1")]
+
+
+async def test_a_reader_of_a_bounded_ledger_is_sent_to_the_right_method(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, _, _):
+        async with one.create_ledger() as ledger:
+            await ledger.add_entry(b"0")
+        with pytest.raises(client_aio.InvalidArgumentError, match="bounded"):
+            await everything(one, name=ledger.ledger_id)
+        with pytest.raises(client_aio.InvalidArgumentError, match="bounded"):
+            await one.open_unbounded_ledger(ledger.ledger_id)
+        async with one.open_unbounded_ledger(NAME) as unbounded:
+            await unbounded.add_entry(b"0")
+        with pytest.raises(client_aio.InvalidArgumentError, match="open_unbounded_ledger"):
+            await one.open_ledger(NAME, recover=True)
+        async with one.open_ledger(NAME) as reader:
+            assert [entry.data async for entry in reader.read(0, 0)] == [b"0"]
+
+
+# --- trimming, sealing, deleting ---
+
+
+async def test_trimming_drops_whole_fragments_and_tells_readers(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, _):
+        ledger = await one.open_unbounded_ledger(NAME)
+        for n in range(4):
+            await rolled(ledger, numbered(n * 10 + 1, n * 10 + 9))
+        starts = [fragment.first_entry for fragment in ledger.metadata.fragments]
+        assert starts == [0, 9, 19, 29, 39]
+        reader = await other.open_ledger(NAME)
+        assert await ledger.trim(8) == 0
+        assert await ledger.trim(20) == 19
+        assert (await other.ledger_metadata(NAME)).first_entry == ledger.first_entry == 19
+        with pytest.raises(client_aio.NoSuchEntryError, match="begins at entry 19"):
+            await everything(other)
+        with pytest.raises(client_aio.NoSuchEntryError, match="begins at entry 19"):
+            async with aclosing(other.read_unbounded_ledger(NAME, 5)) as entries:
+                await anext(entries)
+        async with aclosing(other.read_unbounded_ledger(NAME, None)) as entries:
+            assert [entry_id for entry_id, _ in await take(entries, 21)] == list(range(19, 40))
+        assert await ledger.trim(10**9) == 39
+        await ledger.add_entry(b"40")
+        async with other.open_unbounded_ledger(NAME) as ledger:
+            assert (ledger.first_entry, ledger.last_add_confirmed) == (39, 40)
+        # Whoever was there before reads what bookies still have, or is told.
+        await reader.refresh()
+        with pytest.raises(client_aio.NoSuchEntryError, match="begins at"):
+            await anext(reader.read(0, 3))
+
+
+async def test_a_sealed_ledger_is_never_taken_over_again(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, _):
+        async with one.open_unbounded_ledger(NAME) as ledger:
+            await ledger.add_entries(numbered(0, 4))
+            sealed = await ledger.close(seal=True)
+        assert (sealed.state, sealed.last_entry, sealed.length) == (LedgerState.CLOSED, 4, 5)
+        with pytest.raises(client_aio.LedgerClosedError, match="sealed at entry 4"):
+            await other.open_unbounded_ledger(NAME)
+        reader = await other.open_ledger(NAME)
+        assert (reader.is_closed, reader.last_add_confirmed, reader.length) == (True, 4, 5)
+        assert await everything(other) == list(enumerate(numbered(0, 4)))
+
+
+async def test_a_ledger_that_was_left_is_opened_again_to_be_sealed(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, _, _):
+        ledger = await one.open_unbounded_ledger(NAME)
+        await ledger.add_entry(b"0")
+        await ledger.close()
+        await ledger.close()
+        with pytest.raises(client_aio.LedgerClosedError):
+            await ledger.add_entry(b"1")
+        with pytest.raises(client_aio.LedgerClosedError, match="open it again"):
+            await ledger.close(seal=True)
+        with pytest.raises(client_aio.LedgerClosedError):
+            await ledger.trim(1)
+
+
+async def test_a_deleted_ledger_is_gone_with_its_name_and_the_next_of_that_name_is_another(
+    tmp_path: Path,
+) -> None:
+    async with clients(tmp_path) as (one, other, _):
+        ledger = await one.open_unbounded_ledger(NAME)
+        await rolled(ledger, numbered(0, 3))
+        async with aclosing(other.read_unbounded_ledger(NAME)) as entries:
+            await take(entries, 4)
+            await other.delete_ledger(NAME)
+            with pytest.raises(client_aio.NoSuchLedgerError):
+                await take(entries, 5)
+        with pytest.raises(client_aio.BookKeeperError):
+            await asyncio.wait_for(ledger.add_entry(b"late"), WAIT_S)
+        with pytest.raises(client_aio.NoSuchLedgerError, match=NAME):
+            await one.open_unbounded_ledger(NAME, create=False)
+        async with one.open_unbounded_ledger(NAME) as again:
+            assert again.ledger_id != ledger.ledger_id
+            assert await again.add_entry(b"0") == 0
+
+
+# --- what may be asked for ---
+
+
+async def test_wrong_arguments_are_refused_at_once(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, _, _):
+        for wrong in ("", "7", "a/b", -1, 2**63):
+            with pytest.raises(client_aio.InvalidArgumentError):
+                one.open_unbounded_ledger(wrong)
+        with pytest.raises(client_aio.InvalidArgumentError, match="guaranteed_write_quorum"):
+            one.open_unbounded_ledger(NAME, guaranteed_write_quorum=True)
+        with pytest.raises(client_aio.InvalidArgumentError, match="fragment_bytes"):
+            one.open_unbounded_ledger(NAME, fragment_bytes=0)
+        with pytest.raises(client_aio.InvalidArgumentError):
+            one.read_unbounded_ledger(NAME, -1)
+        with pytest.raises(client_aio.NoSuchLedgerError):
+            await one.open_unbounded_ledger(4711)
+
+
+async def test_a_password_is_needed_to_take_over(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, _):
+        ledger = await one.open_unbounded_ledger(NAME, password=b"secret")
+        await ledger.add_entries(numbered(0, 4))
+        for wrong in (b"", b"guess"):
+            with pytest.raises(client_aio.UnauthorizedAccessError):
+                await other.open_unbounded_ledger(NAME, password=wrong)
+        await ledger.add_entry(b"5")  # nobody has fenced it
+        async with other.open_unbounded_ledger(NAME, password=b"secret") as ledger:
+            await ledger.add_entry(b"6")
+        async with aclosing(one.read_unbounded_ledger(NAME, follow=False, password=b"secret")) as entries:
+            assert [entry.data async for entry in entries] == numbered(0, 6)
