@@ -77,6 +77,8 @@ class Limits:
 class BookieConfig:
     """One bookie.
 
+    Its segments are spread over `directories`, all of which are needed at every start, in any order.
+
     `listen` is host and port (0: any free one). `advertise` are the addresses that clients get from the
     metadata store, `host:port`, best first; a port 0 in them stands for the one listened on. None: the
     address listened on. `storage` None: the storage engine's defaults.
@@ -94,12 +96,17 @@ class BookieConfig:
     allow_remote_without_auth: bool = False
     sweep_interval_s: float = 60.0
     """How often the bookie looks for ledgers that were deleted without its being told (rule 15)."""
+    unnamed_grace_s: float = 3600.0
+    """How long entries of a closed ledger whose metadata do not name this bookie are kept (rule 15).
+
+    It has to be longer than a repair takes to name the bookie that it has copied to.
+    """
 
     def __post_init__(self) -> None:
         check_bookie_id(self.bookie_id)
-        if len(self.directories) != 1:
+        if not self.directories or len(set(self.directories)) != len(self.directories):
             raise InvalidArgumentError(
-                f"a bookie has exactly one data directory in this release, not {self.directories!r}"
+                f"a bookie has one data directory or several different ones, not {self.directories!r}"
             )
         host, port = self.listen
         if not host or not 0 <= port <= 65_535:
@@ -118,8 +125,9 @@ class BookieConfig:
             raise InvalidArgumentError(
                 f"listening on {host!r}, which no client can connect to: say what to advertise"
             )
-        if not self.sweep_interval_s > 0:
-            raise InvalidArgumentError(f"sweep_interval_s {self.sweep_interval_s!r} is not above zero")
+        for name in ("sweep_interval_s", "unnamed_grace_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidArgumentError(f"{name} {getattr(self, name)!r} is not above zero")
         if not self.weight >= 0:
             raise InvalidArgumentError(f"weight {self.weight!r} is below zero")
 

@@ -138,7 +138,7 @@ class Bookie:
         )
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
-        self._deletions = Deletions(self._engine, store, self._cookie)
+        self._deletions = Deletions(self._engine, store, self._cookie, config.unnamed_grace_s)
         self._requests = Requests(
             engine=self._engine,
             limits=config.limits,
@@ -242,6 +242,7 @@ class Bookie:
             "reads_bytes": self._flow.reads.used,
             "polls_waiting": self._requests.polls_waiting,
             "ledgers_dropped": self._deletions.dropped,
+            "ledgers_forgotten": self._deletions.forgotten,
             "counters": self._requests.counters.to_json(),
             "storage": self._engine.figures(),
         }

@@ -11,14 +11,21 @@ them unless they were deleted. Without the sync, a server of the metadata store 
 node" of a ledger that has just been created. A listing only says which ledgers to look at: one that comes
 out short costs reads, and drops nothing.
 
-Dropping is a tombstone in the journal, and from its acceptance on nothing is accepted for the ledger. Giving
-back the space is not done here.
+Dropping is a tombstone in the journal, and from its acceptance on nothing is accepted for the ledger.
+
+A bookie that took part in a ledger for a while, or was repaired away from it, holds entries that nobody asks
+for. Where the ledger is CLOSED and its metadata do not name the bookie, the sweep *forgets* them: after a
+grace period in which nothing of the ledger was added, since a repair names the bookie that it copies to
+only in the end. Forgetting is no tombstone, and leaves the fence: a later repair may bring the ledger back.
+
+Giving back the space is the storage's (`bookie_aio.storage.reclaim`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_right
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,19 +49,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LISTED_AT_ONCE = 65_536
+_LOOKED_AT_ONCE = 256
 
 
 class Deletions:
     """Drops ledgers that have been deleted, and no others."""
 
-    def __init__(self, engine: Engine, store: MetadataStore, cookie: Cookie) -> None:
+    def __init__(self, engine: Engine, store: MetadataStore, cookie: Cookie, unnamed_grace_s: float) -> None:
         """Take a store that stays its owner's to close, and who we are in it."""
+        self._unnamed_grace_s = unnamed_grace_s
+        self._unnamed: dict[int, tuple[float, int]] = {}  # since when, and what had been accepted by then
+        self._looked_upto = -1  # the sweeps look at a part of the ledgers each
         self._engine = engine
         self._store = store
         self._ledgers = LedgerStore(store)
         self._cookie = cookie
         self._sweeping: asyncio.Task[None] | None = None
         self.dropped = 0
+        self.forgotten = 0
         self.sweeps = 0
 
     async def drop_if_deleted(self, ledger_id: int) -> bool:
@@ -87,6 +99,7 @@ class Deletions:
         dropped = 0
         for ledger_id in await self._unlisted(held):
             dropped += await self.drop_if_deleted(ledger_id)
+        await self._forget_unnamed(held)
         self.sweeps += 1
         return dropped
 
@@ -112,6 +125,51 @@ class Deletions:
                     "looking for deleted ledgers failed",
                     extra=fields(bookie=self._cookie.bookie_id, error=error),
                 )
+
+    async def _forget_unnamed(self, held: list[int]) -> None:
+        """Look at some of the ledgers that are held, and forget those that others keep."""
+        self._unnamed = {one: known for one, known in self._unnamed.items() if self._has_entries(one)}
+        later = held[bisect_right(held, self._looked_upto) :][:_LOOKED_AT_ONCE]
+        self._looked_upto = later[-1] if len(later) == _LOOKED_AT_ONCE else -1
+        looked_at = [one for one in sorted({*later, *self._unnamed}) if self._has_entries(one)]
+        if not looked_at:
+            return
+        await self._store.sync(KEY_CLUSTER)
+        await self._check_cluster()
+        now = asyncio.get_running_loop().time()
+        for ledger_id in looked_at:
+            accepted = self._engine.accepted(ledger_id)
+            if not await self._is_kept_by_others(ledger_id):
+                self._unnamed.pop(ledger_id, None)
+                continue
+            # No await from the read of the metadata on.
+            if self._engine.accepted(ledger_id) != accepted or not self._has_entries(ledger_id):
+                continue
+            since, known = self._unnamed.setdefault(ledger_id, (now, accepted))
+            if known != accepted:
+                self._unnamed[ledger_id] = (now, accepted)  # perhaps a repair, which will name us
+            elif now - since >= self._unnamed_grace_s:
+                self._engine.append_forget(ledger_id, lambda error: None)
+                del self._unnamed[ledger_id]
+                self.forgotten += 1
+                log.info(
+                    "ledger forgotten: it is closed, and others keep it",
+                    extra=fields(bookie=self._cookie.bookie_id, ledger=ledger_id),
+                )
+
+    def _has_entries(self, ledger_id: int) -> bool:
+        return self._engine.last_entry(ledger_id) >= 0 and not self._engine.is_deleted(ledger_id)
+
+    async def _is_kept_by_others(self, ledger_id: int) -> bool:
+        """Tell whether the ledger is CLOSED, and none of its ensembles names this bookie."""
+        try:
+            metadata, _ = await self._ledgers.read(ledger_id)
+        except (NoSuchLedgerError, MetadataCorruptError):
+            return False  # not for certain
+        if not metadata.is_closed or metadata.unbounded is not None:
+            return False
+        mine = self._cookie.bookie_id
+        return all(mine not in fragment.bookies for fragment in metadata.fragments)
 
     def _held(self) -> list[int]:
         held, following = self._engine.list_ledgers(0, _LISTED_AT_ONCE)

@@ -143,8 +143,12 @@ async def _format(
     for path, draft in zip(config.directories, drafts, strict=True):
         if draft != fresh:
             await _write_draft(disk, path, fresh)
-        # Before the cookie is one: storage with a cookie and without a checkpoint has lost something.
-        await write_file(disk, path, CHECKPOINT, empty_checkpoint())
+    # Before the cookie is one: storage with a cookie and without a checkpoint has lost something. There is
+    # one for all directories.
+    for path in config.directories[1:]:
+        await disk.unlink(os.path.join(path, CHECKPOINT))
+        await disk.sync_directory(path)
+    await write_file(disk, config.directories[0], CHECKPOINT, empty_checkpoint())
     try:
         await store.create(cookie_key(config.bookie_id), fresh.to_json())
     except KeyExistsError:

@@ -408,6 +408,11 @@ class Engine:
         """Tell whether a tombstone was accepted for the ledger, perhaps not durable yet."""
         return self._ledgers.is_deleted(ledger_id)
 
+    def accepted(self, ledger_id: int) -> int:
+        """Give a number that changes whenever something is accepted for the ledger."""
+        state = self._ledgers.get(ledger_id)
+        return state.accepted if state is not None else 0
+
     @property
     def is_all_damaged(self) -> bool:
         """Tell whether data was lost that may concern any ledger."""

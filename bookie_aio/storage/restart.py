@@ -135,10 +135,16 @@ class Restart:
 
         Raises:
             UnknownVersionError: something is of another format version.
+            CorruptRecordError: the directories cannot be those of one bookie.
         """
         found = self._found
         for directory in self._directories:
             for name in await self._disk.list_directory(directory):
+                if name == layout.CHECKPOINT and name in self._at:
+                    raise CorruptRecordError(
+                        f"{directory} and {self._at[name]} both hold a checkpoint, and a bookie has one: one "
+                        "of them is a copy, or belongs to another bookie"
+                    )
                 self._at.setdefault(name, directory)
                 if name.endswith(layout.TEMPORARY_SUFFIX):
                     found.useless.append(os.path.join(directory, name))

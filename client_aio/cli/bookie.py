@@ -29,7 +29,12 @@ from metadata.open import open_store
 
 app = typer.Typer(no_args_is_help=True, help="Run bookies, and look after them.")
 
-DIRECTORY = typer.Option("--dir", file_okay=False, help="The data directory.", show_default=False)
+DIRECTORIES = typer.Option(
+    "--dir",
+    file_okay=False,
+    help="The data directory; repeat it to spread the data over several disks.",
+    show_default=False,
+)
 BookieId = Annotated[
     str | None,
     typer.Option("--id", help="The bookie's id; default: the one in the data directory, else one is drawn."),
@@ -41,7 +46,7 @@ _CALL_TIMEOUT_S = 5.0
 @command(app, "serve")
 async def serve(
     invocation: Invocation,
-    directory: Annotated[Path, DIRECTORY],
+    directories: Annotated[list[Path], DIRECTORIES],
     bookie_id: BookieId = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where to listen; port 0: any free one.")
@@ -75,10 +80,10 @@ async def serve(
     logs.configure(level=level, as_json=log_json)
     uri = invocation.new_metadata_uri
     disk = RealDisk()
-    path = _absolute(directory)
+    paths = _absolute(directories)
     config = BookieConfig(
-        bookie_id=check_bookie_id(bookie_id) if bookie_id else await _id_for(disk, path),
-        directories=(path,),
+        bookie_id=check_bookie_id(bookie_id) if bookie_id else await _id_for(disk, paths),
+        directories=paths,
         listen=_address("--listen", listen),
         advertise=advertise,
         rack=rack,
@@ -126,13 +131,15 @@ def _stop_event(*, watch_standard_input: bool) -> asyncio.Event:
     return stop
 
 
-def _absolute(directory: Path) -> str:
-    return str(directory.resolve())
+def _absolute(directories: list[Path]) -> tuple[str, ...]:
+    return tuple(str(directory.resolve()) for directory in directories)
 
 
-async def _id_for(disk: RealDisk, directory: str) -> str:
-    cookie = await read_cookie(disk, directory)
-    return cookie.bookie_id if cookie else f"bookie-{random.SystemRandom().getrandbits(48):012x}"
+async def _id_for(disk: RealDisk, directories: tuple[str, ...]) -> str:
+    for directory in directories:
+        if cookie := await read_cookie(disk, directory):
+            return cookie.bookie_id
+    return f"bookie-{random.SystemRandom().getrandbits(48):012x}"
 
 
 def _address(option: str, value: str) -> tuple[str, int]:
@@ -149,7 +156,7 @@ def _now_ms() -> int:
 @command(app, "format")
 async def format_(
     invocation: Invocation,
-    directory: Annotated[Path, DIRECTORY],
+    directories: Annotated[list[Path], DIRECTORIES],
     bookie_id: BookieId = None,
 ) -> None:
     """Make an empty directory a bookie's, without running it, and print the bookie's id.
@@ -158,16 +165,17 @@ async def format_(
     that holds anything else is refused, and so is an empty one under an id that the cluster knows.
     """
     disk = RealDisk()
-    path = _absolute(directory)
+    paths = _absolute(directories)
     config = BookieConfig(
-        bookie_id=check_bookie_id(bookie_id) if bookie_id else await _id_for(disk, path), directories=(path,)
+        bookie_id=check_bookie_id(bookie_id) if bookie_id else await _id_for(disk, paths), directories=paths
     )
     async with await open_store(invocation.new_metadata_uri) as store:
         cookie = await establish_identity(config, store, disk, rng=random.SystemRandom(), now_ms=_now_ms)
     invocation.output.document(
         {
             "bookie_id": cookie.bookie_id,
-            "directory": path,
+            "directory": paths[0],
+            "directories": paths,
             "instance_id": cookie.instance_id,
             "incarnation": cookie.incarnation,
         },

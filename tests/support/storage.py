@@ -58,10 +58,14 @@ class Store:
         self.path = path
 
     @classmethod
-    async def open(cls, path: Path, config: StorageConfig = SMALL, disk: RealDisk | None = None) -> Store:
-        """Open the engine on a directory, which is created."""
+    async def open(
+        cls, paths: Path | list[Path], config: StorageConfig = SMALL, disk: RealDisk | None = None
+    ) -> Store:
+        """Open the engine on a directory, or several, which are created."""
         disk = disk or RealDisk()
-        await disk.make_directory(str(path))
+        path, *more = paths if isinstance(paths, list) else [paths]
+        for one in (path, *more):
+            await disk.make_directory(str(one))
         generations = random.Random(str(path))
         indexed: list[Collection[int]] = []
         failures: list[StorageError] = []
@@ -69,7 +73,7 @@ class Store:
         try:
             engine = await Engine.open(
                 disk,
-                [str(path)],
+                [str(path), *map(str, more)],
                 config,
                 draw_generation=lambda: generations.getrandbits(64),
                 on_indexed=indexed.append,
@@ -206,7 +210,7 @@ class FaultyFile(RealFile):
         self._faulty.on_step("truncate", self._path)
 
     async def preallocate(self, size: int) -> None:
-        if self._faulty.is_full:
+        if self._faulty.is_full or os.path.dirname(self._path) == self._faulty.full_directory:
             raise DiskFullError("the test says there is no space")
         await super().preallocate(size)
         self._faulty.on_step("preallocate", self._path)
@@ -223,6 +227,7 @@ class FaultyDisk(RealDisk):
         self.torn_bytes = 0
         self.fail_sync_of = ""  # syncs of files whose path ends so fail
         self.is_full = False
+        self.full_directory = ""  # where nothing can be preallocated
         self.on_step: Callable[[str, str], None] = lambda what, path: None  # after anything that lasts
 
     async def create(self, path: str) -> RealFile:

@@ -257,3 +257,87 @@ async def test_a_ledger_whose_metadata_do_not_parse_is_not_dropped(
     assert (await client.call(Delete(7))).status is Status.BAD_REQUEST
     assert await deletions_of(bookie).sweep() == 0
     assert await held(client) == [7]
+
+
+async def close_elsewhere(bookies: Bookies, ledger_id: int, last_entry: int) -> None:
+    """Replace b1 by b9 in the metadata, and close the ledger: b1 is named no more."""
+    store = LedgerStore(bookies.store())
+    metadata, version = await store.read(ledger_id)
+    metadata = metadata.replace_bookie(0, "b1", "b9").close(last_entry, last_entry + 1)
+    await store.compare_and_set(metadata, version)
+
+
+async def has_entry(client: RawClient, ledger_id: int) -> bool:
+    return bool((await client.call(Read(ledger_id, NO_TERM, 0, 0, 0, 1, 1000))).entries)
+
+
+async def test_what_others_keep_of_a_closed_ledger_is_forgotten_after_a_grace_period(
+    bookies: Bookies,
+) -> None:
+    bookie = await bookies.start(unnamed_grace_s=0.2)
+    client = await bookies.connect(bookie)
+    await fill(bookies, client, 1, 2, 3)
+    await close_elsewhere(bookies, 2, 0)
+    sweeper = deletions_of(bookie)
+    started = asyncio.get_running_loop().time()
+    await sweeper.sweep()
+    assert sweeper.forgotten == 0
+    while sweeper.forgotten == 0:
+        await asyncio.sleep(0.01)
+        await sweeper.sweep()
+    assert asyncio.get_running_loop().time() - started >= 0.19  # a loop counts in milliseconds
+    assert [await has_entry(client, one) for one in (1, 2, 3)] == [True, False, True]
+    # A repair may bring it back, and that is no deletion.
+    assert (await client.call(Add(2, 0, int(AddFlag.REPAIR)), block(2, 0, [b"entry"]))).status is Status.OK
+    assert await has_entry(client, 2)
+    assert sweeper.dropped == 0
+
+
+async def test_a_repair_that_is_under_way_is_not_undone(bookies: Bookies) -> None:
+    bookie = await bookies.start(unnamed_grace_s=0.01)
+    client = await bookies.connect(bookie)
+    await fill(bookies, client, 2)
+    await close_elsewhere(bookies, 2, 9)
+    sweeper = deletions_of(bookie)
+    for entry in range(1, 10):  # each sweep finds that something has been added since the one before
+        await sweeper.sweep()
+        await asyncio.sleep(0.02)
+        repair = Add(2, 0, int(AddFlag.REPAIR))
+        assert (await client.call(repair, block(2, entry, [b"entry"]))).status is Status.OK
+    assert sweeper.forgotten == 0
+    assert await has_entry(client, 2)
+
+
+@pytest.mark.parametrize("what", ["open", "named", "unreadable"])
+async def test_a_ledger_that_others_may_not_keep_is_kept(bookies: Bookies, what: str) -> None:
+    bookie = await bookies.start(unnamed_grace_s=0.01)
+    client = await bookies.connect(bookie)
+    await fill(bookies, client, 2)
+    store = bookies.store()
+    metadata, version = await LedgerStore(store).read(2)
+    if what == "open":
+        await LedgerStore(store).compare_and_set(metadata.replace_bookie(0, "b1", "b9"), version)
+    elif what == "named":
+        await LedgerStore(store).compare_and_set(metadata.close(0, 5), version)
+    else:
+        await store.compare_and_set(ledger_key(2), b"{}", version)
+    for _ in range(5):
+        await deletions_of(bookie).sweep()
+        await asyncio.sleep(0.01)
+    assert deletions_of(bookie).forgotten == 0
+    assert await has_entry(client, 2)
+
+
+async def test_nothing_is_forgotten_on_the_word_of_another_cluster(bookies: Bookies) -> None:
+    bookie = await bookies.start(unnamed_grace_s=0.001)
+    client = await bookies.connect(bookie)
+    await fill(bookies, client, 2)
+    await close_elsewhere(bookies, 2, 0)
+    await deletions_of(bookie).sweep()
+    await asyncio.sleep(0.01)
+    store = bookies.store()
+    _, version = await store.read(KEY_CLUSTER)
+    await store.delete(KEY_CLUSTER, version)
+    with pytest.raises(MetadataCorruptError):
+        await deletions_of(bookie).sweep()
+    assert await has_entry(client, 2)

@@ -212,7 +212,8 @@ async def test_closing_answers_what_was_accepted(bookies: Bookies) -> None:
         ({"listen": ("127.0.0.1", 70_000)}, "cannot listen"),
         ({"advertise": ["nowhere"]}, "is not host:port"),
         ({"weight": -1.0}, "weight"),
-        ({"directories": ()}, "exactly one data directory"),
+        ({"directories": ()}, "one data directory or several"),
+        ({"directories": ("/d", "/d")}, "one data directory or several"),
         ({"bookie_id": "no spaces"}, "is not legal"),
     ],
 )
