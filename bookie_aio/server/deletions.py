@@ -142,14 +142,14 @@ class Deletions:
             if not await self._is_kept_by_others(ledger_id):
                 self._unnamed.pop(ledger_id, None)
                 continue
-            # No await from the read of the metadata on.
+            # No await from the read of the metadata to the append.
             if self._engine.accepted(ledger_id) != accepted or not self._has_entries(ledger_id):
                 continue
             since, known = self._unnamed.setdefault(ledger_id, (now, accepted))
             if known != accepted:
                 self._unnamed[ledger_id] = (now, accepted)  # perhaps a repair, which will name us
             elif now - since >= self._unnamed_grace_s:
-                self._engine.append_forget(ledger_id, lambda error: None)
+                await when_durable(partial(self._engine.append_forget, ledger_id))
                 del self._unnamed[ledger_id]
                 self.forgotten += 1
                 log.info(
