@@ -25,6 +25,7 @@ class BookieProcess:
         self.log = directory / f"{bookie_id}.log"
         self.uri = uri
         self.arguments: list[str] = []  # of every start
+        self.module = "client_aio.cli"
         self.child: Child | None = None
         self.addresses: list[str] = []
 
@@ -37,7 +38,7 @@ class BookieProcess:
     async def start(self, *arguments: str) -> None:
         """Start it, and wait until it serves."""
         self.child = await start_module(
-            "client_aio.cli", "bookie", "serve", "-o", "jsonl", "--id", self.bookie_id,
+            self.module, "bookie", "serve", "-o", "jsonl", "--id", self.bookie_id,
             "--dir", str(self.directory), "--listen", "127.0.0.1:0", "--metadata", self.uri,
             *self.arguments, *arguments,
             log=self.log,

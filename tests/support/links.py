@@ -38,6 +38,7 @@ resets it; `cut` the link as well where the client shall see that it is refused.
 `links.store("writer")` is that client's view of the metadata store, where a test may come in between:
 
     links.store("repair").before_compare_and_set = meet     # awaited before each one, with its key
+    await links.store("reader").lag(key)                    # reads of it give what is there now, until a sync
 """
 
 from __future__ import annotations
@@ -281,8 +282,16 @@ class ClientStore(MetadataStore):
         self.before_compare_and_set: Callable[[str], Awaitable[None]] | None = None
         """Awaited before each compare-and-set, with its key. What it raises, the compare-and-set raises."""
         self._link = link
+        self._past: dict[str, Versioned] = {}
+        self.syncs = 0
+
+    async def lag(self, key: str) -> None:
+        """Answer reads of a key with what is there now, until a sync of it."""
+        self._past[key] = await self.inner.read(key)
 
     async def read(self, key: str) -> Versioned:
+        if key in self._past:
+            return self._past[key]
         value, version = await self.inner.read(key)
         if key.startswith(f"{KEY_AVAILABLE}/"):
             record = BookieRecord.from_json(value)
@@ -317,6 +326,8 @@ class ClientStore(MetadataStore):
         return await self.inner.allocate_ids(name, count)
 
     async def sync(self, key: str) -> None:
+        self.syncs += 1
+        self._past.pop(key, None)
         await self.inner.sync(key)
 
     async def close(self) -> None:
