@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
     from metadata.logs import LogChanged, LogList
 
 logger = logging.getLogger(__name__)
+
+
+CONDEMNED = "condemned"
+"""In a ledger's custom metadata: it is about to be deleted as left over, and must not be added to a log.
+
+A sweeper sets it, then bumps the version of the log's list, then looks whether the ledger is listed after
+all. Whoever adds reads the list, then looks for this mark, then changes the list from the version read. So
+either the sweeper finds the ledger listed, or it is never listed."""
+
+_CHECKS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +105,8 @@ async def add_to_log(
         if addition.replace:
             head, version = await finish_dropping(context, lists, head, version, password)
         rows = await _rows(context, head, addition.ledger_ids)
+        # Once more, after the list was read: whoever condemns one later bumps the list's version after that.
+        await _check_closed(context, addition.ledger_ids)
         listing = Listing(partial(addition.change, rows=rows), rows[-1].id if rows else None)
         changed = await lists.change_now(head, version, listing.apply)
         if changed.is_done or listing.is_met_by(changed.head):
@@ -111,12 +124,21 @@ async def _finish(context: ClientContext, lists: LogList, changed: LogChanged, p
 
 
 async def _check_closed(context: ClientContext, ledger_ids: Sequence[int]) -> None:
-    for ledger_id in ledger_ids:
-        metadata, _ = await context.ledgers.read(ledger_id)
+    room = asyncio.Semaphore(_CHECKS_AT_ONCE)
+
+    async def check(ledger_id: int) -> None:
+        async with room:
+            metadata, _ = await context.ledgers.read(ledger_id)
         if not metadata.is_closed:
             raise InvalidArgumentError(
                 f"ledger {ledger_id} is {metadata.state.value}: only CLOSED ledgers can be added to a log"
             )
+        if CONDEMNED in metadata.custom:
+            raise InvalidArgumentError(
+                f"ledger {ledger_id} is condemned: a sweep took it for one that was left over"
+            )
+
+    await asyncio.gather(*map(check, ledger_ids))
 
 
 async def _rows(context: ClientContext, head: LogHead, ledger_ids: Sequence[int]) -> list[LogRow]:

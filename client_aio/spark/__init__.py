@@ -1,1 +1,47 @@
-"""DataFrames in and out of logs and ledgers, for PySpark."""
+"""DataFrames in and out of logs and ledgers, for PySpark.
+
+    import client_aio.spark
+
+    client_aio.spark.register(spark)
+    frame.write.format("ledger").option("metadata", uri).option("log", "orders").mode("append").save()
+    spark.read.format("ledger").option("metadata", uri).option("log", "orders").load()
+
+Needs the extra: `pip install 'bookie-aio[spark]'`. Executors need nothing but the same wheel. docs/SPARK.md
+has the walk-through, the guarantees, and every option.
+
+Read first: `source` and `sink` (what Spark calls), `plan` and `encoding` (what they decide), `catalog`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+try:
+    import pyarrow
+    import pyspark
+except ImportError as error:
+    raise ImportError(
+        f"client_aio.spark needs {error.name}: install the extra, pip install 'bookie-aio[spark]'"
+    ) from error
+
+from client_aio.spark.foreach import LedgerSink, ledger_sink
+from client_aio.spark.source import LedgerDataSource
+from client_aio.spark.sweeping import sweep_orphans
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["LedgerDataSource", "LedgerSink", "ledger_sink", "register", "sweep_orphans"]
+
+assert pyarrow
+assert pyspark
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format "ledger" known to a session. Once per session.
+
+    Also sets `spark.sql.python.filterPushdown.enabled`, without which Spark refuses readers that take
+    filters.
+    """
+    spark.dataSource.register(LedgerDataSource)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from metadata.errors import ClientClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 
 T = TypeVar("T")
 
@@ -141,6 +141,22 @@ class Handle:
                 f"this {type(self).__name__} was opened in process {self._background.pid} and cannot be used "
                 f"in its fork {os.getpid()}: connect there"
             )
+
+    def _iterate(self, start: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
+        self._check_process()
+        items = start()
+
+        async def advance() -> T | None:
+            return await anext(items, None)
+
+        async def finish() -> None:
+            await items.aclose()
+
+        try:
+            while (item := self._run(advance())) is not None:
+                yield item
+        finally:
+            self._run(finish())
 
     def __reduce__(self) -> str:
         raise TypeError(

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 import client_aio
-from client_aio.sync.background import Background, Handle, get_background
+from client_aio.sync.background import Background, get_background
+from client_aio.sync.log import LogClient
 from client_aio.sync.reader import LedgerReader
 from client_aio.sync.writer import LedgerWriter
 
@@ -27,7 +28,7 @@ def connect(metadata: str, **settings: Any) -> Client:
     return Client(background, client)
 
 
-class Client(Handle):
+class Client(LogClient):
     """A connection to a cluster; see `client_aio.Client`."""
 
     def __init__(self, background: Background, client: client_aio.Client) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from client_aio.sync.background import Background, Handle
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import Generator
     from types import TracebackType
 
     import client_aio
     from client_aio.entries import Entry, EntryBatch
     from metadata.ledger import LedgerMetadata
-
-T = TypeVar("T")
 
 
 class LedgerReader(Handle):
@@ -67,22 +65,6 @@ class LedgerReader(Handle):
     def tail(self, from_entry: int = 0) -> Generator[Entry, None, None]:
         """Read from an entry on and follow what is added, until the ledger is closed."""
         return self._iterate(lambda: self._reader.tail(from_entry))
-
-    def _iterate(self, start: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
-        self._check_process()
-        items = start()
-
-        async def advance() -> T | None:
-            return await anext(items, None)
-
-        async def finish() -> None:
-            await items.aclose()
-
-        try:
-            while (item := self._run(advance())) is not None:
-                yield item
-        finally:
-            self._run(finish())
 
     def close(self) -> None:
         """Free the handle. The ledger is not touched."""

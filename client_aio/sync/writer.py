@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
 from client_aio.sync.background import Background, Handle
-from metadata.errors import BookKeeperError, InvalidArgumentError
+from client_aio.sync.inbox import Inbox, as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+    import concurrent.futures
+    from collections.abc import AsyncGenerator, Iterable, Iterator
     from types import TracebackType
 
     import client_aio
@@ -23,24 +22,13 @@ if TYPE_CHECKING:
 _CHUNKS_AHEAD = 4
 
 
-class _Added(NamedTuple):
-    payload: bytes
-    entry_id: int | None
-    future: concurrent.futures.Future[int]
-
-
 class LedgerWriter(Handle):
     """Adds entries to a ledger; see `client_aio.LedgerWriter`."""
 
     def __init__(self, background: Background, writer: client_aio.LedgerWriter) -> None:
         super().__init__(background)
         self._writer = writer
-        self._inbox: deque[_Added] = deque()
-        self._inbox_is_due = False
-        self._room = threading.Condition()
-        self._bytes_in_flight = 0
-        self._bytes_max = writer.max_in_flight_bytes
-        self._draining: asyncio.Task[None] | None = None  # on the loop
+        self._inbox: Inbox[int] = Inbox(background, writer, writer.add_entry)
 
     @property
     def ledger_id(self) -> int:
@@ -79,19 +67,9 @@ class LedgerWriter(Handle):
             background thread and must not block.
         """
         self._check_process()
-        if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise InvalidArgumentError(f"an entry is bytes, not {type(data).__name__}")
-        payload = bytes(data)
+        payload = as_bytes(data, "an entry")
         self._writer.check_size(payload)
-        future: concurrent.futures.Future[int] = concurrent.futures.Future()
-        with self._room:
-            self._room.wait_for(lambda: self._bytes_in_flight <= self._bytes_max)
-            self._bytes_in_flight += len(payload) + ENTRY_OVERHEAD_BYTES
-            self._inbox.append(_Added(payload, entry_id, future))
-            is_first, self._inbox_is_due = not self._inbox_is_due, True
-        if is_first:  # one wake-up of the loop for all that is put in until it comes
-            self._background.loop.call_soon_threadsafe(self._take_inbox)
-        return future
+        return self._inbox.put(payload, entry_id)
 
     def add_entries(self, entries: Iterable[bytes | bytearray | memoryview]) -> tuple[int, int]:
         """Add many entries under contiguous ids, wait until all are acknowledged; returns first and last id.
@@ -116,7 +94,7 @@ class LedgerWriter(Handle):
         """Wait until everything added so far is acknowledged; raises the first failure."""
 
         async def flush() -> None:
-            await self._take_whole_inbox()
+            await self._inbox.emptied()
             await self._writer.flush()
 
         self._run(flush())
@@ -125,7 +103,7 @@ class LedgerWriter(Handle):
         """Make durable, and acknowledge, everything added so far (deferred sync); returns the LAC."""
 
         async def force() -> int:
-            await self._take_whole_inbox()
+            await self._inbox.emptied()
             return await self._writer.force()
 
         return self._run(force())
@@ -134,7 +112,7 @@ class LedgerWriter(Handle):
         """Flush, and close the ledger for ever."""
 
         async def close() -> LedgerMetadata:
-            await self._take_whole_inbox()
+            await self._inbox.emptied()
             return await self._writer.close()
 
         return self._run(close())
@@ -158,65 +136,12 @@ class LedgerWriter(Handle):
             self.abort()
             raise
 
-    async def _take_whole_inbox(self) -> None:
-        self._take_inbox()
-        while self._draining is not None:
-            await asyncio.wait([self._draining])
-
-    async def _drain(self) -> None:
-        with contextlib.suppress(BookKeeperError):  # each add in the inbox is told of it
-            await self._writer.drain()
-        self._draining = None
-        self._add_inbox()
-
-    def _take_inbox(self) -> None:
-        """On the loop: add what the threads have put in, once the writer has room.
-
-        Deferred sync, or guaranteed write quorum, keeps entries in flight whose futures are done.
-        """
-        if self._writer.bytes_in_flight <= self._bytes_max:
-            self._add_inbox()
-        elif self._draining is None:
-            self._draining = self._background.loop.create_task(self._drain(), name="drain")
-
-    def _add_inbox(self) -> None:
-        with self._room:
-            inbox, self._inbox = self._inbox, deque()
-            self._inbox_is_due = False
-        for payload, entry_id, future in inbox:
-            complete = self._completer(future, len(payload) + ENTRY_OVERHEAD_BYTES)
-            try:
-                added = self._writer.add_entry(payload, entry_id)
-            except BookKeeperError as error:  # of this one; those behind it are added all the same
-                added = self._background.loop.create_future()
-                added.set_exception(error)
-            added.add_done_callback(complete)
-
-    def _completer(
-        self, future: concurrent.futures.Future[int], size: int
-    ) -> Callable[[asyncio.Future[int]], None]:
-        def complete(added: asyncio.Future[int]) -> None:
-            with self._room:
-                self._bytes_in_flight -= size
-                self._room.notify()
-            if not future.set_running_or_notify_cancel():
-                return
-            error = added.exception()
-            if error is None:
-                future.set_result(added.result())
-            else:
-                future.set_exception(error)
-
-        return complete
-
 
 def _chunks(entries: Iterable[bytes | bytearray | memoryview]) -> Iterator[list[bytes]]:
     chunk: list[bytes] = []
     size = 0
     for data in entries:
-        if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise InvalidArgumentError(f"an entry is bytes, not {type(data).__name__}")
-        chunk.append(bytes(data))
+        chunk.append(as_bytes(data, "an entry"))
         size += len(chunk[-1]) + ENTRY_OVERHEAD_BYTES
         if size >= BATCH_BYTES_MAX:
             yield chunk

@@ -1,0 +1,243 @@
+"""What there is to read, asked of the cluster when a query is planned: logs, ledgers, how far, how encoded.
+
+Runs in the driver, through the async client. Owns the walk over a log's list and the ends of its ledgers;
+what is made of it is `plan`'s. Never fences.
+
+Invariants: of ledgers that are not closed nothing above a verified LAC is given; nothing of a ledger is given
+while one before it in the log may still grow: what is read is a prefix of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import client_aio
+from client_aio.spark.plan import Bounds, Stretch
+from client_aio.spark.tags import Written
+from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchLedgerError
+from metadata.ids import ENTRY_ID_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from client_aio.log.listing import LogMetadata
+    from client_aio.spark.options import ReadOptions
+    from metadata.ledger import LedgerMetadata
+
+T = TypeVar("T")
+
+_AT_ONCE = 32
+_SAMPLE_ENTRIES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One ledger that is to be read, as a row of a log or by itself."""
+
+    log: str | None
+    row_id: int
+    ledger_id: int
+    first: int = 0
+    """The first entry that has not been truncated."""
+    created_ms: int | None = None
+    """When it was listed; None: when it was created, as its metadata say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A stretch, and how its ledger was written (None where that is not said)."""
+
+    stretch: Stretch
+    written: Written | None
+
+
+class Catalog:
+    """Answers for one query; keeps what does not change any more."""
+
+    def __init__(self, client: client_aio.Client, options: ReadOptions) -> None:
+        self._client = client
+        self._options = options
+        self._closed: dict[int, LedgerMetadata] = {}
+        self._entry_bytes: dict[int, float] = {}
+
+    async def listed(self) -> list[Listed]:
+        """Give the ledgers named by the options, in order.
+
+        Raises:
+            NoSuchLogError, NoSuchLedgerError: there is none of that name or id.
+        """
+        options = self._options
+        if options.ledger is not None:
+            ids: Iterable[int] = options.ledger
+            if not options.ledger:
+                ids = [ledger_id async for ledger_id in self._client.list_ledgers()]
+            return [Listed(None, ledger_id, ledger_id) for ledger_id in ids]
+        found = []
+        for name in options.log:
+            found += rows_of(await self._client.log_metadata(name))
+        return found
+
+    async def log_metadata(self, name: str) -> LogMetadata:
+        """Read a log's metadata; raises NoSuchLogError."""
+        return await self._client.log_metadata(name)
+
+    async def written(self) -> Written | None:
+        """Tell how what the options name is encoded as a whole; None where that is not said, or differs.
+
+        Raises:
+            NoSuchLogError, NoSuchLedgerError: there is none of that name or id.
+        """
+        options = self._options
+        if options.log:
+            said = [Written.of_custom((await self._client.log_metadata(name)).custom) for name in options.log]
+        else:
+            metadata = await self._metadata_of(await self.listed())
+            said = [Written.of_custom(one.custom) for one in metadata if one is not None]
+        kinds = {(one.encoding, one.schema) if one is not None else None for one in said}
+        return said[0] if len(kinds) == 1 else None
+
+    async def stretches(self, bounds: Bounds, listed: Sequence[Listed] | None = None) -> list[Found]:
+        """Give what can be read now within the bounds, in order."""
+        rows = list(await self.listed() if listed is None else listed)
+        wanted = [row for row in rows if bounds.may_name(row.log, row.ledger_id)]
+        metadata = await self._metadata_of(wanted)
+        found: list[Found] = []
+        stopped: set[str] = set()
+        for row, one in zip(wanted, metadata, strict=True):
+            if one is None or row.log in stopped:
+                continue
+            created_ms = one.created_ms if row.created_ms is None else row.created_ms
+            if not bounds.may_hold(row.log, row.ledger_id, created_ms):
+                continue
+            stretch = await self._stretch_of(row, one, created_ms, rows)
+            if row.log is not None and not stretch.is_complete:
+                stopped.add(row.log)
+            cut = bounds.cut(stretch)
+            if cut.entries:
+                found.append(Found(cut, Written.of_custom(one.custom)))
+            elif not bounds.is_narrow:
+                found.append(Found(stretch, None))
+        return found
+
+    async def _metadata_of(self, rows: Sequence[Listed]) -> list[LedgerMetadata | None]:
+        """Read the metadata of many ledgers; None for one of `all` that was deleted meanwhile."""
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def read(row: Listed) -> LedgerMetadata | None:
+            known = self._closed.get(row.ledger_id)
+            if known is not None:
+                return known
+            async with room:
+                try:
+                    metadata = await self._client.ledger_metadata(row.ledger_id)
+                except NoSuchLedgerError:
+                    if self._options.ledger == ():
+                        return None
+                    raise
+            if metadata.is_closed:
+                self._closed[row.ledger_id] = metadata
+            return metadata
+
+        return list(await asyncio.gather(*map(read, rows)))
+
+    async def _stretch_of(
+        self, row: Listed, metadata: LedgerMetadata, created_ms: int, rows: Sequence[Listed]
+    ) -> Stretch:
+        is_complete = metadata.is_closed
+        if metadata.last_entry is not None and metadata.length is not None:
+            last, mean = metadata.last_entry, metadata.length / max(1, metadata.last_entry + 1)
+        else:
+            async with self._client.open_ledger(row.ledger_id) as reader:
+                last = await _lac_of(reader)
+                is_complete = reader.is_closed
+                if not is_complete and await self._is_overtaken(row, rows):
+                    # Nobody adds to it any more, and all that was added is acknowledged.
+                    is_complete = True
+                    async for entry in reader.read_unconfirmed(last + 1, ENTRY_ID_MAX):
+                        last = entry.entry_id
+                metadata, mean = reader.metadata, await self._sample(reader, last)
+        borders = tuple(fragment.first_entry for fragment in metadata.fragments[1:])
+        return Stretch(
+            log=row.log,
+            row_id=row.row_id,
+            ledger_id=row.ledger_id,
+            first=row.first,
+            last=max(last, row.first - 1),
+            created_ms=created_ms,
+            entry_bytes=mean,
+            borders=borders,
+            is_complete=is_complete,
+        )
+
+    async def _is_overtaken(self, row: Listed, rows: Sequence[Listed]) -> bool:
+        """Tell whether a log's ledger that is not CLOSED is complete: the one behind it has an entry."""
+        index = rows.index(row) + 1
+        if row.log is None or index == len(rows) or rows[index].log != row.log:
+            return False
+        async with self._client.open_ledger(rows[index].ledger_id) as reader:
+            return await _lac_of(reader) >= 0
+
+    async def _sample(self, reader: client_aio.LedgerReader, last: int) -> float:
+        """Estimate the mean size of an open ledger's entries from its first ones."""
+        known = self._entry_bytes.get(reader.ledger_id)
+        if known is not None or last < 0:
+            return known or 1.0
+        entries = size = 0
+        until = min(last, _SAMPLE_ENTRIES - 1)
+        async for batch in reader.read_batches(0, until, known_lac=until):
+            entries += len(batch)
+            size += len(batch.buffer)
+        mean = size / max(1, entries)
+        if entries == _SAMPLE_ENTRIES:
+            self._entry_bytes[reader.ledger_id] = mean
+        return mean
+
+
+async def _lac_of(reader: client_aio.LedgerReader) -> int:
+    """Ask for the LAC; what is known of it where too few bookies answer."""
+    try:
+        return await reader.read_last_add_confirmed()
+    except BookieUnavailableError:
+        return reader.last_add_confirmed
+
+
+def rows_of(log: LogMetadata) -> list[Listed]:
+    """Give a log's ledgers, without what has been truncated."""
+    return [
+        Listed(
+            log.name,
+            row.id,
+            row.ledger_id,
+            log.begins_at.entry_id if row.id == log.begins_at.ledger_id else 0,
+            row.created_ms,
+        )
+        for row in log.rows
+    ]
+
+
+async def with_catalog(options: ReadOptions, ask: Callable[[Catalog], Awaitable[T]]) -> T:
+    """Connect, ask a catalogue, and close."""
+    async with client_aio.connect(options.metadata) as client:
+        return await ask(Catalog(client, options))
+
+
+def check_written(written: Written | None, options: ReadOptions) -> Written:
+    """Settle how a query decodes: as asked for, else as what is read says of itself, else not at all.
+
+    Raises:
+        InvalidArgumentError: columns are asked for that nobody has described.
+    """
+    if options.encoding == "auto":
+        return written or Written()
+    if options.encoding == "binary":
+        return Written()
+    if written is not None and written.encoding == options.encoding:
+        return written
+    if options.encoding == "arrow":
+        raise InvalidArgumentError(
+            "the option encoding is 'arrow', and what is to be read was not written so: its metadata names "
+            f"{'no encoding' if written is None else repr(written.encoding)}"
+        )
+    return Written(options.encoding)

@@ -1,0 +1,153 @@
+"""Commits of jobs to a log, and the end of what will never be committed. Runs in the driver.
+
+A ledger that a task wrote says, in its custom metadata, which log, job and batch it is for (`tags`). It is
+*garbage* once it can never be listed any more:
+
+- after a batch job's commit or abort: every ledger of the job that the log does not list; a job commits once.
+- after the commit of a query's batch N: every ledger of its batches up to N that the log does not list; who
+  would commit one of them finds the batch recorded, and drops it.
+
+That is deleted at once. What a driver left that died in between is found by `sweep`, after a grace period.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import client_aio
+from client_aio.spark import tags
+from metadata.errors import BookKeeperError, NoSuchLedgerError, NoSuchLogError, NotEnoughBookiesError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from client_aio.spark.options import WriteOptions
+    from client_aio.spark.tasks import Job
+    from metadata.ledger import LedgerMetadata
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LogFound:
+    """What a write finds in its place."""
+
+    is_used: bool
+    """Whether there is such a log, and it lists ledgers."""
+    written: tags.Written | None
+
+
+async def look_at(options: WriteOptions) -> LogFound:
+    """See whether a write can begin: the metadata store answers, enough bookies run, and what the log holds.
+
+    Raises:
+        MetadataUnavailableError, NotEnoughBookiesError, InvalidArgumentError.
+    """
+    async with client_aio.connect(options.metadata) as client:
+        running = len(client.bookies)
+        if running < options.ensemble_size:
+            raise NotEnoughBookiesError(
+                f"{running} bookies run, and the option ensembleSize is {options.ensemble_size}: start more, "
+                "or set ensembleSize, writeQuorum and ackQuorum lower"
+            )
+        try:
+            log = await client.log_metadata(options.log)
+        except NoSuchLogError:
+            return LogFound(False, None)
+        return LogFound(bool(log.rows), tags.Written.of_custom(log.custom))
+
+
+async def draw_floor(options: WriteOptions) -> int:
+    """Draw a ledger id below those of all ledgers that tasks which start later will make.
+
+    A client draws ids in blocks of its own, upwards: whoever connects later has higher ones.
+    """
+    async with client_aio.connect(options.metadata) as client:
+        return await client._context.ledgers.allocate_id()
+
+
+async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: int | None = None) -> bool:
+    """Add a job's ledgers to its log by one compare-and-set; False for a batch that was committed before.
+
+    Args:
+        floor: an id below those of the job's ledgers; by default the last ledger listed before.
+
+    Raises:
+        BookKeeperError: the log could not be changed, or whether it was is unknown. Nothing was deleted.
+    """
+    options = job.options
+    transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
+    async with client_aio.connect(options.metadata) as client:
+        if floor is None:
+            floor = await _last_listed(client, options.log)
+        added = await client.add_to_log(
+            options.log,
+            ledger_ids,
+            transaction=transaction,
+            replace=replace,
+            custom_metadata=job.written.to_custom(),
+        )
+        if added.repeated:
+            logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
+        try:
+            await _delete_garbage(client, job, floor)
+        except BookKeeperError as error:  # the sweep comes by later
+            logger.warning("log=%s what failed attempts wrote is not deleted yet: %s", options.log, error)
+        return not added.repeated
+
+
+async def delete_garbage(job: Job, floor: int) -> None:
+    """Delete the ledgers of a job that has been aborted."""
+    async with client_aio.connect(job.options.metadata) as client:
+        await _delete_garbage(client, job, floor)
+
+
+async def delete(job: Job, ledger_ids: Sequence[int]) -> None:
+    """Delete ledgers that were never offered to the log."""
+    async with client_aio.connect(job.options.metadata) as client:
+        for ledger_id in ledger_ids:
+            await _delete(client, ledger_id)
+
+
+async def _delete_garbage(client: client_aio.Client, job: Job, floor: int) -> None:
+    listed = await _listed(client, job.options.log)
+    async for ledger_id in client.list_ledgers(first=floor):
+        if ledger_id in listed:
+            continue
+        try:
+            metadata = await client.ledger_metadata(ledger_id)
+        except NoSuchLedgerError:
+            continue
+        if _is_garbage(job, metadata):
+            await _delete(client, ledger_id)
+
+
+def _is_garbage(job: Job, metadata: LedgerMetadata) -> bool:
+    """Tell whether an unlisted ledger can never be listed, now that the job is committed or aborted."""
+    custom = metadata.custom
+    if custom.get(tags.LOG) != job.options.log.encode() or custom.get(tags.JOB) != job.job_id.encode():
+        return False
+    if job.batch_id is None:
+        return True
+    return int(custom.get(tags.BATCH, b"-1")) <= job.batch_id
+
+
+async def _delete(client: client_aio.Client, ledger_id: int) -> None:
+    with contextlib.suppress(NoSuchLedgerError):
+        await client.delete_ledger(ledger_id)
+
+
+async def _listed(client: client_aio.Client, log: str) -> Collection[int]:
+    try:
+        metadata = await client.log_metadata(log)
+    except NoSuchLogError:
+        return ()
+    return {row.ledger_id for row in metadata.rows}
+
+
+async def _last_listed(client: client_aio.Client, log: str) -> int:
+    listed = await _listed(client, log)
+    return max(listed, default=0)

@@ -1,0 +1,212 @@
+"""Writing a frame to a log: batch jobs and micro-batches, each made visible as a whole.
+
+Every task writes ledgers of its own (`tasks`), and its commit message names them. The driver's commit adds
+all of them to the log, in the order of the partitions, by one compare-and-set of the log's list; for a
+micro-batch the same compare-and-set records (query, batch), so that a batch that is replayed after a crash is
+recognised and dropped. Before that nothing of it can be seen in the log, after it everything.
+
+What must not happen is that a ledger is deleted that is listed. So a commit that failed deletes nothing: its
+compare-and-set may yet have taken effect. What is certain to be garbage is deleted at once: after a job's
+commit, every other ledger that bears its tag.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from client_aio.spark import commits, schemas, tags
+from client_aio.spark.options import WriteOptions, parse_write
+from client_aio.spark.tasks import Job, WrittenLedger, write_partition
+from client_aio.sync.background import get_background
+from metadata.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql.types import StructType
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True)
+class Partition(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    number: int
+    ledgers: tuple[WrittenLedger, ...]
+    query_id: str | None = None
+
+
+def plan_write(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> tuple[Job, bool]:
+    """Check in the driver, before any task starts, what can be checked; tells also whether to skip the write.
+
+    Raises:
+        InvalidArgumentError: an option, or a column; the frame does not fit what the log holds, or the log
+            exists and must not.
+        NotEnoughBookiesError: fewer bookies run than the ensemble needs.
+        MetadataUnavailableError: the metadata store cannot be reached.
+    """
+    options = parse_write(given)
+    if overwrite and options.if_exists != "append":
+        raise InvalidArgumentError(
+            f"mode overwrite and ifExists {options.if_exists!r} contradict each other: choose one"
+        )
+    written, value = _encoding_of(options, schema)
+    log = get_background().run(commits.look_at(options))
+    if log.is_used and options.if_exists == "error":
+        raise InvalidArgumentError(
+            f"log {options.log!r} holds records, and ifExists is error: choose another name, or append"
+        )
+    columns = tuple(schema.names) if written.schema is not None else ()
+    if (log.is_used or log.written is not None) and not overwrite:
+        written, columns = _fitted(written, log.written or tags.Written(), options.log, columns)
+    job = Job(options, written, uuid.uuid4().hex, None, value, columns)
+    return job, log.is_used and options.if_exists == "ignore"
+
+
+def _encoding_of(options: WriteOptions, schema: StructType) -> tuple[tags.Written, str | None]:
+    """Settle the encoding, and the column of bytes where there is one."""
+    encoding = options.encoding
+    if encoding == "auto":
+        is_bytes = len(schema) == 1 and schemas.is_binary(schema, schema.names[0])
+        encoding = "binary" if is_bytes or options.value is not None else "arrow"
+    if len(set(schema.names)) != len(schema.names):
+        raise InvalidArgumentError(f"the frame has two columns of one name: {', '.join(schema.names)}")
+    if encoding != "binary":
+        if not schema.names:
+            raise InvalidArgumentError("the frame has no columns")
+        written = tags.Written(encoding, options.compression, schemas.nullable_json(schema))
+        schemas.arrow_schema(schema)
+        written.to_custom()
+        return written, None
+    value = options.value
+    if value is None:
+        if len(schema.names) != 1 and schemas.VALUE not in schema.names:
+            raise InvalidArgumentError(
+                f"which column holds the bytes? The frame has {', '.join(schema.names)}: name one with the "
+                "option value, or write all of them with the encoding arrow or json"
+            )
+        value = schema.names[0] if len(schema.names) == 1 else schemas.VALUE
+    if value not in schema.names:
+        raise InvalidArgumentError(
+            f"the option value names {value!r}; the frame has {', '.join(schema.names)}"
+        )
+    if not schemas.is_binary(schema, value):
+        kind = schema[value].dataType.simpleString()
+        raise InvalidArgumentError(
+            f"column {value!r} is {kind}, not binary: cast it, "
+            f"select(col({value!r}).cast('binary')), or write with the encoding arrow or json"
+        )
+    return tags.Written("binary", options.compression), value
+
+
+def _fitted(
+    written: tags.Written, found: tags.Written, log: str, columns: tuple[str, ...]
+) -> tuple[tags.Written, tuple[str, ...]]:
+    """Let a frame's columns be those of the log, in the log's order, or say how they differ."""
+    if found.encoding != written.encoding:
+        raise InvalidArgumentError(
+            f"the frame would be written with encoding {written.encoding}, and log {log!r} has "
+            f"{found.encoding}: set the option encoding to that, or write to another log"
+        )
+    if found.schema is None or written.schema is None:
+        return written, columns
+    said = tags.differences(written.schema, found.schema)
+    if said:
+        raise InvalidArgumentError(
+            f"the frame does not fit log {log!r}: {'; '.join(said)}. Select and cast the columns, or write "
+            "to another log"
+        )
+    fitted = replace(written, schema=found.schema)
+    return fitted, tuple(schemas.arrow_schema(found.schema).names)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes a frame to a log, all or nothing."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self._job, self._is_skipped = plan_write(options, schema, overwrite=overwrite)
+        self._overwrite = overwrite
+        self._floor = 0 if self._is_skipped else get_background().run(commits.draw_floor(self._job.options))
+
+    def write(self, iterator: Iterator[Any]) -> Partition:
+        """Write a partition's record batches, in a task."""
+        task = TaskContext.get()
+        assert task is not None
+        ledgers = () if self._is_skipped else write_partition(self._job, iterator)
+        return Partition(task.partitionId(), ledgers)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Make all of it visible at once."""
+        if self._is_skipped:
+            return
+        get_background().run(
+            commits.commit(self._job, _ledgers_of(messages), replace=self._overwrite, floor=self._floor)
+        )
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Delete what tasks wrote, unless it may have become visible."""
+        if self._is_skipped:
+            return
+        if all(message is not None for message in messages):
+            return  # The commit failed, perhaps after it took effect: the sweep tells which, later.
+        get_background().run(commits.delete_garbage(self._job, self._floor))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the micro-batches of a query to a log, each exactly once."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self._job, _ = plan_write(options, schema, overwrite=overwrite)
+        self._overwrite = overwrite
+
+    def write(self, iterator: Iterator[Any]) -> Partition:
+        """Write a micro-batch's partition, of record batches, in a task."""
+        task = TaskContext.get()
+        assert task is not None
+        query_id, batch_id = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
+        if query_id is None or batch_id is None:
+            raise InvalidArgumentError(
+                f"Spark does not tell the task its query and batch ({_QUERY_ID}, {_BATCH_ID}): the batch "
+                "could not be told from its replay"
+            )
+        job = replace(self._job, job_id=query_id, batch_id=int(batch_id))
+        return Partition(task.partitionId(), write_partition(job, iterator), query_id)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Make the micro-batch visible at once, unless it was before."""
+        job = self._job_of(messages, batchId)
+        assert job is not None
+        get_background().run(commits.commit(job, _ledgers_of(messages), replace=self._overwrite))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Delete what tasks wrote, unless it may have become visible."""
+        job = self._job_of(messages, batchId)
+        if job is None or all(message is not None for message in messages):
+            return
+        get_background().run(commits.delete(job, _ledgers_of(messages)))
+
+    def _job_of(self, messages: list[WriterCommitMessage | None], batch_id: int) -> Job | None:
+        query_ids = {message.query_id for message in messages if isinstance(message, Partition)}
+        assert len(query_ids) <= 1
+        query_id = next(iter(query_ids), None)
+        return None if query_id is None else replace(self._job, job_id=query_id, batch_id=batch_id)
+
+
+def _ledgers_of(messages: list[WriterCommitMessage | None]) -> list[int]:
+    """Give the ledgers of all partitions, in the order of the partitions."""
+    partitions = sorted(
+        (message for message in messages if isinstance(message, Partition)),
+        key=lambda partition: partition.number,
+    )
+    return [ledger.ledger_id for partition in partitions for ledger in partition.ledgers]

@@ -1,0 +1,164 @@
+"""The data source "ledger" as Spark sees it, and its batch reads.
+
+Owns the class that is registered with a session. Everything here runs in processes that Spark starts: the
+schema and the plan in the driver's, `read` in a task's. What travels between them is options and pieces.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from client_aio.spark import schemas
+from client_aio.spark.catalog import Catalog, check_written, with_catalog
+from client_aio.spark.options import ReadOptions, parse_read
+from client_aio.spark.plan import Bounds, cut_into_partitions
+from client_aio.spark.rows import Piece, RowReader
+from client_aio.spark.tags import Written
+from client_aio.sync.background import get_background
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow
+    from pyspark.sql.datasource import (
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+        Filter,
+    )
+    from pyspark.sql.types import StructType
+
+    from client_aio.spark.catalog import Found
+
+FORMAT = "ledger"
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+class LedgerDataSource(DataSource):
+    """Reads and writes logs and ledgers; registered by `client_aio.spark.register`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Give the name for `format(…)`."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Give the columns of what the options name, where the user has not given them."""
+        options = parse_read(self.options)
+        return schemas.schema_of(options, _written(options))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Plan a batch read."""
+        return LedgerReader(parse_read(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Begin a streaming read."""
+        from client_aio.spark.stream import LedgerStreamReader
+
+        return LedgerStreamReader(parse_read(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Plan a batch write."""
+        from client_aio.spark.sink import BatchWriter
+
+        return BatchWriter(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Begin a streaming write."""
+        from client_aio.spark.sink import StreamWriter
+
+        return StreamWriter(self.options, schema, overwrite=overwrite)
+
+
+def _written(options: ReadOptions) -> Written:
+    async def ask(catalog: Catalog) -> Written:
+        return check_written(await catalog.written(), options)
+
+    return get_background().run(with_catalog(options, ask))
+
+
+class Pieces(InputPartition):
+    """What one task reads."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(tuple(pieces))
+
+    def __repr__(self) -> str:
+        return f"Pieces({len(self.value)})"
+
+
+class LedgerReader(DataSourceReader):
+    """A batch read: what there was when it was planned."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._bounds = Bounds()
+        self._written = _written(options)
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters on where a row comes from; give back all others."""
+        left = []
+        shadowed = self._decoded_names()
+        for one in filters:
+            path: tuple[str, ...] = getattr(one, "attribute", ())
+            name = ".".join(path)
+            narrowed = None
+            if name in schemas.OWN and name not in shadowed:
+                narrowed = self._bounds.with_filter(type(one).__name__, name, _value_of(one))
+            if narrowed is None:
+                left.append(one)
+            else:
+                self._bounds = narrowed
+        return left
+
+    def _decoded_names(self) -> set[str]:
+        """Give the names of ours that what is decoded has for itself."""
+        if self._written.encoding == "binary" or self._written.schema is None:
+            return set()
+        return set(schemas.arrow_schema(self._written.schema).names)
+
+    def partitions(self) -> list[InputPartition]:
+        """Ask the cluster what there is, and cut it into what tasks read."""
+
+        async def ask(catalog: Catalog) -> list[Found]:
+            return await catalog.stretches(self._bounds)
+
+        found = get_background().run(with_catalog(self._options, ask))
+        return list(partitions_of(found, self._options.partition_bytes))
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Read a partition, in a task."""
+        reader = row_reader(self._options, self._written, self._schema)
+        return reader.read(partition.value or ())
+
+
+def _value_of(one: Filter) -> Any:
+    value = getattr(one, "value", None)
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return (value - _EPOCH) // datetime.timedelta(microseconds=1)
+    return value
+
+
+def row_reader(options: ReadOptions, written: Written, schema: StructType) -> RowReader:
+    """Give what turns pieces into rows of a schema."""
+    decoded = written.schema
+    if decoded is None and written.encoding == "json":  # the user has said which columns there are
+        decoded = schemas.nullable_json(schema)
+    return RowReader(
+        options.metadata,
+        schemas.arrow_schema(schema),
+        written.encoding,
+        decoded,
+        is_permissive=options.mode == "permissive",
+    )
+
+
+def partitions_of(found: Sequence[Found], partition_bytes: int) -> Iterator[Pieces]:
+    """Cut what was found into partitions."""
+    said = {one.stretch.row_id: one.written or Written() for one in found}
+    for stretches in cut_into_partitions([one.stretch for one in found], partition_bytes):
+        yield Pieces([Piece(stretch, said[stretch.row_id]) for stretch in stretches])

@@ -1,0 +1,226 @@
+"""Reading a log, or a ledger, as a stream of micro-batches.
+
+An offset is the position of the next record to be read. The reader lives in the driver for as long as the
+query runs and keeps a connection; tasks get pieces, as in a batch read.
+
+Invariants: a batch ends at or below a LAC that the driver has verified, and a ledger is gone past only when
+no entry will follow in it: so what lies between two offsets never changes, and a batch that is planned again
+after a crash holds the same records. Reading never fences.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+import client_aio
+from client_aio.spark.catalog import Catalog, Found, check_written, rows_of
+from client_aio.spark.plan import Bounds, Limit, advance, between
+from client_aio.spark.positions import Place
+from client_aio.spark.source import partitions_of, row_reader
+from client_aio.sync.background import get_background
+from metadata.errors import InvalidArgumentError, LogTruncatedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    import pyarrow
+    from pyspark.sql.types import StructType
+
+    from client_aio.spark.options import ReadOptions
+    from client_aio.spark.tags import Written
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_TAIL_ROWS = 3
+"""The last two ledgers of a log may be open: with the one before them, that is what an end can depend on."""
+
+
+class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        count = len(options.log) if options.ledger is None else len(options.ledger)
+        if count != 1:
+            raise InvalidArgumentError(
+                "a stream reads one log, or one ledger: start a query for each, and union them if need be"
+            )
+        self._options = options
+        self._schema = schema
+        self._starting = _parse_start(options.starting_position)
+        self._target: Place | None = None
+        self._catalog: Catalog | None = None
+        self._client: client_aio.Client | None = None
+        self._written: Written = self._ask(self._how_written)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel to tasks without the connection."""
+        return self.__dict__ | {"_client": None, "_catalog": None}
+
+    # --- offsets ---
+
+    def initialOffset(self) -> dict[str, int]:
+        """Give where a new query starts."""
+        return self._ask(self._first_place).to_offset()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Give the limit that the options set."""
+        if self._options.max_entries_per_trigger is not None:
+            return ReadMaxRows(self._options.max_entries_per_trigger)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Give where the next micro-batch ends.
+
+        Raises:
+            LogTruncatedError: records have been truncated before they were read, and `failOnDataLoss` is set.
+        """
+        place = Place.of_offset(start)
+        end = self._ask(lambda catalog: self._end_of_batch(catalog, place, limit))
+        if self._target is not None:
+            end = max(place, min(end, self._target))
+        return end.to_offset()
+
+    def reportLatestOffset(self) -> dict[str, int] | None:
+        """Give the end of what can be read, for the query's progress report."""
+        return self._ask(self._last_place).to_offset()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of a query that reads what there is now."""
+        self._target = self._ask(self._last_place)
+
+    async def _first_place(self, catalog: Catalog) -> Place:
+        starting = self._starting
+        if isinstance(starting, Place):
+            return starting
+        if starting == "latest":
+            return await self._last_place(catalog)
+        rows = await catalog.listed()
+        if isinstance(starting, datetime.datetime):
+            # What was written at that time or later is not missed; a ledger that was open then is read whole.
+            at_ms = int(starting.timestamp() * 1000)
+            rows = [row for row in rows if (row.created_ms or 0) <= at_ms][-1:] or rows
+        return Place(rows[0].row_id, rows[0].first) if rows else Place(0, 0)
+
+    async def _last_place(self, catalog: Catalog) -> Place:
+        rows = await catalog.listed()
+        found = await catalog.stretches(Bounds(), rows[-_TAIL_ROWS:])
+        if not found:
+            return Place(0, 0)
+        growing = [one.stretch for one in found if not one.stretch.is_complete]
+        return growing[0].end if growing else found[-1].stretch.end
+
+    async def _end_of_batch(self, catalog: Catalog, start: Place, limit: ReadLimit) -> Place:
+        found = await self._found(catalog, start)
+        ahead = between([one.stretch for one in found], start)
+        return advance(start, ahead, self._limit_of(limit))
+
+    def _limit_of(self, limit: ReadLimit) -> Limit:
+        if isinstance(limit, ReadAllAvailable):
+            return Limit()
+        entries, size = self._options.max_entries_per_trigger, self._options.max_bytes_per_trigger
+        if isinstance(limit, ReadMaxRows):
+            entries = limit.max_rows
+        elif isinstance(limit, ReadMaxBytes):
+            size = limit.max_bytes
+        return Limit(entries, size)
+
+    # --- batches ---
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """Cut a micro-batch into what tasks read."""
+        first, behind = Place.of_offset(start), Place.of_offset(end)
+        if first == behind:
+            return []
+        found = self._ask(lambda catalog: self._found(catalog, first))
+        said = {one.stretch.row_id: one for one in found}
+        stretches = between([one.stretch for one in found], first, behind)
+        parts = [Found(one, said[one.row_id].written) for one in stretches]
+        return list(partitions_of(parts, self._options.partition_bytes))
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        """Read a part of a micro-batch, in a task."""
+        reader = row_reader(self._options, self._written, self._schema)
+        return reader.read(partition.value or ())
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Do nothing: what has been read stays; a log is truncated by who owns it."""
+
+    def stop(self) -> None:
+        """Close the connection."""
+        client, self._client, self._catalog = self._client, None, None
+        if client is not None:
+            get_background().run(client.close())
+
+    # --- asking the cluster ---
+
+    async def _how_written(self, catalog: Catalog) -> Written:
+        return check_written(await catalog.written(), self._options)
+
+    async def _found(self, catalog: Catalog, start: Place) -> list[Found]:
+        """Give what can be read from an offset on; raises LogTruncatedError where some of it is gone."""
+        if self._options.ledger is None:
+            log = await catalog.log_metadata(self._options.log[0])
+            begin = Place(*log.begins_at)
+            if start < begin and not self._is_new(start):
+                self._report_loss(start, begin)
+            listed = rows_of(log)
+        else:
+            listed = await catalog.listed()
+        return await catalog.stretches(Bounds(), [row for row in listed if row.row_id >= start.row_id])
+
+    def _is_new(self, start: Place) -> bool:
+        """Tell whether an offset is that of a log which had no ledger yet."""
+        return start == Place(0, 0) and not isinstance(self._starting, Place)
+
+    def _report_loss(self, start: Place, begin: Place) -> None:
+        message = (
+            f"log {self._options.log[0]!r} begins at {begin.row_id}:{begin.entry_id}; what this query has "
+            f"not read yet, from {start.row_id}:{start.entry_id} on, has been truncated before that"
+        )
+        if self._options.fail_on_data_loss:
+            raise LogTruncatedError(
+                f"{message}. To go on with what is left, set failOnDataLoss to false", ledger_id=start.row_id
+            )
+        logger.warning("%s: it goes on there, since failOnDataLoss is false", message)
+
+    def _ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
+        async def ask() -> T:
+            if self._client is None or self._catalog is None:
+                self._client = await client_aio.connect(self._options.metadata)
+                self._catalog = Catalog(self._client, self._options)
+            return await question(self._catalog)
+
+        return get_background().run(ask())
+
+
+def _parse_start(text: str) -> Place | datetime.datetime | str:
+    """Parse `startingPosition`; raises InvalidArgumentError."""
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    try:
+        return Place.parse(text)
+    except InvalidArgumentError:
+        pass
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"the option startingPosition is earliest, latest, a position ID:ENTRY, or a time such as "
+            f"2026-01-31T12:00:00Z: not {text!r}"
+        ) from error
+    return moment.replace(tzinfo=datetime.UTC) if moment.tzinfo is None else moment

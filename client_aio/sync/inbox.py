@@ -1,0 +1,139 @@
+"""What threads put in for a writer on the loop: one wake-up of the loop for all that is there when it comes.
+
+Owns the bound on what waits there: putting blocks while more than `max_in_flight_bytes` are in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+from client_aio.core.window import ENTRY_OVERHEAD_BYTES
+from metadata.errors import BookKeeperError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from client_aio.sync.background import Background
+
+R = TypeVar("R")
+
+
+class Writer(Protocol):
+    """What an inbox asks of its writer."""
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Give the bytes not acknowledged yet."""
+
+    @property
+    def max_in_flight_bytes(self) -> int:
+        """Give the bytes above which `drain` waits."""
+
+    async def drain(self) -> None:
+        """Wait for room."""
+
+
+class _Put(NamedTuple, Generic[R]):
+    payload: bytes
+    entry_id: int | None
+    future: concurrent.futures.Future[R]
+
+
+class Inbox(Generic[R]):
+    """The inbox of one writer.
+
+    Args:
+        add: adds a payload, under an id where the caller gave one. Called on the loop.
+    """
+
+    def __init__(
+        self,
+        background: Background,
+        writer: Writer,
+        add: Callable[[bytes, int | None], asyncio.Future[R]],
+    ) -> None:
+        self._background = background
+        self._writer = writer
+        self._add = add
+        self._waiting: deque[_Put[R]] = deque()
+        self._is_due = False
+        self._room = threading.Condition()
+        self._bytes_in_flight = 0
+        self._bytes_max = writer.max_in_flight_bytes
+        self._draining: asyncio.Task[None] | None = None  # on the loop
+
+    def put(self, payload: bytes, entry_id: int | None = None) -> concurrent.futures.Future[R]:
+        """Put in a payload, waiting for room; its future is of what `add` gives."""
+        future: concurrent.futures.Future[R] = concurrent.futures.Future()
+        with self._room:
+            self._room.wait_for(lambda: self._bytes_in_flight <= self._bytes_max)
+            self._bytes_in_flight += len(payload) + ENTRY_OVERHEAD_BYTES
+            self._waiting.append(_Put(payload, entry_id, future))
+            is_first, self._is_due = not self._is_due, True
+        if is_first:
+            self._background.loop.call_soon_threadsafe(self._take)
+        return future
+
+    async def emptied(self) -> None:
+        """Have everything added that was put in so far. On the loop."""
+        self._take()
+        while self._draining is not None:
+            await asyncio.wait([self._draining])
+
+    def _take(self) -> None:
+        """Add what the threads have put in, once the writer has room.
+
+        Deferred sync, or guaranteed write quorum, keeps entries in flight whose futures are done.
+        """
+        if self._writer.bytes_in_flight <= self._bytes_max:
+            self._add_all()
+        elif self._draining is None:
+            self._draining = self._background.loop.create_task(self._drain(), name="drain")
+
+    async def _drain(self) -> None:
+        with contextlib.suppress(BookKeeperError):  # each add in the inbox is told of it
+            await self._writer.drain()
+        self._draining = None
+        self._add_all()
+
+    def _add_all(self) -> None:
+        with self._room:
+            waiting, self._waiting = self._waiting, deque()
+            self._is_due = False
+        for payload, entry_id, future in waiting:
+            complete = self._completer(future, len(payload) + ENTRY_OVERHEAD_BYTES)
+            try:
+                added = self._add(payload, entry_id)
+            except BookKeeperError as error:  # of this one; those behind it are added all the same
+                added = self._background.loop.create_future()
+                added.set_exception(error)
+            added.add_done_callback(complete)
+
+    def _completer(
+        self, future: concurrent.futures.Future[R], size: int
+    ) -> Callable[[asyncio.Future[R]], None]:
+        def complete(added: asyncio.Future[R]) -> None:
+            with self._room:
+                self._bytes_in_flight -= size
+                self._room.notify()
+            if not future.set_running_or_notify_cancel():
+                return
+            error = added.exception()
+            if error is None:
+                future.set_result(added.result())
+            else:
+                future.set_exception(error)
+
+        return complete
+
+
+def as_bytes(data: bytes | bytearray | memoryview, what: str) -> bytes:
+    """Copy what is to be added, or raise InvalidArgumentError."""
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidArgumentError(f"{what} is bytes, not {type(data).__name__}")
+    return bytes(data)

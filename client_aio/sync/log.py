@@ -1,0 +1,157 @@
+"""Logs without an event loop; see `client_aio.log`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from client_aio.sync.background import Background, Handle
+from client_aio.sync.inbox import Inbox, as_bytes
+
+if TYPE_CHECKING:
+    import concurrent.futures
+    from collections.abc import Generator
+    from types import TracebackType
+
+    import client_aio
+    from client_aio.log.adding import AddedToLog
+    from client_aio.log.listing import LogMetadata
+    from client_aio.log.reading import Start
+    from client_aio.log.records import LogBatch, LogRecord
+    from client_aio.log.sweeping import SweepReport
+    from metadata.log import LogRow, Position
+
+
+class LogWriter(Handle):
+    """Appends records to a log; see `client_aio.LogWriter`."""
+
+    def __init__(self, background: Background, writer: client_aio.LogWriter) -> None:
+        super().__init__(background)
+        self._writer = writer
+        self._inbox: Inbox[Position] = Inbox(background, writer, lambda payload, _: writer.append(payload))
+
+    @property
+    def name(self) -> str:
+        """Give the log's name."""
+        return self._writer.name
+
+    @property
+    def last_add_confirmed(self) -> Position | None:
+        """Give the position of the last acknowledged record, None for none."""
+        return self._writer.last_add_confirmed
+
+    def append(self, data: bytes | bytearray | memoryview) -> Position:
+        """Append a record, wait until it is acknowledged, and return its position."""
+        return self.append_nowait(data).result()
+
+    def append_nowait(self, data: bytes | bytearray | memoryview) -> concurrent.futures.Future[Position]:
+        """Append a record; blocks only while more than `max_in_flight_bytes` are in flight.
+
+        Returns:
+            A future of its position. Cancelling it leaves the append running. Its callbacks run on the
+            background thread and must not block.
+        """
+        self._check_process()
+        return self._inbox.put(as_bytes(data, "a record"))
+
+    def flush(self) -> None:
+        """Wait until everything appended so far is acknowledged; raises the first failure."""
+
+        async def flush() -> None:
+            await self._inbox.emptied()
+            await self._writer.flush()
+
+        self._run(flush())
+
+    def roll(self) -> None:
+        """Go on to another ledger."""
+
+        async def roll() -> None:
+            await self._inbox.emptied()
+            await self._writer.roll()
+
+        self._run(roll())
+
+    def close(self) -> None:
+        """Flush, and close the log's last ledger."""
+
+        async def close() -> None:
+            await self._inbox.emptied()
+            await self._writer.close()
+
+        self._run(close())
+
+    def abort(self) -> None:
+        """Give up; whoever opens the log next recovers its last ledgers."""
+        self._run(self._writer.abort())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.abort()
+            return
+        try:
+            self.close()
+        except BaseException:
+            self.abort()
+            raise
+
+
+class LogClient(Handle):
+    """What a client does with logs; a part of `Client`."""
+
+    _client: client_aio.Client
+
+    def open_log(self, name: str, **options: Any) -> LogWriter:
+        """Open a log for writing; **takes it over**. Options as for `client_aio.Client.open_log`."""
+
+        async def open_() -> client_aio.LogWriter:
+            return await self._client.open_log(name, **options)
+
+        return LogWriter(self._background, self._run(open_()))
+
+    def read_log(
+        self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
+    ) -> Generator[LogRecord, None, None]:
+        """Read a log's records in order; with `follow` without end."""
+        for batch in self.read_log_batches(name, start, follow=follow, password=password):
+            yield from batch
+
+    def read_log_batches(
+        self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
+    ) -> Generator[LogBatch, None, None]:
+        """Read as `read_log` does, in batches."""
+        return self._iterate(
+            lambda: self._client.read_log_batches(name, start, follow=follow, password=password)
+        )
+
+    def add_to_log(self, name: str, ledger_ids: list[int], **options: Any) -> AddedToLog:
+        """Make CLOSED ledgers a part of a log at once. Options as for `client_aio.Client.add_to_log`."""
+        return self._run(self._client.add_to_log(name, ledger_ids, **options))
+
+    def log_metadata(self, name: str) -> LogMetadata:
+        """Read which ledgers a log is made of."""
+        return self._run(self._client.log_metadata(name))
+
+    def list_logs(self) -> list[str]:
+        """Give the names of all logs, sorted."""
+
+        async def collect() -> list[str]:
+            return [name async for name in self._client.list_logs()]
+
+        return self._run(collect())
+
+    def truncate_log(self, name: str, before: Position | tuple[int, int] | str) -> list[LogRow]:
+        """Drop a log's records before a position."""
+        return self._run(self._client.truncate_log(name, before))
+
+    def delete_log(self, name: str) -> None:
+        """Delete a log with all its ledgers."""
+        self._run(self._client.delete_log(name))
+
+    def sweep_log_orphans(self, *, older_than_s: float = 3600.0) -> SweepReport:
+        """Delete what crashes of log writers have left over."""
+        return self._run(self._client.sweep_log_orphans(older_than_s=older_than_s))

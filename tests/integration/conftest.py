@@ -1,0 +1,30 @@
+"""Fixtures of the tests that need Spark: one session and one cluster for all of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.sparksession import Bookies, start_spark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bookies]:
+    """Four bookies on an embedded metadata store, for the tests of Spark; each test takes its own log."""
+    with Bookies(tmp_path_factory.mktemp("spark bookies")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One session in `local[2]`, whose tasks are tried three times."""
+    pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
+    session = start_spark("local[2,3]", tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()
