@@ -1,6 +1,6 @@
 """What a writer does by the clock: publishing its LAC when it is idle, and noticing that nothing moves.
 
-Owns the two timers. Does not own the window that they look at, nor what a writer that is stuck leads to.
+Owns the timers. Does not own the window that they look at, nor what a writer that is stuck leads to.
 """
 
 from __future__ import annotations
@@ -16,6 +16,43 @@ if TYPE_CHECKING:
 
     from client_aio.core.window import AddWindow
 
+_NEVER = NO_ENTRY - 1
+
+
+class LacClock:
+    """The one timer by which all writers of a client notice that they are idle.
+
+    It ticks twice within the delay, and only while some LAC has moved lately: a timer for each writer would
+    cost more than its adds do where there are a thousand of them.
+    """
+
+    def __init__(self, delay_s: float) -> None:
+        self._period_s = delay_s / 2
+        self._moved: dict[LacPublisher, None] = {}  # in the order in which they moved
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, publisher: LacPublisher) -> None:
+        """Look at a publisher at each tick from now on, until it says that it is done."""
+        self._moved[publisher] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._period_s, self._tick)
+
+    def forget(self, publisher: LacPublisher) -> None:
+        """Look at a publisher no more."""
+        self._moved.pop(publisher, None)
+        if not self._moved and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        moved, self._moved = self._moved, {}
+        for publisher in moved:
+            if not publisher.look():
+                self._moved[publisher] = None
+        if self._moved and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._period_s, self._tick)
+
 
 class LacPublisher:
     """Tells the bookies the LAC once no entry has told it for a while (rule 13).
@@ -24,38 +61,39 @@ class LacPublisher:
         publish: sends the window's LAC to the bookies.
     """
 
-    def __init__(self, window: AddWindow[Any], publish: Callable[[], None], delay_s: float) -> None:
+    def __init__(self, window: AddWindow[Any], publish: Callable[[], None], clock: LacClock) -> None:
         self._window = window
         self._publish = publish
-        self._delay_s = delay_s
-        self._loop = asyncio.get_running_loop()
+        self._clock = clock
         self._published = NO_ENTRY
-        self._timer: asyncio.TimerHandle | None = None
+        self._seen = _NEVER
+        self._is_watched = False
         self._is_stopped = False
 
     def moved(self) -> None:
         """Note that the LAC may have moved."""
-        if self._timer is None and not self._is_stopped:
-            self._timer = self._loop.call_later(self._delay_s, self._look, self._window.lac)
+        if not self._is_watched and not self._is_stopped:
+            self._is_watched, self._seen = True, _NEVER
+            self._clock.watch(self)
 
     def stop(self) -> None:
         """Publish nothing more, whatever late answers still come."""
         self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._clock.forget(self)
 
-    def _look(self, lac_seen: int) -> None:
-        self._timer = None
+    def look(self) -> bool:
+        """Publish if nothing has moved since the last look; gives False to be looked at again."""
         window = self._window
-        if window.lac == self._published:
-            return
-        if window.lac != lac_seen or window.last_add_pushed != window.last_entry_reported:
-            # Still writing: what follows states the LAC, and the last of it comes back here.
-            self.moved()
-            return
-        self._published = window.lac
+        if self._is_stopped or window.lac == self._published:
+            self._is_watched = False
+            return True
+        if window.lac != self._seen or window.last_add_pushed != window.last_entry_reported:
+            # Still writing: what follows states the LAC.
+            self._seen = window.lac
+            return False
+        self._is_watched, self._published = False, window.lac
         self._publish()
+        return True
 
 
 class StallWatch:

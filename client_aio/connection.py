@@ -141,35 +141,40 @@ class BookieConnection(asyncio.BufferedProtocol):
         if self.error is not None:
             self._loop.call_soon(on_answer, self.error, NO_BODY)
             return
-        request_id = self._begin(on_answer, timeout_s)
+        assert self._transport is not None
+        request_id = self._next_id
+        self._next_id = (request_id + 1) & REQUEST_ID_MAX
+        now = self._time()
+        self._requests[request_id] = (on_answer, now, now + timeout_s)
         head = encode_frame(encode_request(request, request_id, auth), body_bytes)
-        self._write(head, body, body_bytes)
+        if body_bytes > _JOINED_BYTES_MAX:
+            self._transport.writelines([head, *body])
+        else:  # one small buffer costs less than two
+            self._transport.write(b"".join((head, *body)))
+        if self._watch is None:
+            self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
 
     def send_prepared(
-        self, request: PreparedRequest, on_answer: OnAnswer, body: Buffer, body_bytes: int, timeout_s: float
+        self, request: PreparedRequest, on_answer: OnAnswer, body: bytes, body_bytes: int, timeout_s: float
     ) -> None:
         """Do as `request` for a request that is sent many times, and brings its own `auth`."""
         if self.error is not None:
             self._loop.call_soon(on_answer, self.error, NO_BODY)
             return
-        request_id = self._begin(on_answer, timeout_s)
-        self._write(request.frame_head(request_id, body_bytes), (body,), body_bytes)
-
-    def _begin(self, on_answer: OnAnswer, timeout_s: float) -> int:
+        # Runs for every batch and bookie: no further calls of ours.
         request_id = self._next_id
         self._next_id = (request_id + 1) & REQUEST_ID_MAX
         now = self._time()
         self._requests[request_id] = (on_answer, now, now + timeout_s)
         if self._watch is None:
             self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
-        return request_id
-
-    def _write(self, head: bytes, body: Sequence[Buffer], body_bytes: int) -> None:
-        assert self._transport is not None
+        transport = self._transport
+        assert transport is not None
+        head = request.frame_head(request_id, body_bytes)
         if body_bytes > _JOINED_BYTES_MAX:
-            self._transport.writelines([head, *body])
-        else:  # one small buffer costs less than two
-            self._transport.write(b"".join((head, *body)))
+            transport.writelines([head, body])
+        else:
+            transport.write(head + body)
 
     async def call(
         self,

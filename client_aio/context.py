@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from client_aio.clockwork import LacClock
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.reading import EntryReader
 from metadata.errors import ClientClosedError
@@ -42,6 +43,10 @@ class ClientContext:
     now_ms: Callable[[], int]
     handles: set[Handle] = field(default_factory=set)
     is_closed: bool = False
+    lac_clock: LacClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
 
     def check_open(self) -> None:
         """Raise ClientClosedError when the client has been closed."""

@@ -126,7 +126,7 @@ class LedgerWriter:
         self._queued: list[tuple[bytes, asyncio.Future[int]]] = []  # added while add_entries runs
         self._queued_bytes = 0  # with what waits behind a gap
         self._forces = Forces(self._window, self._replicator.force, lambda: self._failure)
-        self._lac_publisher = LacPublisher(self._window, self._publish_lac, self._config.explicit_lac_delay_s)
+        self._lac_publisher = LacPublisher(self._window, self._publish_lac, context.lac_clock)
         self._stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
         self._reader = self._make_reader()
 
@@ -523,22 +523,19 @@ class LedgerWriter:
 
     def _on_turns(self, turns: list[Turn[Token]]) -> None:
         for turn in turns:
-            self._complete(turn)
+            entry_id = turn.first_entry
+            for future in turn.tokens:
+                if future is not None and not future.done():
+                    future.set_result(entry_id)
+                entry_id += 1
         window = self._window
         self._forces.moved()
         self._waiters.reached(window.last_entry_reported)
-        if window.bytes_held <= self._config.max_in_flight_bytes:
+        if not self._room.is_set() and window.bytes_held <= self._config.max_in_flight_bytes:
             self._room.set()  # Whoever waits looks whether it is room enough.
         if window.newcomers or window.is_holding:
             self._changes.moved()
         self._lac_publisher.moved()
-
-    def _complete(self, turn: Turn[Token]) -> None:
-        entry_id = turn.first_entry
-        for future in turn.tokens:
-            if future is not None and not future.done():
-                future.set_result(entry_id)
-            entry_id += 1
 
     async def _wait_for(self, entry_id: int) -> None:
         if self._failure is not None:

@@ -34,7 +34,10 @@ class LedgerLocks:
         ledger_id = ledger_at_stake(request)
         if ledger_id is None:
             return None
-        access = judge_token(self._engine.lock(ledger_id), auth)
+        lock = self._engine.lock(ledger_id)
+        if auth is None and not lock:
+            return None  # nearly every add: no password anywhere
+        access = judge_token(lock, auth)
         if access is Access.REFUSE:
             return f"ledger {ledger_id} has a password here, and the request {_fault(auth)}"
         if access is Access.LOCK:

@@ -16,6 +16,7 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bookie_aio.core.adds import check_block
 from bookie_aio.core.fencing import Verdict, judge
 from bookie_aio.logs import fields
 from bookie_aio.server.counters import Counters
@@ -219,7 +220,7 @@ class Requests:
     def _add(self, peer: Peer, request_id: int, request: Add, body: memoryview) -> None:
         try:
             block = Block.parse(body)
-            self._check_block(request, block, body)
+            check_block(request, block, body)
         except ProtocolError as error:
             # The stream is in step, but what it carries cannot be trusted.
             self._refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, str(error))
@@ -269,22 +270,6 @@ class Requests:
         if request.flags == _DEFERRED:
             # Received, and no more than that: the FORCE that follows over this connection says the rest.
             peer.send(ADDED.pack(request_id))
-
-    def _check_block(self, request: Add, block: Block, body: memoryview) -> None:
-        if block.total_bytes != len(body):
-            raise MalformedFrameError("an add carries exactly one block")
-        if block.is_partial:
-            raise MalformedFrameError("an add carries a whole block, not a cut one")
-        if block.ledger_id != request.ledger_id:
-            raise MalformedFrameError(
-                f"an add to ledger {request.ledger_id} carries a block of ledger {block.ledger_id}"
-            )
-        if block.content_term > request.term and request.flags != _REPAIR:
-            raise MalformedFrameError(
-                f"an add of term {request.term} carries entries of content term {block.content_term}"
-            )
-        if not block.payload_is_intact():
-            raise MalformedFrameError("the checksum over a block's payload does not hold")
 
     def _repair(self, peer: Peer, request_id: int, request: Add, block: Block) -> None:
         """Store what of a block is missing here (rule 14).

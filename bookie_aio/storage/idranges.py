@@ -46,7 +46,10 @@ class IdRanges:
             self._lasts.insert(at, one)
 
     def __contains__(self, one: int) -> bool:
-        at = bisect_right(self._firsts, one)
+        firsts = self._firsts
+        if not firsts:
+            return False
+        at = bisect_right(firsts, one)
         return at > 0 and one <= self._lasts[at - 1]
 
     def __len__(self) -> int:

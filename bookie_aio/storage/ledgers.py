@@ -52,7 +52,7 @@ class Ledgers:
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Tell whether a tombstone was accepted for the ledger, perhaps not durable yet."""
-        return bool(self.deleted) and ledger_id in self.deleted
+        return ledger_id in self.deleted
 
     def accept(self, ledger_id: int) -> LedgerState:
         """Count a record that is accepted for a ledger, and give the ledger's state.
@@ -60,7 +60,7 @@ class Ledgers:
         Raises:
             NoSuchLedgerError: it has been deleted (rule 15). Nothing is counted.
         """
-        if self.deleted and ledger_id in self.deleted:
+        if ledger_id in self.deleted:
             raise NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
         state = self.state(ledger_id)
         self._accepted += 1

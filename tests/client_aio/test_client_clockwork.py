@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from client_aio.clockwork import LacPublisher
+from client_aio.clockwork import LacClock, LacPublisher
 from client_aio.core.window import AddWindow
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def window_with_an_entry_outstanding() -> AddWindow[str]:
@@ -24,7 +28,8 @@ def window_with_an_entry_outstanding() -> AddWindow[str]:
 
 async def test_a_late_answer_does_not_wake_a_publisher_that_was_stopped() -> None:
     loop, window, published = asyncio.get_running_loop(), window_with_an_entry_outstanding(), []
-    publisher = LacPublisher(window, lambda: published.append(window.lac), 0.001)
+    clock = LacClock(0.001)
+    publisher = LacPublisher(window, lambda: published.append(window.lac), clock)
     publisher.moved()
     publisher.stop()
     window.abort()
@@ -33,4 +38,44 @@ async def test_a_late_answer_does_not_wake_a_publisher_that_was_stopped() -> Non
     loop.call_later(0.01, over.set_result, None)
     await over
     assert published == []
-    assert publisher._timer is None
+    assert clock._timer is None
+
+
+async def test_a_writer_that_goes_on_publishes_nothing_and_one_that_stops_does_so_once() -> None:
+    window, clock, published = AddWindow[str](
+        ledger_id=7, content_term=0, ensemble_size=1, write_quorum=1, ack_quorum=1
+    ), LacClock(0.002), []  # fmt: skip
+    publisher = LacPublisher(window, lambda: published.append(window.lac), clock)
+    publisher.moved()
+    for _ in range(3):  # between one look and the next, the LAC has moved
+        window.add(b"a", "a")
+        (send,) = window.flush()
+        window.acknowledged(send)
+        assert not publisher.look()
+    assert published == []
+    assert publisher.look()
+    assert published == [2]
+    publisher.moved()  # a late answer
+    assert publisher.look()
+    assert published == [2]
+    publisher.stop()
+
+
+async def test_all_writers_of_a_client_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, clock, timers = asyncio.get_running_loop(), LacClock(0.002), []
+    call_later = loop.call_later
+    idle = [asyncio.Event() for _ in range(100)]
+    publishers = []
+    for event in idle:
+        window: AddWindow[str] = AddWindow(
+            ledger_id=7, content_term=0, ensemble_size=1, write_quorum=1, ack_quorum=1
+        )
+        window.add(b"a", "a")
+        window.acknowledged(*window.flush())
+        publishers.append(LacPublisher(window, event.set, clock))
+    monkeypatch.setattr(loop, "call_later", lambda *timer: timers.append(timer) or call_later(*timer))
+    for publisher in publishers:
+        publisher.moved()
+    for event in idle:
+        await event.wait()
+    assert len(timers) == 2
