@@ -44,7 +44,7 @@ resets it; `cut` the link as well where the client shall see that it is refused.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -316,8 +316,11 @@ class ClientStore(MetadataStore):
     async def children(self, key: str) -> list[str]:
         return await self.inner.children(key)
 
-    def watch(self, key: str) -> AsyncGenerator[None, None]:
-        return self.inner.watch(key)
+    async def watch(self, key: str) -> AsyncGenerator[None, None]:
+        async with aclosing(self.inner.watch(key)) as changes:
+            async for _ in changes:
+                if key not in self._past:  # a server that lags does not know of the change
+                    yield
 
     async def register(self, key: str, value: bytes) -> Registration:
         return await self.inner.register(key, value)
