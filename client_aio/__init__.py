@@ -11,6 +11,7 @@ from client_aio.client import Client, connect
 from client_aio.config import ClientConfig
 from client_aio.core.placement import Choice, PlacementPolicy, Seating, WeightedRandom
 from client_aio.core.racks import RackAware
+from client_aio.election import LeaderElection
 from client_aio.entries import Entry, EntryBatch
 from client_aio.log.adding import AddedToLog
 from client_aio.log.listing import LogMetadata
@@ -36,6 +37,7 @@ __all__ = [
     "Entry",
     "EntryBatch",
     "Fragment",
+    "LeaderElection",
     "LedgerMetadata",
     "LedgerReader",
     "LedgerState",

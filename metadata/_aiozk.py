@@ -133,6 +133,8 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.active_at = self._loop.time()
+        if self.waiting_since is not None:
+            self._session.heard_at = max(self._session.heard_at, self.waiting_since)
         self.waiting_since = None
         self._buffer += data
         try:
@@ -231,6 +233,9 @@ class Session:
         self.timeout_s = timeout_s
         self.problems: dict[str, str] = {}
         """Why each server was last given up, for error messages."""
+
+        self.heard_at = 0.0
+        """When something was sent that a server has certainly received, by the loop's clock."""
 
         self._servers = [(host, port, _join(host, port)) for host, port in servers]
         self._asked_timeout_s = timeout_s

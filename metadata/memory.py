@@ -155,6 +155,10 @@ class MemoryMetadataStore(MetadataStore):
         self._watches: set[asyncio.Event] = set()
         self._closed = False
 
+    @property
+    def session(self) -> str:
+        return str(self._session)
+
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
         check_key(key)
         value = check_value(value)

@@ -77,6 +77,7 @@ class SqliteMetadataStore(MetadataStore):
         self._watches: set[_Watch] = set()
         self._poke = asyncio.Event()
         self._session: str | None = None
+        self._renewed_at = 0.0  # by the loop's clock, or earlier
         self._registrations: set[_SqliteRegistration] = set()
 
     @classmethod
@@ -109,6 +110,14 @@ class SqliteMetadataStore(MetadataStore):
         loops = (store._poll(), store._maintain(), store._keep_session())
         store._tasks = [asyncio.create_task(each) for each in loops]
         return store
+
+    @property
+    def session(self) -> str:
+        return self._session or ""
+
+    @property
+    def session_alive_until(self) -> float:
+        return self._renewed_at + self._lease_s
 
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
         check_key(key)
@@ -305,9 +314,10 @@ class SqliteMetadataStore(MetadataStore):
         """Renew the lease; begin another session when it has run out."""
         while True:
             await asyncio.sleep(self._lease_s / 4)
-            session = self._session
+            session, now = self._session, asyncio.get_running_loop().time()
             try:
                 if session is None or await self._submit_lease(partial(self._leases.renew, session)):
+                    self._renewed_at = now
                     continue
                 log.warning("session %s expired; beginning another", session)
                 await self._begin_session()
@@ -324,9 +334,9 @@ class SqliteMetadataStore(MetadataStore):
                 await self._write(lambda: self._tables.drop_sessions(dead))
 
     async def _begin_session(self) -> None:
-        session = secrets.token_hex(8)
+        session, now = secrets.token_hex(8), asyncio.get_running_loop().time()
         await self._submit_lease(lambda: self._leases.begin(session))
-        self._session = session
+        self._session, self._renewed_at = session, now
 
 
 class _SqliteRegistration(Registration):

@@ -21,6 +21,7 @@ Invariants that the contract suite (`tests/metadata/test_contract.py`) checks on
 from __future__ import annotations
 
 import abc
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -91,6 +92,19 @@ class MetadataStore(abc.ABC):
     """
 
     uri: str
+
+    @property
+    def session(self) -> str:
+        """Name the session that registrations belong to now: another one once it has been lost."""
+        return ""
+
+    @property
+    def session_alive_until(self) -> float:
+        """Give until when, by the loop's clock, nobody can have ended the session for this client's silence.
+
+        Beyond it the session may be gone though this client has not heard of it: it was cut off, or stopped.
+        """
+        return math.inf
 
     @abc.abstractmethod
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:

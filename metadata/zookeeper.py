@@ -149,6 +149,14 @@ class ZooKeeperMetadataStore(MetadataStore):
         store._registrar = asyncio.create_task(store._register_anew())
         return store
 
+    @property
+    def session(self) -> str:
+        return f"{self._session.session_id:x}"
+
+    @property
+    def session_alive_until(self) -> float:
+        return self._session.heard_at + self._session.timeout_s
+
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
         check_key(key)
         value = check_value(value)

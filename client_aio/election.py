@@ -1,0 +1,259 @@
+"""Electing a leader among processes, over the metadata store. **A suggestion, not a lock.**
+
+Whoever is told that it leads may be told too late that it no longer does: it was stopped, or cut off, and
+the next one leads already. So election saves two processes from fighting over a log all the time; what keeps
+the log correct when they do is fencing. Do what must not be done twice through a log or a ledger, and take
+that over once elected.
+
+A candidate stands in a queue of ephemeral keys and watches the one before it only; the first in the queue
+waits for the key `leader`, which one session can hold:
+
+    elections/NAME/queue/0000000000000000007      in the order of numbers drawn from the store
+    elections/NAME/leader                         held by whoever leads, with what it wants known of itself
+
+Leadership ends with the session: as soon as the store tells that it was lost, and by this process's own clock
+when its silence has lasted for as long as the servers wait, whichever is first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from metadata.errors import (
+    BookKeeperError,
+    ClientClosedError,
+    InvalidArgumentError,
+    KeyExistsError,
+    MetadataCorruptError,
+    NoSuchKeyError,
+)
+from metadata.log import check_log_name
+from metadata.store import MetadataStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+    from types import TracebackType
+
+    from client_aio.client import Client
+    from metadata.store import Registration
+
+logger = logging.getLogger(__name__)
+
+KEY_ELECTIONS = "elections"
+SEQUENCE = "election"
+RETRY_S = 0.2
+VALUE_BYTES_MAX = 4096
+
+
+class _Record(NamedTuple):
+    candidate: int
+    value: bytes
+
+
+class LeaderElection:
+    """One candidate. An async context manager: leaving it steps down.
+
+    async with LeaderElection(client, "orders", b"10.0.0.7:8080") as election:
+        while True:
+            await election.gained()
+            async with client.open_log("orders") as log:      # what makes it safe
+                ...
+                await election.lost()
+    """
+
+    def __init__(self, client: Client | MetadataStore, name: str, value: bytes = b"") -> None:
+        """Name an election; nothing happens before it is entered.
+
+        Args:
+            client: whose metadata store it is held in.
+            name: as a log's.
+            value: what others are told of this candidate while it leads, at most 4 KiB.
+
+        Raises:
+            InvalidArgumentError: the name or the value is not legal.
+        """
+        self._store = client if isinstance(client, MetadataStore) else client._context.ledgers.store
+        self._key = f"{KEY_ELECTIONS}/{check_log_name(name)}"
+        if not isinstance(value, bytes) or len(value) > VALUE_BYTES_MAX:
+            raise InvalidArgumentError(f"the value of a candidate is at most {VALUE_BYTES_MAX} bytes")
+        self._value = base64.b64encode(value).decode()
+        self._numbers: set[int] = set()  # drawn by this candidate; what still stands under one is its own
+        self._session: str | None = None  # in which this candidate leads
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+        self.terms = 0
+        """How often this candidate has been elected."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Tell whether this candidate leads, as far as it can know."""
+        return (
+            self._session is not None
+            and self._session == self._store.session
+            and asyncio.get_running_loop().time() < self._store.session_alive_until
+        )
+
+    async def gained(self) -> None:
+        """Wait until this candidate leads.
+
+        Raises:
+            ClientClosedError: the election was left, or its store closed.
+        """
+        await self._wait_for(lambda: self.is_leader)
+
+    async def lost(self) -> None:
+        """Wait until this candidate does not lead, or has not led for a moment; raises as `gained`."""
+        await self._wait_for(partial(self._has_lost, self.terms))
+
+    async def changes(self) -> AsyncGenerator[bool, None]:
+        """Yield whether this candidate leads, at once and whenever that changes."""
+        is_leader, term = self.is_leader, self.terms
+        while True:
+            yield is_leader
+            if is_leader:
+                await self._wait_for(partial(self._has_lost, term))
+            else:
+                await self.gained()
+            is_leader, term = not is_leader, self.terms
+
+    async def leader(self) -> bytes | None:
+        """Read the value of whoever leads now, None for nobody.
+
+        Raises:
+            MetadataUnavailableError: the store does not answer.
+        """
+        found = await self._read(f"{self._key}/leader")
+        return None if found is None else found.value
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # --- standing ---
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._stand()
+                except ClientClosedError:
+                    raise
+                except BookKeeperError as error:
+                    logger.warning("election=%s standing again: %s", self._key, error)
+                    await asyncio.sleep(RETRY_S)
+        finally:
+            self._session = None
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _stand(self) -> None:
+        """Queue up once, lead once, and return when that is over."""
+        (number,) = await self._store.allocate_ids(SEQUENCE, 1)
+        self._numbers.add(number)
+        record = json.dumps({"format": 1, "candidate": number, "value": self._value}).encode()
+        place = f"{self._key}/queue/{number:019d}"
+        async with _registered(self._store, place, record):
+            session = self._store.session
+            await self._come_first(place)
+            while True:
+                await self._until_gone(f"{self._key}/leader")
+                with contextlib.suppress(KeyExistsError):
+                    async with _registered(self._store, f"{self._key}/leader", record):
+                        if self._store.session == session:
+                            await self._lead(session, number)
+                    return
+
+    async def _come_first(self, place: str) -> None:
+        """Wait until nobody stands before this place in the queue."""
+        queue, _, own = place.rpartition("/")
+        while True:
+            before = [name for name in await self._store.children(queue) if name < own]
+            if not before:
+                return
+            await self._until_gone(f"{queue}/{before[-1]}")
+
+    async def _read(self, key: str) -> _Record | None:
+        try:
+            document = json.loads((await self._store.read(key)).value)
+            return _Record(int(document["candidate"]), base64.b64decode(document["value"], validate=True))
+        except NoSuchKeyError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise MetadataCorruptError(f"{key} holds no candidate: {error!r}") from error
+
+    async def _until_gone(self, key: str) -> None:
+        """Return when there is no such key; one of this candidate's own that was left over is deleted."""
+        async with contextlib.aclosing(self._store.watch(key)) as changes:
+            async for _ in changes:
+                found = await self._read(key)
+                if found is None:
+                    return
+                if found.candidate in self._numbers:
+                    with contextlib.suppress(NoSuchKeyError):
+                        await self._store.delete(key)
+
+    async def _lead(self, session: str, number: int) -> None:
+        self._session = session
+        self.terms += 1
+        logger.info("election=%s this candidate leads", self._key)
+        async with self._changed:
+            self._changed.notify_all()
+        watching = asyncio.create_task(self._until_key_changes(session, number))
+        loop = asyncio.get_running_loop()
+        try:
+            while self.is_leader and not watching.done():
+                # Looked at as often as it may end, and at least ten times in the time that silence may last.
+                pause_s = min(max(self._store.session_alive_until - loop.time(), 0.01), RETRY_S)
+                await asyncio.wait([watching], timeout=pause_s)
+        finally:
+            self._session = None
+            logger.info("election=%s this candidate does not lead any more", self._key)
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _until_key_changes(self, session: str, number: int) -> None:
+        """Return when the session is another, or somebody has removed the key."""
+        key = f"{self._key}/leader"
+        async with contextlib.aclosing(self._store.watch(key)) as changes:
+            async for _ in changes:
+                found = await self._read(key)
+                if found is None or found.candidate != number or self._store.session != session:
+                    return
+
+    def _has_lost(self, term: int) -> bool:
+        return not self.is_leader or self.terms != term
+
+    async def _wait_for(self, is_met: Callable[[], bool]) -> None:
+        if self._task is None:
+            raise InvalidArgumentError("an election is entered before it is waited for: async with")
+        async with self._changed:
+            while not is_met():
+                if self._task.done():
+                    raise ClientClosedError("the election has been left, or its metadata store closed")
+                await self._changed.wait()
+
+
+@contextlib.asynccontextmanager
+async def _registered(store: MetadataStore, key: str, value: bytes) -> AsyncGenerator[Registration, None]:
+    registration = await store.register(key, value)
+    try:
+        yield registration
+    finally:
+        # A store that is away keeps the key as long as the session; `_until_gone` then finds it.
+        with contextlib.suppress(BookKeeperError):
+            await registration.close()
