@@ -26,6 +26,8 @@ class Exit(enum.IntEnum):
 _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
     (errors.InvalidArgumentError, Exit.USAGE, ""),
     (errors.NoSuchLedgerError, Exit.NOT_FOUND, "`bookie-aio ledger list` shows the ledgers there are"),
+    (errors.NoSuchLogError, Exit.NOT_FOUND, "`bookie-aio log list` shows the logs there are"),
+    (errors.LogTruncatedError, Exit.NOT_FOUND, "`bookie-aio log show` says where the log begins"),
     (errors.NoSuchEntryError, Exit.NOT_FOUND, ""),
     (
         errors.UnauthorizedAccessError,
@@ -65,6 +67,11 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
         "each bookie has one id and one directory; a new bookie takes a new id and an empty directory",
     ),
     (errors.DirectoryInUseError, Exit.FAILURE, "stop the process that uses it, or name another directory"),
+    (
+        errors.LogFencedError,
+        Exit.FAILURE,
+        "another writer took the log over; read it back to see what was kept",
+    ),
     (
         errors.LedgerFencedError,
         Exit.FAILURE,

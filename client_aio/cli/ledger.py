@@ -1,7 +1,7 @@
 """`bookie-aio ledger`: write, read and look after ledgers. Standard input and output are pipes."""
 
 import sys
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import asdict
 from itertools import pairwise
@@ -13,10 +13,10 @@ import typer
 import client_aio
 from client_aio.cli.exits import Exit
 from client_aio.cli.ledger_text import custom_of, draw, draw_replicas, row_of, text_of, text_of_repair
-from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.options import Invocation, command
 from client_aio.cli.passwords import PasswordFile, password_of
 from client_aio.cli.placement import Placement, PlacementOption
-from client_aio.cli.source import cut, read_chunks
+from client_aio.cli.source import read_batches, size_of
 from metadata.ledger import DIGEST_CRC, DIGEST_HMAC
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
@@ -120,7 +120,7 @@ async def write(
 
     If it is interrupted, or reading or writing fails, the ledger stays OPEN with what was written.
     """
-    size = _size_of(source)
+    size = size_of(source)
     output = invocation.output
     async with (
         client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
@@ -133,7 +133,7 @@ async def write(
         output.note(f"writing ledger {ledger.ledger_id}")  # known also if this never comes to its end
         with output.progress() as progress:
             task = progress.add_task(f"ledger {ledger.ledger_id}", total=size, figures="")
-            async with aclosing(_batches(source, chunk_bytes, keep_newline)) as batches:
+            async with aclosing(read_batches(source, chunk_bytes, keep_newline)) as batches:
                 async for entries in batches:
                     for entry in entries:
                         ledger.add_entry(entry)
@@ -149,33 +149,6 @@ async def write(
         }
     output.document(document, text=str(ledger.ledger_id))
     output.note(f"{document['entries']:,} entries, {document['bytes']:,} bytes")
-
-
-def _size_of(source: str) -> int | None:
-    if source == "-":
-        return None
-    path = Path(source)
-    if not path.exists() or path.is_dir():
-        usage_error(f"{source} is not a file that could be read")
-    return path.stat().st_size if path.is_file() else None
-
-
-async def _batches(
-    source: str, chunk_bytes: int | None, keep_newline: bool
-) -> AsyncGenerator[list[bytes], None]:
-    """Yield the entries to write in lists, as they arrive; a pipe's first lines do not wait for more."""
-    rest: list[bytes] = []
-    async with aclosing(read_chunks(source)) as chunks:
-        async for data in chunks:
-            if chunk_bytes is None and b"\n" not in data:
-                rest.append(data)  # a long line is put together once, not again with every part
-                continue
-            entries, left = cut(b"".join([*rest, data]), chunk_bytes, keep_newline)
-            rest = [left]
-            if entries:
-                yield entries
-    if any(rest):
-        yield [b"".join(rest)]
 
 
 @command(app, "cat")
@@ -205,13 +178,14 @@ async def cat(
         async with aclosing(reader.read_batches(first, stop)) as batches:
             async for batch in batches:
                 if newline:
-                    _put(b"".join(piece for entry in _slices(batch) for piece in (entry, b"\n")))
+                    put_bytes(b"".join(piece for entry in slices(batch) for piece in (entry, b"\n")))
                 else:
-                    _put(batch.buffer)
+                    put_bytes(batch.buffer)
         sys.stdout.buffer.flush()
 
 
-def _slices(batch: Any) -> Iterator[bytes]:
+def slices(batch: Any) -> Iterator[bytes]:
+    """Give the entries of a batch."""
     for start, end in pairwise(batch.offsets):
         yield bytes(batch.buffer[start:end])
 
@@ -243,7 +217,7 @@ async def tail(
 async def _print_entries(invocation: Invocation, entries: Any, ending: bytes = b"") -> None:
     if invocation.output.is_table:
         async for entry in entries:
-            _put(entry.data + ending)
+            put_bytes(entry.data + ending)
             sys.stdout.buffer.flush()
         return
     with invocation.output.stream() as put:
@@ -251,7 +225,8 @@ async def _print_entries(invocation: Invocation, entries: Any, ending: bytes = b
             put({"entry_id": entry.entry_id, **text_of(entry.data)}, "")
 
 
-def _put(data: bytes | memoryview) -> None:
+def put_bytes(data: bytes | memoryview) -> None:
+    """Write to standard output, which is flushed later."""
     sys.stdout.buffer.write(data)
 
 

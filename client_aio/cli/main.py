@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from client_aio.cli import bench, bookie, cluster, ledger
+from client_aio.cli import bench, bookie, cluster, ledger, log
 from client_aio.cli.exits import Exit
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(bookie.app, name="bookie")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(log.app, name="log")
 app.add_typer(bench.app, name="bench")
 
 

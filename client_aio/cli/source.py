@@ -1,4 +1,4 @@
-"""Where `ledger write` gets its bytes: a file, or whatever standard input is.
+"""Where `ledger write` and `log append` get their bytes: a file, or whatever standard input is.
 
 Invariant: waiting for a pipe or a terminal holds up neither the event loop nor the end of the process.
 """
@@ -8,7 +8,10 @@ import os
 import stat
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import suppress
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+from client_aio.cli.options import usage_error
 
 _CHUNK_BYTES = 1024 * 1024
 _CHUNKS_AHEAD = 4
@@ -69,3 +72,31 @@ def cut(data: bytes, chunk_bytes: int | None, keep_newline: bool) -> tuple[list[
         return [data[at : at + chunk_bytes] for at in range(0, end, chunk_bytes)], data[end:]
     *lines, rest = data.split(b"\n")
     return [line + b"\n" for line in lines] if keep_newline else lines, rest
+
+
+def size_of(source: str) -> int | None:
+    """Give the bytes that a file has; None where that cannot be told."""
+    if source == "-":
+        return None
+    path = Path(source)
+    if not path.exists() or path.is_dir():
+        usage_error(f"{source} is not a file that could be read")
+    return path.stat().st_size if path.is_file() else None
+
+
+async def read_batches(
+    source: str, chunk_bytes: int | None, keep_newline: bool
+) -> AsyncGenerator[list[bytes], None]:
+    """Yield the entries to write in lists, as they arrive; a pipe's first lines do not wait for more."""
+    rest: list[bytes] = []
+    async with aclosing(read_chunks(source)) as chunks:
+        async for data in chunks:
+            if chunk_bytes is None and b"\n" not in data:
+                rest.append(data)  # a long line is put together once, not again with every part
+                continue
+            entries, left = cut(b"".join([*rest, data]), chunk_bytes, keep_newline)
+            rest = [left]
+            if entries:
+                yield entries
+    if any(rest):
+        yield [b"".join(rest)]

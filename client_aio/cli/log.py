@@ -1,0 +1,288 @@
+"""`bookie-aio log`: write, read and look after logs. Standard input and output are pipes."""
+
+import sys
+from contextlib import aclosing
+from typing import Annotated, Any
+
+import typer
+
+import client_aio
+from client_aio.cli.exits import Exit
+from client_aio.cli.ledger import (
+    AckQuorum,
+    Custom,
+    Digest,
+    Ensemble,
+    Newline,
+    WriteQuorum,
+    protection,
+    put_bytes,
+    quorums,
+    slices,
+)
+from client_aio.cli.ledger_text import custom_of, text_of
+from client_aio.cli.log_text import draw, link_of, row_of
+from client_aio.cli.options import Invocation, command
+from client_aio.cli.passwords import PasswordFile, password_of
+from client_aio.cli.placement import Placement, PlacementOption
+from client_aio.cli.source import read_batches, size_of
+from client_aio.core.logs import ROLL_BYTES
+from metadata.log import Position
+
+app = typer.Typer(no_args_is_help=True, help="Write, read and look after logs, which are chains of ledgers.")
+
+LogName = Annotated[str, typer.Argument(metavar="LOG", help="The log's name.", show_default=False)]
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="POSITION", help="LEDGER:ENTRY, or end; default: the beginning."),
+]
+
+
+@command(app, "append")
+async def append(
+    invocation: Invocation,
+    name: LogName,
+    source: Annotated[str, typer.Argument(metavar="FILE", help="A file; - is standard input.")] = "-",
+    chunk_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Cut into records of this size instead of into lines.")
+    ] = None,
+    keep_newline: Annotated[
+        bool, typer.Option("--keep-newline", help="Leave the newline on each line.")
+    ] = False,
+    roll_bytes: Annotated[
+        int, typer.Option(min=1, help="Go on to another ledger at about so many bytes.")
+    ] = ROLL_BYTES,
+    ensemble: Ensemble = 3,
+    write_quorum: WriteQuorum = None,
+    ack_quorum: AckQuorum = None,
+    digest: Digest = None,
+    password_file: PasswordFile = None,
+    custom: Custom = None,
+    placement: PlacementOption = Placement.WEIGHTED,
+) -> None:
+    """Append FILE to a log line by line, and print the last position. TAKES THE LOG OVER.
+
+    Whoever writes to the log now is shut out, and gets an error. The log is created where there is none. If
+    this is interrupted, what was written stays in the log.
+    """
+    size, output, count = size_of(source), invocation.output, 0
+    async with (
+        client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
+        client.open_log(
+            name,
+            roll_bytes=roll_bytes,
+            **quorums(ensemble, write_quorum, ack_quorum),
+            **protection(digest, password_file),
+            custom_metadata=custom_of(custom),
+        ) as log,
+    ):
+        with output.progress() as progress:
+            task = progress.add_task(f"log {name}", total=size, figures="")
+            taken = 0
+            async with aclosing(read_batches(source, chunk_bytes, keep_newline)) as batches:
+                async for records in batches:
+                    for record in records:
+                        log.append(record)
+                        taken += len(record) + 1
+                    count += len(records)
+                    await log.drain()
+                    progress.update(task, completed=taken, figures=f"{count:,} records")
+            await log.flush()
+        last = log.last_add_confirmed
+    position = None if last is None else str(last)
+    output.document({"log": name, "records": count, "last_position": position}, text=position or "–")
+    output.note(f"{count:,} records")
+
+
+@command(app, "cat")
+async def cat(
+    invocation: Invocation,
+    name: LogName,
+    start: From = None,
+    newline: Newline = False,
+    password_file: PasswordFile = None,
+) -> None:
+    """Write a log's records to standard output, exactly as they are.
+
+    Reads up to the last record confirmed, also of a log that is being written. Never fences.
+    """
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        source = client.read_log_batches(name, start, password=password_of(password_file))
+        await _print_batches(invocation, source, newline)
+
+
+@command(app, "tail")
+async def tail(
+    invocation: Invocation,
+    name: LogName,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is appended, until interrupted.")
+    ] = False,
+    count: Annotated[int, typer.Option("--records", "-n", min=0, help="How many of the last records.")] = 10,
+    start: From = None,
+    newline: Newline = True,
+    password_file: PasswordFile = None,
+) -> None:
+    """Write a log's last records to standard output, and with -f what is appended from then on.
+
+    Follows the log from ledger to ledger, whoever writes to it. Never fences.
+    """
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        password = password_of(password_file)
+        where = await _last_records(client, name, count, password) if start is None else start
+        source = client.read_log_batches(name, where, follow=follow, password=password)
+        await _print_batches(invocation, source, newline)
+
+
+async def _last_records(
+    client: client_aio.Client, name: str, count: int, password: bytes
+) -> Position | str | None:
+    """Give the position of the last but so many records."""
+    metadata = await client.log_metadata(name)
+    if not count:
+        return "end"
+    for row in reversed(metadata.rows):
+        async with client.open_ledger(row.ledger_id, password=password) as reader:
+            entries = reader.last_add_confirmed + 1
+        if entries >= count:
+            return max(metadata.begins_at, Position(row.id, entries - count))
+        count -= entries
+    return None
+
+
+async def _print_batches(invocation: Invocation, source: Any, newline: bool) -> None:
+    async with aclosing(source) as batches:
+        if not invocation.output.is_table:
+            with invocation.output.stream() as put:
+                async for batch in batches:
+                    for record in batch:
+                        put({"position": str(record.position), **text_of(record.data)}, "")
+            return
+        async for batch in batches:
+            if newline:
+                put_bytes(b"".join(piece for record in slices(batch) for piece in (record, b"\n")))
+            else:
+                put_bytes(batch.buffer)
+            sys.stdout.buffer.flush()
+
+
+@command(app, "list")
+async def list_(
+    invocation: Invocation,
+    names_only: Annotated[bool, typer.Option("--names", help="Only the names, one a line.")] = False,
+) -> None:
+    """List the logs in the metadata store."""
+    rows = []
+    async with (
+        client_aio.connect(invocation.metadata_uri) as client,
+        aclosing(client.list_logs()) as names,
+    ):
+        if names_only:
+            with invocation.output.stream() as put:
+                async for name in names:
+                    put({"log": name}, name)
+            return
+        async for name in names:
+            try:
+                rows.append(row_of(name, await client.log_metadata(name)))
+            except client_aio.NoSuchLogError:
+                continue  # deleted meanwhile
+    invocation.output.rows(rows, ("log", "ledgers", "begins_at", "last_ledger", "created"))
+
+
+@command(app, "show")
+async def show(
+    invocation: Invocation,
+    name: LogName,
+    ledgers: Annotated[int, typer.Option(min=1, help="How many of its last ledgers to show.")] = 50,
+) -> None:
+    """Show a log's chain of ledgers: their states, entries, bytes and ensembles. Never fences."""
+    links = []
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        metadata = await client.log_metadata(name)
+        for row in metadata.rows[-ledgers:]:
+            try:
+                links.append(link_of(row, await client.ledger_metadata(row.ledger_id)))
+            except client_aio.NoSuchLedgerError:
+                links.append(link_of(row, None))
+    invocation.output.document(
+        {
+            **row_of(name, metadata),
+            "custom": {key: text_of(value).get("text", value) for key, value in metadata.custom.items()},
+            "transactions": metadata.transactions,
+            "chain": links,
+        },
+        text=draw(metadata, links),
+    )
+
+
+@command(app, "truncate")
+async def truncate(
+    invocation: Invocation,
+    name: LogName,
+    before: Annotated[str, typer.Option(metavar="POSITION", help="The first record to keep: LEDGER:ENTRY.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+    password_file: PasswordFile = None,
+) -> None:
+    """Drop a log's records before a position, for good. On a terminal it asks first.
+
+    Ledgers that hold nothing else are deleted. A writer and readers further on are not disturbed.
+    """
+    Position.parse(before)
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"Delete every record of {name} before {before}?", abort=True, err=True)
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        rows = await client.truncate_log(name, before, password=password_of(password_file))
+        metadata = await client.log_metadata(name)
+    invocation.output.document(
+        {"log": name, "begins_at": str(metadata.begins_at), "deleted": [row.ledger_id for row in rows]},
+        text=f"log {name} begins at {metadata.begins_at}; {len(rows):,} ledgers deleted",
+    )
+
+
+@command(app, "delete")
+async def delete(
+    invocation: Invocation,
+    names: Annotated[list[str], typer.Argument(metavar="LOG...", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+    password_file: PasswordFile = None,
+) -> int:
+    """Delete logs with all their ledgers, for good. On a terminal it asks first."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"Delete {', '.join(names)} and every record in it?", abort=True, err=True)
+    ended, password = Exit.OK, password_of(password_file)
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        with invocation.output.stream() as put:
+            for name in names:
+                try:
+                    await client.delete_log(name, password=password)
+                except client_aio.NoSuchLogError as error:
+                    if len(names) == 1:
+                        raise
+                    invocation.output.note(f"bookie-aio: {error}")
+                    ended = Exit.NOT_FOUND
+                else:
+                    put({"deleted": name}, f"deleted {name}")
+    return ended
+
+
+@command(app, "sweep")
+async def sweep(
+    invocation: Invocation,
+    older_than_s: Annotated[
+        float, typer.Option("--older-than", min=0, metavar="SECONDS", help="Leave younger ledgers alone.")
+    ] = 3600.0,
+    password_file: PasswordFile = None,
+) -> None:
+    """Delete what crashes of log writers have left over: ledgers in no log, and pages of lists.
+
+    Safe beside writers and readers of any log. Looks at the metadata of every ledger.
+    """
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        report = await client.sweep_log_orphans(
+            older_than_s=older_than_s, password=password_of(password_file)
+        )
+    invocation.output.document(
+        {"ledgers": list(report.ledgers), "pages": list(report.pages)},
+        text=f"{len(report.ledgers):,} ledgers and {len(report.pages):,} pages deleted",
+    )
