@@ -523,11 +523,7 @@ class LedgerWriter:
 
     def _on_turns(self, turns: list[Turn[Token]]) -> None:
         for turn in turns:
-            entry_id = turn.first_entry
-            for future in turn.tokens:
-                if future is not None and not future.done():
-                    future.set_result(entry_id)
-                entry_id += 1
+            self._complete(turn)
         window = self._window
         self._forces.moved()
         self._waiters.reached(window.last_entry_reported)
@@ -536,6 +532,13 @@ class LedgerWriter:
         if window.newcomers or window.is_holding:
             self._changes.moved()
         self._lac_publisher.moved()
+
+    def _complete(self, turn: Turn[Token]) -> None:
+        entry_id = turn.first_entry
+        for future in turn.tokens:
+            if future is not None and not future.done():
+                future.set_result(entry_id)
+            entry_id += 1
 
     async def _wait_for(self, entry_id: int) -> None:
         if self._failure is not None:
