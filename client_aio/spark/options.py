@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 ENCODINGS = ("binary", "json", "arrow")
+_OF_SPARK = frozenset({"checkpointlocation", "queryname"})
+"""Options that Spark acts upon itself, and hands on."""
+
 COMPRESSIONS = ("none", "zstd", "lz4")
 ALL = "all"
 MIB = 1024 * 1024
@@ -111,6 +114,8 @@ def _parse(
     known = {name.lower(): name for name in parsers}
     values = {}
     for given, text in options.items():
+        if given.lower() in _OF_SPARK:
+            continue
         name = known.get(given.lower())
         if name is None:
             raise InvalidArgumentError(_unknown(given, list(parsers), verb))

@@ -111,9 +111,10 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return await self._last_place(catalog)
         rows = await catalog.listed()
         if isinstance(starting, datetime.datetime):
-            # What was written at that time or later is not missed; a ledger that was open then is read whole.
+            # What was written at that time or later is not missed: a ledger that was open then is read whole.
+            # A log's next ledger is listed while records still go to the one before it.
             at_ms = int(starting.timestamp() * 1000)
-            rows = [row for row in rows if (row.created_ms or 0) <= at_ms][-1:] or rows
+            rows = [row for row in rows if (row.created_ms or 0) <= at_ms][-2:] or rows
         return Place(rows[0].row_id, rows[0].first) if rows else Place(0, 0)
 
     async def _last_place(self, catalog: Catalog) -> Place:
