@@ -1,0 +1,140 @@
+"""Five processes fight for one log, with SIGKILL and SIGSTOP at random; a reader follows from the start.
+
+    python -m benchmarks.duel_log [--seconds 60] [--fighters 5] [--seed 1] [--json FILE]
+
+Each fighter opens the log, which shuts the others out, appends records with many in flight, rolls every few
+hundred of them, and opens it again soon after it was shut out itself. At the end: every acknowledged record
+was read exactly once, at its position and in order; each position has one value; nothing was read that
+nobody wrote. Ends with 1 where that does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import client_aio
+from benchmarks.duelling import Arena, Notes, Place, Verdict, judge
+from benchmarks.running import Workplace, run
+from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IN_FLIGHT = 50
+ROLL_ENTRIES = 300
+LOG = "duel"
+
+
+async def fight(uri: str, name: str, fighter: str, life: str, notes_path: str) -> None:
+    """Write to the log again and again; never returns."""
+    rng, number = random.Random(f"{fighter}.{life}"), 0
+    notes = Notes(Path(notes_path))  # open for as long as the process lives
+    async with client_aio.connect(uri) as client:
+        while True:
+            await asyncio.sleep(rng.uniform(0, 1.0))
+            # Shut out, or no bookie to be had for the moment: it tries again. What was in flight is unknown.
+            with suppress(client_aio.BookKeeperError):
+                log = await client.open_log(name, roll_entries=ROLL_ENTRIES)
+                notes.write("open")
+                try:
+                    number = await write(log, notes, f"{fighter}.{life}", number)
+                finally:
+                    await log.abort()
+
+
+async def write(log: client_aio.LogWriter, notes: Notes, who: str, number: int) -> int:
+    """Append until the log is lost, and give the next record's number."""
+    room = asyncio.Semaphore(IN_FLIGHT)
+
+    def noting(payload: str) -> Callable[[asyncio.Future[client_aio.Position]], None]:
+        def done(future: asyncio.Future[client_aio.Position]) -> None:
+            room.release()
+            if not future.cancelled() and future.exception() is None:
+                notes.write(f"ack {future.result()} {payload}")
+
+        return done
+
+    with suppress(client_aio.BookKeeperError):
+        while not log.is_closed:
+            await room.acquire()
+            payload = f"{who}.{number}"
+            number += 1
+            notes.write(f"try {payload}")
+            log.append(payload.encode()).add_done_callback(noting(payload))
+    return number
+
+
+async def follow(client: client_aio.Client, found: list[tuple[Place, str]], last: list[Place]) -> None:
+    """Read from the start; ends behind the position that `last` is given."""
+    while True:
+        try:
+            async for record in client.read_log(LOG, found[-1][0] if found else None, follow=True):
+                if found and record.position == found[-1][0]:
+                    continue  # where reading is taken up again
+                found.append((record.position, record.data.decode()))
+                if last and record.position >= last[0]:
+                    return
+        except client_aio.NoSuchLogError:
+            await asyncio.sleep(0.05)  # nobody has opened it yet
+
+
+async def duel(home: Path, *, seconds: float, fighters: int, seed: int) -> Verdict:
+    """Let them fight on a cluster of its own, and judge."""
+    async with Cluster(home) as cluster, client_aio.connect(cluster.uri) as client:
+        arena = Arena("benchmarks.duel_log", home, cluster.uri, LOG, random.Random(seed))
+        followed, last = list[tuple[Place, str]](), list[Place]()
+        following = asyncio.create_task(follow(client, followed, last))
+        try:
+            await arena.fight(fighters, seconds)
+            async with client.open_log(LOG) as log:
+                with Notes(home / "fighter-referee.notes") as notes:
+                    notes.write("open", "try referee.1.0")
+                last.append(await log.append(b"referee.1.0"))
+            async with asyncio.timeout(60):
+                await following
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        again = {record.position: record.data.decode() async for record in client.read_log(LOG)}
+        metadata = await client.log_metadata(LOG)
+    verdict = judge(arena.notes(), followed, {tuple(place): data for place, data in again.items()})
+    verdict.counts |= {"ledgers": len(metadata.rows), "kills": arena.kills, "stops": arena.stops}
+    return verdict
+
+
+def main() -> int:
+    """Run as a referee, or as one of the fighters."""
+    if sys.argv[1:2] == ["fight"]:
+        uri, name, fighter, life, notes = sys.argv[2:]
+        run(fight(uri, name, fighter, life, notes))
+        return 0
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--fighters", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dir", type=Path)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with Workplace(arguments.dir, "duel-log.") as place:
+        verdict = run(
+            duel(place.path, seconds=arguments.seconds, fighters=arguments.fighters, seed=arguments.seed)
+        )
+        if verdict.faults:
+            place.keep()
+            print(f"see {place.path}")
+    print(f"{arguments.fighters} fighters, {arguments.seconds:g} s, seed {arguments.seed}")
+    print(verdict.text())
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**verdict.counts, "faults": verdict.faults}, indent=2))
+    return 1 if verdict.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
