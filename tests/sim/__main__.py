@@ -42,8 +42,8 @@ def main() -> int:
         return 1 if record["failures"] else 0
     seeds = range(arguments.start, arguments.start + arguments.seeds)
     tally = campaign.run(names, seeds, processes=arguments.processes)
-    for name, seed, _, text in sorted(tally.failures):
-        print(f"\n{name} seed {seed}\n{text[:2000]}\n  {draw_plan(name, seed).command}")
+    for name, seed, _, text in sorted(tally.failures)[:20]:
+        print(f"\n{name} seed {seed}\n{text[-1500:]}\n  {draw_plan(name, seed).command}")
     for line in tally.lines():
         print(line)
     return 1 if tally.failures else 0

@@ -233,10 +233,11 @@ class Hardware:
     def flip_bit(self) -> bool:
         """Flip a bit of what is stored durably, but not in the last group; gives False for none to be had."""
         rng = self.rng
-        files = [
-            each for suffix in (".segment", ".segment", ".index", "checkpoint") for each in self.files(suffix)
-        ]
-        if not files or self.last_group is None:
+        if self.last_group is None:
+            return False
+        files = self.files(".segment") * 2 + self.files(".index") + self.files("checkpoint")
+        files += [self.last_group[0]] * len(files)  # what is replayed at a start is the likeliest to matter
+        if not files:
             return False
         inode = files[int(rng.random() * len(files))]
         pages = [page for page in inode.written if page * PAGE < len(inode.durable)]

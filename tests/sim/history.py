@@ -21,6 +21,10 @@ protocol where they have one.
 - FragmentsBeginAtLac: no fragment of an open ledger begins beyond the first entry not acknowledged.
 - NoForgottenAdd: no bookie says "no such entry" of what it acknowledged before it was asked.
 - FencesHold: no bookie acknowledges an ordinary add after it answered a fence of a higher term.
+- TombstonesHold: no bookie acknowledges an add to a ledger after it said that the ledger is deleted.
+- OpenLedgersAreNotFenced: no bookie refuses a term as too low while the ledger's metadata say OPEN.
+- ReplacementsHoldWhatTheyOwe: with guaranteed write quorum, a new bookie has acknowledged what it owes of the
+  entries already acknowledged, when the metadata come to name it (rule 11).
 - Liveness: once faults stop, every ledger can be recovered and closed within a bound.
 - Unexpected: nothing raises what is not in the tree of errors.
 """
@@ -85,6 +89,7 @@ class History:
         self.violation: ViolationError | None = None
         self.on_violation: Callable[[], None] = lambda: None
         self.promised: dict[tuple[str, int], dict[int, int]] = {}  # bookie, ledger → entry → event number
+        self.deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
         self.fenced: dict[tuple[str, int], dict[int, float]] = {}  # bookie, ledger → term → since when
 
     # --- recording -----------------------------------------------------------------------------
@@ -252,7 +257,7 @@ class History:
             "ClosedNeverChanges",
             lambda: f"ledger {ledger_id} was {_shown(before)}, is {_shown(after)}",
         )
-        if after.state is LedgerState.OPEN and not after.guaranteed_write_quorum:
+        if after.state is LedgerState.OPEN:
             first = after.last_fragment.first_entry
             if first > record.acked + 1:
                 self.settle("writer")
@@ -263,8 +268,24 @@ class History:
                     f"ledger {ledger_id}: a fragment begins at {first}, acknowledged up to {record.acked}"
                 ),
             )
+            if after.guaranteed_write_quorum and after.last_fragment != before.last_fragment:
+                self._check_newcomers(record, before, after)
         if after.is_closed and not before.is_closed:
             self._check_close(record, before, after)
+
+    def _check_newcomers(self, record: LedgerRecord, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        fragment = after.last_fragment
+        newcomers = set(fragment.bookies) - set(before.last_fragment.bookies)
+        for entry_id in range(fragment.first_entry, record.acked + 1):
+            for bookie in newcomers.intersection(write_set(after, entry_id)):
+                self.require(
+                    entry_id in self.promised.get((bookie, record.ledger_id), ()),
+                    "ReplacementsHoldWhatTheyOwe",
+                    lambda bookie=bookie, entry_id=entry_id: (
+                        f"{bookie} was put into ledger {record.ledger_id} "
+                        f"without entry {entry_id}, which is acknowledged"
+                    ),
+                )
 
     def _check_close(self, record: LedgerRecord, before: LedgerMetadata, after: LedgerMetadata) -> None:
         ledger_id = record.ledger_id
@@ -314,6 +335,12 @@ class History:
         number = len(self.events)
         for entry_id in entries:
             promised.setdefault(entry_id, number)
+        since = self.deleted.get((bookie, ledger_id), self._now())
+        self.require(
+            since >= self._now(),
+            "TombstonesHold",
+            lambda: f"{bookie} acknowledged {entries} of ledger {ledger_id}, said deleted at {since:.4f} s",
+        )
         if is_ordinary:
             for fence, since in self.fenced.get((bookie, ledger_id), {}).items():
                 self.require(
@@ -328,6 +355,23 @@ class History:
     def bookie_fenced(self, bookie: str, ledger_id: int, term: int) -> None:
         """Note that a bookie answered a request that fences."""
         self.fenced.setdefault((bookie, ledger_id), {}).setdefault(term, self._now())
+
+    def bookie_refused_term(self, bookie: str, ledger_id: int) -> None:
+        """Note that a bookie refused a term as too low."""
+        record = self.ledger(ledger_id)
+        metadata = record.metadata
+        self.require(
+            metadata is None
+            or record.is_deleted
+            or metadata.is_unbounded
+            or metadata.state is not LedgerState.OPEN,
+            "OpenLedgersAreNotFenced",
+            lambda: f"{bookie} refuses the writer's term for ledger {ledger_id}, which is OPEN",
+        )
+
+    def bookie_deleted(self, bookie: str, ledger_id: int) -> None:
+        """Note that a bookie said that a ledger is deleted."""
+        self.deleted.setdefault((bookie, ledger_id), self._now())
 
     def bookie_has_not(self, bookie: str, ledger_id: int, entry_id: int, asked_at: int) -> None:
         """Note that a bookie said "no such entry"."""

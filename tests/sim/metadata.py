@@ -54,6 +54,7 @@ class MetadataFaults:
     lose_answer: float = 0.0
     late_request: float = 0.0
     is_cut: bool = False
+    cut_since: float = 0.0
     lags: bool = False
 
 
@@ -135,7 +136,7 @@ class SimMetadataStore(MetadataStore):
         self.uri = "sim://"
         self.process = process
         self.faults = faults if faults is not None else MetadataFaults()
-        self.session = tree.draw("session")
+        self.session_id = self._session_known = tree.draw("session")
         self._rng = rng
         self._stats = stats if stats is not None else {}
         self._timeout_s = timeout_s
@@ -146,6 +147,17 @@ class SimMetadataStore(MetadataStore):
         self._registrations: dict[SimRegistration, None] = {}
         self._closed = False
         tree.stores.append(self)
+
+    @property
+    def session(self) -> str:
+        return str(self._session_known)
+
+    @property
+    def session_alive_until(self) -> float:
+        if self._session_known != self.session_id:
+            return 0.0  # it has ended, and the client has not heard of it
+        since = self.faults.cut_since if self.faults.is_cut else self._loop.time()
+        return since + self._session_timeout_s
 
     # --- time and faults -----------------------------------------------------------------------
 
@@ -339,7 +351,7 @@ class SimMetadataStore(MetadataStore):
     async def close(self) -> None:
         if not self._closed:
             self.crash()
-            self.tree.expire(self.session)
+            self.tree.expire(self.session_id)
 
     def _live(self) -> None:
         if self._closed:
@@ -363,8 +375,8 @@ class SimMetadataStore(MetadataStore):
     def expire_session(self) -> None:
         """End the session behind the client's back; it opens another one once it reaches the store."""
         self._count("meta_session_expired")
-        self.tree.expire(self.session)
-        self.session = self.tree.draw("session")
+        self.tree.expire(self.session_id)
+        self.session_id = self.tree.draw("session")
         self._post(_REGISTER_AGAIN_S * self._rng.random(), self._register_anew)
 
     def _register_anew(self) -> None:
@@ -373,6 +385,7 @@ class SimMetadataStore(MetadataStore):
         if self.faults.is_cut:
             self._post(_REGISTER_AGAIN_S, self._register_anew)
             return
+        self._session_known = self.session_id
         missing = False
         for registration in self._registrations:
             missing |= not registration.put()
@@ -402,8 +415,8 @@ class SimRegistration(Registration):
         if node is not None and node.value is not None:
             if node.session is None:
                 raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
-            return node.session == store.session
-        store.tree.put(self.key, self._value, store._token(None), store.session)
+            return node.session == store.session_id
+        store.tree.put(self.key, self._value, store._token(None), store.session_id)
         return True
 
     async def update(self, value: bytes) -> None:
@@ -412,7 +425,7 @@ class SimRegistration(Registration):
 
         def effect() -> None:
             node = store.tree.find(self.key)
-            if node is not None and node.session == store.session:
+            if node is not None and node.session == store.session_id:
                 store.tree.change(self.key, self._value, store._token(None))
 
         await store._call(effect)
@@ -424,7 +437,7 @@ class SimRegistration(Registration):
 
         def effect() -> None:
             node = store.tree.find(self.key)
-            if node is not None and node.session == store.session:
+            if node is not None and node.session == store.session_id:
                 store.tree.drop(self.key)
 
         await store._call(effect)

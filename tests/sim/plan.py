@@ -54,6 +54,8 @@ class Plan:
     duration: float
     order: Order
     segment_bytes: int
+    dishonest: str
+    """The one bookie whose medium may lie; see the fault budget in `tests.sim.disk`."""
     power_cut_at_end: bool = True
     client_settings: dict[str, Any] = field(default_factory=dict)
     setup: str = ""
@@ -85,6 +87,7 @@ class Draw:
         self.rng = random.Random(f"{profile}/{seed}/plan")
         self.duration = self.rng.uniform(8.0, 14.0)
         self.bookies = tuple(f"b{number}" for number in range(1, self.rng.choice((4, 4, 5)) + 1))
+        self.dishonest = self.rng.choice(self.bookies)
         self._actors: list[Actor] = []
         self._faults: list[Fault] = []
         # Swarm testing: a run that has all faults at once hides what a few of them alone would show.
@@ -192,6 +195,7 @@ class Draw:
                 "actors": tuple(self._actors),
                 "faults": tuple(sorted(self._faults, key=lambda fault: fault.at)),
                 "duration": self.duration,
+                "dishonest": self.dishonest,
                 "order": self.rng.choice((Order.FIFO, Order.FIFO, Order.SHUFFLE, Order.PCT)),
                 "segment_bytes": self.rng.choice((24, 32, 64, 128)) * 1024,
                 **more,

@@ -119,6 +119,11 @@ def disk_faults(draw: Draw) -> Plan:
     draw.crowd(ack_at_least=2)
     for kind in ("disk_bit_flip", "disk_lost_write", "disk_misdirected_write"):
         draw.some(kind, list(draw.bookies), 4)
+    for _ in range(draw.rng.randint(0, 4)):
+        # Damage to what a start replays, and a start.
+        at = draw.rng.uniform(1.0, draw.duration)
+        draw.fault("disk_bit_flip", draw.dishonest, at=at, amount=0.99)
+        draw.fault("kill_bookie", draw.dishonest, at=at + 0.01, lasts=0.1)
     if draw.rng.random() < 0.15:
         draw.fault("disk_wiped", draw.bookies[0])
     for kind in ("disk_write_error", "disk_sync_error", "disk_full", "kill_bookie", "power_cut"):
@@ -180,3 +185,139 @@ def deletions(draw: Draw) -> Plan:
         draw.some(kind, [*draw.clients, *draw.bookies], 3)
     draw.some("block_both", draw.clients, 3)
     return draw.plan()
+
+
+@profile
+def guaranteed_quorum(draw: Draw) -> Plan:
+    """Ledgers with guaranteed write quorum: bookies are replaced while entries wait for their last copy."""
+    sizes = draw.rng.choice(((3, 3, 2), (3, 3, 1), (4, 3, 2)))
+    quorums = {
+        "ensemble_size": sizes[0], "write_quorum": sizes[1], "ack_quorum": sizes[2],
+        "guaranteed_write_quorum": True,
+    }  # fmt: skip
+    draw.writer(quorums=quorums, gap=0.05)
+    draw.actor("tailer", 0.5)
+    draw.actor("recoverer", draw.rng.uniform(1.0, draw.duration))
+    for kind in ("disk_slow", "kill_bookie", "power_cut", "pause"):
+        draw.some(kind, list(draw.bookies), 4)
+    for kind in ("block_both", "link_slow", "cut_reset"):
+        draw.some(kind, draw.clients, 5)
+    draw.some("kill_client", draw.clients[:1], 1)
+    return draw.plan()
+
+
+@profile
+def fenced_restarts(draw: Draw) -> Plan:
+    """Bookies lose power between the fence and the displaced writer's next adds, which come from a pause."""
+    # No spare: the writer takes a bookie that comes back into its own seat, and changes no metadata.
+    draw.bookies, draw.dishonest = draw.bookies[:3], "b1"
+    quorums = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2}
+    writer = draw.writer(entries=40, gap=0.05, burst=3, bytes=600, quorums=quorums)
+    for _ in range(2):
+        draw.actor("recoverer", draw.rng.uniform(0.5, 1.5), times=8, gap=1.0)
+    at = 0.8
+    while at < draw.duration:
+        hold = draw.rng.uniform(0.5, 1.5)
+        if draw.rng.random() < 0.5:
+            draw.fault("pause", writer, at=at, lasts=hold)
+        else:
+            draw.fault("isolate", writer, at=at, other="", lasts=hold, amount=0.0)
+        draw.fault(
+            "power_cut_many",
+            "",
+            at=at + hold * draw.rng.uniform(0.1, 0.9),
+            lasts=0.05,
+            amount=draw.rng.random(),
+        )
+        at += hold + draw.rng.uniform(0.2, 1.0)
+    return draw.plan(segment_bytes=draw.rng.choice((24, 32)) * 1024)
+
+
+@profile
+def resends(draw: Draw) -> Plan:
+    """Connections break and bookies are slow: entries are sent again while a first copy is on its way."""
+    draw.bookies, draw.dishonest = draw.bookies[:3], "b1"
+    for _ in range(draw.rng.choice((1, 2))):
+        draw.writer(entries=40, gap=0.02)
+    draw.actor("recoverer", draw.rng.uniform(1.0, draw.duration), times=4)
+    for _ in range(draw.rng.randint(4, 12)):
+        draw.fault("cut_reset", draw.clients[0], other=draw.rng.choice(draw.bookies))
+    for kind in ("disk_slow", "power_cut"):
+        for _ in range(draw.rng.randint(1, 4)):
+            draw.fault(
+                kind,
+                draw.rng.choice(draw.bookies),
+                lasts=draw.rng.uniform(0.1, 1.5),
+                amount=draw.rng.random(),
+            )
+    return draw.plan()
+
+
+@profile
+def recycling(draw: Draw) -> Plan:
+    """Ledgers come and go, so that segments are given up and their files used again, and power fails."""
+    for _ in range(2):
+        draw.writer(entries=24, gap=0.15, burst=8, bytes=1200, closes=True)
+    draw.actor("deleter", 1.0)
+    draw.actor("deleter", 1.5)
+    for kind in ("power_cut", "kill_bookie"):
+        for _ in range(draw.rng.randint(1, 4)):
+            draw.fault(
+                kind,
+                draw.rng.choice(draw.bookies),
+                lasts=draw.rng.uniform(0.1, 1.0),
+                amount=draw.rng.random(),
+            )
+    return draw.plan(segment_bytes=24 * 1024)
+
+
+@profile
+def late_adds(draw: Draw) -> Plan:
+    """Every link has a slowness of its own, so that adds arrive while and after a ledger is recovered."""
+    writer = draw.writer(entries=40, gap=0.05, burst=draw.rng.choice((1, 3)), bytes=20, closes=False)
+    recoverers = [
+        draw.actor("recoverer", draw.rng.uniform(0.5, 1.0), times=8, gap=1.0)
+        for _ in range(draw.rng.choice((1, 2, 3)))
+    ]
+    for client in [writer, *recoverers]:
+        for bookie in draw.bookies:
+            if draw.rng.random() < 0.6:
+                draw.fault("link_slow", client, other=bookie, at=0.1, lasts=60.0, amount=draw.rng.random())
+    draw.some("pause", [writer], 3, lasts=(0.5, 2.0))
+    draw.some("kill_client", [writer], 1)
+    return draw.plan()
+
+
+@profile
+def lost_changes(draw: Draw) -> Plan:
+    """Ensembles change often, and the store's answers to these changes are lost."""
+    writer = draw.writer(entries=40, gap=0.1, burst=3, ack_at_least=1)
+    draw.actor("recoverer", draw.rng.uniform(2.0, draw.duration), times=3)
+    at = 0.5
+    while at < draw.duration:
+        draw.fault("meta_lossy", writer, at=at, lasts=1.5, amount=1.0)
+        draw.fault(
+            draw.rng.choice(("kill_bookie", "power_cut")),
+            draw.rng.choice(draw.bookies),
+            at=at + 0.1,
+            lasts=1.0,
+        )
+        if draw.rng.random() < 0.3:
+            draw.fault("link_slow", writer, other=draw.rng.choice(draw.bookies), at=at, lasts=2.0, amount=0.9)
+        at += draw.rng.uniform(1.0, 2.5)
+    return draw.plan()
+
+
+@profile
+def refusals(draw: Draw) -> Plan:
+    """Bookies run out of space while earlier adds are still on their way to a slow disk."""
+    draw.writer(entries=40, gap=0.03, burst=3, bytes=600)
+    draw.writer(entries=40, gap=0.03, burst=3, bytes=600)
+    draw.actor("recoverer", draw.rng.uniform(2.0, draw.duration))
+    at = 0.4
+    while at < draw.duration:
+        bookie = draw.rng.choice(draw.bookies)
+        draw.fault("disk_slow", bookie, at=at, lasts=1.5, amount=draw.rng.uniform(0.3, 1.0))
+        draw.fault("disk_full", bookie, at=at + draw.rng.uniform(0.0, 0.5), lasts=1.0)
+        at += draw.rng.uniform(0.5, 1.5)
+    return draw.plan(segment_bytes=24 * 1024)

@@ -146,14 +146,16 @@ async def repairer(simulation: Simulation, actor: Actor, client: Client) -> None
     rng = random.Random(f"{simulation.plan.seed}/{actor.name}/repairer")
     while not simulation.is_healed:
         await simulation.newest_ledger(after=-1)
-        ledger_id = rng.choice(simulation.ledger_ids)
+        ledger_id = rng.choice((rng.choice(simulation.ledger_ids), simulation.ledger_ids[-1]))
         metadata = simulation.history.ledger(ledger_id).metadata
         assert metadata is not None
         bookie = rng.choice(rng.choice(metadata.fragments).bookies)
         simulation.history.ledger(ledger_id).was_repaired = True
+        # By itself, by one that may serve the fragment that is written to now, or by whom placement chooses.
+        by = rng.choice((bookie, rng.choice(metadata.last_fragment.bookies), None, None))
         try:
             report = await client.repair_ledger(
-                ledger_id, replace=bookie, by=bookie if rng.random() < 0.3 else None,
+                ledger_id, replace=bookie, by=by,
                 recover_after_s=0.5 if rng.random() < 0.2 else None,
             )  # fmt: skip
             simulation.history.note(actor.name, f"repaired ledger {ledger_id} of {bookie}:", repr(report))

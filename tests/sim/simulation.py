@@ -113,7 +113,7 @@ class Simulation:
             name: Hardware(self.loop, random.Random(f"{source}/{name}/disk"), self.stats)
             for name in plan.bookies
         }
-        self.dishonest = plan.bookies[self.fault_rng.randrange(len(plan.bookies))]
+        self.dishonest = plan.dishonest
         self.stores: dict[str, Any] = {}
         self.bookies: dict[str, Bookie] = {}
         self.ledger_ids: list[int] = []
@@ -284,7 +284,7 @@ class Simulation:
         self.network.die(process, has_power=has_power)
         store = self.stores.get(process.name)
         if store is not None and store.process is process:
-            session = store.session
+            session = store.session_id
             store.crash()
             self.after(SESSION_TIMEOUT_S, self.tree.expire, session)
 
@@ -373,7 +373,7 @@ class Simulation:
             return False
         faults = self.metadata_faults(name)
         if not is_paused:
-            faults.is_cut = True
+            faults.is_cut, faults.cut_since = True, self.loop.now
             self.after(seconds, setattr, faults, "is_cut", False)
         if seconds > SESSION_TIMEOUT_S:
             self.after(SESSION_TIMEOUT_S, self._expire, name, store)

@@ -15,12 +15,14 @@ from bookie_aio.wire.messages import (
     NO_TERM,
     Add,
     AddFlag,
+    Delete,
     Failure,
     Force,
     Read,
     ReadAnswer,
     ReadLac,
     ReadLacAnswer,
+    Status,
     Stop,
     decode_answer,
     decode_request,
@@ -75,10 +77,19 @@ class Tap:
                 _, request_id, answer = decode_answer(header)
                 history.note(self._bookie, f"→ {self._client}", request_id, answer)
                 request, entries, asked_at = self._requests.pop(request_id)
-                if not isinstance(answer, Failure):
+                if isinstance(answer, Failure):
+                    self._refused(request, answer)
+                else:
                     self._answered(request, entries, asked_at, answer)
         except ProtocolError as error:
             history.fail("TypeOK", f"{self._bookie} sent {self._client} a bad frame: {error}")
+
+    def _refused(self, request: Any, answer: Failure) -> None:
+        ledger_id = getattr(request, "ledger_id", None)
+        if ledger_id is not None and answer.status is Status.INVALID_TERM:
+            self._history.bookie_refused_term(self._bookie, ledger_id)
+        elif ledger_id is not None and answer.status is Status.NO_SUCH_LEDGER:
+            self._history.bookie_deleted(self._bookie, ledger_id)
 
     def _answered(self, request: Any, entries: range, asked_at: int, answer: Any) -> None:
         history, bookie = self._history, self._bookie
@@ -90,6 +101,8 @@ class Tap:
                 bookie, request.ledger_id, entries, request.term, asked_at,
                 is_ordinary=request.flags == AddFlag.NONE,
             )  # fmt: skip
+        elif isinstance(request, Delete):
+            history.bookie_deleted(bookie, request.ledger_id)
         elif isinstance(request, Force):
             covered = [row for row in self._deferred if row[0] == request.ledger_id and row[2] < asked_at]
             for ledger_id, held, _ in covered:

@@ -1,0 +1,206 @@
+"""Planted bugs of the client's side of replication: recovery, acknowledging, ensemble changes, metadata."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.sim.mutants.planting import Edit, Mutant, Swap
+
+_WINDOW = "client_aio.core.window:AddWindow"
+_RECOVERY = ("duelling-recoverers", "split-brain", "chaos", "power-cuts")
+_CHANGES = ("slow-bookie", "rolling-restarts", "chaos", "metadata-faults")
+
+
+def _strict_step(original: Any) -> Any:
+    """Recovery keeps an entry only where Qa bookies have it (mutant 20)."""
+    from client_aio.core.recovery import Ask, End, Found, Inconclusive, proves_absent, write_set
+
+    def step(self: Any) -> Any:
+        entry_id = self.following
+        kind = entry_id % self._stride
+        seats = write_set(entry_id % self._ensemble_size, self._ensemble_size, self._write_quorum)
+        # Seats of which it is known that they hold the entry are not asked again.
+        holders = [seat for seat in seats if entry_id in self.__dict__.get("held", {}).get(seat, ())]
+        if len(holders) >= self._ack_quorum:
+            self.following = entry_id + 1
+            return Found(entry_id, self._present.pop(entry_id))
+        absent = [seat for seat in seats if self._verdicts.get((kind, seat)) == (entry_id, True)]
+        if entry_id > self._lac and proves_absent(len(absent), self._write_quorum, self._ack_quorum):
+            return End(entry_id - 1)
+        unasked = [seat for seat in seats if self._is_unasked(kind, seat, entry_id) and seat not in holders]
+        if unasked:
+            self._outstanding.update((kind, seat) for seat in unasked)
+            return [Ask(seat, entry_id, self._stride) for seat in unasked]
+        if any((kind, seat) in self._outstanding for seat in seats):
+            return None
+        if entry_id in self._present and entry_id > self._lac:
+            return End(entry_id - 1)
+        return Inconclusive(entry_id, list(seats))
+
+    return step
+
+
+def _counting_answer(original: Any) -> Any:
+    def answer(self: Any, ask: Any, blocks: Any, stop: Any, stop_entry: int) -> None:
+        held = self.__dict__.setdefault("held", {}).setdefault(ask.seat, set())
+        for block in blocks:
+            held.update(block.entry_ids)
+        original(self, ask, blocks, stop, stop_entry)
+
+    return answer
+
+
+def _blind(kinds: str) -> Edit:
+    """Write one's own version over whatever others have made of it."""
+    return Edit(
+        "client_aio.core.changes:MetadataUpdate.conflicted",
+        "self._wanted = self._apply(metadata)",
+        f"if type(getattr(self._apply, '__self__', None)).__name__ not in {kinds!r}:\n"
+        "        self._wanted = self._apply(metadata)",
+    )
+
+
+MUTANTS = [
+    Mutant(
+        4, "recovery read without fence",
+        (Edit("client_aio.core.recovery:recovery_read", "return Read(metadata.ledger_id, term,",
+              "return Read(metadata.ledger_id, -1,"),),
+        ("late-adds", *_RECOVERY),
+    ),
+    Mutant(
+        5, "coverage of one answer: Qa negatives are taken for Qw − Qa + 1",
+        (Swap("client_aio.core.recovery:proves_absent",
+              lambda _: lambda negatives, write_quorum, ack_quorum: negatives >= ack_quorum),),
+        ("late-adds", *_RECOVERY),
+        note="one answer to the fencing LAC reads is equivalent: recovery reads fence as well, and the end "
+        "takes Qw − Qa + 1 negatives, each from a bookie that is fenced by then; so the other coverage, that "
+        "of the end, is what is miscounted",
+    ),
+    Mutant(
+        6, "one negative means absent",
+        (Swap("client_aio.core.recovery:proves_absent", lambda _: lambda negatives, *_: negatives >= 1),),
+        _RECOVERY,
+    ),
+    Mutant(
+        7, "a timeout counted as negative",
+        (Edit("client_aio.core.recovery:EntrySearch.error", "self._silent.add(key)",
+              "self._verdicts[key] = (max(ask.first, self.following), True)"),),
+        _RECOVERY,
+    ),
+    Mutant(
+        8, "recovery does not re-replicate",
+        (Edit("client_aio.recovery:Recovery._write_back", "self._replicator.schedule_flush()",
+              "self._window.ack_quorum = 0; self._window.flush(); self._window.advance()"),),
+        _RECOVERY,
+    ),
+    Mutant(
+        9, "close at the LAC without reading forward",
+        (Edit("client_aio.recovery:Recovery._search", "search = EntrySearch(",
+              "return first_entry - 1\n    search = EntrySearch("),),
+        _RECOVERY,
+    ),
+    Mutant(
+        10, "acknowledging out of order",
+        (Edit(f"{_WINDOW}._advance", "while turns:\n        turn = turns[0]", "for turn in list(turns):"),
+         Edit(f"{_WINDOW}._advance", "                return done", "                break"),
+         Edit(f"{_WINDOW}._advance",
+              "        turns.popleft()\n        assert turn.first_entry == self.lac + 1\n"
+              "        self.lac = turn.last_entry",
+              "        else:\n            turns.remove(turn)\n"
+              "            self.lac = max(self.lac, turn.last_entry)\n"
+              "            done.append(turn)\n        continue"),),
+        ("slow-bookie", "chaos"),
+    ),
+    Mutant(
+        11, "acknowledging at Qa − 1",
+        (Edit(f"{_WINDOW}._advance", "batch.acks.bit_count() < ack_quorum",
+              "batch.acks.bit_count() < max(ack_quorum - 1, 1)"),),
+        _CHANGES,
+    ),
+    Mutant(
+        12, "the LAC includes what is not acknowledged",
+        (Edit(f"{_WINDOW}.lac_to_state", "return self.lac if", "return self._next_entry - 1 if"),),
+        _CHANGES,
+    ),
+    Mutant(
+        13, "ensemble change without compare-and-set", (_blind("NewEnsemble"),),
+        ("split-brain", "duelling-recoverers", "chaos"),
+    ),
+    Mutant(
+        14, "wrong first entry of a fragment",
+        (Edit(f"{_WINDOW}.begin_change", "(self.lafr if self._is_guaranteed else self.lac) + 1",
+              "self._next_entry"),),
+        _CHANGES,
+    ),
+    Mutant(
+        15, "a late acknowledgement of a replaced bookie counts",
+        (Edit(f"{_WINDOW}.acknowledged", "if epoch != self._epochs[seat]:", "if False:"),),
+        ("refusals", "resends", *_CHANGES),
+    ),
+    Mutant(
+        16, "no resend to the new bookie",
+        (Edit(f"{_WINDOW}.commit_change", "self._vacate(replaced & ~newcomers)",
+              "self.failed &= ~replaced\n"
+              "    for seat in indexes_of(replaced & ~newcomers):\n"
+              "        self._epochs[seat] += 1\n"
+              "    return []"),),
+        _CHANGES,
+        note="what the replaced bookie had acknowledged is taken to be at the new one",
+    ),
+    Mutant(
+        17, "acknowledging during an ensemble change",
+        (Edit(f"{_WINDOW}._advance", "if self._frozen:", "if False:"),),
+        _CHANGES,
+    ),
+    Mutant(
+        18, "close without compare-and-set", (_blind("Closing RecoveredEnd"),),
+        ("late-adds", "duelling-recoverers", "split-brain"),
+    ),
+    Mutant(
+        19, "recovery adds carry an advancing LAC",
+        (Edit("client_aio.recovery:Recovery._start_writing", "stated_lac=tally.lac", "stated_lac=None"),),
+        _RECOVERY,
+    ),
+    Mutant(
+        20, "recovery demands Qa copies to keep an entry",
+        (Swap("client_aio.core.recovery:EntrySearch.step", _strict_step),
+         Swap("client_aio.core.recovery:EntrySearch.answer", _counting_answer)),
+        _RECOVERY,
+    ),
+    Mutant(
+        31, "unknown outcome of a compare-and-set taken for failure",
+        (Edit("client_aio.updating:HeldMetadata.update", "await self._pause(give_up_at, error)",
+              "raise error"),
+         Edit("client_aio.changing:EnsembleChanges._carry_out",
+              "return changer.written() if await self._write(change) else None",
+              "\n            try:\n"
+              "                return changer.written() if await self._write(change) else None\n"
+              "            except BookKeeperError:\n"
+              "                self._replicator.window._frozen = False\n"
+              "                self._replicator.advance()\n"
+              "                changer._first_entry = None\n"
+              "                return None")),
+        ("lost-changes", "metadata-faults"),
+        note="the change is dropped, and writing goes on with the old ensemble",
+    ),
+    Mutant(
+        32, "unknown outcome of a compare-and-set taken for success",
+        (Edit("client_aio.updating:HeldMetadata.update", "await self._pause(give_up_at, error)",
+              "update.written(attempt.version)\n"
+              "            self.current, self.version = update.metadata, update.version\n"
+              "            return True"),),
+        ("lost-changes", "metadata-faults"),
+    ),
+    Mutant(
+        37, "repair raises the term of an open ledger",
+        (Edit("client_aio.repair:_Copier.__init__",
+              "can_fence = metadata.is_closed and metadata.digest == DIGEST_CRC", "can_fence = True"),),
+        ("repair-in-parallel",),
+    ),
+    Mutant(
+        38, "a replacement does not yet hold (LAFR, LAC] at the compare-and-set",
+        (Edit(f"{_WINDOW}.copies_first", "return self._is_guaranteed and bool(self._retained)",
+              "return False"),),
+        ("guaranteed-quorum", "slow-bookie", "chaos"),
+    ),
+]  # fmt: skip

@@ -1,0 +1,99 @@
+"""Planted bugs of the bookie: durability, fences, replay, deletion."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.planting import Edit, Mutant
+
+_POWER = ("power-cuts", "rolling-restarts", "chaos", "disk-faults")
+_REQUESTS = "bookie_aio.server.requests:Requests"
+
+MUTANTS = [
+    Mutant(
+        1, "acknowledgement before the fsync",
+        (Edit("bookie_aio.storage.journal:Journal._write", "segment.file.write_and_sync(buffers, offset)",
+              "self._loop.create_task(segment.file.write(buffers, offset))"),),
+        _POWER,
+    ),
+    Mutant(
+        2, "a fence is not persisted",
+        (Edit(f"{_REQUESTS}._raise_term", "self._engine.append_term(ledger_id, term, _ignore)",
+              "self._engine._ledgers.state(ledger_id).term = term"),),
+        ("fenced-restarts", "split-brain", *_POWER),
+    ),
+    Mutant(
+        3, "an add ignores the fence",
+        (Edit(f"{_REQUESTS}._add", "if verdict is Verdict.REFUSE:", "if False:"),),
+        ("split-brain", "duelling-recoverers"),
+    ),
+    Mutant(
+        25, "replay stops silently at corruption in mid-file",
+        (Edit("bookie_aio.storage.replay:replay_segment",
+              "if following is not None or is_proven:", "if following is not None or is_proven:\n"
+              "                break\n            if False:"),),
+        ("disk-faults", "chaos"),
+    ),
+    Mutant(
+        26, "no directory sync at rotation",
+        (Edit("bookie_aio.storage.files:create_segment",
+              "await file.sync()\n        await disk.sync_directory(directory)", "await file.sync()"),
+         Edit("bookie_aio.storage.directory:write_file", "await disk.sync_directory(directory)", "pass")),
+        ("recycling", *_POWER),
+        note="the checkpoint that lists the new segment syncs the same directory, and would hide it: both "
+        "are left out",
+    ),
+    Mutant(
+        27, "a failed fsync is retried",
+        (Edit("bookie_aio.storage.journal:Journal._written", "if future.cancelled() or error is not None:",
+              "if error is not None and not future.cancelled():\n"
+              "        self._loop.create_task(group.segment.file.sync()).add_done_callback(self._written)\n"
+              "        return\n"
+              "    if future.cancelled() or error is not None:"),),
+        ("disk-faults", "chaos"),
+    ),
+    Mutant(
+        28, "a checkpoint ahead of what it covers",
+        (Edit("bookie_aio.storage.tender:Tender._seal", "    await self._write_checkpoint(set())\n", ""),),
+        ("fenced-restarts", *_POWER),
+        note="a segment counts as sealed, and is not replayed, before the checkpoint holds its fences",
+    ),
+    Mutant(
+        29, "corrupt answered as absent",
+        (Edit("bookie_aio.storage.lookup:Lookup.read", "return reader.unknown()",
+              "return ReadResult([], Stop.NO_SUCH_ENTRY, entry_ids[0])"),),
+        ("disk-faults", "chaos"),
+    ),
+    Mutant(
+        30, "an add after the deletion",
+        (Edit(f"{_REQUESTS}.handle", "and self._engine.is_deleted(ledger_id) and request.op != Op.DELETE",
+              "and self._engine.is_deleted(ledger_id) and request.op not in (Op.DELETE, Op.ADD)"),
+         Edit("bookie_aio.storage.ledgers:Ledgers.accept",
+              "if ledger_id in self.deleted:", "if False:")),
+        ("deletions",),
+    ),
+    Mutant(
+        35, "a duplicate acknowledged before the first copy is durable",
+        (Edit(f"{_REQUESTS}._add", "    size = len(body)\n    if request.flags == _DEFERRED:",
+              "    size = len(body)\n"
+              "    seen = self.__dict__.setdefault('_seen', set())\n"
+              "    if (ledger_id, block.first_entry, block.count) in seen:\n"
+              "        peer.send(_ADDED.pack(13, 9, _ADDED_HEADER, 0xCE, request_id, 0))\n"
+              "        return\n"
+              "    seen.add((ledger_id, block.first_entry, block.count))\n"
+              "    if request.flags == _DEFERRED:"),),
+        ("resends", "duelling-recoverers", *_POWER),
+    ),
+    Mutant(
+        36, "a negative recovery read answered before earlier adds are durable",
+        (Edit(f"{_REQUESTS}._answer_read", "if fences:\n", "if False:\n"),
+         Edit(f"{_REQUESTS}._answer_read", "and was_pending and not fences:", "and False:")),
+        ("late-adds", "split-brain", "duelling-recoverers"),
+    ),
+    Mutant(
+        39, "stale records of a recycled segment are replayed",
+        (Edit("bookie_aio.storage.format:peek_group_header",
+              "header.segment_id != segment.segment_id\n"
+              "        or header.generation != segment.generation\n        or header",
+              "header"),),
+        ("recycling", "deletions", "power-cuts"),
+    ),
+]  # fmt: skip
