@@ -243,6 +243,7 @@ class Bookie:
             "polls_waiting": self._requests.polls_waiting,
             "ledgers_dropped": self._deletions.dropped,
             "ledgers_forgotten": self._deletions.forgotten,
+            "ledgers_trimmed": self._deletions.trimmed,
             "counters": self._requests.counters.to_json(),
             "storage": self._engine.figures(),
         }

@@ -18,6 +18,8 @@ for. Where the ledger is CLOSED and its metadata do not name the bookie, the swe
 grace period in which nothing of the ledger was added, since a repair names the bookie that it copies to
 only in the end. Forgetting is no tombstone, and leaves the fence: a later repair may bring the ledger back.
 
+Of an unbounded ledger the sweep drops what lies below the first entry that its metadata list.
+
 Giving back the space is the storage's (`bookie_aio.storage.reclaim`).
 """
 
@@ -44,6 +46,7 @@ from metadata.ledgers import LedgerStore
 if TYPE_CHECKING:
     from bookie_aio.storage.engine import Engine
     from metadata.bookies import Cookie
+    from metadata.ledger import LedgerMetadata
     from metadata.store import MetadataStore
 
 log = logging.getLogger(__name__)
@@ -67,6 +70,7 @@ class Deletions:
         self._sweeping: asyncio.Task[None] | None = None
         self.dropped = 0
         self.forgotten = 0
+        self.trimmed = 0
         self.sweeps = 0
 
     async def drop_if_deleted(self, ledger_id: int) -> bool:
@@ -166,10 +170,26 @@ class Deletions:
             metadata, _ = await self._ledgers.read(ledger_id)
         except (NoSuchLedgerError, MetadataCorruptError):
             return False  # not for certain
-        if not metadata.is_closed or metadata.unbounded is not None:
+        if metadata.is_unbounded:
+            await self._trim(metadata)
+            return False  # its older fragments are in pages, which are not read here
+        if not metadata.is_closed:
             return False
         mine = self._cookie.bookie_id
         return all(mine not in fragment.bookies for fragment in metadata.fragments)
+
+    async def _trim(self, metadata: LedgerMetadata) -> None:
+        """Drop what lies below the first entry that an unbounded ledger has left.
+
+        That entry only grows: metadata of the past drop too little, and never too much.
+        """
+        ledger_id, first = metadata.ledger_id, metadata.first_entry
+        if first > self._engine.first_entry(ledger_id):
+            await when_durable(partial(self._engine.append_trim, ledger_id, first))
+            self.trimmed += 1
+            log.info(
+                "ledger trimmed", extra=fields(bookie=self._cookie.bookie_id, ledger=ledger_id, first=first)
+            )
 
     def _held(self) -> list[int]:
         held, following = self._engine.list_ledgers(0, _LISTED_AT_ONCE)
