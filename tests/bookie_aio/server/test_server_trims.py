@@ -89,15 +89,16 @@ async def test_a_trim_survives_a_restart(bookies: Bookies, bookie: Bookie, clien
     assert await readable(again) == [8, 9]
 
 
-async def test_fragments_that_are_in_pages_are_kept(
-    bookies: Bookies, bookie: Bookie, client: RawClient
-) -> None:
+async def test_fragments_that_are_in_pages_are_kept(bookies: Bookies) -> None:
+    bookie = await bookies.start(unnamed_grace_s=0.001)
+    client = await bookies.connect(bookie)
     ledgers = await fill(bookies, client, of(0, 2, 4, 8))
     await change(ledgers, of(8, pages=(PageRef("p", 2, 2),)))
     await sweeper_of(bookie).sweep()
     assert await readable(client) == [2, 3, 4, 5, 6, 7, 8, 9]
     # Also when it is sealed: no head names all bookies that hold something.
-    await change(ledgers, of(8, pages=(PageRef("p", 2, 2),)).close(9, 10))
+    sealed = of(8, pages=(PageRef("p", 2, 2),)).close(9, 10)
+    await change(ledgers, sealed.replace_bookie(0, "b1", "b2"))
     for _ in range(3):
         await sweeper_of(bookie).sweep()
     assert await readable(client) == [2, 3, 4, 5, 6, 7, 8, 9]
