@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from client_aio.cli import bench, bookie, cluster, ledger, log
+from client_aio.cli import bench, bookie, cluster, ledger, log, spark
 from client_aio.cli.exits import Exit
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.add_typer(cluster.app, name="cluster")
 app.add_typer(bookie.app, name="bookie")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(log.app, name="log")
+app.add_typer(spark.app, name="spark")
 app.add_typer(bench.app, name="bench")
 
 

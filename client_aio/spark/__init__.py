@@ -24,14 +24,27 @@ except ImportError as error:
         f"client_aio.spark needs {error.name}: install the extra, pip install 'bookie-aio[spark]'"
     ) from error
 
+from client_aio.spark.archive import Archived, export, import_
 from client_aio.spark.foreach import LedgerSink, ledger_sink
+from client_aio.spark.jobs import stats, verify
 from client_aio.spark.source import LedgerDataSource
 from client_aio.spark.sweeping import sweep_orphans
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LedgerDataSource", "LedgerSink", "ledger_sink", "register", "sweep_orphans"]
+__all__ = [
+    "Archived",
+    "LedgerDataSource",
+    "LedgerSink",
+    "export",
+    "import_",
+    "ledger_sink",
+    "register",
+    "stats",
+    "sweep_orphans",
+    "verify",
+]
 
 assert pyarrow
 assert pyspark

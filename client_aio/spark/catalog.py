@@ -231,7 +231,7 @@ def check_written(written: Written | None, options: ReadOptions) -> Written:
     """
     if options.encoding == "auto":
         return written or Written()
-    if options.encoding == "binary":
+    if options.encoding in ("binary", "raw"):
         return Written()
     if written is not None and written.encoding == options.encoding:
         return written

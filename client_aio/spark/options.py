@@ -41,7 +41,8 @@ class ReadOptions:
     unbounded: str | None = None
     """The unbounded ledger to read."""
     encoding: str = "auto"
-    """How entries are decoded; `auto`: as the log or the ledger says that it was written, else not at all."""
+    """How entries are decoded. `auto`: as the log or the ledger says that it was written, else not at all;
+    `binary`: not, but for their compression; `raw`: not even that."""
     columns: tuple[str, ...] = ()
     """The columns to read; by default all."""
     mode: str = "failfast"
@@ -203,7 +204,7 @@ _READ: dict[str, Callable[[str, str], Any]] = {
     "log": _names,
     "ledger": _ledgers,
     "unbounded": _name,
-    "encoding": _one_of("auto", *ENCODINGS),
+    "encoding": _one_of("auto", "raw", *ENCODINGS),
     "columns": _names,
     "mode": _one_of("failfast", "permissive"),
     "partitionBytes": _number,

@@ -45,6 +45,7 @@ class RowReader:
         schema: the columns wanted, as Spark exchanges them.
         encoding: what the columns that are not ours come from; `binary` for the entries as they are.
         decoded: the schema that the query decodes to, in Spark's JSON; None for bytes, or what ledgers say.
+        is_raw: leave entries compressed, where they are.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class RowReader:
         encoding: str,
         decoded: str | None,
         *,
-        is_permissive: bool,
+        is_permissive: bool = False,
+        is_raw: bool = False,
     ) -> None:
+        self._is_raw = is_raw
         self._metadata = metadata
         self._schema = schema
         self._encoding = encoding
@@ -135,7 +138,7 @@ class RowReader:
         """Give how a ledger's entries are decoded, for the encoding that the query reads."""
         if written not in self._formats:
             if self._encoding == "binary":
-                self._formats[written] = Format("binary", written.compression)
+                self._formats[written] = Format("binary", "none" if self._is_raw else written.compression)
             else:
                 # Arrow's messages are read by the schema that they were written under.
                 schema = written.schema if self._encoding == "arrow" else None

@@ -78,6 +78,12 @@ def arrow_schema(schema: StructType | str) -> pyarrow.Schema:
     return converted
 
 
+def arrow_schema_of_ddl(ddl: str) -> pyarrow.Schema:
+    """Give the Arrow schema of columns of plain types, written as `name type, name type`."""
+    fields = [_field(*column.split()) for column in ddl.split(",")]
+    return arrow_schema(StructType.fromJson({"type": "struct", "fields": fields}))
+
+
 def nullable_json(schema: StructType) -> str:
     """Give a schema as the JSON that is kept with what is written."""
     return as_nullable(schema.json())

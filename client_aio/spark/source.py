@@ -154,6 +154,7 @@ def row_reader(options: ReadOptions, written: Written, schema: StructType) -> Ro
         written.encoding,
         decoded,
         is_permissive=options.mode == "permissive",
+        is_raw=options.encoding == "raw",
     )
 
 

@@ -1,0 +1,136 @@
+"""`bookie-aio spark`: jobs over whole logs and clusters, in Spark.
+
+pyspark is imported by the commands alone, so that the rest of the command line does without it. `--master`
+names a Spark cluster; by default the job runs in this process's own, on all its cores.
+"""
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from client_aio.cli.exits import Exit
+from client_aio.cli.options import Invocation, command, usage_error
+
+app = typer.Typer(
+    no_args_is_help=True, help="Verify, export, import and sum up, in Spark (needs the extra [spark])."
+)
+
+Master = Annotated[str, typer.Option(help="Spark's master, such as spark://host:7077.")]
+Log = Annotated[str | None, typer.Option("--log", metavar="NAME", help="The ledgers of this log.")]
+Ledgers = Annotated[list[int] | None, typer.Option("--ledger", metavar="ID", help="These ledgers.")]
+_LOCAL = "local[*]"
+
+
+def _need_spark() -> None:
+    """Say what is missing where the extra is not installed."""
+    try:
+        import client_aio.spark
+    except ImportError as error:
+        usage_error(str(error))
+    assert client_aio.spark
+
+
+def _session(master: str) -> Any:
+    _need_spark()
+    from client_aio.spark.session import session
+
+    return session(master)
+
+
+@command(app, "verify")
+def verify(invocation: Invocation, log: Log = None, ledger: Ledgers = None, master: Master = _LOCAL) -> int:
+    """Read every replica of every entry, and report those that are missing or damaged.
+
+    Looks at all ledgers, or those of --log, or those named by --ledger. Never fences. Ends with 5 where
+    anything is damaged, with 1 where something is missing or cannot be reached.
+    """
+    with _session(master) as session:
+        from client_aio.spark.jobs import verify as verify_ledgers
+
+        frame = verify_ledgers(session, invocation.metadata_uri, log=log, ledger_ids=ledger)
+        rows = [row.asDict() for row in frame.collect()]
+    bad = sorted(
+        (row for row in rows if row["status"] != "ok"),
+        key=lambda row: (row["ledger_id"], row["first_entry"], row["bookie"]),
+    )
+    columns = ["ledger_id", "first_entry", "last_entry", "bookie", "status", "owed", "missing", "damaged"]
+    invocation.output.rows(bad, [*columns, "first_bad_entry", "error"])
+    entries = sum(row["intact"] for row in rows)
+    invocation.output.note(f"{entries:,} copies of entries intact, {len(bad)} of {len(rows)} replicas not ok")
+    if any(row["status"] == "damaged" for row in bad):
+        return Exit.DAMAGED
+    return Exit.FAILURE if bad else Exit.OK
+
+
+@command(app, "export")
+def export(
+    invocation: Invocation,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to; any that Spark can write to.")],
+    log: Log = None,
+    ledger: Ledgers = None,
+    master: Master = _LOCAL,
+) -> None:
+    """Write closed ledgers to a new folder: Parquet, and a manifest."""
+    with _session(master) as session:
+        from client_aio.spark.archive import export as export_ledgers
+
+        done = export_ledgers(session, invocation.metadata_uri, folder, log=log, ledger_ids=ledger)
+    _print(invocation, done)
+
+
+@command(app, "import")
+def import_(
+    invocation: Invocation,
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="What `export` has written.")],
+    log: Annotated[str, typer.Option("--log", metavar="NAME", help="The log to add to.")],
+    master: Master = _LOCAL,
+) -> None:
+    """Make the ledgers of an export anew, compare them with its manifest, and add them to a log at once."""
+    with _session(master) as session:
+        from client_aio.spark.archive import import_ as import_ledgers
+
+        done = import_ledgers(session, invocation.metadata_uri, folder, log=log)
+    _print(invocation, done)
+
+
+@command(app, "stats")
+def stats(invocation: Invocation, log: Log = None) -> None:
+    """Show of each log how large it is, how old, and how fast it grows. Needs no Spark to be running."""
+    _need_spark()
+    from client_aio.spark.jobs import stats as stats_of_logs
+
+    rows = asyncio.run(stats_of_logs(invocation.metadata_uri, log=log))
+    columns = [
+        "log",
+        "encoding",
+        "ledgers",
+        "open_ledgers",
+        "entries",
+        "bytes",
+        "bytes_last_day",
+        "bytes_per_day",
+    ]
+    invocation.output.rows(rows, [*columns, "bytes_per_day"])
+
+
+@command(app, "sweep")
+def sweep(
+    invocation: Invocation,
+    log: Annotated[str, typer.Option("--log", metavar="NAME", help="The log that the jobs wrote to.")],
+    older_than_h: Annotated[
+        float, typer.Option(min=0, help="Leave younger ledgers alone: a job that still runs would fail.")
+    ] = 24.0,
+) -> None:
+    """Delete the ledgers that Spark jobs have left over which died before they could commit."""
+    _need_spark()
+    from client_aio.spark.sweeping import sweep_orphans
+
+    deleted = asyncio.run(sweep_orphans(invocation.metadata_uri, log=log, grace_s=older_than_h * 3600))
+    invocation.output.rows([{"ledger_id": ledger_id} for ledger_id in deleted], ["ledger_id"])
+
+
+def _print(invocation: Invocation, done: Any) -> None:
+    document = {"ledgers": len(done.ledger_ids), "entries": done.entries, "bytes": done.size}
+    text = f"{document['ledgers']} ledgers, {document['entries']:,} entries, {document['bytes']:,} bytes"
+    invocation.output.document(document, text=text)

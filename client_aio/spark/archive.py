@@ -1,0 +1,269 @@
+"""Closed ledgers to Parquet, and back: an export is a folder with the entries and a manifest.
+
+    FOLDER/entries/        Parquet: ledger_id, entry_id, value: the stored bytes, compressed or not
+    FOLDER/manifest/       one line of JSON: the log with its custom metadata, and of each ledger its custom
+                           metadata, its quorums, how many entries and bytes it has, and a fingerprint
+
+An import makes new ledgers with the same entries under the same entry ids, compares their fingerprints with
+the manifest's, and only then adds all of them to a log by one compare-and-set. The folder may be on any file
+system that Spark writes to.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import client_aio
+import client_aio.sync
+from client_aio.spark import tags
+from client_aio.spark.jobs import metadata_of
+from client_aio.sync.background import get_background
+from metadata.errors import BookKeeperError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow
+    from pyspark.sql import DataFrame, SparkSession
+
+    from metadata.ledger import LedgerMetadata
+
+FORMAT_VERSION = 1
+_IMPORTED = "old long, ledger_id long"
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What an export or an import has moved."""
+
+    ledger_ids: tuple[int, ...]
+    """The ledgers read, or those made."""
+    entries: int
+    size: int
+    """Payload bytes."""
+
+
+def export(
+    spark: SparkSession,
+    uri: str,
+    folder: str,
+    *,
+    log: str | None = None,
+    ledger_ids: Iterable[int] | None = None,
+) -> Archived:
+    """Write the closed ledgers of a log, or those named, to a folder that must not exist.
+
+    Ledgers that are not CLOSED are left out: what they will hold is not settled.
+
+    Raises:
+        NoSuchLogError, NoSuchLedgerError, InvalidArgumentError: neither or both are named.
+    """
+    if (log is None) == (ledger_ids is None):
+        raise InvalidArgumentError("name a log, or ledgers, and not both")
+    manifest, ids = get_background().run(_manifest(uri, log, ledger_ids))
+    frame = _entries_of(spark, uri, ids)
+    frame.write.mode("error").parquet(f"{folder}/entries")
+    prints = _fingerprints(spark.read.parquet(f"{folder}/entries"))
+    for ledger in manifest["ledgers"]:
+        found = prints.get(ledger["ledger_id"], (0, 0, 0))
+        if found[:2] != (ledger["entries"], ledger["bytes"]):
+            raise BookKeeperError(
+                f"ledger {ledger['ledger_id']} has {ledger['entries']} entries of {ledger['bytes']} bytes, "
+                f"and {found[0]} of {found[1]} bytes were exported",
+                ledger_id=ledger["ledger_id"],
+            )
+        ledger["fingerprint"] = found[2]
+    text = spark.createDataFrame([(json.dumps(manifest),)], "value string")
+    text.coalesce(1).write.mode("error").text(f"{folder}/manifest")
+    return _sum_up(ids, manifest)
+
+
+def import_(spark: SparkSession, uri: str, folder: str, *, log: str) -> Archived:
+    """Make the ledgers of an export anew, and add them to a log, all at once.
+
+    Raises:
+        InvalidArgumentError: the folder holds no export of a version known here.
+        BookKeeperError: what was written does not have the manifest's fingerprints. Nothing was added; what
+            was written is deleted, or left to the sweep.
+    """
+    manifest = _read_manifest(spark, folder)
+    ledgers = {ledger["ledger_id"]: ledger for ledger in manifest["ledgers"]}
+    entries = spark.read.parquet(f"{folder}/entries")
+    job = f"import-{folder}"[:180]
+    rows = (
+        entries.repartition(max(1, min(len(ledgers), 200)), "ledger_id")
+        .sortWithinPartitions("ledger_id", "entry_id")
+        .mapInArrow(_importer(uri, log, job, ledgers), _IMPORTED)
+        .collect()
+    )
+    made = {row.old: row.ledger_id for row in rows}
+    for old in ledgers:
+        if old not in made:  # no entry was in it
+            made[old] = get_background().run(_make_empty(uri, _settings(log, job, ledgers[old])))
+    ids = [made[old] for old in ledgers]
+    prints = _fingerprints(_entries_of(spark, uri, ids))
+    for old, ledger in ledgers.items():
+        if prints.get(made[old], (0, 0, 0)) != (ledger["entries"], ledger["bytes"], ledger["fingerprint"]):
+            raise BookKeeperError(
+                f"ledger {made[old]}, made of exported ledger {old}, differs from what the manifest says"
+            )
+    custom = {key: base64.b64decode(value) for key, value in manifest["custom"].items()}
+    get_background().run(_add(uri, log, ids, custom))
+    return _sum_up(ids, manifest)
+
+
+def _sum_up(ids: Iterable[int], manifest: dict[str, Any]) -> Archived:
+    ledgers = manifest["ledgers"]
+    return Archived(
+        tuple(ids), sum(each["entries"] for each in ledgers), sum(each["bytes"] for each in ledgers)
+    )
+
+
+def _entries_of(spark: SparkSession, uri: str, ids: list[int]) -> DataFrame:
+    if not ids:
+        return spark.createDataFrame([], "ledger_id long, entry_id long, value binary")
+    reader = spark.read.format("ledger").option("metadata", uri).option("ledger", ",".join(map(str, ids)))
+    return reader.options(encoding="raw", columns="ledger_id,entry_id,value").load()
+
+
+def _fingerprints(entries: DataFrame) -> dict[int, tuple[int, int, int]]:
+    """Give of each ledger the entries, their bytes, and a number that changes with any of them."""
+    rows = (
+        entries.groupBy("ledger_id")
+        .agg(
+            *(
+                _expr("count(*) as entries"),
+                _expr("coalesce(sum(length(value)), 0) as size"),
+                _expr("bit_xor(xxhash64(entry_id, value)) as fingerprint"),
+            )
+        )
+        .collect()
+    )
+    return {row.ledger_id: (row.entries, row["size"], row.fingerprint) for row in rows}
+
+
+def _expr(text: str) -> Any:
+    from pyspark.sql import functions
+
+    return functions.expr(text)
+
+
+async def _manifest(
+    uri: str, log: str | None, ledger_ids: Iterable[int] | None
+) -> tuple[dict[str, Any], list[int]]:
+    async with client_aio.connect(uri) as client:
+        custom = {} if log is None else (await client.log_metadata(log)).custom
+        closed = [one for one in await metadata_of(client, log, ledger_ids) if one.is_closed]
+        manifest = {
+            "format": FORMAT_VERSION,
+            "log": log,
+            "exported_ms": client._context.now_ms(),
+            "custom": {key: base64.b64encode(value).decode() for key, value in custom.items()},
+            "ledgers": [_describe(metadata) for metadata in closed],
+        }
+        return manifest, [metadata.ledger_id for metadata in closed]
+
+
+def _describe(metadata: LedgerMetadata) -> dict[str, Any]:
+    assert metadata.last_entry is not None
+    return {
+        "ledger_id": metadata.ledger_id,
+        "created_ms": metadata.created_ms,
+        "entries": metadata.last_entry + 1,
+        "bytes": metadata.length,
+        "quorums": [metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum],
+        "custom": {key: base64.b64encode(value).decode() for key, value in metadata.custom.items()},
+        "fingerprint": 0,
+    }
+
+
+def _read_manifest(spark: SparkSession, folder: str) -> dict[str, Any]:
+    lines = [row.value for row in spark.read.text(f"{folder}/manifest").collect()]
+    try:
+        (line,) = lines
+        manifest: dict[str, Any] = json.loads(line)
+        version = manifest["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidArgumentError(f"{folder} holds no export: its manifest is damaged: {error!r}") from error
+    if version != FORMAT_VERSION:
+        raise InvalidArgumentError(f"{folder} has format {version!r}; this release reads {FORMAT_VERSION}")
+    return manifest
+
+
+def _settings(log: str, job: str, ledger: dict[str, Any]) -> dict[str, Any]:
+    ensemble_size, write_quorum, ack_quorum = ledger["quorums"]
+    custom = {key: base64.b64decode(value) for key, value in ledger["custom"].items()}
+    custom = {key: value for key, value in custom.items() if key not in (tags.LOG, tags.JOB, tags.BATCH)}
+    return {
+        "ensemble_size": ensemble_size,
+        "write_quorum": write_quorum,
+        "ack_quorum": ack_quorum,
+        "custom_metadata": {**custom, tags.LOG: log.encode(), tags.JOB: job.encode()},
+    }
+
+
+def _importer(
+    uri: str, log: str, job: str, ledgers: dict[int, dict[str, Any]]
+) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+    """Give the function that writes each ledger's entries, which come sorted, to a ledger of its own."""
+
+    def run(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow
+
+        from client_aio.spark.schemas import arrow_schema_of_ddl
+
+        with client_aio.sync.connect(uri) as client:
+            task = _Import(client, {old: _settings(log, job, ledger) for old, ledger in ledgers.items()})
+            for batch in batches:
+                for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    task.take(*row)
+            task.finish()
+        made = [{"old": old, "ledger_id": new} for old, new in task.made.items()]
+        yield pyarrow.RecordBatch.from_pylist(made, schema=arrow_schema_of_ddl(_IMPORTED))
+
+    return run
+
+
+class _Import:
+    """One task of an import: entries in, ledger after ledger."""
+
+    def __init__(self, client: client_aio.sync.Client, settings: dict[int, dict[str, Any]]) -> None:
+        self._client = client
+        self._settings = settings
+        self._writer: client_aio.sync.LedgerWriter | None = None
+        self._following = 0
+        self.made: dict[int, int] = {}
+
+    def take(self, old: int, entry_id: int, value: bytes) -> None:
+        """Add an entry to the ledger that is made of an exported one."""
+        if old not in self.made:
+            self.finish()
+            self._writer = self._client.create_ledger(**self._settings[old])
+            self._following, self.made[old] = 0, self._writer.ledger_id
+        if entry_id != self._following:
+            raise BookKeeperError(
+                f"entry {self._following} of exported ledger {old} is missing: {entry_id} follows",
+                ledger_id=old,
+                entry_id=self._following,
+            )
+        assert self._writer is not None
+        self._writer.add_entry_nowait(value)
+        self._following += 1
+
+    def finish(self) -> None:
+        """Close the ledger that is being written."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+async def _make_empty(uri: str, settings: dict[str, Any]) -> int:
+    async with client_aio.connect(uri) as client, client.create_ledger(**settings) as ledger:
+        return ledger.ledger_id
+
+
+async def _add(uri: str, log: str, ids: list[int], custom: dict[str, bytes]) -> None:
+    async with client_aio.connect(uri) as client:
+        await client.add_to_log(log, ids, custom_metadata=custom)

@@ -1,0 +1,187 @@
+"""Jobs over whole clusters: verify every replica, and sum up logs. `archive` has export and import.
+
+    rows = client_aio.spark.verify(spark, uri)
+    rows.where("status <> 'ok'").show()
+
+Each replica of each fragment is read from its own bookie, and each of its entries checked against its
+checksum, in tasks; nothing is fenced, and what is being written goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import client_aio
+from client_aio.core.repair import Part
+from client_aio.spark import tags
+from client_aio.sync.background import get_background
+from client_aio.verifying import parts_of, verify_replica
+from metadata.errors import NoSuchLedgerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow
+    from pyspark.sql import DataFrame, SparkSession
+
+    from metadata.ledger import LedgerMetadata
+
+VERIFIED = (
+    "ledger_id long, first_entry long, last_entry long, bookie string, owed long, intact long, "
+    "missing long, damaged long, first_bad_entry long, status string, error string"
+)
+_PART_ENTRIES = 200_000
+_AT_ONCE = 4
+_DAY_MS = 24 * 3600 * 1000
+
+
+def verify(
+    spark: SparkSession, uri: str, *, log: str | None = None, ledger_ids: Iterable[int] | None = None
+) -> DataFrame:
+    """Check every replica of every entry of the ledgers named; by default of all.
+
+    Args:
+        log: the ledgers of this log.
+        ledger_ids: these ledgers.
+
+    Returns:
+        One row for each bookie of each fragment (of large ones: for each 200,000 entries). `status` is `ok`,
+        `missing`, `damaged`, or `unreachable`. The last fragment of a ledger that is not CLOSED is left out:
+        what is owed there is not settled.
+
+    Raises:
+        NoSuchLogError, NoSuchLedgerError, MetadataUnavailableError.
+    """
+    wanted = get_background().run(_replicas(uri, log, ledger_ids))
+    frame = spark.createDataFrame(wanted, "ledger_id long, first_entry long, last_entry long, bookie string")
+    tasks = max(1, min(len(wanted), 4 * spark.sparkContext.defaultParallelism))
+    return frame.repartition(tasks).mapInArrow(_verifier(uri), VERIFIED)
+
+
+async def _replicas(
+    uri: str, log: str | None, ledger_ids: Iterable[int] | None
+) -> list[tuple[int, int, int, str]]:
+    """List what is to be read: ledger, first and last entry, bookie."""
+    async with client_aio.connect(uri) as client:
+        found: list[tuple[int, int, int, str]] = []
+        for metadata in await metadata_of(client, log, ledger_ids):
+            for part in parts_of(metadata):
+                for first in range(part.first_entry, part.last_entry + 1, _PART_ENTRIES):
+                    last = min(part.last_entry, first + _PART_ENTRIES - 1)
+                    found += [(metadata.ledger_id, first, last, name) for name in part.bookies]
+        return found
+
+
+def _verifier(uri: str) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+    def run(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow
+
+        from client_aio.spark.schemas import arrow_schema_of_ddl
+
+        schema = arrow_schema_of_ddl(VERIFIED)
+        for batch in batches:
+            rows = [tuple(row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
+            verified = get_background().run(_verify_rows(uri, rows))
+            yield pyarrow.RecordBatch.from_pylist(verified, schema=schema)
+
+    return run
+
+
+async def _verify_rows(uri: str, rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    room = asyncio.Semaphore(_AT_ONCE)
+    known: dict[int, LedgerMetadata] = {}
+
+    async with client_aio.connect(uri) as client:
+
+        async def one(ledger_id: int, first: int, last: int, bookie_id: str) -> dict[str, Any] | None:
+            async with room:
+                try:
+                    if ledger_id not in known:
+                        known[ledger_id] = await client.ledger_metadata(ledger_id)
+                except NoSuchLedgerError:
+                    return None  # deleted meanwhile
+                metadata = known[ledger_id]
+                fragment = metadata.fragment_of(first)
+                part = Part(first, last, fragment.content_term, fragment.bookies)
+                if bookie_id not in part.bookies:
+                    return None  # repaired meanwhile
+                found = await verify_replica(client._context, metadata, part, bookie_id)
+                return {
+                    "ledger_id": ledger_id,
+                    "first_entry": first,
+                    "last_entry": last,
+                    "bookie": bookie_id,
+                    "owed": found.owed,
+                    "intact": found.intact,
+                    "missing": found.missing,
+                    "damaged": found.damaged,
+                    "first_bad_entry": found.first_bad_entry,
+                    "status": found.status,
+                    "error": found.error or None,
+                }
+
+        return [row for row in await asyncio.gather(*(one(*row) for row in rows)) if row is not None]
+
+
+async def metadata_of(
+    client: client_aio.Client, log: str | None, ledger_ids: Iterable[int] | None
+) -> list[LedgerMetadata]:
+    """Read the metadata of a log's ledgers, of those named, or of all."""
+    is_all = log is None and ledger_ids is None
+    if log is not None:
+        ids = [row.ledger_id for row in (await client.log_metadata(log)).rows]
+    elif ledger_ids is not None:
+        ids = list(ledger_ids)
+    else:
+        ids = [ledger_id async for ledger_id in client.list_ledgers()]
+    found = []
+    for ledger_id in ids:
+        try:
+            found.append(await client.ledger_metadata(ledger_id))
+        except NoSuchLedgerError:
+            if not is_all:
+                raise
+    return found
+
+
+async def stats(uri: str, *, log: str | None = None) -> list[dict[str, Any]]:
+    """Sum up logs: ledgers, entries and bytes of their closed ledgers, ages, and how fast they grow.
+
+    Returns:
+        For each log: `log`, `encoding`, `ledgers`, `open_ledgers`, `entries`, `bytes`, `oldest_ms` and
+        `newest_ms` (when ledgers were listed, since 1970), `bytes_last_day`, `bytes_per_day` (since the
+        oldest ledger), `columns`.
+
+    Raises:
+        NoSuchLogError, MetadataUnavailableError.
+    """
+    async with client_aio.connect(uri) as client:
+        now_ms = client._context.now_ms()
+        names = [log] if log is not None else [name async for name in client.list_logs()]
+        return [await _stats_of(client, name, now_ms) for name in names]
+
+
+async def _stats_of(client: client_aio.Client, name: str, now_ms: int) -> dict[str, Any]:
+    metadata = await client.log_metadata(name)
+    ledgers = [(row, await client.ledger_metadata(row.ledger_id)) for row in metadata.rows]
+    closed = [(row, one, one.length or 0) for row, one in ledgers if one.is_closed]
+    size = sum(length for *_, length in closed)
+    listed = [row.created_ms for row in metadata.rows]
+    days = max(1.0, (now_ms - min(listed, default=now_ms)) / _DAY_MS)
+    written = tags.Written.of_custom(metadata.custom)
+    schema = None if written is None or written.schema is None else json.loads(written.schema)
+    return {
+        "log": name,
+        "encoding": None if written is None else written.encoding,
+        "ledgers": len(ledgers),
+        "open_ledgers": len(ledgers) - len(closed),
+        "entries": sum((one.last_entry if one.last_entry is not None else -1) + 1 for _, one, _ in closed),
+        "bytes": size,
+        "oldest_ms": min(listed, default=None),
+        "newest_ms": max(listed, default=None),
+        "bytes_last_day": sum(length for row, _, length in closed if row.created_ms >= now_ms - _DAY_MS),
+        "bytes_per_day": int(size / days),
+        "columns": None if schema is None else [field["name"] for field in schema["fields"]],
+    }

@@ -1,0 +1,133 @@
+"""The jobs that ship: verify finds what is wrong with replicas and nothing else; import inverts export."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from crc32c import crc32c
+from pyspark.errors import AnalysisException
+
+import client_aio
+from bookie_aio.wire.blocks import HEADER_BYTES, encode_block
+from bookie_aio.wire.messages import Add, AddFlag, Done
+from client_aio.spark import export, import_, stats, verify
+from metadata.ids import TERM_FINAL
+from tests.support.cli import Cli
+from tests.support.replicas import flip
+from tests.support.sparksession import Bookies, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+def bad_rows(spark: SparkSession, uri: str, **chosen: object) -> list[tuple[object, ...]]:
+    rows = verify(spark, uri, **chosen).where("status <> 'ok'").collect()
+    return sorted(
+        (row.ledger_id, row.bookie, row.status, row.missing, row.damaged, row.first_bad_entry) for row in rows
+    )
+
+
+async def make_ledger(bookies: Bookies, payloads: list[bytes], lost: str | None = None) -> int:
+    """Write a ledger, with a bookie of its ensemble killed before the first entry where one is named."""
+    ledger = await bookies.client.create_ledger()
+    if lost is not None:
+        await bookies.cluster[lost].kill()
+    await ledger.add_entries(payloads)
+    await ledger.close()
+    return ledger.ledger_id
+
+
+async def store_with_wrong_checksum(bookies: Bookies, bookie_id: str, ledger_id: int, entry: bytes) -> None:
+    """Have a bookie keep entry 0 of a ledger under a checksum that is not that entry's."""
+    block = bytearray(
+        encode_block(
+            ledger_id=ledger_id, content_term=0, first_entry=0, stride=1, lac=-1, lafr=-1,
+            payloads=[entry], running=[len(entry)],
+        )
+    )  # fmt: skip
+    block[HEADER_BYTES + 12] ^= 1
+    head_bytes = int.from_bytes(block[8:12], "little")
+    block[4:8] = crc32c(bytes(block[8:head_bytes])).to_bytes(4, "little")
+    connection = await bookies.client._context.pool.get(bookie_id)
+    request = Add(ledger_id, TERM_FINAL, int(AddFlag.REPAIR))
+    await connection.call(request, Done, body=bytes(block), timeout_s=10, ledger_id=ledger_id)
+
+
+def test_verify_finds_each_kind_of_fault_and_nothing_on_healthy_replicas(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with Bookies(tmp_path, bookies=3) as bookies:
+        payloads = [b"payload number %d" % number for number in range(1000)]
+        healthy = bookies.run(make_ledger(bookies, payloads))
+        assert bad_rows(spark, bookies.uri) == []
+        assert verify(spark, bookies.uri).count() == 3
+
+        short = bookies.run(make_ledger(bookies, payloads, lost="b3"))
+        assert {(row[1], row[2]) for row in bad_rows(spark, bookies.uri)} == {("b3", "unreachable")}
+        bookies.run(bookies.cluster["b3"].start())
+        assert bad_rows(spark, bookies.uri) == [(short, "b3", "missing", 1000, 0, 0)]
+
+        forged = bookies.run(make_ledger(bookies, [b"an entry"], lost="b3"))
+        bookies.run(bookies.cluster["b3"].start())
+        bookies.run(store_with_wrong_checksum(bookies, "b3", forged, b"an entry"))
+        assert bad_rows(spark, bookies.uri, ledger_ids=[forged]) == [(forged, "b3", "damaged", 0, 1, 0)]
+
+        bookies.run(bookies.cluster["b1"].kill())
+        flip(bookies.cluster["b1"].directory, payloads[700] + payloads[701])
+        bookies.run(bookies.cluster["b1"].start())
+        found = {row[:3]: row[3:] for row in bad_rows(spark, bookies.uri)}
+        assert set(found) == {
+            (healthy, "b1", "damaged"),
+            (short, "b1", "damaged"),
+            (short, "b3", "missing"),
+            (forged, "b3", "damaged"),
+        }
+
+
+def test_an_export_is_imported_byte_for_byte(spark: SparkSession, bookies: Bookies, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(number, f"word {number}") for number in range(500)], "n int, word string")
+    write(frame.repartition(3), bookies.uri, log="exported", compression="zstd")
+    write(frame.limit(10), bookies.uri, log="exported", compression="zstd")
+    folder = str(tmp_path / "export")
+    done = export(spark, bookies.uri, folder, log="exported")
+    assert len(done.ledger_ids) == len(bookies.ledgers_of("exported")[0])
+    back = import_(spark, bookies.uri, folder, log="imported")
+    assert (back.entries, back.size) == (done.entries, done.size)
+    assert bookies.records("imported") == bookies.records("exported")
+    rows = spark.read.format("ledger").option("metadata", bookies.uri).option("log", "imported").load()
+    assert rows.count() == 510
+    assert rows.schema == frame.schema
+    with pytest.raises(AnalysisException, match="already exists"):
+        export(spark, bookies.uri, folder, log="exported")
+
+
+def test_an_import_of_something_else_adds_nothing(
+    spark: SparkSession, bookies: Bookies, tmp_path: Path
+) -> None:
+    bookies.append("small", [b"a", b"", b"c"])
+    folder = tmp_path / "export"
+    export(spark, bookies.uri, str(folder), log="small")
+    entries = spark.read.parquet(str(folder / "entries")).where("entry_id <> 2")
+    entries.write.parquet(str(tmp_path / "short" / "entries"))
+    manifest = spark.read.text(str(folder / "manifest"))
+    manifest.write.text(str(tmp_path / "short" / "manifest"))
+    with pytest.raises(client_aio.BookKeeperError, match="differs from what the manifest says"):
+        import_(spark, bookies.uri, str(tmp_path / "short"), log="refused-import")
+    assert bookies.ledgers_of("refused-import")[0] == set()
+    with pytest.raises(client_aio.InvalidArgumentError, match="name a log, or ledgers"):
+        export(spark, bookies.uri, str(tmp_path / "neither"))
+
+
+def test_stats_sum_up_a_log(bookies: Bookies, spark: SparkSession) -> None:
+    write(spark.createDataFrame([(1, "x")], "n int, s string"), bookies.uri, log="summed")
+    (row,) = bookies.run(stats(bookies.uri, log="summed"))
+    assert (row["log"], row["encoding"], row["ledgers"], row["open_ledgers"]) == ("summed", "arrow", 1, 0)
+    assert row["columns"] == ["n", "s"]
+    assert row["entries"] == 1
+    assert row["bytes"] == row["bytes_last_day"] > 0
+    rows = Cli(bookies.uri).rows("spark", "stats", "--log", "summed")
+    assert rows[0]["bytes"] == row["bytes"]
+    assert Cli(bookies.uri).rows("spark", "sweep", "--log", "summed") == []
