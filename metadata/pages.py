@@ -16,8 +16,8 @@ Invariants:
 - Rows leave at the front only: a reference is dropped, or shortened to the rows from some key on. The page
   itself is deleted after the head has ceased to refer to it.
 - Appending needs the head alone, and so does changing one of the last `ROWS_KEPT` rows.
-- The head's rows take at most `HEAD_ROWS_BYTES_MAX`; a reference takes some 40 bytes, and is to a page of
-  up to `PAGE_ROWS_BYTES_MAX`. So the head of 20,000 short rows stays below 32 KiB, and one of a million
+- The head's rows take at most `HEAD_ROWS_BYTES_MAX`; a reference takes some 45 bytes, and is to a page of
+  up to `PAGE_ROWS_BYTES_MAX`. So the head of 20,000 rows of 40 bytes stays below 20 KiB, and one of a million
   below half of what a value may hold.
 """
 
@@ -34,8 +34,8 @@ from metadata.errors import InvalidArgumentError, MetadataCorruptError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-HEAD_ROWS_BYTES_MAX = 24 * 1024
-PAGE_ROWS_BYTES_MAX = 16 * 1024
+HEAD_ROWS_BYTES_MAX = 12 * 1024
+PAGE_ROWS_BYTES_MAX = 8 * 1024
 ROWS_KEPT = 4
 """How many of the newest rows always stay in the head."""
 

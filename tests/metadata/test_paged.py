@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from metadata.store import MetadataStore, Version
     from tests.metadata.conftest import Backend
 
-WIDE = "x" * 4000
+WIDE = "x" * 2000
 _tokens = count()
 
 

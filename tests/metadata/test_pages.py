@@ -89,7 +89,7 @@ def test_the_head_of_many_rows_stays_small_and_so_does_each_page() -> None:
     world = World()
     for start in range(0, 20_000, 20):
         world.append([(number, number, 1_790_000_000_000) for number in range(start, start + 20)])
-    assert len(json.dumps(world.head.to_document())) <= 32 * 1024
+    assert len(json.dumps(world.head.to_document())) <= 20 * 1024
     assert max(map(len, world.pages.values())) <= PAGE_ROWS_BYTES_MAX + 100
     assert len(world.head) == 20_000
 
