@@ -14,6 +14,7 @@ import client_aio
 from client_aio.cli.exits import Exit
 from client_aio.cli.ledger_text import custom_of, draw, draw_replicas, row_of, text_of, text_of_repair
 from client_aio.cli.options import Invocation, command
+from client_aio.cli.output import Output
 from client_aio.cli.passwords import PasswordFile, password_of
 from client_aio.cli.placement import Placement, PlacementOption
 from client_aio.cli.source import read_batches, size_of
@@ -23,6 +24,12 @@ app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers
 
 LedgerId = Annotated[
     int, typer.Argument(min=0, metavar="LEDGER", help="The ledger's id.", show_default=False)
+]
+NameOrId = Annotated[
+    str,
+    typer.Argument(
+        metavar="LEDGER", help="The ledger's id; an unbounded one's name or id.", show_default=False
+    ),
 ]
 Ensemble = Annotated[int, typer.Option("--ensemble", "-e", min=1, help="Bookies per fragment (E).")]
 WriteQuorum = Annotated[
@@ -60,6 +67,11 @@ class Quorums(TypedDict):
     ack_quorum: int
 
 
+def name_or_id(text: str) -> str | int:
+    """Tell an id from a name: no name begins with a digit."""
+    return int(text) if text.isdecimal() else text
+
+
 def protection(digest: str | None, password_file: Path | None) -> Protection:
     """Fill in the digest that goes with the password, or with none."""
     password = password_of(password_file)
@@ -83,19 +95,75 @@ async def create(
     password_file: PasswordFile = None,
     custom: Custom = None,
     placement: PlacementOption = Placement.WEIGHTED,
+    unbounded: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Make an unbounded ledger of that name: many may write to it, one after another.",
+        ),
+    ] = None,
 ) -> None:
     """Create an empty ledger and print its id.
 
     It stays OPEN, and nobody writes to it: a ledger is written by the client that created it, which for
-    data from a file or a pipe is `ledger write`.
+    data from a file or a pipe is `ledger write`; an unbounded one by whoever takes it over.
     """
     async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
-        ledger = await client.create_ledger(
-            **quorums(ensemble, write_quorum, ack_quorum),
-            **protection(digest, password_file),
-            custom_metadata=custom_of(custom),
-        )
-        invocation.output.value("ledger_id", ledger.ledger_id)
+        sizes, guard = quorums(ensemble, write_quorum, ack_quorum), protection(digest, password_file)
+        if unbounded is not None:
+            ledger_id = await client.create_unbounded_ledger(
+                unbounded, **sizes, **guard, custom_metadata=custom_of(custom)
+            )
+        else:
+            ledger = await client.create_ledger(**sizes, **guard, custom_metadata=custom_of(custom))
+            ledger_id = ledger.ledger_id
+        invocation.output.value("ledger_id", ledger_id)
+
+
+@command(app, "takeover")
+async def takeover(
+    invocation: Invocation,
+    ledger_id: NameOrId,
+    source: Annotated[
+        str | None,
+        typer.Argument(metavar="[FILE]", help="What to write to it, line by line; - is standard input."),
+    ] = None,
+    seal: Annotated[bool, typer.Option("--seal", help="Close the ledger for good behind that.")] = False,
+    trim_before: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="ENTRY", help="Drop the fragments that lie as a whole before an entry."),
+    ] = None,
+    password_file: PasswordFile = None,
+    placement: PlacementOption = Placement.WEIGHTED,
+) -> None:
+    """TAKE OVER an unbounded ledger, write FILE to it, if one is named, and leave it to whoever comes next.
+
+    Whoever writes to it now is shut out, and gets an error. What was acknowledged is kept. Without FILE this
+    ends the work of a writer that nobody can reach, and says where the ledger ends.
+    """
+    output = invocation.output
+    async with (
+        client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
+        client.open_unbounded_ledger(
+            name_or_id(ledger_id), create=False, password=password_of(password_file)
+        ) as ledger,
+    ):
+        if source is not None:
+            await _pour(output, ledger, source, None, False)
+        if trim_before is not None:
+            await ledger.trim(trim_before)
+        if seal:
+            await ledger.close(seal=True)
+        document = {
+            "ledger_id": ledger.ledger_id,
+            "term": ledger.term,
+            "first_entry": ledger.first_entry,
+            "last_entry": ledger.last_add_confirmed,
+            "length": ledger.length,
+            "sealed": seal,
+        }
+    text = f"ledger {document['ledger_id']}, term {document['term']}: entries {ledger.first_entry:,} to "
+    output.document(document, text=f"{text}{document['last_entry']:,}{', sealed' if seal else ''}")
 
 
 @command(app, "write")
@@ -120,7 +188,7 @@ async def write(
 
     If it is interrupted, or reading or writing fails, the ledger stays OPEN with what was written.
     """
-    size = size_of(source)
+    size_of(source)  # whether it is there at all, before anything is made
     output = invocation.output
     async with (
         client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
@@ -131,17 +199,7 @@ async def write(
         ) as ledger,
     ):
         output.note(f"writing ledger {ledger.ledger_id}")  # known also if this never comes to its end
-        with output.progress() as progress:
-            task = progress.add_task(f"ledger {ledger.ledger_id}", total=size, figures="")
-            async with aclosing(read_batches(source, chunk_bytes, keep_newline)) as batches:
-                async for entries in batches:
-                    for entry in entries:
-                        ledger.add_entry(entry)
-                    await ledger.drain()
-                    progress.update(
-                        task, completed=ledger.length, figures=f"{ledger.last_add_confirmed + 1:,} entries"
-                    )
-            await ledger.flush()
+        await _pour(output, ledger, source, chunk_bytes, keep_newline)
         document = {
             "ledger_id": ledger.ledger_id,
             "entries": ledger.last_add_confirmed + 1,
@@ -151,11 +209,33 @@ async def write(
     output.note(f"{document['entries']:,} entries, {document['bytes']:,} bytes")
 
 
+async def _pour(
+    output: Output, ledger: client_aio.LedgerWriter, source: str, chunk_bytes: int | None, keep_newline: bool
+) -> None:
+    """Add what comes from a file or a pipe, and wait until it is acknowledged."""
+    length = ledger.length
+    with output.progress() as progress:
+        task = progress.add_task(f"ledger {ledger.ledger_id}", total=size_of(source), figures="")
+        async with aclosing(read_batches(source, chunk_bytes, keep_newline)) as batches:
+            async for entries in batches:
+                for entry in entries:
+                    ledger.add_entry(entry)
+                await ledger.drain()
+                figures = f"{ledger.last_add_confirmed + 1:,} entries"
+                progress.update(task, completed=ledger.length - length, figures=figures)
+        await ledger.flush()
+
+
 @command(app, "cat")
 async def cat(
     invocation: Invocation,
-    ledger_id: LedgerId,
-    first: Annotated[int, typer.Option("--from", min=0, help="The first entry.")] = 0,
+    ledger_id: NameOrId,
+    first: Annotated[
+        int | None,
+        typer.Option(
+            "--from", min=0, help="The first entry; default: the first there is.", show_default=False
+        ),
+    ] = None,
     last: Annotated[
         int | None, typer.Option("--to", min=-1, help="The last entry; default: the LAC.")
     ] = None,
@@ -168,8 +248,9 @@ async def cat(
     """
     async with (
         client_aio.connect(invocation.metadata_uri) as client,
-        client.open_ledger(ledger_id, password=password_of(password_file)) as reader,
+        client.open_ledger(name_or_id(ledger_id), password=password_of(password_file)) as reader,
     ):
+        first = reader.metadata.first_entry if first is None else first
         stop = max(reader.last_add_confirmed, first - 1) if last is None else last
         if not invocation.output.is_table:
             async with aclosing(reader.read(first, stop)) as entries:
@@ -193,8 +274,10 @@ def slices(batch: Any) -> Iterator[bytes]:
 @command(app, "tail")
 async def tail(
     invocation: Invocation,
-    ledger_id: LedgerId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the ledger is closed.")] = False,
+    ledger_id: NameOrId,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the ledger is closed, or sealed.")
+    ] = False,
     count: Annotated[int, typer.Option("--entries", "-n", min=0, help="How many of the last entries.")] = 10,
     newline: Newline = True,
     password_file: PasswordFile = None,
@@ -205,10 +288,10 @@ async def tail(
     """
     async with (
         client_aio.connect(invocation.metadata_uri) as client,
-        client.open_ledger(ledger_id, password=password_of(password_file)) as reader,
+        client.open_ledger(name_or_id(ledger_id), password=password_of(password_file)) as reader,
     ):
         last = reader.last_add_confirmed
-        first = max(last + 1 - count, 0)
+        first = max(last + 1 - count, reader.metadata.first_entry)
         source = reader.tail(from_entry=first) if follow else reader.read(first, last)
         async with aclosing(source) as entries:
             await _print_entries(invocation, entries, ending=b"\n" if newline else b"")
@@ -253,22 +336,25 @@ async def list_(
                 rows.append(row_of(await client.ledger_metadata(ledger_id)))
             except client_aio.NoSuchLedgerError:
                 continue  # deleted meanwhile
-    columns = ("ledger_id", "state", "quorums", "fragments", "last_entry", "length", "created")
+    columns = ("ledger_id", "state", "quorums", "fragments", "last_entry", "length", "created", "name")
     invocation.output.rows(rows, columns)
 
 
 @command(app, "show")
 async def show(
     invocation: Invocation,
-    ledger_id: LedgerId,
+    ledger_id: NameOrId,
     with_replicas: Annotated[
         bool, typer.Option("--replicas", help="Ask the bookies, too: entries missing, and data they lost.")
     ] = False,
 ) -> None:
-    """Show a ledger's metadata, with a drawing of its fragments. Never fences."""
+    """Show a ledger's metadata, with a drawing of its fragments. Never fences.
+
+    Of an unbounded ledger with many fragments the last ones are shown.
+    """
     async with client_aio.connect(invocation.metadata_uri) as client:
-        metadata = await client.ledger_metadata(ledger_id)
-        replicas = await client.ledger_replicas(ledger_id) if with_replicas else []
+        metadata = await client.ledger_metadata(name_or_id(ledger_id))
+        replicas = await client.ledger_replicas(metadata.ledger_id) if with_replicas else []
     text = draw(metadata)
     if with_replicas:
         text += "\n\n" + draw_replicas(metadata, replicas)
@@ -277,6 +363,7 @@ async def show(
             **row_of(metadata),
             "digest": metadata.digest,
             "term": metadata.term,
+            "first_entry": metadata.first_entry,
             "custom": {key: text_of(value).get("text", value) for key, value in metadata.custom.items()},
             "fragments": [
                 {
@@ -294,7 +381,7 @@ async def show(
 
 @command(app, "recover")
 async def recover(invocation: Invocation, ledger_id: LedgerId, password_file: PasswordFile = None) -> None:
-    """Take over a ledger: fence its writer, find its end, and close it.
+    """Take over a bounded ledger: fence its writer, find its end, and close it.
 
     A writer that is still alive gets an error. A ledger that is CLOSED is left as it is.
     """
@@ -373,25 +460,28 @@ async def repair(
 @command(app, "delete")
 async def delete(
     invocation: Invocation,
-    ledger_ids: Annotated[list[int], typer.Argument(min=0, metavar="LEDGER...", show_default=False)],
+    ledger_ids: Annotated[
+        list[str],
+        typer.Argument(metavar="LEDGER...", help="Ids, or names of unbounded ones.", show_default=False),
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
     password_file: PasswordFile = None,
 ) -> int:
     """Delete ledgers, for good. On a terminal it asks first."""
     if not yes and sys.stdin.isatty():
-        names = ", ".join(map(str, ledger_ids))
+        names = ", ".join(ledger_ids)
         typer.confirm(f"Delete {names} and every entry in it?", abort=True, err=True)
     ended, password = Exit.OK, password_of(password_file)
     async with client_aio.connect(invocation.metadata_uri) as client:
         with invocation.output.stream() as put:
             for ledger_id in ledger_ids:
                 try:
-                    await client.delete_ledger(ledger_id, password=password)
+                    await client.delete_ledger(name_or_id(ledger_id), password=password)
                 except client_aio.NoSuchLedgerError as error:
                     if len(ledger_ids) == 1:
                         raise
                     invocation.output.note(f"bookie-aio: {error}")
                     ended = Exit.NOT_FOUND
                 else:
-                    put({"deleted": ledger_id}, f"deleted {ledger_id}")
+                    put({"deleted": name_or_id(ledger_id)}, f"deleted {ledger_id}")
     return ended

@@ -41,10 +41,11 @@ def row_of(metadata: LedgerMetadata) -> dict[str, Any]:
         "ensemble_size": metadata.ensemble_size,
         "write_quorum": metadata.write_quorum,
         "ack_quorum": metadata.ack_quorum,
-        "fragments": len(metadata.fragments),
+        "fragments": len(metadata.rows),
         "last_entry": metadata.last_entry,
         "length": metadata.length,
         "created": datetime.fromtimestamp(metadata.created_ms / 1000, UTC).isoformat(timespec="seconds"),
+        "name": metadata.unbounded.name if metadata.unbounded is not None else None,
     }
 
 
@@ -63,12 +64,15 @@ def draw(metadata: LedgerMetadata) -> str:
     """
     quorums = f"E={metadata.ensemble_size} Qw={metadata.write_quorum} Qa={metadata.ack_quorum}"
     lines = [f"ledger {metadata.ledger_id}  {metadata.state.value}  {quorums}  {metadata.digest}"]
+    if metadata.unbounded is not None:
+        lines.append(f"unbounded  {metadata.unbounded.name}  term {metadata.term}".replace("    ", "  "))
     if metadata.last_entry is None:
-        lines.append("entries 0–…")
-    elif metadata.last_entry < 0:
+        lines.append(f"entries {metadata.first_entry:,}–…")
+    elif metadata.last_entry < metadata.first_entry:
         lines.append("no entries")
     else:
-        lines.append(f"entries 0–{metadata.last_entry:,}, {metadata.length or 0:,} bytes")
+        span = _range(metadata.first_entry, metadata.last_entry)
+        lines.append(f"entries {span}, {metadata.length or 0:,} bytes")
     if metadata.custom:
         lines += [f"custom {key} = {value!r}" for key, value in metadata.custom.items()]
     return "\n".join([*lines, "", *_draw_fragments(metadata)])
@@ -130,11 +134,14 @@ def _draw_fragments(metadata: LedgerMetadata) -> list[str]:
         for place in range(metadata.ensemble_size)
     ]
     lines = [f"fragment  {'entries':<{range_width}}  bookies"]
+    before = len(metadata.rows) - len(metadata.fragments)
+    if before:
+        lines.append(f"{before:,} fragments before these are in pages")
     previous: tuple[str, ...] | None = None
     for index, fragment in enumerate(metadata.fragments):
         names = "  ".join(f"{name:<{width}}" for name, width in zip(fragment.bookies, widths, strict=True))
         bar = _bar(*spans[index], metadata.last_entry)
-        lines.append(f"{index:>8}  {ranges[index]:<{range_width}}  {names}  {bar}".rstrip())
+        lines.append(f"{before + index:>8}  {ranges[index]:<{range_width}}  {names}  {bar}".rstrip())
         if previous is not None and previous != fragment.bookies:
             marks = "  ".join(
                 f"{'^' * len(name) if name != old else '':<{width}}"

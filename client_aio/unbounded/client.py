@@ -84,13 +84,8 @@ class UnboundedClient:
                 "guaranteed_write_quorum does not go with an unbounded ledger: a new writer goes on behind "
                 "entries that have reached their ack quorum only; choose ack_quorum = write_quorum instead"
             )
-        settings = LedgerSettings(
-            ensemble_size=ensemble_size,
-            write_quorum=write_quorum,
-            ack_quorum=ack_quorum,
-            digest=digest or (DIGEST_HMAC if password else DIGEST_CRC),
-            password=password,
-            custom_metadata=custom_metadata,
+        settings = settings_of(
+            ensemble_size, write_quorum, ack_quorum, digest=digest, password=password, custom=custom_metadata
         )
 
         async def open_() -> UnboundedLedgerWriter:
@@ -99,6 +94,38 @@ class UnboundedClient:
             return await take_ledger_over(self._context, ledger_id, password, fragment_bytes)
 
         return Opening(open_)
+
+    async def create_unbounded_ledger(
+        self,
+        name: str,
+        *,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        digest: str | None = None,
+        password: bytes = b"",
+        custom_metadata: Mapping[str, bytes] | None = None,
+    ) -> int:
+        """Make an unbounded ledger that nobody writes yet, and return its id.
+
+        The arguments are those of `open_unbounded_ledger`, which makes one as well. Cancelling leaves it
+        made, or not, or without its name.
+
+        Raises:
+            LedgerExistsError: there is one of that name.
+            InvalidArgumentError: an argument is wrong.
+            NotEnoughBookiesError: fewer than E bookies can be reached.
+        """
+        self._context.check_open()
+        check_name(name)
+        settings = settings_of(
+            ensemble_size, write_quorum, ack_quorum, digest=digest, password=password, custom=custom_metadata
+        )
+        ledger_id = await self._make(name, settings)
+        if password:
+            # The first term locks it at its bookies, before anybody else can.
+            await (await take_ledger_over(self._context, ledger_id, password, FRAGMENT_BYTES)).close()
+        return ledger_id
 
     def read_unbounded_ledger(
         self, name_or_id: str | int, start: int | None = 0, *, follow: bool = True, password: bytes = b""
@@ -182,6 +209,26 @@ class UnboundedClient:
             await context.ledgers.delete(metadata.ledger_id)
             raise
         return metadata.ledger_id
+
+
+def settings_of(
+    ensemble_size: int,
+    write_quorum: int,
+    ack_quorum: int,
+    *,
+    digest: str | None,
+    password: bytes,
+    custom: Mapping[str, bytes] | None,
+) -> LedgerSettings:
+    """Give the settings of an unbounded ledger; the digest is that which goes with the password."""
+    return LedgerSettings(
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        digest=digest or (DIGEST_HMAC if password else DIGEST_CRC),
+        password=password,
+        custom_metadata=custom,
+    )
 
 
 def check_name_or_id(name_or_id: str | int) -> str | int:
