@@ -2,7 +2,7 @@
 
     python -m benchmarks.fragments [--fragments 200 20000] [--rounds 20] [-o table|json]
 
-For each length a ledger is made with so many fragments of five entries each (the fragments are begun by the
+For each length a ledger is made with so many fragments of five entries each (they are begun by the
 product's own rolls), and then: opened for writing and the first entry acknowledged, read from its middle,
 trimmed to its last tenth; and the largest node of the metadata store is looked for.
 """
@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import client_aio
@@ -33,6 +34,15 @@ ENTRIES = 5
 READ_ENTRIES = 100
 
 
+@dataclass
+class Samples:
+    """Times of one ledger's rounds, in milliseconds."""
+
+    opened: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    middle: list[float] = field(default_factory=list)
+
+
 async def grow(client: client_aio.Client, name: str, fragments: int) -> int:
     """Make a ledger of so many fragments; gives its id."""
     async with client.open_unbounded_ledger(name) as ledger:
@@ -43,40 +53,53 @@ async def grow(client: client_aio.Client, name: str, fragments: int) -> int:
         return ledger.ledger_id
 
 
-async def measure(uri: str, fragments: int, rounds: int) -> dict[str, float]:
-    """Make a ledger of so many fragments, and measure; times in milliseconds."""
-    name = f"of-{fragments}"
+async def measure(uri: str, lengths: list[int], rounds: int) -> list[dict[str, float]]:
+    """Make ledgers of so many fragments, and measure them in turns; times in milliseconds."""
+    ids: dict[int, int] = {}
     async with client_aio.connect(uri) as client:
-        ledger_id = await grow(client, name, fragments)
+        for fragments in lengths:
+            ids[fragments] = await grow(client, f"of-{fragments}", fragments)
+    samples = {fragments: Samples() for fragments in lengths}
     async with client_aio.connect(uri) as client, await open_store(uri) as store:
-        await client.ledger_metadata(name)  # connected, by now
-        figures: dict[str, float] = {"fragments": fragments}
-        opened, first, middle = list[float](), list[float](), list[float]()
         for _ in range(rounds):
-            started = time.perf_counter()
-            ledger = await client.open_unbounded_ledger(name)
-            opened.append(1e3 * (time.perf_counter() - started))
-            await ledger.add_entry(b"one more")
-            first.append(1e3 * (time.perf_counter() - started))
-            await ledger.close()
-            started = time.perf_counter()
-            at = fragments * ENTRIES // 2
-            async with aclosing(client.read_unbounded_ledger(name, at)) as entries:
-                seen = [(await anext(entries)).entry_id for _ in range(READ_ENTRIES)]
-            assert seen == list(range(at, at + READ_ENTRIES))
-            middle.append(1e3 * (time.perf_counter() - started))
-        figures["open, ms"] = statistics.median(opened)
-        figures["open and first add, ms"] = statistics.median(first)
-        figures[f"read {READ_ENTRIES} from the middle, ms"] = statistics.median(middle)
-        figures["pages"] = len(await store.children(fragments_key(ledger_id)))
-        figures["largest node, bytes"] = await largest(store, ledger_id)
-        async with client.open_unbounded_ledger(name) as ledger:
-            started = time.perf_counter()
-            left = await ledger.trim(fragments * ENTRIES * 9 // 10)
-            figures["trim nine tenths, ms"] = 1e3 * (time.perf_counter() - started)
-            assert left == fragments * ENTRIES * 9 // 10
-        figures["pages left"] = len(await store.children(fragments_key(ledger_id)))
-    return figures
+            for fragments in lengths:
+                await one_round(client, fragments, samples[fragments])
+        found = []
+        for fragments in lengths:
+            pages = fragments_key(ids[fragments])
+            each = samples[fragments]
+            figures: dict[str, float] = {
+                "fragments": fragments,
+                "open, ms": statistics.median(each.opened),
+                "open and first add, ms": statistics.median(each.first),
+                f"read {READ_ENTRIES} from the middle, ms": statistics.median(each.middle),
+                "pages": len(await store.children(pages)),
+                "largest node, bytes": await largest(store, ids[fragments]),
+            }
+            async with client.open_unbounded_ledger(f"of-{fragments}") as ledger:
+                started = time.perf_counter()
+                left = await ledger.trim(fragments * ENTRIES * 9 // 10)
+                figures["trim nine tenths, ms"] = 1e3 * (time.perf_counter() - started)
+                assert left == fragments * ENTRIES * 9 // 10
+            figures["pages left"] = len(await store.children(pages))
+            found.append(figures)
+    return found
+
+
+async def one_round(client: client_aio.Client, fragments: int, samples: Samples) -> None:
+    """Open, add, leave; then read from the middle."""
+    name, at = f"of-{fragments}", fragments * ENTRIES // 2
+    started = time.perf_counter()
+    ledger = await client.open_unbounded_ledger(name)
+    samples.opened.append(1e3 * (time.perf_counter() - started))
+    await ledger.add_entry(b"one more")
+    samples.first.append(1e3 * (time.perf_counter() - started))
+    await ledger.close()
+    started = time.perf_counter()
+    async with aclosing(client.read_unbounded_ledger(name, at)) as entries:
+        seen = [(await anext(entries)).entry_id for _ in range(READ_ENTRIES)]
+    samples.middle.append(1e3 * (time.perf_counter() - started))
+    assert seen == list(range(at, at + READ_ENTRIES))
 
 
 async def largest(store: MetadataStore, ledger_id: int) -> int:
@@ -89,8 +112,8 @@ async def largest(store: MetadataStore, ledger_id: int) -> int:
 async def main(lengths: list[int], rounds: int, home: Path, show: Callable[[dict[str, float]], None]) -> None:
     """Measure each length."""
     async with Cluster(home, bookies=4) as cluster:
-        for fragments in lengths:
-            show(await measure(cluster.uri, fragments, rounds))
+        for figures in await measure(cluster.uri, lengths, rounds):
+            show(figures)
 
 
 def _show(figures: dict[str, float], as_json: bool) -> None:
