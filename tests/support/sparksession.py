@@ -42,6 +42,7 @@ def start_spark(master: str, warehouse: Path, **settings: str) -> SparkSession:
     builder = SparkSession.builder.master(master).appName("bookie-aio tests")
     defaults = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "1g",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
