@@ -21,6 +21,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -67,6 +68,12 @@ class File(Protocol):
 
     async def read(self, offset: int, size: int) -> Buffer:
         """Read `size` bytes; fewer only where the file ends."""
+
+    async def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """Read several ranges (offset, size), as `read` does, which are not in memory: with one wait."""
+
+    def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Say what will be read soon; it may be brought into memory meanwhile, or not."""
 
     async def preallocate(self, size: int) -> None:
         """Reserve blocks for the first `size` bytes and make the file that long."""
@@ -205,6 +212,23 @@ class RealFile:
             offset += len(part)
             size -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        """See `File`."""
+        return await self._disk.call(f"reading {self._path}", self._read_many, ranges)
+
+    def _read_many(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        self._will_need(ranges)  # so that the device works on all of them at once
+        return [self._read(offset, size) for offset, size in ranges]
+
+    def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `File`."""
+        self._disk.call_later(self._will_need, ranges)
+
+    def _will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
+        if hasattr(os, "posix_fadvise"):
+            for offset, size in ranges:
+                os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     async def preallocate(self, size: int) -> None:
         """See `File`."""
@@ -354,6 +378,15 @@ class RealDisk:
             raise
         except OSError as error:
             raise _typed(error, what) from error
+
+    def call_later(self, function: Callable[_P, None], /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Run in the pool what nobody waits for, and whose errors say nothing."""
+
+        def quietly() -> None:
+            with suppress(OSError):
+                function(*args, **kwargs)
+
+        self._pool.submit(quietly)
 
     async def create(self, path: str) -> RealFile:
         """See `Disk`."""

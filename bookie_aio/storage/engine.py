@@ -23,6 +23,7 @@ from bookie_aio.storage.provision import Provision, SpaceLimits
 from bookie_aio.storage.reader import ReadResult
 from bookie_aio.storage.reclaim import ReclaimConfig, Reclaimer
 from bookie_aio.storage.restart import Restart, Restarted
+from bookie_aio.storage.scrub import Scrubber, ScrubConfig
 from bookie_aio.storage.segments import Segments
 from bookie_aio.storage.tender import Tender
 from metadata.errors import (
@@ -62,6 +63,7 @@ class StorageConfig:
     places_bytes_max: int = 32 * 1024 * 1024
     """What is kept of where ledgers that were read lie: 48 bytes for each ledger in each segment."""
     reclaim: ReclaimConfig = field(default_factory=ReclaimConfig)
+    scrub: ScrubConfig = field(default_factory=ScrubConfig)
 
 
 class Engine:
@@ -96,6 +98,7 @@ class Engine:
         self._journal: Journal
         self._lookup: Lookup
         self._reclaimer: Reclaimer
+        self._scrubber: Scrubber
 
     @classmethod
     async def open(
@@ -199,6 +202,7 @@ class Engine:
         self._tender.clean_up(replayed, restarted.useless)
         if not self._provision.is_full:
             self._provision.begin()
+        self._scrubber.start()
 
     def _make_tenders(self, restarted: Restarted, on_lost_all: Callable[[], None]) -> None:
         """Make the parts that work in the background."""
@@ -227,6 +231,9 @@ class Engine:
             self._fail,
         )
         self._ledgers.on_less = self._tender.on_sealed = self._reclaimer.notice
+        self._scrubber = Scrubber(
+            self._config.scrub, self._ledgers, self._segments, self._lookup, self._tender, self._fail
+        )
 
     async def _rewrite(self, tail: list[Record]) -> None:
         """Write the tail and new marks as the first group: durable here before anything is served."""
@@ -500,6 +507,7 @@ class Engine:
                 "current_bytes": self._journal.segment.end,
             },
             "reclaimed": self._reclaimer.figures(),
+            "scrubbed": self._scrubber.figures(),
             "ledgers": {
                 "count": len(self._ledgers.states),
                 "damaged": sum(state.is_damaged for state in self._ledgers.states.values()),
@@ -520,6 +528,7 @@ class Engine:
         self.barrier(durable.set_result)
         error = await durable
         self._is_closed = True
+        await self._scrubber.close()
         await self._reclaimer.close()
         await self._provision.close()
         await self._tender.close()

@@ -74,7 +74,12 @@ class Lookup:
             try:
                 sources = await self.sources(ledger_id, low, high)
                 reader = Reader(ledger_id, sources, content_term, bytes_max)
-                return await reader.read(entry_ids, self._marking.is_damaged(ledger_id))
+                found = await reader.read(entry_ids, self._marking.is_damaged(ledger_id))
+                if reader.is_cold and found.stop is Stop.BUDGET:
+                    # A scan that reads from the device: what it will ask for next is fetched meanwhile.
+                    for segment, ranges in reader.ahead():
+                        await segment.will_need(ranges)
+                return found
             except SegmentGoneError:
                 continue
             except DamagedIndexError as error:

@@ -21,10 +21,14 @@ from metadata.ids import ENTRY_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bookie_aio.storage.segment import Segment
     from bookie_aio.storage.segments import Source
     from bookie_aio.wire.blocks import Buffer
 
-_RUNS_AT_ONCE = 64
+_RUNS_AT_ONCE = 256
+_GAP_BYTES = 4096
+_RANGE_BYTES_MAX = 256 * 1024
+_AHEAD_BYTES = 1024 * 1024
 ListedRun = tuple[int, int, int, int]
 
 
@@ -45,10 +49,15 @@ class ReadResult(NamedTuple):
 
 
 async def gather(sources: Sequence[Source], low: int, high: int, count_max: int) -> tuple[list[Found], int]:
-    """Give the runs that may hold entries from `low` on, by first entry, and up to where they are all."""
+    """Give the runs that may hold entries from `low` on, by first entry, and up to where they are all.
+
+    The sources come by their lowest entry, so that those behind the horizon are not looked into.
+    """
     found: list[Found] = []
     horizon = high
     for source in sources:
+        if source.lowest > horizon:
+            break
         runs = await source.overlapping(low, high, count_max + 1)
         if sum(run.first > low for run in runs) > count_max:
             horizon = min(horizon, runs.pop().first - 1)
@@ -72,6 +81,9 @@ class Reader:
         self._from = 0  # runs of `_found` before this one end below the entry looked for
         self._horizon = -1
         self._entry_id = 0
+        self._step = 1
+        self._fetched: dict[tuple[int, int], memoryview] = {}  # whole blocks, by segment and offset
+        self.is_cold = False  # something was not in memory
 
     def unknown(self) -> ReadResult:
         """Give what was read before a damaged block was met."""
@@ -87,7 +99,7 @@ class Reader:
         """
         if not entry_ids:
             return ReadResult([], Stop.END, min(max(0, entry_ids.start), ENTRY_ID_MAX))
-        at = 0
+        at, self._step = 0, entry_ids.step
         while at < len(entry_ids):
             entry_id = self._entry_id = entry_ids[at]
             if entry_id > self._horizon:
@@ -95,6 +107,7 @@ class Reader:
                     self._sources, entry_id, entry_ids[-1], _RUNS_AT_ONCE
                 )
                 self._from = 0
+                await self._fetch(entry_ids[at:])
             best = self._best(entry_id)
             if best is None or best.content_term < self._content_term:
                 stop = Stop.UNKNOWN if is_damaged else Stop.NO_SUCH_ENTRY
@@ -105,8 +118,59 @@ class Reader:
             taken = await self._take(best, entry_id, wanted)
             at += taken
             if taken < wanted:
+                self._entry_id = entry_ids[at]
                 return ReadResult(self._buffers, Stop.BUDGET, entry_ids[at])
         return ReadResult(self._buffers, Stop.END, min(entry_ids[-1] + entry_ids.step, ENTRY_ID_MAX))
+
+    def _next_ranges(self, entry_ids: range) -> dict[Segment, list[tuple[int, int]]]:
+        """Give where the next runs lie that are wanted whole, as many as the budget has room for."""
+        left = self._bytes_left
+        wanted: dict[Segment, list[tuple[int, int]]] = {}
+        for number in range(self._from, len(self._found)):
+            run = self._found[number].run
+            if run.first > min(self._horizon, entry_ids[-1]):
+                break
+            size = run.head_bytes + run.payload_bytes
+            if run.first >= entry_ids[0] and run.stride == entry_ids.step and size <= left:
+                left -= size
+                wanted.setdefault(self._found[number].segment, []).append((run.offset, size))
+        return wanted
+
+    async def _fetch(self, entry_ids: range) -> None:
+        """Read what is going to be wanted of the runs found, with as few calls and waits as can be.
+
+        What cannot be read is left to be read by itself, where it is known what it means.
+        """
+        self._fetched.clear()
+        for segment, blocks in self._next_ranges(entry_ids).items():
+            ranges = _joined(blocks)
+            if len(blocks) < 2:
+                continue
+            try:
+                found, is_cold = await segment.read_many(ranges)
+            except (DiskFailedError, FileNotFoundError):
+                continue
+            self.is_cold |= is_cold
+            starts = [offset for offset, _ in ranges]
+            views = [memoryview(part) for part in found]
+            for offset, size in blocks:
+                number = bisect_right(starts, offset) - 1
+                at = offset - starts[number]
+                self._fetched[segment.segment_id, offset] = views[number][at : at + size]
+
+    def ahead(self) -> list[tuple[Segment, list[tuple[int, int]]]]:
+        """Give where lies what the next read will want, if it goes on where this one ended."""
+        self._bytes_left = _AHEAD_BYTES
+        following = range(self._entry_id, self._horizon + 1, self._step)
+        if not following:
+            return []
+        return [(one, _joined(blocks)) for one, blocks in self._next_ranges(following).items()]
+
+    async def _bytes(self, found: Found, at: int, size: int) -> Buffer:
+        fetched = self._fetched.get((found.segment_id, found.run.offset))
+        if fetched is not None and len(fetched) >= at + size:
+            return fetched[at : at + size]
+        return await _read(found, at, size)
 
     def _best(self, entry_id: int) -> Found | None:
         found, best = self._found, None
@@ -149,7 +213,7 @@ class Reader:
         total = run.head_bytes + run.payload_bytes
         is_whole = start == 0 and wanted == run.entries
         if is_whole and (total <= self._bytes_left or (run.entries == 1 and not self._buffers)):
-            data = await _read(found, 0, total)
+            data = await self._bytes(found, 0, total)
             block = _parse(found, self._ledger_id, data)
             if not block.payload_is_intact():
                 raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id}: its payload")
@@ -162,7 +226,7 @@ class Reader:
 
     async def _take_part(self, found: Found, start: int, wanted: int) -> int:
         run = found.run
-        block = _parse(found, self._ledger_id, await _read(found, 0, run.head_bytes))
+        block = _parse(found, self._ledger_id, await self._bytes(found, 0, run.head_bytes))
         lengths = block.lengths[start : start + wanted]
         each = 16 + block.mac_bytes
         fixed = HEADER_BYTES + block.mac_bytes
@@ -174,7 +238,7 @@ class Reader:
             return 0
         stop = start + fitting
         begin, end = block.payload_range(start, stop)
-        payload = memoryview(await _read(found, begin, end - begin))
+        payload = memoryview(await self._bytes(found, begin, end - begin))
         ends = list(accumulate(lengths[:fitting]))
         parts = [payload[to - length : to] for to, length in zip(ends, lengths[:fitting], strict=True)]
         ids = block.entry_ids[start:stop]
@@ -188,6 +252,20 @@ class Reader:
         self._buffers += (block.cut_head(start, stop), payload)
         self._bytes_left -= sizes[fitting]
         return fitting
+
+
+def _joined(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Give the ranges to read for some blocks: neighbours are read together, with what lies between."""
+    ranges: list[tuple[int, int]] = []
+    for offset, size in sorted(blocks):
+        if ranges:
+            start, length = ranges[-1]
+            joined = offset + size - start
+            if offset - (start + length) <= _GAP_BYTES and joined <= _RANGE_BYTES_MAX:
+                ranges[-1] = (start, max(length, joined))
+                continue
+        ranges.append((offset, size))
+    return ranges
 
 
 async def _read(found: Found, at: int, size: int) -> Buffer:

@@ -18,6 +18,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from bookie_aio.storage.background import Background
 from bookie_aio.storage.format import DATA_OFFSET
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.reader import DamagedBlockError, gather, read_block
@@ -28,7 +29,6 @@ from metadata.errors import (
     CorruptRecordError,
     DiskFullError,
     NoSuchLedgerError,
-    StorageError,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.segments import Segments
     from bookie_aio.storage.tender import Tender
     from bookie_aio.storage.winners import Found
+    from metadata.errors import StorageError
 
 _RUNS_AT_ONCE = 64
 _PAGES_AT_ONCE = 16
@@ -98,10 +99,6 @@ class _Watch:
         return any(first <= entry_ids[-1] and last >= entry_ids[0] for first, last in self._noted)
 
 
-class _Closed(Exception):
-    """The engine is being closed."""
-
-
 class Reclaimer:
     """Reclaims the space of one engine, in one task at a time."""
 
@@ -124,11 +121,9 @@ class Reclaimer:
         self._lookup = lookup
         self._tender = tender
         self._provision = provision
-        self._on_failed = on_failed
+        self._background = Background(self._work, on_failed)
         self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[None] | None = None
-        self._waiting: asyncio.Future[None] | None = None
-        self._is_closed = False
+        self.close = self._background.close
         self._noticed = 0
         self._assessed: dict[int, tuple[int, int]] = {}  # live bytes, and what had been noticed by then
         self._immovable: set[int] = set()  # segments with blocks that cannot be read
@@ -142,22 +137,13 @@ class Reclaimer:
     def notice(self) -> None:
         """Look, in a while, whether something can be given up: less counts than before, or more is sealed."""
         self._noticed += 1
-        if self._task is None and not self._is_closed:
-            self._task = self._loop.create_task(self._work())
+        self._background.start()
 
     def go_on(self) -> None:
         """Begin again where it stopped for want of space."""
         if self._is_stopped:
             self._is_stopped = False
             self.notice()
-
-    async def close(self) -> None:
-        """Stop after the step under way."""
-        self._is_closed = True
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
-        if self._task is not None:
-            await asyncio.wait([self._task])
 
     def figures(self) -> dict[str, object]:
         """Give the figures that `bookie info` shows."""
@@ -174,7 +160,7 @@ class Reclaimer:
         seen, pause_s = -1, self._config.pause_s
         try:
             while seen != self._noticed:
-                await self._pause(pause_s)
+                await self._background.pause(pause_s)
                 seen, started = self._noticed, self._loop.time()
                 await self._look()
                 # A store of many segments is looked through less often.
@@ -182,32 +168,8 @@ class Reclaimer:
                 pause_s = max(self._config.pause_s, took * 4 / self._config.loop_share)
                 while (segment := self._worst()) is not None:
                     await self._compact(segment)
-        except _Closed:
-            return
         except DiskFullError:
             self._is_stopped = True
-        except StorageError as error:
-            self._on_failed(error)
-        finally:
-            self._task = None
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait; raises when the engine is being closed."""
-        if not self._is_closed and seconds > 0:
-            self._waiting = self._loop.create_future()
-            timer = self._loop.call_later(seconds, self._wake, self._waiting)
-            try:
-                await self._waiting
-            finally:
-                timer.cancel()
-                self._waiting = None
-        if self._is_closed:
-            raise _Closed
-
-    @staticmethod
-    def _wake(waiting: asyncio.Future[None]) -> None:
-        if not waiting.done():
-            waiting.set_result(None)
 
     async def _look(self) -> None:
         """Assess every sealed segment, and give up the dead ones."""
@@ -242,8 +204,7 @@ class Reclaimer:
                 live += size
             pages += 1
             if pages % _PAGES_AT_ONCE == 0:
-                await self._pause(0)
-                await asyncio.sleep(0)
+                await self._background.pause(0)
         return live
 
     async def _give_up(self, segment: Segment, *, is_dead: bool = False) -> None:
@@ -354,6 +315,6 @@ class Reclaimer:
         self._owed_s += max(size / config.bytes_per_s, took_s / config.loop_share)
         if self._owed_s >= _STEP_S:
             owed_s, self._owed_s = self._owed_s, 0.0
-            await self._pause(owed_s)
+            await self._background.pause(owed_s)
         if self._bytes_pending > _BYTES_PENDING_MAX:
             await when_durable(self._appending.barrier)

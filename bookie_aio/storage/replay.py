@@ -18,13 +18,15 @@ the sealed index. Then:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.storage import format as form
 from bookie_aio.storage.index import MemoryIndex, Runs, pack_run
 from metadata.errors import DiskFailedError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from bookie_aio.storage.disk import File
     from bookie_aio.wire.blocks import LacStatement
 
@@ -210,6 +212,29 @@ class _Walk:
         if header is None:
             return False
         return form.parse_group_rows(header, await self._window.view(offset, header.head_bytes)) is not None
+
+
+class Gap(NamedTuple):
+    """Where no group could be read."""
+
+    start: int
+    end: int
+
+
+async def walk_groups(file: File, header: form.SegmentHeader, end: int) -> AsyncIterator[Group | Gap]:
+    """Give the groups of a sealed segment, which ends at `end`, and the gaps between them."""
+    walk = _Walk(file, header, end, [(form.DATA_OFFSET, end)])
+    offset, number = form.DATA_OFFSET, 0
+    while offset < end:
+        group = await walk.following(offset, number)
+        if group is None:
+            at = await walk.next_group(offset)
+            yield Gap(offset, end if at is None else at)
+            group = await walk.group_at(at) if at is not None else None
+            if group is None:
+                return
+        yield group
+        offset, number = group.header.end, group.header.number + 1
 
 
 async def replay_segment(

@@ -199,6 +199,33 @@ class Segment:
         finally:
             self.shelf.give_back(self.path)
 
+    async def read_many(self, ranges: list[tuple[int, int]]) -> tuple[list[Buffer], bool]:
+        """Read several ranges (offset, size) as `read` does, waiting once for all that is not in memory.
+
+        Tells whether something was not. Raises:
+            FileNotFoundError: it has been given up meanwhile.
+        """
+        file = await self.shelf.borrow(self.path)
+        try:
+            found: list[Buffer] = []
+            for offset, size in ranges:
+                data = file.read_nowait(offset, size)
+                if data is None:
+                    return found + await file.read_many(ranges[len(found) :]), True
+                found.append(data)
+            return found, False
+        finally:
+            self.shelf.give_back(self.path)
+
+    async def will_need(self, ranges: list[tuple[int, int]]) -> None:
+        """Have it brought into memory if there is time; errors say nothing."""
+        try:
+            file = await self.shelf.borrow(self.path)
+        except FileNotFoundError:
+            return
+        file.will_need(ranges)
+        self.shelf.give_back(self.path)
+
     def rest(self) -> None:
         """Let its file be closed while nobody reads from it."""
         if self.file is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right, insort
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.storage.cache import Cache
@@ -42,6 +43,7 @@ class SegmentGoneError(CorruptRecordError):
 class Source(NamedTuple):
     """A segment that may hold entries of a ledger: its runs in memory, or where they are in the index."""
 
+    lowest: int  # no run begins below
     segment: Segment
     runs: Runs | None
     sealed: SealedIndex | None = None
@@ -69,6 +71,9 @@ class Source(NamedTuple):
             if self.segment.is_gone:
                 raise SegmentGoneError(str(error)) from error
             raise DamagedIndexError(self.segment, error) from error
+
+
+_lowest = attrgetter("lowest")
 
 
 class _Known:
@@ -163,6 +168,8 @@ class Segments:
     async def find(self, ledger_id: int, since: int, low: int, high: int) -> list[Source]:
         """Give where entries of the ledger from `low` to `high` may lie, in segments from `since` on.
 
+        They come by their lowest entry, since a ledger that grew for long lies in many.
+
         Raises:
             DamagedIndexError: rebuild the index, and look again.
         """
@@ -177,14 +184,19 @@ class Segments:
                 gone += 1
             elif places[at] >= since:
                 sealed = segment.sealed
-                found.append(Source(segment, None, sealed, places[at + 1], places[at + 2], places[at + 5]))
+                found.append(
+                    Source(
+                        places[at + 3], segment, None, sealed, places[at + 1], places[at + 2], places[at + 5]
+                    )
+                )
         if gone * _FIELDS * 2 > len(places):
             self._places.drop(ledger_id)
         for segment in self.in_memory.values():
             assert segment.index is not None
             runs = segment.index.ledgers.get(ledger_id)
             if runs is not None and segment.segment_id >= since:
-                found.append(Source(segment, runs))
+                found.append(Source(runs.firsts[0], segment, runs))
+        found.sort(key=_lowest)
         return found
 
     async def _known(self, ledger_id: int, since: int) -> _Known:

@@ -9,7 +9,7 @@ import random
 import shutil
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage.disk import RealDisk, RealFile
+from bookie_aio.storage.disk import RealDisk, RealFile, Space
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.storage.provision import SpaceLimits
 from bookie_aio.storage.reclaim import ReclaimConfig
@@ -70,6 +70,7 @@ class Store:
         indexed: list[Collection[int]] = []
         failures: list[StorageError] = []
         writable: list[bool] = []
+        warnings: list[str] = []
         try:
             engine = await Engine.open(
                 disk,
@@ -79,17 +80,20 @@ class Store:
                 on_indexed=indexed.append,
                 on_failed=failures.append,
                 on_writable=writable.append,
+                on_warning=warnings.append,
             )
         except BaseException:
             disk.close()
             raise
         store = cls(engine, disk, path)
         store.indexed, store.failures, store.writable = indexed, failures, writable
+        store.warnings = warnings
         return store
 
     indexed: list[Collection[int]]
     failures: list[StorageError]
     writable: list[bool]
+    warnings: list[str]
 
     async def wait(self, accept: Callable[[Callable[[StorageError | None], None]], None]) -> None:
         """Call `accept` with a `Done`, wait for it, and raise what it is given."""
@@ -117,7 +121,7 @@ class Store:
             tasks = [*self.engine._tender._tasks]
             tasks += [
                 task
-                for task in (self.engine._provision._task, self.engine._reclaimer._task)
+                for task in (self.engine._provision._task, self.engine._reclaimer._background.task)
                 if task is not None
             ]
             if not tasks:
@@ -228,7 +232,11 @@ class FaultyDisk(RealDisk):
         self.fail_sync_of = ""  # syncs of files whose path ends so fail
         self.is_full = False
         self.full_directory = ""  # where nothing can be preallocated
+        self.free: int | None = None  # bytes left, if it is the test that says so
         self.on_step: Callable[[str, str], None] = lambda what, path: None  # after anything that lasts
+
+    def space(self, path: str) -> Space:
+        return super().space(path) if self.free is None else Space(self.free, 1 << 40)
 
     async def create(self, path: str) -> RealFile:
         file = await super().create(path)

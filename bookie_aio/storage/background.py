@@ -1,0 +1,83 @@
+"""Work in the background: one task that goes in small steps, and stops between two of them.
+
+Owns the task and its pauses. A step is never cut off in the middle, so that what it does to the disk is
+always one of the things that a crash can leave, and no more of them than necessary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from metadata.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+class ClosedError(Exception):
+    """The engine is being closed: end the work."""
+
+
+class Background:
+    """One kind of work, at most one task at a time."""
+
+    def __init__(
+        self, work: Callable[[], Awaitable[None]], on_failed: Callable[[StorageError], None]
+    ) -> None:
+        """Take the work, which calls `pause` now and then; an error of the disk is passed on."""
+        self._work = work
+        self._on_failed = on_failed
+        self._waiting: list[asyncio.Future[None]] = []
+        self._is_closed = False
+        self.task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, unless it is under way."""
+        if self.task is None and not self._is_closed:
+            self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            await self._work()
+        except ClosedError:
+            return
+        except StorageError as error:
+            self._on_failed(error)
+        finally:
+            self.task = None
+
+    async def pause(self, seconds: float) -> None:
+        """Let others go on for so long.
+
+        Raises:
+            ClosedError: there is no more time.
+        """
+        if not self._is_closed:
+            if seconds > 0:
+                loop = asyncio.get_running_loop()
+                waiting: asyncio.Future[None] = loop.create_future()
+                self._waiting.append(waiting)
+                timer = loop.call_later(seconds, _wake, waiting)
+                try:
+                    await waiting
+                finally:
+                    timer.cancel()
+                    self._waiting.remove(waiting)
+            else:
+                await asyncio.sleep(0)
+        if self._is_closed:
+            raise ClosedError
+
+    async def close(self) -> None:
+        """Stop after the step under way."""
+        self._is_closed = True
+        for waiting in self._waiting:
+            _wake(waiting)
+        if self.task is not None:
+            await asyncio.wait([self.task])
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)

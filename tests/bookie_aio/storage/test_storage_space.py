@@ -1,0 +1,144 @@
+"""Space that gets tight: a warning, then read-only with fences and recovery going on, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie_aio.wire.messages import Stop
+from metadata.errors import DiskFullError
+from tests.support.storage import SMALL, FaultyDisk, Store, make_block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 1024 * 1024
+GUARDED = replace(
+    SMALL, space=replace(SMALL.space, floor_free_bytes=10 * MIB, warn_free_bytes=20 * MIB, spare_bytes_max=0)
+)
+
+
+async def fill(store: Store, ledger_id: int) -> None:
+    """Add until there is no space."""
+    for entry in range(1000):
+        await store.add(make_block(ledger_id, entry, [os.urandom(5000)]))
+
+
+class Gauge:
+    """The disk's free space, as the test says, and who hears of it."""
+
+    def __init__(self, disk: FaultyDisk) -> None:
+        self.disk = disk
+        disk.free = 1000 * MIB
+        self.changed = asyncio.Event()
+
+    def watch(self, store: Store) -> None:
+        engine = store.engine
+        engine._provision._on_writable = lambda is_: (store.writable.append(is_), self.changed.set())
+        engine._provision._on_warning = lambda text: (store.warnings.append(text), self.changed.set())
+
+    async def set(self, free: int) -> None:
+        self.changed.clear()
+        self.disk.free = free
+        await asyncio.wait_for(self.changed.wait(), 10)
+
+
+async def test_below_the_floor_adds_are_refused_and_recovery_goes_on(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    gauge = Gauge(disk)
+    store = await Store.open(tmp_path / "b1", GUARDED, disk)
+    gauge.watch(store)
+    await store.add(make_block(1, 0, [b"x" * 5000]))
+    await gauge.set(19 * MIB)
+    assert (len(store.warnings), store.writable) == (1, [])
+    await store.add(make_block(1, 1, [b"x" * 5000]))
+    await gauge.set(9 * MIB)
+    assert store.writable == [False]
+    assert not store.engine.is_writable
+    with pytest.raises(DiskFullError, match="ordinary adds"):
+        await store.add(make_block(1, 2, [b"x" * 5000]))
+    await store.fence(1, 7)
+    for entry in range(2, 60):  # far more than the current segment and the reserve hold
+        await store.add(make_block(1, entry, [b"x" * 5000]), from_reserve=True)
+    assert (await store.read(1, 0, 59))[1] is Stop.END
+    assert not store.failures
+    await gauge.set(1000 * MIB)
+    assert store.writable == [False, True]
+    await store.add(make_block(1, 60, [b"x" * 5000]))
+    await gauge.set(15 * MIB)
+    assert len(store.warnings) == 2
+    await store.close()
+
+
+async def test_a_start_below_the_floor_is_read_only(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1", GUARDED)
+    await store.add(make_block(1, 0, [b"x"]))
+    await store.close()
+    disk = FaultyDisk()
+    disk.free = 1 * MIB
+    again = await Store.open(tmp_path / "b1", GUARDED, disk)
+    assert again.writable == [False]
+    assert await again.read(1, 0, 0) == ({0: b"x"}, Stop.END, 1)
+    await again.close()
+
+
+async def test_what_is_deleted_below_the_floor_makes_the_bookie_writable_again(tmp_path: Path) -> None:
+    config = replace(GUARDED, space=replace(GUARDED.space, spare_bytes_max=4 * 64 * 1024))
+    disk = FaultyDisk()
+    gauge = Gauge(disk)
+    store = await Store.open(tmp_path / "b1", config, disk)
+    gauge.watch(store)
+    for entry in range(60):
+        await store.add(make_block(1, entry, [b"x" * 5000]))
+    await store.settled()
+    await gauge.set(9 * MIB)
+    gauge.changed.clear()
+    await store.wait(lambda done: store.engine.append_tombstone(1, done))
+    await asyncio.wait_for(gauge.changed.wait(), 10)  # spare files take no more space
+    assert store.writable == [False, True]
+    for entry in range(20):
+        await store.add(make_block(2, entry, [b"x" * 5000]))
+    await store.close()
+
+
+@pytest.fixture
+def tmpfs(tmp_path: Path) -> Iterator[Path]:
+    """Give a file system of 1 MiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a file system is not allowed here")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+async def test_a_real_file_system_that_is_full(tmpfs: Path) -> None:
+    store = await Store.open(tmpfs / "b1")
+    with pytest.raises(DiskFullError):
+        await fill(store, 1)
+    acknowledged = store.engine.last_entry(1) + 1
+    assert acknowledged > 50
+    assert not store.engine.is_writable
+    assert not store.failures
+    await store.fence(1, 5)
+    await store.add(make_block(1, acknowledged, [b"recovered"]), from_reserve=True)
+    assert (await store.read(1, 0, acknowledged))[1] is Stop.END
+    back = asyncio.Event()
+    store.engine._provision._on_writable = lambda is_: back.set()
+    await store.wait(lambda done: store.engine.append_tombstone(1, done))
+    await asyncio.wait_for(back.wait(), 10)  # what was deleted has made room
+    await store.add(make_block(2, 0, [b"goes on"]))
+    await store.close()
+    again = await Store.open(tmpfs / "b1")
+    assert await again.read(2, 0, 0) == ({0: b"goes on"}, Stop.END, 1)
+    assert again.engine.is_deleted(1)
+    await again.close()
