@@ -388,6 +388,14 @@ class SimFile:
             found = bytes(self.inode.data[offset : offset + size])
         return found
 
+    async def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """See `File`."""
+        await self._disk.work()
+        return [bytes(self.inode.data[offset : offset + size]) for offset, size in ranges]
+
+    def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """See `File`: nothing is gained by it here."""
+
     async def preallocate(self, size: int) -> None:
         """See `File`."""
         await self._disk.work()
