@@ -143,6 +143,10 @@ class LogCursor:
         index = bisect_left(self._rows, row.id + 1, key=lambda each: each.id)
         return self._rows[index] if index < len(self._rows) else None
 
+    def enter(self, step: Step) -> None:
+        """Note that the row is read from now on."""
+        self.at = Position(step.row.id, step.first_entry)
+
     def given(self, row: LogRow, last_entry: int) -> None:
         """Note that a row's records up to an entry have been given."""
         self.at = Position(row.id, last_entry + 1)

@@ -95,6 +95,7 @@ class LogReading:
                     return
                 if end is not None and step.row.id > end:
                     return
+                cursor.enter(step)
                 async with contextlib.aclosing(self._row(cursor, step)) as batches:
                     async for batch in batches:
                         cursor.given(step.row, batch.last_entry_id)

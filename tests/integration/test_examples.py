@@ -78,3 +78,18 @@ async def test_demo_says_when_a_file_is_too_short(tmp_path: Path) -> None:
     file.touch()
     await run_example(tmp_path, "demo", "--file", str(file), code=1)
     assert "too short" in (tmp_path / "demo.log").read_text()
+
+
+async def test_key_value_store_fails_over_and_loses_no_acknowledged_write(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    printed = await run_example(tmp_path, "kv_store", cluster.uri, "--rounds", "2")
+    assert "EQUAL: all 702 keys have the last value acknowledged" in printed
+    assert printed.count("ms detection") == 2
+
+
+async def test_consumers_go_on_at_their_saved_positions(cluster: Cluster, tmp_path: Path) -> None:
+    printed = await run_example(tmp_path, "log_consumer", cluster.uri, "--records", "1000")
+    assert "EQUAL: both have seen every record once" in printed
+    assert printed.count("1,000 records") == 2
+    assert "killed consumer 2" in printed

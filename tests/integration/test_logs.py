@@ -190,6 +190,20 @@ async def test_a_reader_follows_over_takeovers(client: Client) -> None:
     assert [record.position for record in found] == sorted({record.position for record in found})
 
 
+async def test_empty_ledgers_anywhere_in_a_log_are_read_over(client: Client) -> None:
+    async with asyncio.timeout(20):
+        for count in range(3):
+            async with client.open_log("a"):
+                assert await contents(client) == []  # the last one is empty, and open
+            assert await contents(client) == [], count
+        async with client.open_log("a") as log:
+            await log.append(b"1")
+        for _ in range(2):
+            await (await client.open_log("a")).abort()
+            assert await contents(client) == [b"1"]
+        assert [record.data async for record in client.read_log("a", "end")] == []
+
+
 async def test_a_log_may_be_read_from_its_end_and_from_a_time(client: Client) -> None:
     async with client.open_log("a") as log:
         await log.append(b"1")
