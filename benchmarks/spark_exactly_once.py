@@ -3,8 +3,8 @@
     python -m benchmarks.spark_exactly_once [--rows 2000000] [--fail 0.2] [--local]
 
 A standalone cluster of one master and two workers, four bookies, a real ZooKeeper (--local: local[2] and the
-embedded store). Every attempt of a task fails with the given probability at a random place, some first
-attempts crawl so that Spark starts a second one beside them, and one bookie is killed under way. What is read
+embedded store). Every attempt of a task fails with the given probability at a random place, the last
+task's first attempt crawls so that Spark starts a second one beside it, and one bookie is killed under way. What is read
 back must be the same multiset of rows, and after the sweep no ledger may be left over.
 """
 
@@ -35,7 +35,7 @@ LOG = "exactly-once"
 
 
 def misbehave(
-    fail: float, crawl: int, seed: int
+    fail: float, last: int, seed: int
 ) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """Give what a task does to its rows: hand them on, crawl or fail."""
 
@@ -46,14 +46,14 @@ def misbehave(
         assert task is not None
         chance = random.Random(f"{seed}-{task.partitionId()}-{task.attemptNumber()}")
         fails_after = chance.randrange(3) if chance.random() < fail else None
-        crawls = task.attemptNumber() == 0 and task.partitionId() % crawl == 0
+        crawls = task.attemptNumber() == 0 and task.partitionId() == last
         number = -1
         for number, batch in enumerate(batches):
             if number == fails_after:
                 raise RuntimeError("this attempt was made to fail")
             yield batch
             if crawls:
-                time.sleep(2)
+                time.sleep(5)
         if fails_after is not None and number < fails_after:
             raise RuntimeError("this attempt was made to fail behind its last row")
 
@@ -140,7 +140,9 @@ def check(spark: SparkSession, bookies: Bookies, arguments: argparse.Namespace) 
     from client_aio.spark import sweep_orphans
 
     frame = rows_of(spark, arguments.rows, arguments.partitions)
-    faulty = frame.mapInArrow(misbehave(arguments.fail, 10, arguments.seed), "value binary")
+    faulty = frame.mapInArrow(
+        misbehave(arguments.fail, arguments.partitions - 1, arguments.seed), "value binary"
+    )
     killing = kill_later(bookies, arguments.kill_after)
     start = time.perf_counter()
     write(faulty, bookies.uri, log=LOG, encoding=arguments.encoding)
