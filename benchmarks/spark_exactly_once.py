@@ -4,8 +4,8 @@
 
 A standalone cluster of one master and two workers, four bookies, a real ZooKeeper (--local: local[2] and the
 embedded store). Every attempt of a task fails with the given probability at a random place, the last
-task's first attempt crawls so that Spark starts a second one beside it, and one bookie is killed under way. What is read
-back must be the same multiset of rows, and after the sweep no ledger may be left over.
+task's first attempt crawls so that Spark starts a second one beside it, and one bookie is killed. What is
+read back must be the same multiset of rows, and after the sweep no ledger may be left over.
 """
 
 from __future__ import annotations
