@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.sim import profiles_unbounded
 from tests.sim.profiles import PROFILES, draw_plan
 from tests.sim.simulation import run_plan
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parent.parent.parent
+FURTHER = (profiles_unbounded,)
+"""Modules that enter profiles of their own into the table."""
 
 
 @dataclass
