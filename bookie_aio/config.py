@@ -31,17 +31,25 @@ class Limits:
     frame_bytes_max: int = FRAME_BYTES_MAX
     entry_bytes_max: int = 4 * MIB
 
-    bytes_pending_max: int = 256 * MIB
+    bytes_pending_max: int = 64 * MIB
     """Adds accepted and not yet durable, over all connections. Above it no connection is read."""
-    connection_bytes_pending_max: int = 32 * MIB
-    """The same for one connection. One frame may overshoot each of the two."""
+    connection_bytes_pending_max: int = 8 * MIB
+    """The same for one connection. One frame may overshoot each of the two.
+
+    What is pending is written first come, first served, so this is also how long the adds of others may
+    wait for one connection that sends all it can: two large groups.
+    """
+    connection_frames_per_turn: int = 256
+    """Frames of one connection that are handled before all others get their turn."""
 
     read_bytes_max: int = 4 * MIB
     """Blocks in one answer to a READ; a request's own budget may be lower, never higher."""
-    reads_bytes_max: int = 256 * MIB
+    reads_bytes_max: int = 64 * MIB
     """Answers to READs that are being computed or wait for a slow reader, over all connections."""
+    reads_max: int = 64
+    """READs that are being computed, over all connections: so much work stands between two adds at most."""
     connection_reads_max: int = 32
-    connection_reads_bytes_max: int = 16 * MIB
+    connection_reads_bytes_max: int = 8 * MIB
     connection_polls_max: int = 4096
     """Long polls waiting on one connection; above it TOO_MANY_REQUESTS."""
 
@@ -53,6 +61,8 @@ class Limits:
     """A frame is complete within this time of its first byte, or its connection is closed."""
     write_stall_timeout_s: float = 60.0
     """A peer that takes no byte of its answers for this long is disconnected."""
+    contended_stall_timeout_s: float = 2.0
+    """The same while other connections wait for the room that its answers take up."""
     shutdown_timeout_s: float = 5.0
     """How long a clean shutdown waits for peers to take their last answers."""
 

@@ -240,6 +240,7 @@ class Bookie:
             "connections_waiting": self._flow.waiting,
             "bytes_pending": self._flow.adds.used,
             "reads_bytes": self._flow.reads.used,
+            "reads_running": self._flow.running.used,
             "polls_waiting": self._requests.polls_waiting,
             "ledgers_dropped": self._deletions.dropped,
             "ledgers_forgotten": self._deletions.forgotten,

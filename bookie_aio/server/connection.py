@@ -4,8 +4,9 @@ Owns the handshake, the deadlines, and back-pressure both ways. Does not know wh
 
 Back-pressure. No frame is handled, and no byte read, while the connection is *blocked*: because what it
 has on its way to the disk is above its limit, because too many of its reads are being computed, because it
-does not take its answers, or because what all connections share is used up (`flow`). Frames that
-have arrived stay in the receive buffer, in order, until it is free again.
+does not take its answers, because what all connections share is used up (`flow`), or because it had its
+turn and others are to have theirs. Frames that have arrived stay in the receive buffer, in order, until it is
+free again.
 
 Invariants
 - A bad frame closes this connection, with a reason in the log, and touches nothing else.
@@ -132,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
         now = self._loop.time()
         self._stalled_since = now
         self._stalled_bytes = self._buffered_bytes()
-        self._arm(now + self._limits.write_stall_timeout_s)
+        self._arm(now + min(self._stall_timeout_s, self._limits.contended_stall_timeout_s))
 
     def resume_writing(self) -> None:
         self._stalled_since = None
@@ -147,6 +148,7 @@ class Connection(asyncio.BufferedProtocol):
             self._block()
             return
         self._is_processing = True
+        frames_left = self._limits.connection_frames_per_turn
         try:
             while (frame := self._parser.next_packed()) is not None:
                 self._frame_since = None
@@ -158,6 +160,11 @@ class Connection(asyncio.BufferedProtocol):
                     return
                 if self._must_block():
                     self._block()
+                    return
+                frames_left -= 1
+                if not frames_left:  # the rest when all others have had their turn
+                    self._block()
+                    self._loop.call_soon(self.room_again)
                     return
         except ProtocolError as error:
             self.fail(self._reason(error))
@@ -188,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
         ):
             return True
         if self._deferred:
-            self._flow.reads.wait(self)
+            self._flow.wait_for_reads(self)
             return True
         if self._flow.adds.is_exhausted:
             self._flow.adds.wait(self)
@@ -206,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
         """Go on with the frames that wait, if nothing blocks the connection any more."""
         if not self._is_blocked or self._is_closing or self._is_processing:
             return
-        while self._deferred and not self._flow.reads.is_exhausted:
+        while self._deferred and self._flow.has_room_for_reads:
             self._start_read(*self._deferred.popleft())
         if self._must_block():
             return
@@ -241,19 +248,21 @@ class Connection(asyncio.BufferedProtocol):
         Until then `bytes_max` is counted for it, from then on that size, until the peer takes it. It starts
         later when the budget of all connections is used up; this one is blocked until then.
         """
-        if self._deferred or self._flow.reads.is_exhausted:
+        if self._deferred or not self._flow.has_room_for_reads:
             self._deferred.append((read, bytes_max))
         else:
             self._start_read(read, bytes_max)
 
     def _start_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
         self._count_reads(bytes_max)
+        self._flow.running.count(1)
         task: asyncio.Task[int] = self._loop.create_task(read())
         self._reads.add(task)
         task.add_done_callback(lambda task: self._read_done(task, bytes_max))
 
     def _read_done(self, task: asyncio.Task[int], bytes_max: int) -> None:
         self._reads.discard(task)
+        self._flow.running.count(-1)
         size = 0
         if not task.cancelled():
             error = task.exception()
@@ -279,6 +288,11 @@ class Connection(asyncio.BufferedProtocol):
             self._count_reads(-count)
 
     # --- answers out ---------------------------------------------------------------------------
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Give the size of the receive buffer; an idle connection has none."""
+        return self._parser.buffer_bytes
 
     @property
     def is_open(self) -> bool:
@@ -345,6 +359,13 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- deadlines -----------------------------------------------------------------------------
 
+    @property
+    def _stall_timeout_s(self) -> float:
+        limits = self._limits
+        if self._reads_bytes and self._flow.reads.waiting:
+            return min(limits.contended_stall_timeout_s, limits.write_stall_timeout_s)
+        return limits.write_stall_timeout_s
+
     def _arm(self, at: float) -> None:
         if self._timer is not None:
             if self._timer_at <= at:
@@ -367,13 +388,16 @@ class Connection(asyncio.BufferedProtocol):
             reason = f"a frame was not complete within {limits.frame_progress_timeout_s:g} s"
             deadlines.append((self._frame_since + limits.frame_progress_timeout_s, reason))
         if self._stalled_since is not None:
-            reason = f"the peer took no answer for {limits.write_stall_timeout_s:g} s"
-            deadlines.append((self._stalled_since + limits.write_stall_timeout_s, reason))
+            timeout_s = self._stall_timeout_s
+            reason = f"the peer took no answer for {timeout_s:g} s"
+            deadlines.append((self._stalled_since + timeout_s, reason))
         if not deadlines:
             return
         at, reason = min(deadlines)
         if at > now:
-            self._arm(at)
+            # Whether others wait for what a slow peer holds is seen by looking again.
+            again = limits.contended_stall_timeout_s
+            self._arm(at if self._stalled_since is None else min(at, now + again))
             return
         self._log_closed(reason)
         self.abort()

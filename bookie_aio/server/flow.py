@@ -1,7 +1,8 @@
 """What all connections of a bookie share: the totals that bound its memory, and whose turn is next.
 
 Owns the sums over all connections and the queues of connections that wait for room under them: one for adds
-on their way to the disk, one for answers to reads, so that slow readers keep no writer waiting. Each
+on their way to the disk, one for answers to reads, so that slow readers keep no writer waiting, and one for
+reads being computed, so that a storm of them leaves the adds their turns. Each
 connection keeps its own sums (`bookie_aio.server.connection`).
 
 Invariant: a connection that waits is woken, in the order in which it came, as soon as there is room; it
@@ -26,7 +27,7 @@ class Waiting(Protocol):
 
 
 class Budget:
-    """A number of bytes that connections share."""
+    """A number, of bytes or of reads, that connections share."""
 
     __slots__ = ("_bytes_max", "_is_waking", "_loop", "_waiting", "used")
 
@@ -77,18 +78,29 @@ class Budget:
 class Flow:
     """The budgets of a bookie."""
 
-    __slots__ = ("adds", "reads")
+    __slots__ = ("adds", "reads", "running")
 
     def __init__(self, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
         self.adds = Budget(limits.bytes_pending_max, loop)
-        self.reads = Budget(limits.reads_bytes_max, loop)
+        self.reads = Budget(limits.reads_bytes_max, loop)  # bytes of answers
+        self.running = Budget(limits.reads_max, loop)  # reads that are being computed
 
     @property
     def waiting(self) -> int:
         """Give the number of connections that wait."""
-        return self.adds.waiting + self.reads.waiting
+        return self.adds.waiting + self.reads.waiting + self.running.waiting
+
+    @property
+    def has_room_for_reads(self) -> bool:
+        """Tell whether another read may begin."""
+        return not self.reads.is_exhausted and not self.running.is_exhausted
+
+    def wait_for_reads(self, waiting: Waiting) -> None:
+        """Queue up for what is used up."""
+        (self.reads if self.reads.is_exhausted else self.running).wait(waiting)
 
     def forget(self, waiting: Waiting) -> None:
         """Leave all queues."""
         self.adds.forget(waiting)
         self.reads.forget(waiting)
+        self.running.forget(waiting)

@@ -34,6 +34,7 @@ _BUFFER_BYTES_MIN = 16 * 1024
 _BUFFER_BYTES_MAX = 4 * 1024 * 1024
 _SHRINK_BELOW = 8  # a buffer that no single read filled to an eighth is followed by one of half the size
 _ROOM_MIN = 4 * 1024
+_NO_BUFFER = memoryview(bytearray(0))
 
 Header = list[object]
 
@@ -113,7 +114,12 @@ class FrameParser:
         self.frame_bytes_max = frame_bytes_max
         self._next_bytes = _BUFFER_BYTES_MIN
         self._parsed = self._filled = self._largest_read = 0
-        self._view = memoryview(bytearray(_BUFFER_BYTES_MIN))
+        self._view = _NO_BUFFER
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Give the size of the buffer that is held."""
+        return len(self._view)
 
     @property
     def is_mid_frame(self) -> bool:
@@ -179,6 +185,10 @@ class FrameParser:
         if held >= 4:
             # A peer that speaks another protocol may wait for our answer after very few bytes.
             self._check_length(int.from_bytes(view[at : at + 4], "big"))
+        elif not held and self._next_bytes == _BUFFER_BYTES_MIN:
+            # Idle ones hold no buffer: ten thousand may be connected. Those in use have larger ones.
+            self._view = _NO_BUFFER
+            self._parsed = self._filled = self._largest_read = 0
         return None
 
     def take_short(self, form: ShortForm) -> list[int]:
@@ -197,7 +207,7 @@ class FrameParser:
 
     def _renew(self) -> None:
         """Begin a new buffer with what is not yet parsed; the old one is left to the views of it."""
-        if self._largest_read * _SHRINK_BELOW < len(self._view):
+        if self._view and self._largest_read * _SHRINK_BELOW < len(self._view):
             self._next_bytes = max(self._next_bytes // 2, _BUFFER_BYTES_MIN)
         rest = self._view[self._parsed : self._filled]
         want = 2 * len(rest)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.config import Limits
 from bookie_aio.server.flow import Budget
-from bookie_aio.wire.messages import NO_TERM, Ping, Read, Status
+from bookie_aio.wire.messages import NO_TERM, Ping, Read, ReadLac, Status
 from tests.support.rawclient import WAIT_S
 
 if TYPE_CHECKING:
@@ -153,6 +153,98 @@ async def test_readers_share_a_budget_that_keeps_no_writer_waiting(bookies: Book
     assert sum(not isinstance(answer, BaseException) for answer in answers) >= 60
     await until_steady(bookie, "reads_bytes", 0)
     assert figure(bookie, "reads_bytes") == figure(bookie, "connections_waiting") == 0
+
+
+async def test_a_slow_reader_gives_way_once_others_wait_for_the_room_it_takes_up(
+    bookies: Bookies, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bookie_aio")
+    bookie = await bookies.start(limits=Limits(reads_bytes_max=8 * MIB, contended_stall_timeout_s=0.2))
+    writer, slow = await bookies.connect(bookie), await bookies.connect(bookie)
+    await writer.add(7, 0, [bytes(MIB)])
+    slow.stop_listening()
+    for _ in range(40):
+        slow.send(Read(7, NO_TERM, 0, 0, 0, 1, MIB))
+    assert await until_steady(bookie, "reads_bytes", 8 * MIB) >= 8 * MIB
+    # Alone, it may take its time: nobody misses the room.
+    await asyncio.sleep(0.5)
+    assert figure(bookie, "connections") == 2
+    answer = await writer.call(Read(7, NO_TERM, 0, 0, 0, 1, MIB))
+    assert len(answer.entries) == 1
+    assert figure(bookie, "connections") == 1
+    assert any("took no answer for 0.2 s" in str(vars(one).get("bookie_fields")) for one in caplog.records)
+    await until_steady(bookie, "reads_bytes", 0)
+
+
+async def test_a_storm_of_reads_runs_a_few_at_a_time_and_connections_take_turns(bookies: Bookies) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, limits=Limits(reads_max=4, connection_reads_max=2))
+    writer = await bookies.connect(bookie)
+    await writer.add(7, 0, [b"a"])
+    readers = [await bookies.connect(bookie) for _ in range(4)]
+    disk.hold()
+    held = writer.add(7, 1, [b"b"])
+    await writer.call(Ping())
+    # Fencing reads wait for the disk, so they are being computed until the test lets it go.
+    reads = [[reader.send(Read(7, 0, 0, 0, 0, 1, KIB)) for reader in readers] for _ in range(10)]
+    assert await until_steady(bookie, "reads_running", 4) == 4
+    assert figure(bookie, "connections_waiting") == 2
+    assert (await writer.call(Ping())).status is Status.OK
+    disk.release()
+    await held
+    first = await asyncio.wait_for(asyncio.gather(*reads[0]), WAIT_S)
+    # Whoever was kept waiting is served before those that were first have had all they asked for.
+    assert [len(answer.entries) for answer in first] == [1, 1, 1, 1]
+    for answers in reads:
+        assert [len(answer.entries) for answer in await asyncio.gather(*answers)] == [1, 1, 1, 1]
+    assert figure(bookie, "reads_running") == figure(bookie, "connections_waiting") == 0
+
+
+async def test_a_connection_with_many_frames_at_once_leaves_others_their_turn(bookies: Bookies) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, limits=Limits(connection_frames_per_turn=10))
+    greedy, modest = await bookies.connect(bookie), await bookies.connect(bookie)
+    order: list[str] = []
+    adds = [greedy.add(7, i, [b"a"]) for i in range(300)]
+    adds.append(modest.add(8, 0, [b"b"]))
+    for add, name in zip(adds, ["greedy"] * 300 + ["modest"], strict=True):
+        add.add_done_callback(lambda _, name=name: order.append(name))
+    answers = await asyncio.wait_for(asyncio.gather(*adds), WAIT_S)
+    assert {answer.status for answer in answers} == {Status.OK}
+    assert [answer.request_id for answer in greedy.arrived[1:]] == sorted(
+        answer.request_id for answer in greedy.arrived[1:]
+    )
+    assert order.index("modest") < 200
+
+
+async def test_many_that_wait_for_one_ledger_are_woken_once_each(bookies: Bookies) -> None:
+    bookie = await bookies.start()
+    writer = await bookies.connect(bookie)
+    await writer.add(7, 0, [b"a"])
+    tails = [await bookies.connect(bookie) for _ in range(20)]
+    polls = [tail.send(ReadLac(7, NO_TERM, 0, 10_000)) for tail in tails for _ in range(5)]
+    for tail in tails:
+        await tail.call(Ping())
+    assert figure(bookie, "polls_waiting") == 100
+    await writer.add(7, 1, [b"b"])  # states no new LAC: nobody is woken
+    await writer.call(Ping())
+    assert figure(bookie, "polls_waiting") == 100
+    await writer.add(7, 2, [b"c"], lac=1)
+    await asyncio.wait_for(asyncio.gather(*polls), WAIT_S)
+    assert figure(bookie, "polls_waiting") == 0
+    for tail in tails:
+        await tail.call(Ping())
+        assert len(tail.arrived) == 1 + 1 + 5 + 1  # greeting, ping, one answer for each poll, ping
+
+
+async def test_idle_connections_hold_no_buffers(bookies: Bookies) -> None:
+    bookie = await bookies.start()
+    clients = [await bookies.connect(bookie) for _ in range(50)]
+    for number, client in enumerate(clients):
+        await client.add(number, 0, [bytes(100)])
+    for client in clients:
+        await client.call(Ping())
+    assert sum(connection.buffer_bytes for connection in bookie._connections) == 0
 
 
 class Waiter:
