@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from client_aio.core.window import AddWindow
 
 _NEVER = NO_ENTRY - 1
+_PUBLISHED_PER_TICK = 32
 
 
 class LacClock:
     """The one timer by which all writers of a client notice that they are idle.
 
     It ticks twice within the delay, and only while some LAC has moved lately: a timer for each writer would
-    cost more than its adds do where there are a thousand of them.
+    cost more than its adds do where there are a thousand of them. For the same reason only so many publish at
+    a tick; where more have become idle at once, the others follow at the next ones, in turn.
     """
 
     def __init__(self, delay_s: float) -> None:
@@ -47,9 +49,12 @@ class LacClock:
     def _tick(self) -> None:
         self._timer = None
         moved, self._moved = self._moved, {}
+        may_publish = _PUBLISHED_PER_TICK
         for publisher in moved:
-            if not publisher.look():
+            if not publisher.look(may_publish=may_publish > 0):
                 self._moved[publisher] = None
+            elif publisher.has_published:
+                may_publish -= 1
         if self._moved and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._period_s, self._tick)
 
@@ -69,6 +74,7 @@ class LacPublisher:
         self._seen = _NEVER
         self._is_watched = False
         self._is_stopped = False
+        self.has_published = False  # at the last look
 
     def moved(self) -> None:
         """Note that the LAC may have moved."""
@@ -81,9 +87,10 @@ class LacPublisher:
         self._is_stopped = True
         self._clock.forget(self)
 
-    def look(self) -> bool:
+    def look(self, *, may_publish: bool = True) -> bool:
         """Publish if nothing has moved since the last look; gives False to be looked at again."""
         window = self._window
+        self.has_published = False
         if self._is_stopped or window.lac == self._published:
             self._is_watched = False
             return True
@@ -91,7 +98,10 @@ class LacPublisher:
             # Still writing: what follows states the LAC.
             self._seen = window.lac
             return False
+        if not may_publish:
+            return False
         self._is_watched, self._published = False, window.lac
+        self.has_published = True
         self._publish()
         return True
 

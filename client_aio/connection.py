@@ -70,6 +70,7 @@ NO_BODY = memoryview(b"")
 _WATCH_INTERVAL_S = 0.25
 _JOINED_BYTES_MAX = 32 * 1024
 _WRITE_BUFFER_HIGH_BYTES = 1024 * 1024
+_HELD_BYTES_MAX = 32 * 1024
 
 _ERRORS: dict[Status, type[BookKeeperError]] = {
     Status.BAD_REQUEST: MalformedFrameError,
@@ -96,7 +97,8 @@ def error_of(failure: Failure, *, bookie_id: str, ledger_id: int | None = None) 
     )
 
 
-_Request = tuple[OnAnswer, float, float]  # when it was sent, and when the answer is due
+# What is called with the answer, when the request was sent, when the answer is due, and whether it is an add.
+_Request = tuple[OnAnswer, float, float, bool]
 _DONE = Done()
 
 
@@ -113,6 +115,10 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._overdue: set[int] = set()
         self._received_at = 0.0
         self._next_id = 0
+        self._held: list[bytes] = []  # adds that were not sent yet: head and body in turn
+        self._held_bytes = 0
+        self._adds_sent = 0  # and not answered
+        self._is_release_due = False
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
@@ -145,7 +151,8 @@ class BookieConnection(asyncio.BufferedProtocol):
         request_id = self._next_id
         self._next_id = (request_id + 1) & REQUEST_ID_MAX
         now = self._time()
-        self._requests[request_id] = (on_answer, now, now + timeout_s)
+        self._requests[request_id] = (on_answer, now, now + timeout_s, False)
+        self._release()  # requests stay in order
         head = encode_frame(encode_request(request, request_id, auth), body_bytes)
         if body_bytes > _JOINED_BYTES_MAX:
             self._transport.writelines([head, *body])
@@ -157,7 +164,12 @@ class BookieConnection(asyncio.BufferedProtocol):
     def send_prepared(
         self, request: PreparedRequest, on_answer: OnAnswer, body: bytes, body_bytes: int, timeout_s: float
     ) -> None:
-        """Do as `request` for a request that is sent many times, and brings its own `auth`."""
+        """Do as `request` for an add, which brings its own `auth`. It may be held back for a moment.
+
+        While the bookie has adds of this connection to answer, which is while its group is on the way to the
+        disk, further small ones would only wait there. They wait here, until an answer comes or they are
+        many: then both sides handle a batch instead of frame after frame.
+        """
         if self.error is not None:
             self._loop.call_soon(on_answer, self.error, NO_BODY)
             return
@@ -165,16 +177,30 @@ class BookieConnection(asyncio.BufferedProtocol):
         request_id = self._next_id
         self._next_id = (request_id + 1) & REQUEST_ID_MAX
         now = self._time()
-        self._requests[request_id] = (on_answer, now, now + timeout_s)
+        self._requests[request_id] = (on_answer, now, now + timeout_s, True)
         if self._watch is None:
             self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
-        transport = self._transport
-        assert transport is not None
-        head = request.frame_head(request_id, body_bytes)
-        if body_bytes > _JOINED_BYTES_MAX:
-            transport.writelines([head, body])
+        self._held += (request.frame_head(request_id, body_bytes), body)
+        self._held_bytes += body_bytes
+        if self._held_bytes >= _HELD_BYTES_MAX:
+            self._release()
+        elif not self._adds_sent and not self._is_release_due:
+            self._is_release_due = True
+            self._loop.call_soon(self._release)
+
+    def _release(self) -> None:
+        """Send the adds that were held back."""
+        self._is_release_due = False
+        held, self._held = self._held, []
+        if not held or self.error is not None:
+            return
+        assert self._transport is not None
+        self._adds_sent += len(held) // 2
+        if self._held_bytes > _JOINED_BYTES_MAX * len(held):  # one small buffer costs less than two
+            self._transport.writelines(held)
         else:
-            transport.write(head + body)
+            self._transport.write(b"".join(held))
+        self._held_bytes = 0
 
     async def call(
         self,
@@ -236,9 +262,13 @@ class BookieConnection(asyncio.BufferedProtocol):
                     self._settle(request_id, _DONE, NO_BODY)
                 frame = parser.next_packed()
                 if frame is None:
-                    return
+                    break
                 _, request_id, outcome = decode_answer(decode_header(frame[0]))
                 self._settle(request_id, outcome, frame[1])
+            if self._held and not self._is_release_due:
+                # Behind what the answers just now lead to: the next adds, as likely as not.
+                self._is_release_due = True
+                self._loop.call_soon(self._release)
         except ProtocolError as error:
             error.bookie_id = self.bookie_id
             logger.warning("bookie=%s broke the protocol: %s", self.bookie_id or "?", error)
@@ -247,6 +277,7 @@ class BookieConnection(asyncio.BufferedProtocol):
     def _settle(self, request_id: int, outcome: Outcome, body: memoryview) -> None:
         waiting = self._requests.pop(request_id, None)
         if waiting is not None:
+            self._adds_sent -= waiting[3]
             waiting[0](outcome, body)
         elif request_id in self._overdue:
             self._overdue.remove(request_id)
@@ -295,12 +326,14 @@ class BookieConnection(asyncio.BufferedProtocol):
         )
         # Long polls and adds have deadlines of their own, so the oldest request need not be the first due.
         overdue = [(key, request) for key, request in self._requests.items() if request[2] < now]
-        if any(sent_at > self._received_at for _, (_, sent_at, _) in overdue):
+        if any(sent_at > self._received_at for _, (_, sent_at, _, _) in overdue):
             self._end(error)
             return
-        for key, (on_answer, _, _) in overdue:
+        self._release()
+        for key, (on_answer, _, _, is_add) in overdue:
             del self._requests[key]
             self._overdue.add(key)
+            self._adds_sent -= is_add
             on_answer(error, NO_BODY)
         self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
 
@@ -316,7 +349,7 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._transport.abort()
         requests, self._requests = self._requests, {}
         self._on_lost(self)
-        for on_answer, _, _ in requests.values():
+        for on_answer, _, _, _ in requests.values():
             on_answer(error, NO_BODY)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 from client_aio.clockwork import LacClock, LacPublisher
@@ -78,4 +79,5 @@ async def test_all_writers_of_a_client_share_one_timer(monkeypatch: pytest.Monke
         publisher.moved()
     for event in idle:
         await event.wait()
-    assert len(timers) == 2
+    # One look to see the LACs, and then as many as it takes for all to have had their turn.
+    assert len(timers) == 1 + math.ceil(len(idle) / 32)
