@@ -35,13 +35,12 @@ from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.wire.blocks import encode_block
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.messages import (
-    ANSWER,
+    ADDED,
     VERSION_MAX,
     VERSION_MIN,
     Add,
     Hello,
     HelloAnswer,
-    Op,
     PreparedRequest,
     encode_request,
 )
@@ -59,9 +58,7 @@ if TYPE_CHECKING:
 
 BOOKIES = ("b1", "b2", "b3")
 READ_BYTES = 256 * 1024
-_ANSWER = struct.Struct(">II3sBIB")
 _REQUEST_ID = struct.Struct(">I")
-_ANSWER_HEAD = bytes((0x93, 0xCC, Op.ADD | ANSWER))
 _U32 = 0xCE
 _ID_AT = 8 + 3  # behind a frame's lengths, the array's head, the operation and the mark of a u32
 
@@ -126,16 +123,19 @@ class Answering(Silent):
         self._answers: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        if data[_ID_AT - 1] != _U32:  # an idle writer's LAC
-            self._connection._requests.popitem()
-            return
-        (request_id,) = _REQUEST_ID.unpack_from(data, _ID_AT)
         if not self._answers:
             asyncio.get_running_loop().call_soon(self._answer)
-        self._answers.append(_ANSWER.pack(13, 9, _ANSWER_HEAD, _U32, request_id, 0))
+        at = 0
+        while at < len(data):
+            if data[at + _ID_AT - 1] == _U32:
+                (request_id,) = _REQUEST_ID.unpack_from(data, at + _ID_AT)
+                self._answers.append(ADDED.pack(request_id))
+            else:  # an idle writer's LAC
+                self._connection._requests.popitem()
+            at += 4 + int.from_bytes(data[at : at + 4], "big")
 
     def writelines(self, data: list[bytes]) -> None:
-        self.write(data[0])
+        self.write(b"".join(data))
 
     def _answer(self) -> None:
         answers, self._answers = memoryview(b"".join(self._answers)), []

@@ -105,10 +105,14 @@ async def figures_of(client: Child, load: Load) -> Figures:
     return Figures(**json.loads(await client.line(lambda line: line.startswith("{"), timeout_s)))
 
 
-async def drive(add: Callable[[bytes], asyncio.Future[int]], load: Load) -> Figures:
+async def drive(
+    add: Callable[[bytes], asyncio.Future[int]],
+    load: Load,
+    keep: Callable[[array.array[float]], None] = lambda _: None,
+) -> Figures:
     """Keep the window full for the given time; prints `warm` when the measured part begins.
 
-    What is still in flight at the end is not waited for.
+    What is still in flight at the end is not waited for. `keep` gets all latencies, in seconds.
     """
     payload, wake = b"x" * load.entry_bytes, asyncio.Event()
     latencies = array.array("d")
@@ -140,6 +144,7 @@ async def drive(add: Callable[[bytes], asyncio.Future[int]], load: Load) -> Figu
             wake.clear()
             await wake.wait()
     elapsed, cpu = time.perf_counter() - phase_at, cpu_seconds() - cpu_before
+    keep(latencies)
     return Figures.of_latencies(latencies, elapsed, cpu, failed, before + len(latencies) + failed)
 
 

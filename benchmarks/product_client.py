@@ -85,16 +85,18 @@ class Writers:
         await self._client.delete_ledger(writer.ledger_id)
 
 
-async def write(client: client_aio.Client, load: Load, *, is_steady: bool) -> Figures:
+async def write(client: client_aio.Client, load: Load, *, is_steady: bool) -> None:
     """Measure adds."""
     async with Writers(client, load, is_steady=is_steady) as writers:
         print("ready", flush=True)
         # With one ledger that is never rolled, nothing stands between the loop and the product.
         is_plain = load.ledgers == 1 and not is_steady
-        return await drive(writers._adds[0] if is_plain else writers.add, load)
+        figures = await drive(writers._adds[0] if is_plain else writers.add, load)
+        # Before the ledgers are deleted, so that this is not taken for a part of what was measured.
+        print(json.dumps(figures.to_dict()), flush=True)
 
 
-async def read(client: client_aio.Client, load: Load) -> Figures:
+async def read(client: client_aio.Client, load: Load) -> None:
     """Measure reading a ledger from end to end, one reader, every entry an object of bytes."""
     payload = bytes(load.entry_bytes)
     async with client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as writer:
@@ -125,7 +127,7 @@ async def read(client: client_aio.Client, load: Load) -> Figures:
     figures = Figures.of_latencies(passes, elapsed, cpu, 0, 0).to_dict()
     entries = count * load.read_entries
     figures |= {"adds": entries, "adds_per_s": entries / elapsed, "client_us": 1e6 * cpu / entries}
-    return Figures(**figures)  # type: ignore[arg-type]
+    print(json.dumps(figures), flush=True)
 
 
 async def main() -> None:
@@ -133,10 +135,9 @@ async def main() -> None:
     load = Load.of_arguments(sys.argv[2:])
     async with client_aio.connect(uri) as client:
         if load.read_entries:
-            figures = await read(client, load)
+            await read(client, load)
         else:
-            figures = await write(client, load, is_steady=mode == "steady")
-    print(json.dumps(figures.to_dict()))
+            await write(client, load, is_steady=mode == "steady")
 
 
 if __name__ == "__main__":

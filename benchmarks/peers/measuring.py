@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.systems import SERVERS
 from benchmarks.processes import Child
+from benchmarks.watching import cpu_seconds, device_bytes, peak_mib, written_bytes
 
 if TYPE_CHECKING:
     from benchmarks.peers.systems import Servers, System
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _MARGIN_S = 300.0
 """What a driver may take beside its warm-up and the measured part: connecting, writing what is to be read."""
-_KIB = 1024
-_SECTOR_BYTES = 512
 
 
 @dataclass(frozen=True)
@@ -71,41 +69,3 @@ async def _drive(servers: Servers, workload: Workload, times: Times, home: Path)
         found["process_bytes_per_payload_byte"] = (sum(map(written_bytes, pids)) - written_before) / payload
         found["device_bytes_per_payload_byte"] = (device_bytes(home) - device_before) / payload
     return found
-
-
-def device_bytes(directory: Path) -> int:
-    """Give the bytes written so far to the device under a directory, by whomever."""
-    number = directory.stat().st_dev
-    fields = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat").read_text().split()
-    return int(fields[6]) * _SECTOR_BYTES
-
-
-def written_bytes(pid: int) -> int:
-    """Give the bytes a process caused to be written to devices so far.
-
-    The kernel counts them as pages become dirty, whole large pages where a file's cache is made of such. So
-    this may be more than the device sees, never less.
-    """
-    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))
-
-
-def cpu_seconds(pid: int) -> float:
-    """Give the processor time a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def peak_mib(pid: int) -> float:
-    """Give the most memory a process had resident so far."""
-    return _status_kib(pid, "VmHWM:") / _KIB
-
-
-def resident_mib(pid: int) -> float:
-    """Give the memory a process has resident."""
-    return _status_kib(pid, "VmRSS:") / _KIB
-
-
-def _status_kib(pid: int, name: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
