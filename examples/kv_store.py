@@ -46,8 +46,8 @@ class KeyValueStore:
     def __init__(self, client: client_aio.Client) -> None:
         self.client = client
         self.data: dict[str, str] = {}
-        self.position: client_aio.Position | None = None
-        self.log: client_aio.LogWriter | None = None  # while this process is the primary
+        self.position: Any = None
+        self.log: Any = None  # what the primary writes to
         self.writes = 0
         self._snapshot: asyncio.Task[None] | None = None
 
@@ -71,19 +71,31 @@ class KeyValueStore:
                     return
                 await asyncio.sleep(0.1)  # nobody has written yet
 
-    def apply(self, position: client_aio.Position, data: bytes) -> None:
+    def apply(self, position: Any, data: bytes) -> None:
         key, value = json.loads(data)
         self.data[key] = value
         self.position = position
 
     async def put(self, key: str, value: str) -> None:
         """Make a write; returns when it is durable. Raises BookKeeperError: it may or may not be."""
-        assert self.log is not None
         record = json.dumps([key, value]).encode()
-        self.apply(await self.log.append(record), record)
+        self.apply(await self.append(record), record)
         self.writes += 1
         if self.writes % SNAPSHOT_EVERY == 0 and (self._snapshot is None or self._snapshot.done()):
             self._snapshot = asyncio.create_task(self.snapshot())
+
+    def append(self, record: bytes) -> asyncio.Future[Any]:
+        log: client_aio.LogWriter = self.log
+        return log.append(record)
+
+    async def lead(self, election: client_aio.LeaderElection) -> None:
+        """Shut the former primary out, and serve until the election or somebody else's opening ends it."""
+        with contextlib.suppress(client_aio.LogFencedError):
+            async with self.client.open_log(LOG) as log:
+                await self.catch_up(follow=False)
+                self.log = log
+                await election.lost()
+        self.log = None
 
     async def snapshot(self) -> None:
         """Write a snapshot, then drop what it makes superfluous; a crash in between only leaves more."""
@@ -97,10 +109,10 @@ class KeyValueStore:
                 await self.client.truncate_log(LOG, before)
 
 
-async def serve(metadata: str) -> None:
+async def serve(metadata: str, kind: type[KeyValueStore] = KeyValueStore) -> None:
     """Stand by, lead when elected, stand by again when shut out."""
     async with client_aio.connect(metadata, session_timeout_s=2) as client:
-        store = KeyValueStore(client)
+        store = kind(client)
         await store.restore()
         server = await asyncio.start_server(partial(answer, store), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -112,12 +124,7 @@ async def serve(metadata: str) -> None:
                 print(f"elected {time.monotonic()}", flush=True)
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
-                with contextlib.suppress(client_aio.LogFencedError):
-                    async with client.open_log(LOG) as log:
-                        await store.catch_up(follow=False)
-                        store.log = log
-                        await election.lost()
-                store.log = None
+                await store.lead(election)
 
 
 async def answer(store: KeyValueStore, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -167,7 +174,7 @@ class Caller:
 
 
 async def start(metadata: str) -> asyncio.subprocess.Process:
-    command = (sys.executable, __file__, metadata, "--serve")
+    command = (sys.executable, sys.argv[0], metadata, "--serve")
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     await process.stdout.readline()  # it serves
@@ -231,14 +238,14 @@ async def local_cluster() -> AsyncIterator[str]:
             await process.wait()
 
 
-async def main() -> int:
+async def main(kind: type[KeyValueStore] = KeyValueStore) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("metadata", nargs="?", help="of a cluster that runs; default: one is started")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--serve", action="store_true", help="be one of the two")
     arguments = parser.parse_args()
     if arguments.serve:
-        await serve(arguments.metadata)
+        await serve(arguments.metadata, kind)
     if arguments.metadata is not None:
         return 0 if await drive(arguments.metadata, arguments.rounds) else 1
     async with local_cluster() as metadata:

@@ -80,10 +80,11 @@ async def test_demo_says_when_a_file_is_too_short(tmp_path: Path) -> None:
     assert "too short" in (tmp_path / "demo.log").read_text()
 
 
+@pytest.mark.parametrize("name", ["kv_store", "kv_store_unbounded"])
 async def test_key_value_store_fails_over_and_loses_no_acknowledged_write(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, name: str
 ) -> None:
-    printed = await run_example(tmp_path, "kv_store", cluster.uri, "--rounds", "2")
+    printed = await run_example(tmp_path, name, cluster.uri, "--rounds", "2")
     assert "EQUAL: all 702 keys have the last value acknowledged" in printed
     assert printed.count("ms detection") == 2
 

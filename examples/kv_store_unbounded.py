@@ -1,0 +1,83 @@
+"""The key-value store of `kv_store.py` on an unbounded ledger, which its primaries take over in turn.
+
+    python examples/kv_store_unbounded.py [METADATA] [--rounds 5]
+
+Does and prints the same. What is different, and what to keep when you build your own:
+
+- A position is an entry's id; ids go on from one primary to the next.
+- Elected, the standby opens the ledger: that shuts the former primary out, and tells where the ledger ends.
+  What it has not seen yet it reads through the handle that it writes with.
+- A snapshot names the last write in it. Then the ledger is trimmed before that, by fragments: `roll` begins
+one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import client_aio
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from examples.kv_store import KeyValueStore, main
+
+LEDGER, SNAPSHOTS = "kv", "kv-snapshots"
+FRAGMENT_BYTES = 64 * 1024
+
+
+class UnboundedKeyValueStore(KeyValueStore):
+    """The data, and the id of the last write in it."""
+
+    async def restore(self) -> None:
+        """Load the newest snapshot."""
+        self.position = -1
+        with contextlib.suppress(client_aio.NoSuchLedgerError):
+            async for entry in self.client.read_unbounded_ledger(SNAPSHOTS, None, follow=False):
+                self.position, self.data = json.loads(entry.data)
+
+    async def catch_up(self, *, follow: bool) -> None:
+        """Apply what the ledger has beyond this position, and go on."""
+        while True:
+            try:
+                async for entry in self.client.read_unbounded_ledger(
+                    LEDGER, self.position + 1, follow=follow
+                ):
+                    self.apply(entry.entry_id, entry.data)
+                return
+            except client_aio.NoSuchLedgerError:
+                await asyncio.sleep(0.1)  # nobody has written yet
+            except client_aio.NoSuchEntryError:
+                await self.restore()  # trimmed meanwhile: there is a newer snapshot
+
+    def append(self, record: bytes) -> asyncio.Future[Any]:
+        ledger: client_aio.UnboundedLedgerWriter = self.log
+        return ledger.add_entry(record)
+
+    async def lead(self, election: client_aio.LeaderElection) -> None:
+        """Shut the former primary out, and serve until the election or somebody else's takeover ends it."""
+        with contextlib.suppress(client_aio.LedgerFencedError):
+            async with self.client.open_unbounded_ledger(LEDGER, fragment_bytes=FRAGMENT_BYTES) as ledger:
+                if self.position + 1 < ledger.first_entry:
+                    await self.restore()
+                async for entry in ledger.read(self.position + 1, ledger.last_add_confirmed):
+                    self.apply(entry.entry_id, entry.data)
+                self.log = ledger
+                await election.lost()
+        self.log = None
+
+    async def snapshot(self) -> None:
+        """Write a snapshot, then drop what it makes superfluous; a crash in between only leaves more."""
+        ledger, position, data = self.log, self.position, dict(self.data)
+        with contextlib.suppress(client_aio.LedgerFencedError, client_aio.LedgerClosedError):
+            async with self.client.open_unbounded_ledger(SNAPSHOTS) as snapshots:
+                newest = await snapshots.add_entry(json.dumps([position, data]).encode())
+                await snapshots.trim(newest)
+            await ledger.trim(position)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main(UnboundedKeyValueStore)))
