@@ -134,6 +134,7 @@ async def measure(directory: str) -> None:
         file.close()
         segment = engine._journal.segment
         real = segment.file
+        assert real is not None
         segment.file = cast("File", _NoDisk(real))
         loop_total = min(total, 64 * MIB)
         loop_seconds = await stream(engine, block, loop_total, in_flight)

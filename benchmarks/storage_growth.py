@@ -160,8 +160,8 @@ async def measure_memory(directory: str, scale: int) -> None:
         say(
             what="memory", entries=(part + 1) * blocks // 10, ledgers=ledgers, rss_mib=status_mib("VmRSS"),
             peak_mib=status_mib("VmHWM"), cpu_us=round((time.process_time() - used) / (blocks / 10) * 1e6, 2),
-            per_s=round(blocks / 10 / (time.perf_counter() - started)), p50_ms=percentile(store.latencies, 0.5),
-            p99_ms=percentile(store.latencies, 0.99),
+            per_s=round(blocks / 10 / (time.perf_counter() - started)),
+            p50_ms=percentile(store.latencies, 0.5), p99_ms=percentile(store.latencies, 0.99),
         )  # fmt: skip
     store.latencies.clear()
     rng, times = random.Random(1), []
@@ -196,8 +196,8 @@ async def measure_restart(directory: str, size: int, entries: int, ledgers: int)
     await store.write(iter([0]), 1)
     say(
         what="restart", stored_gib=size / GIB, entries_per_block=entries, ledgers=ledgers,
-        seconds=round(seconds, 3), cpu_s=round(cpu, 3), to_first_add_s=round(time.perf_counter() - started, 3),
-        segments=store.engine.figures()["segments"],
+        seconds=round(seconds, 3), cpu_s=round(cpu, 3),
+        to_first_add_s=round(time.perf_counter() - started, 3), segments=store.engine.figures()["segments"],
     )  # fmt: skip
     os._exit(0)  # as it is, for the next measurement
 
@@ -256,6 +256,13 @@ async def measure_pauses(directory: str, scale: int) -> None:
     await store.engine.close()
 
 
+def spare_files(store: Store) -> int:
+    """Give the number of files that are waiting to be segments again."""
+    figures = store.engine.figures()["disk"]
+    assert isinstance(figures, dict)
+    return int(figures["spare_files"])
+
+
 async def measure_bytes(directory: str, scale: int) -> None:
     """Print the bytes written to the device per byte of payload, in the steady state."""
     for name, entry_bytes, entries, in_flight in (
@@ -265,16 +272,17 @@ async def measure_bytes(directory: str, scale: int) -> None:
         ("1 KiB, one in flight", 1024, 1, 1),
     ):
         path = f"{directory}/{entry_bytes}-{in_flight}"
+        total = (GIB if in_flight > 1 else 32 * MIB) // scale
         warm = await Store.open(path, 65536, 8)
-        await warm.write(in_turn(8), 4 * GIB // scale // (8 * 65536))
+        await warm.write(in_turn(8), (total + GIB // 2) // (8 * 65536))
         await warm.delete(range(8))
-        while (segments := warm.engine.figures()["disk"]) and not segments["spare_files"]:  # type: ignore[index, call-overload]
+        for _ in range(300):
+            if spare_files(warm) * 128 * MIB >= total:
+                break
             await asyncio.sleep(0.1)
-        await asyncio.sleep(3)
         await warm.engine.close()
         store = await Store.open(path, entry_bytes, entries)
         store.room = asyncio.Semaphore(in_flight)
-        total = (GIB if in_flight > 1 else 32 * MIB) // scale
         blocks = total // (entry_bytes * entries)
         before, started = written_bytes(), time.perf_counter()
         await store.write(in_turn(1 if in_flight == 1 else 10, 100), blocks)
@@ -283,7 +291,7 @@ async def measure_bytes(directory: str, scale: int) -> None:
         say(
             what="bytes", load=name, device_per_payload=round((written_bytes() - before) / payload, 3),
             mib_per_s=round(payload / MIB / (time.perf_counter() - started - 1)),
-            spare_files=store.engine.figures()["disk"]["spare_files"],  # type: ignore[index]
+            spare_files=spare_files(store),
         )  # fmt: skip
         await store.engine.close()
         shutil.rmtree(path)
@@ -317,7 +325,9 @@ def measure(what: str, directory: str, scale: int) -> None:
 
 def main() -> None:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", nargs="?", default="all")
     parser.add_argument("--directory", default=tempfile.gettempdir())
     parser.add_argument("--small", action="store_true", help="a hundredth of it, to see that it runs")
