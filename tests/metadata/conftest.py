@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import sqlite3
 import struct
@@ -15,6 +16,7 @@ from metadata._sqlite_leases import boot_id
 from metadata.memory import MemoryMetadataStore, MemoryTree
 from metadata.sqlite import SqliteMetadataStore
 from metadata.zookeeper import ZooKeeperMetadataStore
+from tests.sim.metadata import SimMetadataStore, SimTree
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -75,6 +77,28 @@ class MemoryBackend(Backend):
     def crash(self, store: MetadataStore) -> None:
         assert isinstance(store, MemoryMetadataStore)
         store.crash()
+
+
+class SimulatedBackend(Backend):
+    """Clients of the simulator's store, on this loop: with its delays, and without its faults."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tree = SimTree()
+        self._rng = random.Random(1)
+
+    async def _open(self) -> MetadataStore:
+        return SimMetadataStore(self._tree, self._rng, session_timeout_s=0.3)
+
+    async def expire(self, store: MetadataStore) -> None:
+        assert isinstance(store, SimMetadataStore)
+        store.expire_session()
+
+    def crash(self, store: MetadataStore) -> None:
+        assert isinstance(store, SimMetadataStore)
+        session = store.session_id
+        store.crash()
+        asyncio.get_running_loop().call_later(0.1, self._tree.expire, session)
 
 
 class SqliteBackend(Backend):
@@ -143,12 +167,14 @@ async def end_session(store: ZooKeeperMetadataStore, port: int) -> None:
         await writer.wait_closed()
 
 
-@pytest.fixture(params=["memory", "sqlite", "zookeeper"])
+@pytest.fixture(params=["memory", "simulated", "sqlite", "zookeeper"])
 async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Backend]:
     """One backend of each kind in turn."""
     made: Backend
     if request.param == "memory":
         made = MemoryBackend()
+    elif request.param == "simulated":
+        made = SimulatedBackend()
     elif request.param == "sqlite":
         made = SqliteBackend(tmp_path / "metadata.db")
     else:

@@ -107,6 +107,22 @@ async def _read_all(simulation: Simulation, client: Client, ledger_id: int, who:
     )
 
 
+def _check_listing(simulation: Simulation, ledger_id: int, bookie: str, held: set[int]) -> None:
+    """Check that a bookie, which says that it lost nothing, lists what it acknowledged and is to hold."""
+    history = simulation.history
+    record = history.ledger(ledger_id)
+    assert record.metadata is not None
+    last = record.closed_last
+    assert last is not None
+    for entry_id in history.promised.get((bookie, ledger_id), ()):
+        if entry_id <= last and entry_id not in held and bookie in write_set(record.metadata, entry_id):
+            history.fail(
+                "NoForgottenAdd",
+                f"{bookie} acknowledged entry {entry_id} of ledger {ledger_id} and does not list it",
+            )
+            return
+
+
 async def _count_copies(simulation: Simulation, client: Client) -> None:
     """Check that Qa bookies of each entry's write set list it, one less where a disk was dishonest."""
     from client_aio.replicas import list_entries
@@ -129,6 +145,8 @@ async def _count_copies(simulation: Simulation, client: Client) -> None:
                 rows, is_damaged = [], True
             for row in rows:
                 held[bookie].update(row.entry_ids)
+            if not is_damaged:
+                _check_listing(simulation, ledger_id, bookie, held[bookie])
             if is_damaged:
                 held[bookie].update(range(record.closed_last + 1))  # unknown counts as perhaps
         for entry_id in range(record.closed_last + 1):

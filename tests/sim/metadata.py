@@ -218,6 +218,7 @@ class SimMetadataStore(MetadataStore):
     def _serve(self, effect: Callable[[], T], future: asyncio.Future[T]) -> None:
         result: T | None = None
         error: Exception | None = None
+        self._learn_session()
         try:
             result = effect()
         except Exception as raised:
@@ -319,6 +320,7 @@ class SimMetadataStore(MetadataStore):
         if self.faults.is_cut:
             self._post(_REGISTER_AGAIN_S, self._fire, watch, number)
             return
+        self._learn_session()
         self._seen = max(self._seen, number)
         watch.event.set()
 
@@ -329,8 +331,8 @@ class SimMetadataStore(MetadataStore):
         self._live()
         self._watches.setdefault(key, {})[watch] = None
         try:
-            async with asyncio.timeout(self._session_timeout_s * 1.5 + self._timeout_s):
-                while not await self._call(registration.put):
+            async with asyncio.timeout(self._session_timeout_s * 1.5):
+                while not await self._call(registration.create):
                     await watch.event.wait()
                     watch.event.clear()
         except TimeoutError:
@@ -379,6 +381,11 @@ class SimMetadataStore(MetadataStore):
         self.session_id = self.tree.draw("session")
         self._post(_REGISTER_AGAIN_S * self._rng.random(), self._register_anew)
 
+    def _learn_session(self) -> None:
+        """Open another session before anything else is heard of the store."""
+        if self._session_known != self.session_id:
+            self._register_anew()
+
     def _register_anew(self) -> None:
         if self._closed:
             return
@@ -407,6 +414,11 @@ class SimRegistration(Registration):
         self.key = key
         self._store = store
         self._value = value
+
+    def create(self) -> bool:
+        """Create the key; False when any session holds it, be it this client's by another registration."""
+        node = self._store.tree.find(self.key)
+        return (node is None or node.value is None or node.session is None) and self.put()
 
     def put(self) -> bool:
         """Create the key for the store's present session; False when another session holds it."""

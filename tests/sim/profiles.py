@@ -290,21 +290,22 @@ def late_adds(draw: Draw) -> Plan:
 
 @profile
 def lost_changes(draw: Draw) -> Plan:
-    """Ensembles change often, and the store's answers to these changes are lost."""
-    writer = draw.writer(entries=40, gap=0.1, burst=3, ack_at_least=1)
+    """Ensembles change while some acknowledgements are late, and the store's answers to that are lost."""
+    draw.bookies = draw.bookies[:4]
+    draw.dishonest = "b1"
+    sizes = draw.rng.choice(((3, 3, 2), (3, 3, 2), (3, 2, 1), (3, 3, 1)))
+    quorums = {"ensemble_size": sizes[0], "write_quorum": sizes[1], "ack_quorum": sizes[2]}
+    writer = draw.writer(entries=40, gap=0.05, burst=2, quorums=quorums)
     draw.actor("recoverer", draw.rng.uniform(2.0, draw.duration), times=3)
     at = 0.5
     while at < draw.duration:
-        draw.fault("meta_lossy", writer, at=at, lasts=1.5, amount=1.0)
-        draw.fault(
-            draw.rng.choice(("kill_bookie", "power_cut")),
-            draw.rng.choice(draw.bookies),
-            at=at + 0.1,
-            lasts=1.0,
-        )
-        if draw.rng.random() < 0.3:
-            draw.fault("link_slow", writer, other=draw.rng.choice(draw.bookies), at=at, lasts=2.0, amount=0.9)
-        at += draw.rng.uniform(1.0, 2.5)
+        gone, slow = draw.rng.sample(draw.bookies, 2)
+        draw.fault("meta_lossy", writer, at=at, lasts=1.0, amount=1.0)
+        draw.fault("disk_slow", slow, at=at, lasts=2.0, amount=draw.rng.uniform(0.2, 0.6))
+        kind = draw.rng.choice(("kill_bookie", "power_cut", "cut_reset"))
+        other = gone if kind == "cut_reset" else ""
+        draw.fault(kind, writer if other else gone, other=other, at=at + 0.2, lasts=1.0, amount=0.9)
+        at += draw.rng.uniform(1.5, 3.0)
     return draw.plan()
 
 

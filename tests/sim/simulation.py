@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import logging
 import random
-import sys
 import traceback
 from collections import Counter
 from dataclasses import dataclass
@@ -31,6 +28,7 @@ from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.provision import SpaceLimits
+from bookie_aio.storage.reclaim import ReclaimConfig
 from client_aio import Client, ClientConfig, connect
 from metadata.errors import BookKeeperError
 from tests.sim import roles
@@ -41,6 +39,7 @@ from tests.sim.judgement import judge
 from tests.sim.loop import SimLoop, SimulationError
 from tests.sim.metadata import MetadataFaults, SimMetadataStore, SimTree
 from tests.sim.network import SimNetwork
+from tests.sim.quiet import quiet
 from tests.sim.sequence import order_by_number
 from tests.sim.wiretap import Tap
 
@@ -219,6 +218,7 @@ class Simulation:
             storage=StorageConfig(
                 segment_bytes=self.plan.segment_bytes,
                 group_bytes_max=self.plan.segment_bytes // 3,
+                reclaim=ReclaimConfig(pause_s=0.2),
                 space=SpaceLimits(reserve_bytes=self.plan.segment_bytes // 2, retry_s=0.5),
             ),
             sweep_interval_s=4.0,
@@ -387,27 +387,13 @@ class Simulation:
 
 def run_plan(plan: Plan, *, is_traced: bool = False, wants_story: bool = False) -> Result:
     """Play a plan from beginning to end, and give its result. Never raises for what goes wrong in it."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    gc.freeze()  # what was there before the run is not looked through again after it
-    logging.disable(logging.CRITICAL)
     real_clock, real_batch = client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX
     client_aio.core.window.BATCH_BYTES_MAX = _BATCH_BYTES_MAX
-    hook = sys.unraisablehook
-    try:
+    with quiet():
         try:
-            result = _play(plan, is_traced=is_traced, wants_story=wants_story)
+            return _play(plan, is_traced=is_traced, wants_story=wants_story)
         finally:
             client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX = real_clock, real_batch
-        # Coroutines that stopped in the middle end now, and nobody listens to what they have to say.
-        sys.unraisablehook = lambda _: None
-        gc.collect()
-    finally:
-        sys.unraisablehook = hook
-        logging.disable(logging.NOTSET)
-        if was_enabled:
-            gc.enable()
-    return result
 
 
 def _play(plan: Plan, *, is_traced: bool, wants_story: bool) -> Result:

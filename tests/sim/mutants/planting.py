@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,17 @@ def _find(target: str) -> tuple[Any, Any, str]:
     return module, owner, name
 
 
+def _put(owner: Any, name: str, new: Any) -> None:
+    """Set an attribute; a function also where other modules have imported it by name."""
+    old = inspect.getattr_static(owner, name)
+    setattr(owner, name, new)
+    if inspect.ismodule(owner):
+        for module in list(sys.modules.values()):
+            if module.__name__.startswith(_OURS) and module.__dict__.get(name) is old:
+                setattr(module, name, new)
+
+
+_OURS = ("client_aio", "bookie_aio", "metadata")
 _SOURCES: dict[str, str] = {}  # of functions that have been edited already
 
 
@@ -51,7 +63,7 @@ class Edit:
         code = compile(source, f"<mutant of {self.target}>", "exec", flags=flags)
         made: dict[str, Any] = {}
         exec(code, module.__dict__, made)
-        setattr(owner, name, made[name])
+        _put(owner, name, made[name])
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class Swap:
     def apply(self) -> None:
         """Do it; `make` is given what was there."""
         _, owner, name = _find(self.target)
-        setattr(owner, name, self.make(getattr(owner, name)))
+        _put(owner, name, self.make(getattr(owner, name)))
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,14 @@ def _blind(kinds: str) -> Edit:
 
 MUTANTS = [
     Mutant(
-        4, "recovery read without fence",
+        4, "recovery does not fence: neither its LAC reads nor its recovery reads",
         (Edit("client_aio.core.recovery:recovery_read", "return Read(metadata.ledger_id, term,",
-              "return Read(metadata.ledger_id, -1,"),),
+              "return Read(metadata.ledger_id, -1,"),
+         Edit("client_aio.core.recovery:fencing_lac_read", "recovery_term(metadata)", "-1")),
         ("late-adds", *_RECOVERY),
+        note="leaving the fence out of the recovery reads alone is equivalent: each follows a fencing LAC "
+        "read over the same connection, so its bookie is fenced by then; leaving it out of the LAC reads "
+        "alone is too, since an end takes negatives of recovery reads, which fence",
     ),
     Mutant(
         5, "coverage of one answer: Qa negatives are taken for Qw − Qa + 1",
