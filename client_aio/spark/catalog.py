@@ -20,7 +20,7 @@ from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuch
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from client_aio.log.listing import LogMetadata
     from client_aio.spark.options import ReadOptions
@@ -70,9 +70,13 @@ class Catalog:
         """
         options = self._options
         if options.ledger is not None:
-            ids: Iterable[int] = options.ledger
+            ids: list[int] = []
             if not options.ledger:
                 ids = [ledger_id async for ledger_id in self._client.list_ledgers()]
+            for each in options.ledger:
+                if isinstance(each, str):  # an unbounded one's name
+                    each = (await self._client.ledger_metadata(each)).ledger_id
+                ids.append(each)
             return [Listed(None, ledger_id, ledger_id) for ledger_id in ids]
         found = []
         for name in options.log:
@@ -159,12 +163,13 @@ class Catalog:
                         last = entry.entry_id
                 metadata, mean = reader.metadata, await self._sample(reader, last)
         borders = tuple(fragment.first_entry for fragment in metadata.fragments[1:])
+        first = max(row.first, metadata.first_entry)  # an unbounded ledger may have been trimmed
         return Stretch(
             log=row.log,
             row_id=row.row_id,
             ledger_id=row.ledger_id,
-            first=row.first,
-            last=max(last, row.first - 1),
+            first=first,
+            last=max(last, first - 1),
             created_ms=created_ms,
             entry_bytes=mean,
             borders=borders,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from metadata.errors import InvalidArgumentError
-from metadata.ids import check_ledger_id
+from metadata.ids import check_ledger_id, check_name
 from metadata.ledger import check_quorums
 from metadata.open import parse_uri
 
@@ -36,10 +36,8 @@ class ReadOptions:
     """The metadata store's URI."""
     log: tuple[str, ...] = ()
     """The logs to read; a stream reads one."""
-    ledger: tuple[int, ...] | None = None
-    """The ledgers to read; `all` is every ledger there is (an empty tuple)."""
-    unbounded: str | None = None
-    """The unbounded ledger to read."""
+    ledger: tuple[int | str, ...] | None = None
+    """The ledgers to read, by id, unbounded ones also by name; `all` is every one there is (no element)."""
     encoding: str = "auto"
     """How entries are decoded. `auto`: as the log or the ledger says that it was written, else not at all;
     `binary`: not, but for their compression; `raw`: not even that."""
@@ -88,10 +86,10 @@ def parse_read(options: Mapping[str, str]) -> ReadOptions:
     """
     values = _parse(options, _READ, "read")
     parsed = ReadOptions(**values)
-    named = [name for name in ("log", "ledger", "unbounded") if values.get(name) is not None]
+    named = [name for name in ("log", "ledger") if values.get(name) is not None]
     if len(named) != 1:
-        found = " and ".join(named) or "none of them"
-        raise InvalidArgumentError(f"one of the options log, ledger, unbounded is needed; there is {found}")
+        found = "both" if named else "neither"
+        raise InvalidArgumentError(f"one of the options log and ledger is needed; there is {found}")
     return parsed
 
 
@@ -164,15 +162,21 @@ def _names(name: str, text: str) -> tuple[str, ...]:
     return tuple(_name(name, part.strip()) for part in text.split(","))
 
 
-def _ledgers(name: str, text: str) -> tuple[int, ...]:
+def _ledgers(name: str, text: str) -> tuple[int | str, ...]:
     if text.lower() == ALL:
         return ()
     try:
-        return tuple(check_ledger_id(int(part)) for part in text.split(","))
+        return tuple(map(_ledger, text.split(",")))
     except ValueError as error:
         raise InvalidArgumentError(
-            f"the option {name} is a ledger's id, several with commas, or {ALL}: not {text!r}"
+            f"the option {name} is a ledger's id, an unbounded ledger's name, several with commas, or {ALL}: "
+            f"not {text!r}"
         ) from error
+
+
+def _ledger(text: str) -> int | str:
+    text = text.strip()
+    return check_ledger_id(int(text)) if text.isascii() and text.isdecimal() else check_name(text)
 
 
 def _one_of(*choices: str) -> Callable[[str, str], str]:
@@ -203,7 +207,6 @@ _READ: dict[str, Callable[[str, str], Any]] = {
     "metadata": _uri,
     "log": _names,
     "ledger": _ledgers,
-    "unbounded": _name,
     "encoding": _one_of("auto", "raw", *ENCODINGS),
     "columns": _names,
     "mode": _one_of("failfast", "permissive"),

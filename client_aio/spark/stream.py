@@ -115,7 +115,12 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A log's next ledger is listed while records still go to the one before it.
             at_ms = int(starting.timestamp() * 1000)
             rows = [row for row in rows if (row.created_ms or 0) <= at_ms][-2:] or rows
-        return Place(rows[0].row_id, rows[0].first) if rows else Place(0, 0)
+        if not rows:
+            return Place(0, 0)
+        if self._options.ledger is not None:  # an unbounded one may begin behind its entry 0
+            found = await catalog.stretches(Bounds(), rows[:1])
+            return Place(rows[0].row_id, found[0].stretch.first)
+        return Place(rows[0].row_id, rows[0].first)
 
     async def _last_place(self, catalog: Catalog) -> Place:
         rows = await catalog.listed()
@@ -182,15 +187,22 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             listed = rows_of(log)
         else:
             listed = await catalog.listed()
-        return await catalog.stretches(Bounds(), [row for row in listed if row.row_id >= start.row_id])
+        found = await catalog.stretches(Bounds(), [row for row in listed if row.row_id >= start.row_id])
+        if self._options.ledger is not None and found:
+            stretch = found[0].stretch
+            if stretch.row_id == start.row_id and stretch.first > start.entry_id > 0:
+                self._report_loss(start, Place(stretch.row_id, stretch.first))
+        return found
 
     def _is_new(self, start: Place) -> bool:
         """Tell whether an offset is that of a log which had no ledger yet."""
         return start == Place(0, 0) and not isinstance(self._starting, Place)
 
     def _report_loss(self, start: Place, begin: Place) -> None:
+        options = self._options
+        what = f"log {options.log[0]!r}" if options.ledger is None else f"ledger {options.ledger[0]}"
         message = (
-            f"log {self._options.log[0]!r} begins at {begin.row_id}:{begin.entry_id}; what this query has "
+            f"{what} begins at {begin.row_id}:{begin.entry_id}; what this query has "
             f"not read yet, from {start.row_id}:{start.entry_id} on, has been truncated before that"
         )
         if self._options.fail_on_data_loss:

@@ -171,6 +171,25 @@ def test_a_single_ledger_is_a_stream_too(bookies: Bookies, reader: object) -> No
         reader(log="a,b")
 
 
+def test_an_unbounded_ledger_is_followed_from_writer_to_writer(bookies: Bookies, reader: object) -> None:
+    async def write(records: list[bytes]) -> None:
+        async with bookies.client.open_unbounded_ledger("unbounded", fragment_bytes=50) as ledger:
+            await ledger.add_entries(records)
+
+    first, second = [b"a%d" % number for number in range(50)], [b"b%d" % number for number in range(50)]
+    bookies.run(write(first))
+    stream = reader(ledger="unbounded")
+    start, seen = stream.initialOffset(), []
+    for records in (first, second):
+        if records is second:
+            bookies.run(write(second))
+        while len(seen) < len(first) or (records is second and len(seen) < 100):
+            end = stream.latestOffset(start, ReadAllAvailable())
+            seen += records_of(stream, start, end)
+            start = end
+    assert seen == first + second
+
+
 def test_what_is_truncated_before_it_is_read_ends_the_query_or_is_passed_over(
     spark: SparkSession, bookies: Bookies, tmp_path: Path, reader: object
 ) -> None:

@@ -28,6 +28,7 @@ def test_names_are_known_whatever_their_case_and_sizes_take_units() -> None:
         False,
     )
     assert parse_read({"metadata": URI, "ledger": "7, 8"}).ledger == (7, 8)
+    assert parse_read({"metadata": URI, "ledger": "payments,9"}).ledger == ("payments", 9)
     assert parse_read({"metadata": URI, "ledger": "ALL"}).ledger == ()
     assert parse_read({**READ, "log": "a,b", "columns": "value, position"}).columns == ("value", "position")
     write = parse_write({**WRITE, "encoding": "Arrow", "compression": "ZSTD", "ensemblesize": "5"})
@@ -38,21 +39,21 @@ def test_names_are_known_whatever_their_case_and_sizes_take_units() -> None:
     ("options", "said"),
     [
         ({"log": "x"}, "metadata is needed"),
-        ({"metadata": URI}, "one of the options log, ledger, unbounded is needed; there is none"),
-        ({**READ, "ledger": "1"}, "there is log and ledger"),
+        ({"metadata": URI}, "one of the options log and ledger is needed; there is neither"),
+        ({**READ, "ledger": "1"}, "there is both"),
         ({**READ, "encodnig": "json"}, "'encodnig' is unknown; did you mean encoding\\?"),
         ({**READ, "startingposition_": "x"}, "did you mean startingPosition"),
         ({**READ, "zzz": "1"}, "there is none like it. The options of a read: columns, "),
         ({**READ, "path": "/x"}, "call save\\(\\) and load\\(\\) without a path"),
         ({**READ, "metadata": "http://x"}, "its scheme is unknown"),
         ({**READ, "mode": "strict"}, "the option mode is one of failfast, permissive: not 'strict'"),
-        ({**READ, "encoding": "avro"}, "one of auto, binary, json, arrow"),
+        ({**READ, "encoding": "avro"}, "one of auto, raw, binary, json, arrow"),
         ({**READ, "partitionBytes": "0"}, "is a positive number"),
         ({**READ, "partitionBytes": "-1"}, "is a positive number"),
         ({**READ, "maxBytesPerTrigger": "1.5g"}, "is a positive number"),
         ({**READ, "failOnDataLoss": "no"}, "one of true, false"),
         ({**READ, "columns": "a,,b"}, "columns is empty"),
-        ({"metadata": URI, "ledger": "first"}, "a ledger's id, several with commas, or all"),
+        ({"metadata": URI, "ledger": "1,first one"}, "a ledger's id, an unbounded ledger's name, several"),
         ({"metadata": URI, "ledger": "-1"}, "a ledger's id"),
     ],
 )
