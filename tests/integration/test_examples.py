@@ -52,6 +52,14 @@ async def test_spark_partitions_write_ledgers_that_read_back_equal(cluster: Clus
     assert printed.count("ledger ") == 4
 
 
+@pytest.mark.parametrize("name", ["spark_batch", "spark_word_count"])
+async def test_spark_jobs_read_back_what_they_wrote(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
+    java_home = find_java().removesuffix("/bin/java")
+    printed = await run_example(tmp_path, name, cluster.uri, JAVA_HOME=java_home, SPARK_LOCAL_IP="127.0.0.1")
+    assert printed.splitlines()[-1] == "EQUAL"
+
+
 @pytest.mark.parametrize(
     ("data", "entries"),
     [(b"one\ntwo\nthree", 3), (bytes(range(256)) * 64, 65), (b"\0" * 3_000_000, 3)],
