@@ -75,6 +75,9 @@ class File(Protocol):
     def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Say what will be read soon; it may be brought into memory meanwhile, or not."""
 
+    async def will_not_need(self) -> None:
+        """Say that what is in it will not be read: the system may let go of what it holds in memory."""
+
     async def preallocate(self, size: int) -> None:
         """Reserve blocks for the first `size` bytes and make the file that long."""
 
@@ -229,6 +232,18 @@ class RealFile:
         if hasattr(os, "posix_fadvise"):
             for offset, size in ranges:
                 os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+    async def will_not_need(self) -> None:
+        """See `File`."""
+        if hasattr(os, "posix_fadvise"):
+            await self._disk.call(
+                f"advising about {self._path}",
+                os.posix_fadvise,
+                self._descriptor,
+                0,
+                0,
+                os.POSIX_FADV_DONTNEED,
+            )
 
     async def preallocate(self, size: int) -> None:
         """See `File`."""

@@ -396,6 +396,9 @@ class SimFile:
     def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
         """See `File`: nothing is gained by it here."""
 
+    async def will_not_need(self) -> None:
+        """See `File`: nothing is gained by it here."""
+
     async def preallocate(self, size: int) -> None:
         """See `File`."""
         await self._disk.work()
