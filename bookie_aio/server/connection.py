@@ -64,6 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_closing = False
         self._is_blocked = False
         self._is_processing = False
+        self._has_had_turn = False
         self._is_reading = True
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -164,7 +165,8 @@ class Connection(asyncio.BufferedProtocol):
                 frames_left -= 1
                 if not frames_left:  # the rest when all others have had their turn
                     self._block()
-                    self._loop.call_soon(self.room_again)
+                    self._has_had_turn = True
+                    self._loop.call_soon(self._next_turn)
                     return
         except ProtocolError as error:
             self.fail(self._reason(error))
@@ -209,9 +211,13 @@ class Connection(asyncio.BufferedProtocol):
             self._is_reading = False
             self._transport.pause_reading()
 
+    def _next_turn(self) -> None:
+        self._has_had_turn = False
+        self.room_again()
+
     def room_again(self) -> None:
         """Go on with the frames that wait, if nothing blocks the connection any more."""
-        if not self._is_blocked or self._is_closing or self._is_processing:
+        if not self._is_blocked or self._is_closing or self._is_processing or self._has_had_turn:
             return
         while self._deferred and self._flow.has_room_for_reads:
             self._start_read(*self._deferred.popleft())
