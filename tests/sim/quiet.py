@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+def _collect() -> None:
+    """Collect garbage; twice, since finalisers of the first time bring some of it back."""
+    gc.collect()
+    gc.collect()
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[Callable[[], object]]:
     """Silence logs, warnings and finalisers; gives the function that collects garbage."""
@@ -29,8 +35,8 @@ def quiet() -> Iterator[Callable[[], object]]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
-            yield gc.collect
-            gc.collect()
+            yield _collect
+            _collect()
     finally:
         sys.unraisablehook = hook
         logging.disable(logging.NOTSET)
