@@ -76,6 +76,7 @@ class HeldFragments(HeldMetadata):
         is_trimmed = await self._change(change)
         if is_trimmed:
             await self._list.delete_pages(sorted(pages))
+            await self._list.sweep()  # and what writers that lost have left
         return is_trimmed
 
     async def refresh(self) -> None:

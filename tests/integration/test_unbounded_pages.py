@@ -1,0 +1,168 @@
+"""Unbounded ledgers whose fragments are mostly in pages: reading over them, trimming them, losing them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+import client_aio
+from metadata import pages
+from metadata.ids import fragments_key, ledger_key
+from metadata.open import open_store
+from tests.support.cluster import Cluster
+from tests.support.links import Links
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+WAIT_S = 30
+NAME = "payments"
+FRAGMENTS, ENTRIES = 40, 3
+
+
+@pytest.fixture(autouse=True)
+def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pages of some five fragments, and heads of as many."""
+    monkeypatch.setattr(pages, "HEAD_ROWS_BYTES_MAX", 200)
+    monkeypatch.setattr(pages, "PAGE_ROWS_BYTES_MAX", 150)
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with Cluster(tmp_path) as running:
+        yield running
+
+
+def value(entry_id: int) -> bytes:
+    return b"entry %d" % entry_id
+
+
+ALL = [(n, value(n)) for n in range(FRAGMENTS * ENTRIES)]
+
+
+async def grow(ledger: client_aio.UnboundedLedgerWriter, fragments: int = FRAGMENTS) -> None:
+    """Add fragments of a few entries each."""
+    for _ in range(fragments):
+        if ledger.last_add_confirmed >= 0:
+            await ledger.roll()
+        following = ledger.last_add_confirmed + 1
+        await ledger.add_entries(value(n) for n in range(following, following + ENTRIES))
+
+
+async def read(client: client_aio.Client, start: int | None = 0) -> list[tuple[int, bytes]]:
+    async with aclosing(client.read_unbounded_ledger(NAME, start, follow=False)) as entries:
+        return [tuple(entry) async for entry in entries]
+
+
+async def pages_of(cluster: Cluster, ledger_id: int) -> list[str]:
+    async with await open_store(cluster.uri) as store:
+        return await store.children(fragments_key(ledger_id))
+
+
+async def test_entries_are_read_over_pages_from_wherever_one_begins(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as one, client_aio.connect(cluster.uri) as other:
+        async with one.open_unbounded_ledger(NAME) as ledger:
+            await grow(ledger)
+            assert len(await pages_of(cluster, ledger.ledger_id)) > 5
+            assert [tuple(entry) async for entry in ledger.read(0, len(ALL) - 1)] == ALL
+        for start in (0, 1, 14, 15, 16, 50, len(ALL) - 1):
+            assert await read(other, start) == ALL[start:]
+        async with one.open_unbounded_ledger(NAME) as ledger:
+            assert ledger.last_add_confirmed == len(ALL) - 1
+        metadata = await other.ledger_metadata(NAME)
+        assert (metadata.first_entry, len(metadata.rows)) == (0, FRAGMENTS + 1)
+
+
+async def test_a_reader_is_not_confused_by_fragments_that_move_to_pages_under_its_hands(
+    cluster: Cluster,
+) -> None:
+    async with client_aio.connect(cluster.uri) as one, client_aio.connect(cluster.uri) as other:
+        ledger = await one.open_unbounded_ledger(NAME)
+        await grow(ledger, 5)
+        reader = await other.open_ledger(NAME)
+        async with aclosing(reader.tail(0)) as entries:
+            found = [tuple(await anext(entries)) for _ in range(4)]
+            growing = asyncio.create_task(grow(ledger, FRAGMENTS - 5))
+            found += [tuple(await asyncio.wait_for(anext(entries), WAIT_S)) for _ in ALL[4:]]
+            await growing
+        assert found == ALL
+        # And one that has not looked since reads with what it knows, from bookies that have it all.
+        stale = await other.open_ledger(NAME)
+        await grow(ledger, 5)
+        assert [tuple(entry) async for entry in stale.read(0, len(ALL) - 1)] == ALL
+
+
+async def test_trimming_drops_pages_and_parts_of_pages(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as one, client_aio.connect(cluster.uri) as other:
+        ledger = await one.open_unbounded_ledger(NAME)
+        await grow(ledger)
+        before = await pages_of(cluster, ledger.ledger_id)
+        reader = await other.open_ledger(NAME)
+        assert await ledger.trim(62) == 60
+        assert len(await pages_of(cluster, ledger.ledger_id)) < len(before)
+        with pytest.raises(client_aio.NoSuchEntryError, match="begins at entry 60"):
+            [entry async for entry in reader.read(0, 5)]
+        await ledger.close()
+        assert await reader.read_last_add_confirmed() == len(ALL) - 1
+        assert [tuple(entry) async for entry in reader.read(60, len(ALL) - 1)] == ALL[60:]
+        assert await read(other, None) == ALL[60:]
+
+
+async def test_a_deletion_leaves_no_pages(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        async with client.open_unbounded_ledger(NAME) as ledger:
+            await grow(ledger)
+        await client.delete_ledger(NAME)
+        assert await pages_of(cluster, ledger.ledger_id) == []
+
+
+async def test_a_page_of_a_displaced_writer_is_not_part_of_the_ledger_and_is_swept(cluster: Cluster) -> None:
+    async with Links(cluster.uri) as links, links.connect("w1") as one, links.connect("w2") as other:
+        former = await one.open_unbounded_ledger(NAME)
+        key = ledger_key(former.ledger_id)
+        await grow(former, 4)
+        rolling: asyncio.Task[int] | None = None
+        reached, released = asyncio.Event(), asyncio.Event()
+
+        async def meet(at: str) -> None:
+            if at == key and len(await pages_of(cluster, former.ledger_id)) > 0:
+                reached.set()  # its page is written, and its head is not
+                await released.wait()
+
+        links.store("w1").before_compare_and_set = meet
+        while not reached.is_set():
+            await former.add_entry(value(former.last_add_confirmed + 1))
+            rolling = asyncio.create_task(former.roll())
+            await asyncio.wait(
+                [rolling, asyncio.create_task(reached.wait())], return_when=asyncio.FIRST_COMPLETED
+            )
+        ledger = await other.open_unbounded_ledger(NAME)
+        released.set()
+        assert rolling is not None
+        with pytest.raises(client_aio.LedgerFencedError):
+            await asyncio.wait_for(rolling, WAIT_S)
+        entries = ledger.last_add_confirmed + 1
+        await ledger.close()
+        assert await read(other) == [(n, value(n)) for n in range(entries)]
+        metadata = await other.ledger_metadata(NAME)
+        assert metadata.unbounded is not None
+        assert set(await pages_of(cluster, ledger.ledger_id)) <= {
+            page.name for page in metadata.unbounded.pages
+        }
+
+
+async def test_a_page_that_is_left_over_is_swept_by_the_next_trim(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, await open_store(cluster.uri) as store:
+        ledger = await client.open_unbounded_ledger(NAME)
+        await grow(ledger, 10)
+        left_over = f"{fragments_key(ledger.ledger_id)}/0000000000000000000-left-over"
+        await store.create(left_over, b'{"format": 1, "rows": [[0, 1, ["b1"]]]}')
+        await ledger.trim(9)
+        assert "0000000000000000000-left-over" not in await pages_of(cluster, ledger.ledger_id)
+        await grow(ledger, 3)  # it goes on from a head that the sweep has changed
+        await ledger.close()
+        assert [entry_id for entry_id, _ in await read(client, None)] == list(range(9, 39))
