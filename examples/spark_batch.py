@@ -27,7 +27,8 @@ def main() -> int:
     import client_aio.spark
 
     session = SparkSession.builder.master("local[2]").appName("orders to a log")
-    spark = session.config("spark.ui.enabled", "false").getOrCreate()
+    session = session.config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2")
+    spark = session.getOrCreate()
     client_aio.spark.register(spark)
     cluster = {"metadata": arguments.metadata, "log": arguments.log}
     try:
