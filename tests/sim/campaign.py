@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.sim import profiles_unbounded
+from tests.sim import profiles_logs, profiles_unbounded
 from tests.sim.profiles import PROFILES, draw_plan
 from tests.sim.simulation import run_plan
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parent.parent.parent
-FURTHER = (profiles_unbounded,)
+FURTHER = (profiles_logs, profiles_unbounded)
 """Modules that enter profiles of their own into the table."""
 
 

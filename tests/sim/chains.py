@@ -1,0 +1,167 @@
+"""What is known of the logs of one run, and the invariants of chains of ledgers.
+
+Owns the record and the judgement, as `tests.sim.history` does for single ledgers. The names:
+
+- EntryOrderMaintained: positions of one writer's records increase; readers give records in the order of
+  positions, pass over none that is acknowledged, and read one value at each position, whoever reads and when.
+- AllNonEmptyLedgersInLedgerList: a ledger whose record is acknowledged is listed, or has been.
+- AtMostTwoNotClosed: all listed ledgers but the last two are CLOSED, whenever a list changes.
+- ListedLedgersExist: no listed ledger is deleted.
+- AllAckedRecordsAreReadable: after healing, every acknowledged record that was not truncated is read.
+- NothingLeftOver: after a sweep at the end, no ledger made for a log is in none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from client_aio.log.ledger import TAG
+from metadata.errors import MetadataCorruptError
+from metadata.ids import KEY_LEDGERS, ledger_id_of
+from metadata.ledger import LedgerMetadata
+from metadata.log import LogHead, Position
+from metadata.logs import KEY_LOGS
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from client_aio import LogRecord
+    from metadata.store import Version
+    from tests.sim.history import History
+    from tests.sim.simulation import Simulation
+
+
+class Chains:
+    """The logs of one run: here, one log."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.tried: dict[bytes, str] = {}  # payload → who
+        self.acknowledged: dict[Position, bytes] = {}
+        self.values: dict[Position, bytes] = {}  # as acknowledged or read
+        self.passed: dict[str, Position] = {}  # reader → behind what it reads
+        self._futures: dict[str, list[asyncio.Future[Position]]] = {}  # of each writer's life, in their order
+        self._values_read: dict[str, set[Position]] = {}
+        self._ledgers: dict[int, LedgerMetadata] = {}
+        self._deleted: set[int] = set()
+        self._made: set[int] = set()
+        self.listed: set[int] = set()
+        self.begins_at = Position(0, 0)
+
+    @classmethod
+    def of(cls, simulation: Simulation) -> Chains:
+        """Give the run's record."""
+        if "chains" not in simulation.shared:
+            chains = simulation.shared["chains"] = cls(simulation.history)
+            simulation.tree.watchers.append(chains.metadata_changed)
+        found = simulation.shared["chains"]
+        assert isinstance(found, cls)
+        return found
+
+    # --- writers ---
+
+    def issued(self, who: str, payload: bytes, future: asyncio.Future[Position]) -> None:
+        """Note an append, and watch its future."""
+        self.tried[payload] = who
+        futures = self._futures.setdefault(who, [])
+        futures.append(future)
+        number = len(futures) - 1
+        future.add_done_callback(lambda done: self._completed(who, payload, number, done))
+
+    def _completed(self, who: str, payload: bytes, number: int, future: asyncio.Future[Position]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        position = future.result()
+        # Callbacks may come in any order; the futures themselves complete in theirs.
+        for before in self._futures[who][:number]:
+            if not before.done() or before.exception() is not None or before.result() >= position:
+                self._fail("EntryOrderMaintained", f"{who}: {payload!r} is at {position}, before {before}")
+        self.acked(who, payload, position)
+
+    def acked(self, who: str, payload: bytes, position: Position) -> None:
+        """Note that a record was acknowledged."""
+        self._history.note(who, "acknowledged", str(position), payload.decode())
+        self._has_value(who, position, payload)
+        self.acknowledged[position] = payload
+        if position.ledger_id not in self.listed:
+            self._fail("AllNonEmptyLedgersInLedgerList", f"{position} is acknowledged and not listed")
+        for reader, behind in self.passed.items():
+            if position <= behind and position not in self._values_read.get(reader, ()):
+                self._fail(
+                    "EntryOrderMaintained", f"{reader} is behind {behind}, and {position} was not read"
+                )
+
+    # --- readers ---
+
+    def read(self, who: str, record: LogRecord) -> None:
+        """Note a record read by one who reads in order and passes over nothing."""
+        position, payload = record
+        behind = self.passed.get(who, Position(0, -1))
+        if position <= behind:
+            self._fail("EntryOrderMaintained", f"{who} read {position} behind {behind}")
+        missed = [
+            each
+            for each in self.acknowledged
+            if max(behind, self.begins_at) < each < position and each >= self.begins_at
+        ]
+        if missed:
+            self._fail(
+                "EntryOrderMaintained", f"{who} read {position} behind {behind} and passed over {missed}"
+            )
+        self._has_value(who, position, payload)
+        if payload not in self.tried:
+            self._fail("NoLogDivergence", f"{who} read {payload!r} at {position}, which nobody wrote")
+        self.passed[who] = position
+        self._values_read.setdefault(who, set()).add(position)
+
+    def starts_at(self, who: str, position: Position) -> None:
+        """Note that a reader goes on at a position: what was before it has been truncated."""
+        self.passed[who] = Position(position.ledger_id, position.entry_id - 1)
+
+    def _has_value(self, who: str, position: Position, payload: bytes) -> None:
+        known = self.values.setdefault(position, payload)
+        if known != payload:
+            self._fail("EntryOrderMaintained", f"{who}: {position} is {payload!r} and was {known!r}")
+
+    # --- the metadata store ---
+
+    def metadata_changed(self, key: str, value: bytes | None, version: Version | None) -> None:
+        """Follow the ledgers made for logs, and the list."""
+        if key.startswith(KEY_LEDGERS + "/") and key.count("/") == 5:
+            self._ledger_changed(ledger_id_of(key), value)
+        elif key.startswith(KEY_LOGS + "/") and value is not None:
+            try:
+                head = LogHead.from_json(value)
+            except MetadataCorruptError as error:
+                self._fail("TypeOK", str(error))
+                return
+            self._list_changed(head)
+
+    def _ledger_changed(self, ledger_id: int, value: bytes | None) -> None:
+        if value is None:
+            if ledger_id in self._made:
+                self._deleted.add(ledger_id)
+            return
+        self._ledgers[ledger_id] = LedgerMetadata.from_json(value)
+        if TAG in self._ledgers[ledger_id].custom:
+            self._made.add(ledger_id)
+            self._history.ignore(ledger_id)  # its entries are judged here, by their positions
+            self._history.ledger(ledger_id).is_deleted = True
+
+    def _list_changed(self, head: LogHead) -> None:
+        self._history.note("meta", "log", [row.id for row in head.newest], str(head.begins_at))
+        self.listed.update(row.id for row in head.newest)
+        self.begins_at = max(self.begins_at, head.begins_at)
+        for row in head.newest:
+            if row.ledger_id in self._deleted:
+                self._fail("ListedLedgersExist", f"ledger {row.ledger_id} is listed and deleted")
+        for row in head.newest[:-2]:
+            if not self._ledgers[row.ledger_id].is_closed:
+                self._fail("AtMostTwoNotClosed", f"{row.ledger_id} of {[each.id for each in head.newest]}")
+
+    def left_over(self, head_rows: list[int]) -> set[int]:
+        """Give the ledgers made for the log that exist and are not among these."""
+        return self._made - self._deleted - set(head_rows)
+
+    def _fail(self, name: str, text: str) -> None:
+        self._history.fail(name, text)
