@@ -143,20 +143,11 @@ class Reader:
         """
         self._fetched.clear()
         for segment, blocks in self._next_ranges(entry_ids).items():
-            ranges = _joined(blocks)
-            if len(blocks) < 2:
-                continue
-            try:
-                found, is_cold = await segment.read_many(ranges)
-            except (DiskFailedError, FileNotFoundError):
-                continue
-            self.is_cold |= is_cold
-            starts = [offset for offset, _ in ranges]
-            views = [memoryview(part) for part in found]
-            for offset, size in blocks:
-                number = bisect_right(starts, offset) - 1
-                at = offset - starts[number]
-                self._fetched[segment.segment_id, offset] = views[number][at : at + size]
+            if len(blocks) > 1:
+                found, is_cold = await fetch(segment, blocks)
+                self.is_cold |= is_cold
+                for offset, view in found.items():
+                    self._fetched[segment.segment_id, offset] = view
 
     def ahead(self) -> list[tuple[Segment, list[tuple[int, int]]]]:
         """Give where lies what the next read will want, if it goes on where this one ended."""
@@ -293,14 +284,40 @@ def _parse(found: Found, ledger_id: int, data: Buffer) -> Block:
     return block
 
 
-async def read_block(found: Found, ledger_id: int) -> Block:
+async def fetch(segment: Segment, blocks: list[tuple[int, int]]) -> tuple[dict[int, memoryview], bool]:
+    """Read blocks (offset, size) of a segment together; give them by offset, and whether any was cold.
+
+    What cannot be read is left out: to be read by itself, where it is known what that means.
+    """
+    ranges = _joined(blocks)
+    try:
+        found, is_cold = await segment.read_many(ranges)
+    except (DiskFailedError, FileNotFoundError):
+        return {}, False
+    starts = [offset for offset, _ in ranges]
+    views = [memoryview(part) for part in found]
+    fetched: dict[int, memoryview] = {}
+    for offset, size in blocks:
+        number = bisect_right(starts, offset) - 1
+        at = offset - starts[number]
+        fetched[offset] = views[number][at : at + size]
+    return fetched, is_cold
+
+
+async def read_block(found: Found, ledger_id: int, data: Buffer = b"") -> Block:
     """Read a whole stored block, and check it.
+
+    Args:
+        data: its bytes, where they have been fetched.
 
     Raises:
         DamagedBlockError: rule 4 applies.
         SegmentGoneError: look again.
     """
-    block = _parse(found, ledger_id, await _read(found, 0, found.run.head_bytes + found.run.payload_bytes))
+    size = found.run.head_bytes + found.run.payload_bytes
+    if len(data) != size:
+        data = await _read(found, 0, size)
+    block = _parse(found, ledger_id, data)
     if not block.payload_is_intact():
         raise DamagedBlockError(f"block at {found.run.offset} of segment {found.segment_id}: its payload")
     return block

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from bookie_aio.storage.background import Background
 from bookie_aio.storage.format import DATA_OFFSET
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.storage.reader import DamagedBlockError, gather, read_block
+from bookie_aio.storage.reader import DamagedBlockError, fetch, gather, read_block
 from bookie_aio.storage.segments import DamagedIndexError, SegmentGoneError
 from bookie_aio.storage.winners import winning
 from bookie_aio.wire.blocks import Block
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from bookie_aio.storage.winners import Found
     from metadata.errors import StorageError
 
-_RUNS_AT_ONCE = 64
+_RUNS_AT_ONCE = 256
+_FETCHED_BYTES = 512 * 1024
 _PAGES_AT_ONCE = 16
 _BYTES_PENDING_MAX = 1024 * 1024
 _STEP_S = 0.005
@@ -84,10 +86,11 @@ class _Watch:
     def __init__(self, ledger_id: int) -> None:
         self._ledger_id = ledger_id
         self._noted: list[tuple[int, int]] = []
+        self.is_muted = False
 
     def note(self, block: Block) -> None:
         """Take note of an add."""
-        if block.ledger_id == self._ledger_id:
+        if block.ledger_id == self._ledger_id and not self.is_muted:
             self._noted.append((block.first_entry, block.last_entry))
 
     def clear(self) -> None:
@@ -254,16 +257,19 @@ class Reclaimer:
         watch = _Watch(ledger_id)
         self._appending.add_watches.add(watch)
         try:
+            if self._ledgers.is_pending(ledger_id):
+                await when_durable(self._appending.barrier)  # what was accepted before we watch is found
             while lowest <= highest:
                 state = self._ledgers.get(ledger_id)
                 if state is None or state.since > segment.segment_id or highest < state.first:
                     return
                 lowest = max(lowest, state.first)
-                watch.clear()
-                await when_durable(self._appending.barrier)
                 sources = await self._lookup.sources(ledger_id, lowest, highest)
                 found, horizon = await gather(sources, lowest, highest, _RUNS_AT_ONCE)
-                lowest = await self._copy_runs(segment, ledger_id, found, lowest, horizon, watch)
+                lowest, is_touched = await self._copy_runs(segment, ledger_id, found, lowest, horizon, watch)
+                if is_touched:
+                    watch.clear()
+                    await when_durable(self._appending.barrier)
         except SegmentGoneError:
             await self._copy_ledger(segment, ledger_id, lowest, highest)
         except NoSuchLedgerError:
@@ -273,32 +279,43 @@ class Reclaimer:
 
     async def _copy_runs(
         self, segment: Segment, ledger_id: int, found: list[Found], low: int, horizon: int, watch: _Watch
-    ) -> int:
-        """Copy what counts of the segment's runs up to the horizon, and give where to go on."""
-        for one in found:
-            if one.segment is not segment or one.run.first > horizon:
-                continue
-            if one.run.last > horizon and one.run.first > low:
-                return one.run.first  # copied as a whole in the next round
-            for winners in winning(one, found, horizon):
+    ) -> tuple[int, bool]:
+        """Copy what counts of the segment's runs up to the horizon.
+
+        Returns:
+            Where to go on, and whether to look again first, since something newer has come.
+        """
+        mine = [one for one in found if one.segment is segment and one.run.first <= horizon]
+        is_plain = all(one.run.last < other.run.first for one, other in pairwise(found))
+        fetched: dict[int, memoryview] = {}
+        for number, one in enumerate(mine):
+            run = one.run
+            if run.last > horizon and run.first > low:
+                return run.first, False  # copied as a whole in the next round
+            whole = run.entry_ids
+            for winners in [whole] if is_plain and run.last <= horizon else winning(one, found, horizon):
                 entry_ids = winners[max(0, -(-(low - winners.start) // winners.step)) :]
                 if not entry_ids:
                     continue
+                if run.offset not in fetched:
+                    fetched, _ = await fetch(segment, _batch(mine, number))
                 try:
-                    block = await read_block(one, ledger_id)
+                    block = await read_block(one, ledger_id, fetched.get(run.offset, b""))
                 except DamagedBlockError as error:
                     await self._lookup.mark(ledger_id, error)
                     raise
                 started = self._loop.time()
                 if watch.touches(entry_ids):
-                    return entry_ids[0]  # something newer has come: look again
-                # No await from the look to the append.
-                start = block.entry_ids.index(entry_ids[0])
-                whole = len(entry_ids) == block.count
-                part = block if whole else Block.parse(block.whole(start, start + len(entry_ids)))
-                self._append(part)
-                await self._keep_pace(part.total_bytes, self._loop.time() - started)
-        return horizon + 1
+                    return entry_ids[0], True
+                # No await from the look at the watch to the append.
+                start = whole.index(entry_ids[0])
+                if len(entry_ids) < block.count:
+                    block = Block.parse(block.whole(start, start + len(entry_ids)))
+                watch.is_muted = True  # this add is our own
+                self._append(block)
+                watch.is_muted = False
+                await self._keep_pace(block.total_bytes, self._loop.time() - started)
+        return horizon + 1, False
 
     def _append(self, block: Block) -> None:
         size = block.total_bytes
@@ -318,3 +335,16 @@ class Reclaimer:
             await self._background.pause(owed_s)
         if self._bytes_pending > _BYTES_PENDING_MAX:
             await when_durable(self._appending.barrier)
+
+
+def _batch(mine: list[Found], start: int) -> list[tuple[int, int]]:
+    """Give where the next runs lie, as many as are fetched together."""
+    blocks: list[tuple[int, int]] = []
+    size = 0
+    for one in mine[start:]:
+        run = one.run
+        blocks.append((run.offset, run.head_bytes + run.payload_bytes))
+        size += blocks[-1][1]
+        if size >= _FETCHED_BYTES:
+            break
+    return blocks

@@ -9,6 +9,7 @@ import random
 import shutil
 from typing import TYPE_CHECKING
 
+from bookie_aio.storage import directory as layout
 from bookie_aio.storage.disk import RealDisk, RealFile, Space
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.storage.provision import SpaceLimits
@@ -165,6 +166,20 @@ def copy_as_a_crash_leaves_it(path: Path, to: Path) -> Path:
             if state() == before:
                 return to
         shutil.rmtree(to, ignore_errors=True)
+
+
+def unaccounted_files(store: Store) -> set[str]:
+    """Give the names of files in a settled store's directory that nothing refers to, or that are missing."""
+    engine = store.engine
+    expected = {layout.CHECKPOINT, layout.RESERVE, layout.LOCK}
+    for segment in engine._segments.by_id.values():
+        expected.add(layout.segment_name(segment.segment_id))
+        if segment.sealed is not None:
+            expected.add(layout.index_name(segment.segment_id))
+    if engine._provision.ready is not None:
+        expected.add(layout.segment_name(engine._provision.ready.segment_id))
+    expected.update(name for _, name in engine._provision._spares)
+    return set(os.listdir(store.path)) ^ expected
 
 
 def entries_of(buffers: Sequence[Buffer]) -> dict[int, bytes]:

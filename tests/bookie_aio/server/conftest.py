@@ -52,7 +52,8 @@ class Bookies:
     def config(self, bookie_id: str = "b1", *, folder: str | None = None, **values: Any) -> BookieConfig:
         """Give a bookie's configuration."""
         values.setdefault("storage", STORAGE)
-        return BookieConfig(bookie_id, (str(self.folder / (folder or bookie_id)),), **values)
+        values.setdefault("directories", (str(self.folder / (folder or bookie_id)),))
+        return BookieConfig(bookie_id, **values)
 
     async def start(
         self,

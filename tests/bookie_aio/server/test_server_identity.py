@@ -10,7 +10,7 @@ import pytest
 
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
-from bookie_aio.wire.messages import Status
+from bookie_aio.wire.messages import NO_TERM, Read, Status
 from metadata.bookies import BookieRecord, Cookie, available_bookies
 from metadata.errors import (
     CookieMismatchError,
@@ -221,3 +221,28 @@ def test_a_configuration_that_cannot_be_meant_is_refused(values: dict[str, Any],
     complete: dict[str, Any] = {"bookie_id": "b1", "directories": ("/d",), **values}
     with pytest.raises(InvalidArgumentError, match=says):
         BookieConfig(**complete)
+
+
+async def test_all_of_several_directories_are_needed_and_their_order_is_not(bookies: Bookies) -> None:
+    paths = [str(bookies.folder / name) for name in ("one", "two", "three")]
+
+    async def start(*directories: str) -> Bookie:
+        return await bookies.start(directories=directories)
+
+    bookie = await start(*paths)
+    client = await bookies.connect(bookie)
+    assert (await client.add(1, 0, [b"entry"])).status is Status.OK
+    await bookie.close()
+    bookie = await start(*reversed(paths))
+    client = await bookies.connect(bookie)
+    assert (await client.call(Read(1, NO_TERM, 0, 0, 0, 1, 1000))).entries == [(0, b"entry")]
+    await bookie.close()
+    with pytest.raises(CookieMismatchError, match="formatted with 3 data directories and is started with 2"):
+        await start(*paths[:2])
+    with pytest.raises(CookieMismatchError, match="holds no cookie"):
+        await start(*paths[:2], str(bookies.folder / "empty"))
+    other = await bookies.start("b2")
+    await other.close()
+    with pytest.raises(CookieMismatchError, match="belongs to bookie b2"):
+        await start(*paths[:2], str(bookies.folder / "b2"))
+    await (await start(*paths)).close()

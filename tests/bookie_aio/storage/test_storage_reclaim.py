@@ -15,7 +15,14 @@ from bookie_aio.storage.index import Run
 from bookie_aio.storage.winners import Found, winning
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFullError
-from tests.support.storage import SMALL, FaultyDisk, Store, copy_as_a_crash_leaves_it, make_block
+from tests.support.storage import (
+    SMALL,
+    FaultyDisk,
+    Store,
+    copy_as_a_crash_leaves_it,
+    make_block,
+    unaccounted_files,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,19 +54,6 @@ async def assert_kept(store: Store, entries: range) -> None:
         assert (stop, found) == (Stop.END, {entry: content(ledger_id, entry) for entry in entries})
 
 
-def assert_no_orphans(store: Store) -> None:
-    engine = store.engine
-    expected = {layout.CHECKPOINT, layout.RESERVE, layout.LOCK}
-    for segment in engine._segments.by_id.values():
-        expected.add(layout.segment_name(segment.segment_id))
-        if segment.sealed is not None:
-            expected.add(layout.index_name(segment.segment_id))
-    if engine._provision.ready is not None:
-        expected.add(layout.segment_name(engine._provision.ready.segment_id))
-    expected.update(name for _, name in engine._provision._spares)
-    assert set(os.listdir(store.path)) == expected
-
-
 async def store_with_dead_ledgers(path: Path, disk: FaultyDisk | None = None) -> Store:
     """Give a store in which ledgers that are kept and others are mixed, one part in four of all kept."""
     store = await Store.open(path, SMALL, disk)
@@ -76,7 +70,7 @@ async def test_dead_segments_are_used_again_or_removed(tmp_path: Path) -> None:
         before = store.engine.figures()["segments"]
         await delete(store, 1)
         await store.settled()
-        assert_no_orphans(store)
+        assert not unaccounted_files(store)
         names = os.listdir(store.path)
         spares = [name for name in names if name.endswith(".spare")]
         assert len([name for name in names if name.endswith(".segment")]) <= 2, before
@@ -92,7 +86,7 @@ async def test_dead_segments_are_used_again_or_removed(tmp_path: Path) -> None:
         assert again.engine.list_ledgers(0, 10)[0] == [2]
         assert not again.engine.notes
         await again.settled()
-        assert_no_orphans(again)
+        assert not unaccounted_files(again)
         await again.close()
 
 
@@ -108,7 +102,7 @@ async def test_mostly_dead_segments_are_compacted(tmp_path: Path) -> None:
     reclaimed = store.engine.figures()["reclaimed"]
     assert isinstance(reclaimed, dict)
     assert reclaimed["compacted"] > 3
-    assert_no_orphans(store)
+    assert not unaccounted_files(store)
     await store.close()
     again = await Store.open(tmp_path / "b1")
     await assert_kept(again, range(60))
@@ -172,7 +166,7 @@ async def test_trimmed_and_forgotten_entries_give_back_their_space(tmp_path: Pat
     assert len(store.engine._segments.by_id) < before / 2
     found, stop, _ = await store.read(1, 150, 199)
     assert (stop, len(found)) == (Stop.END, 50)
-    assert_no_orphans(store)
+    assert not unaccounted_files(store)
     await store.close()
 
 
@@ -201,7 +195,7 @@ async def test_a_crash_at_each_step_loses_nothing_and_leaves_no_file(tmp_path: P
             assert not again.engine.notes
             await again.settled()
             await assert_kept(again, range(60))
-            assert_no_orphans(again)
+            assert not unaccounted_files(again)
         except BaseException as error:
             error.add_note(f"after {step}")
             raise
@@ -285,5 +279,5 @@ async def test_a_full_disk_stops_compaction_until_there_is_room(tmp_path: Path) 
     await asyncio.wait_for(back.wait(), 10)
     await store.settled()
     await assert_kept(store, range(last))
-    assert_no_orphans(store)
+    assert not unaccounted_files(store)
     await store.close()

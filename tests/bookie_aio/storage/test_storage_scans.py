@@ -1,0 +1,141 @@
+"""Reads of what is not in memory: few waits, off the loop, and what follows is fetched ahead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie_aio.storage.disk import RealDisk, RealFile
+from bookie_aio.wire.messages import Stop
+from tests.support.storage import Store, make_block
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    from bookie_aio.wire.blocks import Buffer
+
+LEDGERS = range(1, 21)
+
+
+class ColdFile(RealFile):
+    """A file of which nothing is in memory, while the test says so."""
+
+    def __init__(self, disk: ColdDisk, descriptor: int, path: str) -> None:
+        super().__init__(disk, descriptor, path)
+        self._cold = disk
+
+    def read_nowait(self, offset: int, size: int) -> Buffer | None:
+        return None if self._cold.is_cold else super().read_nowait(offset, size)
+
+    async def read(self, offset: int, size: int) -> Buffer:
+        self._cold.count(self._path, "read", [(offset, size)])
+        return await super().read(offset, size)
+
+    async def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
+        self._cold.count(self._path, "read_many", ranges)
+        return await super().read_many(ranges)
+
+    def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
+        self._cold.count(self._path, "will_need", ranges)
+        super().will_need(ranges)
+
+
+class ColdDisk(RealDisk):
+    """Counts what is read of segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_cold = False
+        self.calls: Counter[str] = Counter()
+        self.ranges: dict[str, list[tuple[int, int]]] = {}
+
+    def count(self, path: str, what: str, ranges: Sequence[tuple[int, int]]) -> None:
+        if path.endswith(".segment"):
+            self.calls[what] += 1
+            self.ranges.setdefault(what, []).extend(ranges)
+
+    async def _open(self, path: str, flags: int) -> RealFile:
+        file = await super()._open(path, flags)
+        return ColdFile(self, file._descriptor, path)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    """Give a store with many ledgers mixed, one entry at a time, over several sealed segments."""
+    opened = await Store.open(tmp_path / "b1", disk=ColdDisk())
+    for entry in range(100):
+        for ledger_id in LEDGERS:
+            block = make_block(ledger_id, entry, [b"%d/%d" % (ledger_id, entry) * 30])
+            opened.engine.append_block(block, lambda _: None)
+        await opened.barrier()
+    await opened.settled()
+    yield opened
+    await opened.close()
+
+
+def disk_of(store: Store) -> ColdDisk:
+    assert isinstance(store.disk, ColdDisk)
+    store.disk.calls.clear()
+    store.disk.ranges.clear()
+    store.disk.is_cold = True
+    return store.disk
+
+
+async def test_a_scan_of_one_ledger_among_many_waits_once_for_each_segment(store: Store) -> None:
+    disk = disk_of(store)
+    found, stop, _ = await store.read(7, 0, 99)
+    assert stop is Stop.END
+    assert found == {entry: b"%d/%d" % (7, entry) * 30 for entry in range(100)}
+    segments = len(await store.engine._lookup.sources(7, 0, 99))
+    assert segments > 3
+    assert disk.calls["read_many"] <= segments
+    assert disk.calls["read"] <= 2  # a segment with one run of it
+    assert disk.calls["will_need"] == 0  # that was all
+
+
+async def test_what_a_scan_asks_for_next_is_fetched_ahead(store: Store) -> None:
+    disk = disk_of(store)
+    _, stop, at = await store.read(7, 0, 99, budget=5_000)
+    assert stop is Stop.BUDGET
+    ahead = set(disk.ranges["will_need"])
+    assert ahead
+    disk.ranges.clear()
+    _, _, following = await store.read(7, at, 99, budget=5_000)
+    assert following > at
+    assert set(disk.ranges["read_many"]) & ahead
+
+
+async def test_nothing_is_fetched_ahead_of_what_was_in_memory(store: Store) -> None:
+    disk = disk_of(store)
+    disk.is_cold = False
+    _, stop, _ = await store.read(7, 0, 99, budget=5_000)
+    assert stop is Stop.BUDGET
+    assert disk.calls["will_need"] == disk.calls["read_many"] == 0
+
+
+async def test_neighbours_are_read_together(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1", disk=ColdDisk())
+    for entry in range(50):
+        store.engine.append_block(make_block(1, entry, [b"x" * 100]), lambda _: None)
+    await store.barrier()
+    disk = disk_of(store)
+    found, stop, _ = await store.read(1, 0, 49)
+    assert (stop, len(found)) == (Stop.END, 50)
+    assert len(disk.ranges["read_many"]) <= 3
+    await store.close()
+
+
+async def test_a_damaged_block_among_many_is_found_all_the_same(store: Store) -> None:
+    source = (await store.engine._lookup.sources(7, 0, 99))[0]
+    run = (await source.overlapping(0, 99, 200))[5]
+    path = store.path / source.segment.path
+    with path.open("r+b") as file:
+        file.seek(run.offset + run.head_bytes)
+        file.write(b"?")
+    disk_of(store)
+    found, stop, at = await store.read(7, 0, 99)
+    assert (stop, at, sorted(found)) == (Stop.UNKNOWN, run.first, list(range(run.first)))
+    assert store.engine.is_damaged(7)
