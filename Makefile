@@ -11,7 +11,8 @@
 #                 SEED=n replays one seed, SHRINK=1 with it cuts a failing one down
 #   make sim-campaign    SEEDS=n more seeds of this commit's campaign
 #   make mutants  plants 40 bugs under the simulator and tells which are caught
-#   make bench    throughput and latency beside the disk and the ceiling     ARGS=... is handed on
+#   make bench    the product measured from all sides (docs/BENCHMARKS.md)   ARGS="closed tail --seconds 5"
+#   make bench-write   writing beside the disk and the ceiling, minutes      ARGS=... is handed on
 #   make bench-peers   beside Apache BookKeeper, Kafka and NATS (needs Maven and a JDK; hours)   ARGS=... is handed on
 #   make clean    remove the environment and everything that was built
 #
@@ -29,7 +30,7 @@ demo_needs := $(if $(filter zk,$(METADATA)),spark,plain)
 # Evaluated in a recipe, once the environment exists: Java may have to come out of it.
 java := JAVA_HOME="$$(.ci/java $(VENV))" && export JAVA_HOME
 
-.PHONY: help demo test check bench bench-peers clean
+.PHONY: help demo test check bench bench-write bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -57,6 +58,9 @@ check: $(VENV)/dev.stamp
 	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_tidy.py
 
 bench: $(VENV)/bench.stamp
+	@$(BIN)/python -m benchmarks.suite $(ARGS)
+
+bench-write: $(VENV)/bench.stamp
 	@$(BIN)/python -m benchmarks.write $(ARGS)
 
 bench-peers: $(VENV)/bench.stamp

@@ -1,7 +1,7 @@
 """Measure the product from all sides: `python -m benchmarks.suite [PART …]`.
 
-    python -m benchmarks.suite [closed open ensembles ledgers tail reads processor fairness restart growth
-        memory soak] [--json suite.json] [--plots DIR] [--seconds 10] [--warm-up 3] [--scale 1]
+    python -m benchmarks.suite [closed open ensembles ledgers tail reads processor fairness connections
+        restart growth memory soak] [--json suite.json] [--plots DIR] [--seconds 10] [--warm-up 3] [--scale 1]
         [--soak-minutes 20] [--dir DIR] [--draw-only]
 
 Each case is added to the JSON file as it ends, with the machine, the settings and the load average before; a

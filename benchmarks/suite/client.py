@@ -15,6 +15,7 @@ import array
 import asyncio
 import contextlib
 import json
+import resource
 import struct
 import sys
 import time
@@ -26,9 +27,12 @@ import uvloop
 
 import client_aio
 from benchmarks.load import Figures, Load, cpu_seconds, drive
+from bookie_aio.wire.messages import Done, Ping
+from client_aio.connection import connect
 
 _STAMP = struct.Struct("<q")
 _TICK_S = 0.0005
+_IN_FLIGHT_BYTES_MAX = 64 << 20
 PERCENTILES = (0, 10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.99, 100)
 
 
@@ -133,7 +137,10 @@ async def open_loop(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
 
     cpu_before, started = cpu_seconds(), now()
     while issued < total:
-        for number in range(issued, min(total, int((now() - started) * spec.rate) + 1)):
+        due_by_now = min(total, int((now() - started) * spec.rate) + 1)
+        # What there is no room for is late, and counted from when it was due all the same.
+        room = max(0, _IN_FLIGHT_BYTES_MAX // spec.entry_bytes - outstanding)
+        for number in range(issued, min(due_by_now, issued + room)):
             outstanding += 1
             issued += 1
             add(payload).add_done_callback(partial(done, started + number / spec.rate, number >= warm_up))
@@ -212,6 +219,33 @@ async def read(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
     }
 
 
+async def connect_many(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
+    """Hold connections to one bookie, and ping them all in turn, a thousand a second."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    bookie = client.bookies["b1"]
+    started, held = time.perf_counter(), []
+    while len(held) < spec.entries:
+        some = min(100, spec.entries - len(held))
+        held += await asyncio.gather(
+            *(connect(bookie.addresses[0], bookie_id="b1", instance_id="", timeout_s=60) for _ in range(some))
+        )
+    print(json.dumps({"connected": len(held), "connect_s": time.perf_counter() - started}), flush=True)
+    latencies = array.array("d")
+    until = time.perf_counter() + spec.seconds
+    while time.perf_counter() < until:
+        for connection in held:
+            before = time.perf_counter()
+            await connection.call(Ping(), Done, timeout_s=60)
+            latencies.append(time.perf_counter() - before)
+            await asyncio.sleep(0.001)
+            if time.perf_counter() >= until:
+                break
+    for connection in held:
+        connection.close()
+    return {"pings": len(latencies), "latency_ms": spread(latencies)}
+
+
 async def soak(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
     """Add at a fixed rate; each ledger is closed after `entries` adds, and deleted two ledgers later."""
     payload, latencies, failed, issued = b"x" * spec.entry_bytes, array.array("d"), 0, 0
@@ -238,6 +272,8 @@ async def soak(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
     started = reported = now()
     while (elapsed := now() - started) < spec.seconds:
         for number in range(issued, int(elapsed * spec.rate) + 1):
+            if writer.bytes_in_flight > _IN_FLIGHT_BYTES_MAX:
+                break  # late, and counted from when it was due all the same
             writer.add_entry(payload).add_done_callback(partial(done, started + number / spec.rate))
             issued, left = issued + 1, left - 1
             if making is None and left < spec.entries // 2:
@@ -268,6 +304,7 @@ MODES = {
     "fill": fill,
     "read": read,
     "soak": soak,
+    "connect_many": connect_many,
 }
 
 

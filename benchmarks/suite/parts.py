@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import layers
 from benchmarks.suite.bench import next_line
+from benchmarks.watching import resident_mib
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -184,6 +185,23 @@ async def _beside(cluster: Running, others: list[dict[str, Any]], modest: dict[s
     return found
 
 
+async def connections(bench: Bench) -> Cases:
+    """What connections that are held cost the bookie, and a modest writer beside them."""
+    modest = bench.spec("open", rate=100, entry_bytes=100)
+    for full in (1, 1000, 9900):
+        count = bench.scaled(full)
+        async with bench.cluster() as cluster:
+            bookie = cluster.pids[0]
+            before = resident_mib(bookie)
+            spec = bench.spec("connect_many", entries=count, seconds=bench.seconds + bench.warm_up_s + 3)
+            async with cluster.client(spec) as child:
+                held = await next_line(child, spec)
+                grown = resident_mib(bookie) - before
+                found = await cluster.run(modest)
+                pings = await next_line(child, spec)
+            yield f"{count} connections", {**found, **held, "grown_mib": grown, "pings": pings}
+
+
 async def soak(bench: Bench) -> Cases:
     """70 % of the peak rate for long, ledgers created and deleted all the time: disk and memory over time.
 
@@ -222,6 +240,7 @@ PARTS: dict[str, Callable[[Bench], Cases]] = {
     "reads": reads,
     "processor": processor,
     "fairness": fairness,
+    "connections": connections,
     "restart": restart,
     "growth": growth,
     "memory": memory,

@@ -1,0 +1,243 @@
+"""Fill docs/BENCHMARKS.md with what was measured: `python -m benchmarks.document`.
+
+    python -m benchmarks.document [--peers docs/benchmarks/peers.json] [--suite docs/benchmarks/suite.json]
+
+Replaces what stands between the page's markers by tables of the two files, and draws the plots beside them. A
+part that was not measured says so. The text around the tables is written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.__main__ import SYSTEMS
+from benchmarks.peers.results import medians, ratio
+from benchmarks.peers.tables import tables
+
+PAGE = Path("docs/BENCHMARKS.md")
+FIGURES = Path("docs/benchmarks")
+_NOT_MEASURED = "*Not measured yet.*"
+
+Document = dict[str, Any]
+
+
+def between(page: str, name: str, text: str) -> str:
+    """Put text between the markers of a name.
+
+    Raises:
+        ValueError: the page has no such markers.
+    """
+    pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+    if not pattern.search(page):
+        raise ValueError(f"{PAGE} has no place for {name!r}")
+    return pattern.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", page)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lay out a table; all but the first column are figures."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def machine_text(document: Document) -> str:
+    """Say what it was measured on."""
+    one = document["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in one["packages"].items())
+    return (
+        f"{one['processor']}, {one['cores']} cores, {one.get('memory_gib', '?')} GiB of memory; "
+        f"{one['system']}; Python {one['python']}; {packages}."
+    )
+
+
+def peers_text(document: Document) -> str:
+    """Give machine, settings and all tables of the comparison."""
+    settings, runs = document["settings"], document["runs"]
+    rounds = 1 + max((run["round"] for run in runs), default=-1)
+    loads = [run["load_before"] for run in runs if "load_before" in run]
+    head = (
+        f"{machine_text(document)} {rounds} rounds; {settings['warm_up_s']:g} s of warm-up, "
+        f"{settings['measured_s']:g} s measured; load average before a run "
+        f"{min(loads, default=0):.1f} to {max(loads, default=0):.1f}."
+    )
+    return f"{head}\n\n{tables(document, SYSTEMS)}"
+
+
+def targets_text(document: Document) -> str:
+    """Give the ratios that were aimed at beside those that were measured."""
+    runs = document["runs"]
+
+    def times(workload: str, others: Sequence[str], figure: str = "adds_per_s") -> float | None:
+        found = [ratio(runs, workload, "product", other, figure) for other in others]
+        known = [one for one in found if one is not None]
+        if not known:
+            return None
+        return min(known) if figure == "adds_per_s" else max(known)
+
+    best = ("bookkeeper", "bookkeeper-tuned")
+    wanted: list[tuple[str, str, float | None, float, bool]] = [
+        ("1 KiB, 1,000 in flight", "× BookKeeper, defaults", times("1k-1000", best[:1]), 4, True),
+        ("", "× BookKeeper, tuned", times("1k-1000", best[1:]), 3, True),
+        ("", "× Kafka without fsync", times("1k-1000", ("kafka",)), 1, True),
+        ("", "× NATS without sync", times("1k-1000", ("nats",)), 1, True),
+        ("", "× ceiling, recycled", times("1k-1000", ("ceiling-recycled",)), 0.6, True),
+        ("", "p99 ÷ that of BookKeeper, defaults", times("1k-1000", best[:1], "p99_ms"), 1 / 3, False),
+        (
+            "1 KiB, 1,000 in flight, only growing",
+            "× ceiling, fresh",
+            _growing(runs, "ceiling-fresh"),
+            0.6,
+            True,
+        ),
+        ("", "× BookKeeper's best", _growing(runs, *best), 2, True),
+        ("100 B, 10,000 in flight", "× BookKeeper's best", times("100b-10000", best), 4, True),
+        ("", "× Kafka with flush", times("100b-10000", ("kafka-flush",)), 1.2, True),
+        ("64 KiB, 64 in flight", "× BookKeeper's best", times("64k-64", best), 3, True),
+        (
+            "1 KiB, one in flight",
+            "p50 ÷ that of BookKeeper, tuned",
+            times("1k-1", best[1:], "p50_ms"),
+            1,
+            False,
+        ),
+        ("", "p99 ÷ that of BookKeeper, tuned", times("1k-1", best[1:], "p99_ms"), 1, False),
+        ("1 KiB, 1,000 ledgers", "× BookKeeper's best", times("1k-ledgers", best), 2, True),
+        ("catch-up read", "× BookKeeper's best", times("1k-read", best), 3, True),
+        ("bytes to the device, 1 KiB, 1,000 in flight", "÷ payload", _device(runs, "1k-1000"), 1.10, False),
+        ("bytes to the device, 64 KiB", "÷ payload", _device(runs, "64k-64"), 1.10, False),
+        ("bytes to the device, 100 B", "÷ payload", _device(runs, "100b-10000"), 1.5, False),
+        ("bytes to the device, one in flight", "÷ payload", _device(runs, "1k-1"), 5, False),
+    ]
+    rows = []
+    for workload, what, found, aim, is_more in wanted:
+        sign = "≥" if is_more else "≤"
+        is_met = found is not None and (found >= aim if is_more else found <= aim)
+        shown = "–" if found is None else f"{found:.2f}"
+        rows.append(
+            (workload, what, f"{sign} {aim:.3g}", shown, "" if found is None else "yes" if is_met else "no")
+        )
+    return table(("workload", "figure", "aim", "measured", "met"), rows)
+
+
+def _growing(runs: list[Document], *others: str) -> float | None:
+    found = [ratio(runs, "1k-1000", "product-growing", other) for other in others]
+    known = [one for one in found if one is not None]
+    return min(known) if known else None
+
+
+def _device(runs: list[Document], workload: str) -> float | None:
+    found = medians(runs, workload, "product")
+    if found is None:
+        return None
+    # The kernel's count for the processes may be too high, the device's count holds what others wrote too.
+    return min(found[f"{by}_bytes_per_payload_byte"] for by in ("process", "device"))
+
+
+def _latencies(case: Document) -> tuple[str, ...]:
+    return tuple(f"{case['latency_ms'][name]:.2f}" for name in ("p50", "p99", "p99.9"))
+
+
+def _adds(name: str, case: Document) -> tuple[str, ...]:
+    return (
+        name,
+        f"{case['adds_per_s']:,.0f}",
+        *_latencies(case),
+        f"{case['client_us']:.1f}",
+        f"{case['bookies_us']:.1f}",
+        f"{case['device_bytes_per_payload_byte']:.2f}",
+        f"{case['bookie_mib']:,.0f}",
+    )
+
+
+_ADDS = (
+    "", "adds/s", "p50 ms", "p99 ms", "p99.9 ms", "client µs/add", "bookies µs/add", "device bytes ÷ payload",
+    "bookie MiB",
+)  # fmt: skip
+_Layout = tuple[Sequence[str], Callable[[str, Document], Sequence[str]]]
+_OF_ADDS = ("closed", "open", "ensembles", "ledgers", "growth", "fairness")
+_ROWS: dict[str, _Layout] = dict.fromkeys(_OF_ADDS, (_ADDS, _adds))
+_ROWS |= {
+    "tail": (
+        ("", "p50 ms", "p99 ms", "p99.9 ms"),
+        lambda name, case: (name, *_latencies(case)),
+    ),
+    "reads": (
+        ("", "entries/s", "MB/s", "client µs/entry"),
+        lambda name, case: (
+            name, f"{case['entries_per_s']:,.0f}", f"{case['mb_per_s']:,.0f}", f"{case['client_us']:.2f}",
+        ),
+    ),
+    "processor": (
+        ("ledgers × adds × bytes", "client µs/add", "one bookie µs/add"),
+        lambda name, case: (name, f"{case['client_us']:.2f}", f"{case['bookie_us']:.2f}"),
+    ),
+    "connections": (
+        ("", "memory of all, MiB", "ping p50 ms", "ping p99 ms", "writer p50 ms", "writer p99 ms"),
+        lambda name, case: (
+            name, f"{case['grown_mib']:.1f}", f"{case['pings']['latency_ms']['p50']:.2f}",
+            f"{case['pings']['latency_ms']['p99']:.2f}", *_latencies(case)[:2],
+        ),
+    ),
+    "restart": (
+        ("stored", "seconds to serve", "each"),
+        lambda name, case: (name, f"{case['seconds']:.2f}", ", ".join(f"{one:.2f}" for one in case["all"])),
+    ),
+    "memory": (
+        ("stored", "bookie MiB", "files of three bookies, MiB"),
+        lambda name, case: (
+            name, f"{case['bookie_mib']:.0f}", f"{case.get('disk_bytes', 0) / (1 << 20):,.0f}",
+        ),
+    ),
+    "soak": (
+        ("", "adds", "failed", "ledgers deleted"),
+        lambda name, case: (name, f"{case['adds']:,}", f"{case['failed']:,}", f"{case['deleted']:,}"),
+    ),
+}  # fmt: skip
+
+
+def part_text(name: str, document: Document) -> str:
+    """Give the table of a part of the suite, and its plot if there is one."""
+    part = document["parts"].get(name)
+    if not part or not part["cases"]:
+        return _NOT_MEASURED
+    head, row = _ROWS[name]
+    text = table(head, [row(case, figures) for case, figures in part["cases"].items()])
+    settings = part["settings"]
+    text += (
+        f"\n\n{part['at'][:10]}; {settings['seconds']:g} s each after {settings['warm_up_s']:g} s of warm-up"
+    )
+    text += f"; scaled by {settings['scale']:g}" if settings["scale"] != 1 else ""
+    loads = [case["load_before"] for case in part["cases"].values()]
+    text += f"; load average before {min(loads):.1f} to {max(loads):.1f}."
+    if (FIGURES / f"{name}.svg").exists():
+        text += f"\n\n![{name}](benchmarks/{name}.svg)"
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Fill docs/BENCHMARKS.md with what was measured.")
+    parser.add_argument("--peers", type=Path, default=FIGURES / "peers.json")
+    parser.add_argument("--suite", type=Path, default=FIGURES / "suite.json")
+    arguments = parser.parse_args()
+    page = PAGE.read_text()
+    if arguments.peers.exists():
+        peers = json.loads(arguments.peers.read_text())
+        page = between(page, "peers", peers_text(peers))
+        page = between(page, "targets", targets_text(peers))
+    if arguments.suite.exists():
+        from benchmarks.suite import plots
+
+        suite = json.loads(arguments.suite.read_text())
+        plots.draw(suite, FIGURES)
+        for name in _ROWS:
+            page = between(page, name, part_text(name, suite))
+        page = between(page, "machine", machine_text(suite))
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
