@@ -123,11 +123,13 @@ class SimTask(asyncio.Task[Any]):
     """A task that hashes by the number it was drawn: asyncio keeps tasks in sets."""
 
     sim_id: int
+    process: Process
     ids = itertools.count()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> SimTask:
         self = super().__new__(cls)
         self.sim_id = next(cls.ids)
+        self.process = kwargs["loop"].current
         return self
 
     def __hash__(self) -> int:
@@ -177,7 +179,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._now + self.current.clock_offset
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
-        handle = Handle(self.current, False, callback, args, context)
+        actor = getattr(callback, "__self__", None)
+        # A task goes on as a part of its own process, whoever woke it.
+        process = actor.process if type(actor) is SimTask else self.current
+        handle = Handle(process, False, callback, args, context)
         self._make_ready(handle)
         return handle
 

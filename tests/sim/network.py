@@ -48,7 +48,7 @@ class NetworkConfig:
     delay_max: float = 0.002
     spread_probability: float = 0.02
     spread: float = 30.0
-    split_probability: float = 0.1
+    split_probability: float = 0.05
 
 
 class Stream:

@@ -132,7 +132,8 @@ class Draw:
             "quorums": self.quorums(ack_at_least=ack_at_least),
             "entries": rng.choice((3, 8, 20, 40)),
             "burst": rng.choice((1, 1, 3, 8)),
-            "gap": rng.choice((0.02, 0.1, 0.3)),
+            "gap": rng.choice((0.05, 0.2, 0.4)),
+            "rest": rng.choice((0.2, 0.6, 1.2)),
             "bytes": rng.choice((20, 200, 1200)),
             "closes": rng.random() < 0.6,
         }

@@ -76,6 +76,7 @@ async def writer(simulation: Simulation, actor: Actor, client: Client) -> None:
         except BookKeeperError as error:
             simulation.history.note(actor.name, f"writing ledger {ledger.ledger_id} ended:", repr(error))
             await ledger.abort()
+        await asyncio.sleep(settings["rest"] * rng.random())
 
 
 @role
@@ -119,7 +120,7 @@ async def reader(simulation: Simulation, actor: Actor, client: Client) -> None:
                     simulation.history.read(actor.name, ledger_id, entry.entry_id, entry.data)
         except BookKeeperError as error:
             simulation.history.note(actor.name, f"reading ledger {ledger_id}:", repr(error))
-        await asyncio.sleep(0.2 + rng.random())
+        await asyncio.sleep(0.5 + rng.random())
 
 
 @role

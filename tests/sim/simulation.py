@@ -44,7 +44,7 @@ from tests.sim.sequence import order_by_number
 from tests.sim.wiretap import Tap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from tests.sim.loop import Process
     from tests.sim.plan import Actor, Plan
@@ -117,6 +117,7 @@ class Simulation:
         self.bookies: dict[str, Bookie] = {}
         self.ledger_ids: list[int] = []
         self.is_healed = False
+        self.script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
         self.wiped: set[str] = set()
         self._meta_faults: dict[str, MetadataFaults] = {}
         self._boots: Counter[str] = Counter()
@@ -150,6 +151,8 @@ class Simulation:
             self.after(actor.starts_at, self.start_actor, actor)
         for fault in plan.faults:
             self.after(fault.at, strike, self, fault)
+        if self.script is not None:
+            await self.script(self)
         await asyncio.sleep(plan.duration)
         if plan.power_cut_at_end:
             await self._power_cut_everywhere()
@@ -385,20 +388,32 @@ class Simulation:
             store.expire_session()
 
 
-def run_plan(plan: Plan, *, is_traced: bool = False, wants_story: bool = False) -> Result:
+def run_script(plan: Plan, script: Callable[[Simulation], Coroutine[Any, Any, None]]) -> Result:
+    """Play a script instead of the plan's chaos; then everything as `run_plan` does, with the story."""
+    return run_plan(plan, wants_story=True, script=script)
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    is_traced: bool = False,
+    wants_story: bool = False,
+    script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None,
+) -> Result:
     """Play a plan from beginning to end, and give its result. Never raises for what goes wrong in it."""
     real_clock, real_batch = client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX
     client_aio.core.window.BATCH_BYTES_MAX = _BATCH_BYTES_MAX
     with quiet():
         try:
-            return _play(plan, is_traced=is_traced, wants_story=wants_story)
+            return _play(plan, is_traced=is_traced, wants_story=wants_story, script=script)
         finally:
             client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX = real_clock, real_batch
 
 
-def _play(plan: Plan, *, is_traced: bool, wants_story: bool) -> Result:
+def _play(plan: Plan, *, is_traced: bool, wants_story: bool, script: Any) -> Result:
     order_by_number()
     simulation = Simulation(plan, is_traced=is_traced)
+    simulation.script = script
     loop = simulation.loop
     client_aio.client._now_ms = lambda: _EPOCH_MS + int(loop.now * 1000)
     result = Result(plan)
