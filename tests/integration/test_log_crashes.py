@@ -1,4 +1,4 @@
-"""Log writers that die between any two steps, on real bookies: nothing is lost, nothing left over for good."""
+"""Log writers that die between any two steps, on real bookies: nothing is lost, and nothing left over."""
 
 from __future__ import annotations
 

@@ -76,6 +76,41 @@ async def test_open_ledgers_are_written_and_read_while_the_metadata_store_is_awa
         await asyncio.to_thread(server.kill)
 
 
+async def test_a_log_is_written_while_the_metadata_store_is_away_and_rolled_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    server = ZooKeeperServer(tmp_path / "zookeeper")
+    uri = uri_of(server.address, tmp_path)
+    await asyncio.to_thread(server.start)
+    try:
+        async with Cluster(tmp_path, uri=uri), client_aio.connect(uri) as client:
+            async with client.open_log("a", roll_entries=10) as log, asyncio.timeout(WAIT_S):
+                count = 0
+                while log.rolls < 3:
+                    await log.append(b"%d" % count)
+                    count += 1
+                await asyncio.to_thread(server.kill)
+                for _ in range(100):
+                    await log.append(b"%d" % count)
+                    count += 1
+                rolls = log.rolls
+                assert rolls <= 4  # to the ledger that had been listed ahead
+                await asyncio.to_thread(server.start)
+                while log.rolls < rolls + 2:
+                    await log.append(b"%d" % count)
+                    count += 1
+            async with client.open_log("a") as again:
+                await again.append(b"%d" % count)
+            read = [record.data async for record in client.read_log("a")]
+            assert read == [b"%d" % n for n in range(count + 1)]
+            rows = (await client.log_metadata("a")).rows
+            assert len(await client.truncate_log("a", (rows[-1].id, 0))) == len(rows) - 1
+            await client.delete_log("a")
+            assert [ledger_id async for ledger_id in client.list_ledgers()] == []
+    finally:
+        await asyncio.to_thread(server.kill)
+
+
 async def wait_until(store: MetadataStore, bookie_id: str, *, registered: bool) -> None:
     async with asyncio.timeout(WAIT_S), aclosing(store.watch(KEY_AVAILABLE)) as changes:
         async for _ in changes:

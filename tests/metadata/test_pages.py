@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metadata.errors import InvalidArgumentError, MetadataCorruptError
@@ -59,6 +59,7 @@ actions = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(actions)
 def test_a_paged_list_is_a_list(script: list[tuple[str, int, int]]) -> None:
     world, model, following = World(), list[Row](), 0
