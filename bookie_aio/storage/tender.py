@@ -17,7 +17,7 @@ from bookie_aio.storage import directory as layout
 from bookie_aio.storage.checkpoint import SegmentRow, encode_checkpoint, pack_states
 from bookie_aio.storage.files import give_up_segment, settle_segment, write_index
 from bookie_aio.storage.format import DATA_OFFSET
-from bookie_aio.storage.replay import replay_segment
+from bookie_aio.storage.replay import Replayed, replay_segment
 from metadata.errors import DiskFullError, StorageError
 
 if TYPE_CHECKING:
@@ -151,11 +151,7 @@ class Tender:
         async with self._one_at_a_time:
             if segment.sealed is None or segment.is_gone:
                 return
-            file = await self._segments.shelf.borrow(segment.path)
-            try:
-                found = await replay_segment(file, segment.header, proven_end=segment.end, is_last=False)
-            finally:
-                self._segments.shelf.give_back(segment.path)
+            found = await self._replay(segment)
             if found.is_all_damaged and not self.is_all_damaged:
                 self.is_all_damaged = True
                 self._on_lost_all()
@@ -166,6 +162,16 @@ class Tender:
             await self._segments.unseal(segment, found.index)
             self._unsealed.append(segment)
         await self._guard(self.seal_all())
+
+    async def _replay(self, segment: Segment) -> Replayed:
+        try:
+            file = await self._segments.shelf.borrow(segment.path)
+        except FileNotFoundError:
+            return Replayed(is_all_damaged=True)  # and its index cannot tell what it held
+        try:
+            return await replay_segment(file, segment.header, proven_end=segment.end, is_last=False)
+        finally:
+            self._segments.shelf.give_back(segment.path)
 
     async def give_up(self, segment: Segment, *, is_dead: bool) -> None:
         """Give up a segment of which nothing counts any more.
@@ -207,7 +213,10 @@ class Tender:
             self._segments.shelf.give_back(segment.path)
 
     async def _size_of(self, segment: Segment) -> int:
-        file = await self._segments.shelf.borrow(segment.path)
+        try:
+            file = await self._segments.shelf.borrow(segment.path)
+        except FileNotFoundError:
+            return 0
         try:
             return file.size()
         finally:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
@@ -202,6 +203,7 @@ class FaultyFile(RealFile):
     def _write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> None:
         disk = self._faulty
         disk.journal_writes += 1
+        time.sleep(disk.journal_s)
         if disk.journal_writes == disk.fail_journal_write:
             # Part of it gets there, as with a real failure.
             data = b"".join(buffers)
@@ -244,6 +246,7 @@ class FaultyDisk(RealDisk):
         self.bytes_read = 0
         self.fail_journal_write = 0  # the n-th of them fails, after so many bytes
         self.torn_bytes = 0
+        self.journal_s = 0.0  # how long a write of the journal takes at least
         self.fail_sync_of = ""  # syncs of files whose path ends so fail
         self.is_full = False
         self.full_directory = ""  # where nothing can be preallocated
