@@ -63,6 +63,8 @@ class Limits:
     """A peer that takes no byte of its answers for this long is disconnected."""
     contended_stall_timeout_s: float = 2.0
     """The same while other connections wait for the room that its answers take up."""
+    idle_buffer_s: float = 10.0
+    """A connection from which nothing came for this long, at least, holds no receive buffer."""
     shutdown_timeout_s: float = 5.0
     """How long a clean shutdown waits for peers to take their last answers."""
 

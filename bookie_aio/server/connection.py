@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from collections import deque
 from typing import TYPE_CHECKING, cast
@@ -65,6 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_blocked = False
         self._is_processing = False
         self._has_had_turn = False
+        self._has_received = False  # since the timer last looked
         self._is_reading = True
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -108,8 +110,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._parser.buffer_updated(nbytes)
+        self._has_received = True
         if not self._is_blocked and not self._is_closing:
             self._process()
+            if self._timer is None and self._parser.buffer_bytes:
+                self._arm(self._loop.time() + self._limits.idle_buffer_s)
 
     def eof_received(self) -> None:
         if self._parser.is_mid_frame and not self._is_blocked and not self._is_closing:
@@ -365,6 +370,16 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- deadlines -----------------------------------------------------------------------------
 
+    def _let_buffer_go(self, now: float) -> list[float]:
+        """Drop the buffer of a connection that was busy and is silent now; gives when to look again."""
+        if not self._parser.buffer_bytes or self._parser.is_mid_frame:
+            return []
+        if not self._has_received:
+            self._parser.rest()
+            return []
+        self._has_received = False
+        return [now + self._limits.idle_buffer_s]
+
     @property
     def _stall_timeout_s(self) -> float:
         limits = self._limits
@@ -397,13 +412,15 @@ class Connection(asyncio.BufferedProtocol):
             timeout_s = self._stall_timeout_s
             reason = f"the peer took no answer for {timeout_s:g} s"
             deadlines.append((self._stalled_since + timeout_s, reason))
-        if not deadlines:
-            return
-        at, reason = min(deadlines)
-        if at > now:
+        looks = self._let_buffer_go(now)
+        if self._stalled_since is not None:
             # Whether others wait for what a slow peer holds is seen by looking again.
-            again = limits.contended_stall_timeout_s
-            self._arm(at if self._stalled_since is None else min(at, now + again))
+            looks.append(now + limits.contended_stall_timeout_s)
+        at, reason = min(deadlines, default=(math.inf, ""))
+        if at > now:
+            looks.append(at)
+            if min(looks) < math.inf:
+                self._arm(min(looks))
             return
         self._log_closed(reason)
         self.abort()

@@ -141,6 +141,13 @@ class FrameParser:
         if self._filled == len(self._view):
             self._next_bytes = min(2 * self._next_bytes, _BUFFER_BYTES_MAX)
 
+    def rest(self) -> None:
+        """Let go of the buffer; the next bytes get a new, small one. Not within a frame."""
+        assert not self.is_mid_frame
+        self._view = _NO_BUFFER
+        self._next_bytes = _BUFFER_BYTES_MIN
+        self._parsed = self._filled = self._largest_read = 0
+
     def feed(self, data: bytes) -> None:
         """Append bytes that arrived by other means than `get_buffer`."""
         view = memoryview(data)
@@ -187,8 +194,7 @@ class FrameParser:
             self._check_length(int.from_bytes(view[at : at + 4], "big"))
         elif not held and self._next_bytes == _BUFFER_BYTES_MIN:
             # Idle ones hold no buffer: ten thousand may be connected. Those in use have larger ones.
-            self._view = _NO_BUFFER
-            self._parsed = self._filled = self._largest_read = 0
+            self.rest()
         return None
 
     def take_short(self, form: ShortForm) -> list[int]:

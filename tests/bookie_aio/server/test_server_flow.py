@@ -271,6 +271,19 @@ async def test_idle_connections_hold_no_buffers(bookies: Bookies) -> None:
     assert sum(connection.buffer_bytes for connection in bookie._connections) == 0
 
 
+async def test_a_connection_that_was_busy_lets_go_of_its_large_buffer(bookies: Bookies) -> None:
+    bookie = await bookies.start(limits=Limits(idle_buffer_s=0.05, handshake_timeout_s=2))
+    client = await bookies.connect(bookie)
+    (connection,) = bookie._connections
+    await asyncio.gather(*(client.add(7, number, [bytes(MIB)]) for number in range(8)))
+    assert connection.buffer_bytes > 16 * KIB
+    for _ in range(1000):  # there is no event for it
+        if connection.buffer_bytes:
+            await asyncio.sleep(0.01)
+    assert connection.buffer_bytes == 0
+    assert (await client.call(Ping())).status is Status.OK
+
+
 class Waiter:
     """Waits for room, and takes some when it comes."""
 
