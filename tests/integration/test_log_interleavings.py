@@ -1,0 +1,156 @@
+"""Logs at awkward moments: between the steps of a roll, with bookies gone, with answers that come late."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+import client_aio
+from client_aio import LogFencedError, NotEnoughBookiesError, Outcome
+from metadata.errors import MetadataUnavailableError
+from metadata.ids import ledger_key
+from tests.support.cluster import Cluster
+from tests.support.links import Links
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from client_aio import Client
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with Cluster(tmp_path) as made:
+        yield made
+
+
+async def contents(client: Client) -> list[bytes]:
+    return [record.data async for record in client.read_log("a")]
+
+
+class Gate:
+    """Holds back the next compare-and-set of one key."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def meet(self, key: str) -> None:
+        if key == self._key:
+            self.reached.set()
+            await self.opened.wait()
+
+
+async def test_a_ledger_that_is_not_closed_yet_is_read_past_when_the_next_one_has_a_record(
+    cluster: Cluster,
+) -> None:
+    async with Links(cluster.uri) as links, links.connect("writer") as writing:
+        async with client_aio.connect(cluster.uri) as client, writing.open_log("a") as log:
+            futures = [log.append(b"%d" % n) for n in range(100)]
+            gate = Gate(ledger_key(log.ledger_id))
+            links.store("writer").before_compare_and_set = gate.meet
+            rolling = asyncio.create_task(log.roll())
+            await gate.reached.wait()  # switched; the old ledger is about to be closed
+            await rolling
+            futures += [log.append(b"%d" % n) for n in range(100, 110)]
+            await log.flush()
+            await asyncio.sleep(0.05)  # until the LAC is published
+            first, second = (row.ledger_id for row in (await client.log_metadata("a")).rows)
+            assert not (await client.ledger_metadata(first)).is_closed
+            expected = [b"%d" % n for n in range(110)]
+            assert await contents(client) == expected
+            async with aclosing(client.read_log("a", follow=True)) as records:
+                assert [(await anext(records)).data for _ in range(110)] == expected
+            assert [future.result().ledger_id for future in futures] == [first] * 100 + [second] * 10
+            gate.opened.set()
+        assert await contents(writing) == expected
+
+
+async def test_a_reader_does_not_go_past_a_ledger_that_may_still_grow(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client.open_log("a", roll_entries=16) as log:
+        for n in range(4):  # a fourth of the limit: the next ledger is listed ahead
+            await log.append(b"%d" % n)
+        async with aclosing(log._lists.watch()) as changes:
+            async for _ in changes:
+                if len((await client.log_metadata("a")).rows) == 2:
+                    break
+        await asyncio.sleep(0.05)
+        assert await contents(client) == [b"0", b"1", b"2", b"3"]
+        ends = client.read_log("a", "end", follow=True)
+        coming = asyncio.create_task(anext(ends))
+        await asyncio.sleep(0.05)
+        position = await log.append(b"4")
+        assert await coming == (position, b"4")
+        await ends.aclose()
+
+
+async def test_what_waits_for_a_roll_fails_with_the_ledger_it_waits_for(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("a")
+        await log.append(b"1")
+        await log.roll()
+        await log.append(b"2")
+        await asyncio.gather(cluster["b1"].kill(), cluster["b2"].kill())
+        sent = log.append(b"3")
+        rolling = asyncio.create_task(log.roll())
+        log.hold()
+        held = log.append(b"4")
+        for future in (sent, held):
+            with pytest.raises(NotEnoughBookiesError) as failed:
+                await future
+            assert failed.value.outcome is Outcome.UNKNOWN
+        for call in (log.flush(), log.drain(), rolling, log.close()):
+            with pytest.raises(NotEnoughBookiesError):
+                await call
+        await log.abort()
+        await asyncio.gather(cluster["b1"].start(), cluster["b2"].start())
+        async with client.open_log("a") as again:
+            await again.append(b"5")
+        assert await contents(client) in ([b"1", b"2", b"5"], [b"1", b"2", b"3", b"5"])
+
+
+async def test_an_append_to_the_list_whose_answer_is_lost_is_settled(cluster: Cluster) -> None:
+    async with Links(cluster.uri) as links, links.connect("writer") as client:
+        lost = 0
+
+        async def lose(key: str) -> None:
+            nonlocal lost
+            if key == "logs/a" and lost < 2:
+                lost += 1
+                raise MetadataUnavailableError("the answer was lost")
+
+        links.store("writer").before_compare_and_set = lose
+        async with client.open_log("a") as log:
+            await log.append(b"1")
+            lost = 0
+            await log.roll()
+            await log.append(b"2")
+        assert lost == 2
+        assert len((await client.log_metadata("a")).rows) == 2
+        assert await contents(client) == [b"1", b"2"]
+
+
+async def test_a_roll_that_meets_another_writer_ends_the_writer_and_leaves_nothing_over(
+    cluster: Cluster,
+) -> None:
+    async with Links(cluster.uri) as links, links.connect("writer") as writing:
+        log = await writing.open_log("a")
+        await log.append(b"1")
+        gate = Gate("logs/a")
+        links.store("writer").before_compare_and_set = gate.meet
+        rolling = asyncio.create_task(log.roll())
+        await gate.reached.wait()  # the next ledger is made, and about to be listed
+        async with client_aio.connect(cluster.uri) as client, client.open_log("a") as other:
+            await other.append(b"2")
+            gate.opened.set()
+            with pytest.raises(LogFencedError):
+                await rolling
+            rows = [row.ledger_id for row in (await client.log_metadata("a")).rows]
+            assert [ledger_id async for ledger_id in client.list_ledgers()] == rows
+        await log.abort()
+        assert await contents(writing) == [b"1", b"2"]
