@@ -259,8 +259,8 @@ class Engine:
     def _ready(self) -> None:
         self._tender.retry()
         self._reclaimer.go_on()
-        if not self._is_closed:
-            self._journal.launch()
+        # Also while closing: the compaction that is waited for may have copies in the queue.
+        self._journal.launch()
 
     def _rolled(self, segment: Segment) -> None:
         self._segments.add(self._journal.segment)

@@ -293,15 +293,17 @@ def lost_changes(draw: Draw) -> Plan:
     """Ensembles change while some acknowledgements are late, and the store's answers to that are lost."""
     draw.bookies = draw.bookies[:4]
     draw.dishonest = "b1"
-    sizes = draw.rng.choice(((3, 3, 2), (3, 3, 2), (3, 2, 1), (3, 3, 1)))
+    sizes = draw.rng.choice(((3, 3, 2), (3, 3, 2), (3, 3, 2), (3, 3, 1)))
     quorums = {"ensemble_size": sizes[0], "write_quorum": sizes[1], "ack_quorum": sizes[2]}
     writer = draw.writer(entries=40, gap=0.05, burst=2, quorums=quorums)
     draw.actor("recoverer", draw.rng.uniform(2.0, draw.duration), times=3)
     at = 0.5
     while at < draw.duration:
-        gone, slow = draw.rng.sample(draw.bookies, 2)
+        gone = draw.rng.choice(draw.bookies)
         draw.fault("meta_lossy", writer, at=at, lasts=1.0, amount=1.0)
-        draw.fault("disk_slow", slow, at=at, lasts=2.0, amount=draw.rng.uniform(0.2, 0.6))
+        for slow in draw.bookies:
+            if slow != gone and draw.rng.random() < 0.8:
+                draw.fault("disk_slow", slow, at=at, lasts=3.0, amount=draw.rng.uniform(0.2, 0.6))
         kind = draw.rng.choice(("kill_bookie", "power_cut", "cut_reset"))
         other = gone if kind == "cut_reset" else ""
         draw.fault(kind, writer if other else gone, other=other, at=at + 0.2, lasts=1.0, amount=0.9)

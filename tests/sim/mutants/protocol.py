@@ -196,6 +196,19 @@ MUTANTS = [
         ("lost-changes", "metadata-faults"),
     ),
     Mutant(
+        33, "ids drawn twice: the counter is written whatever its version is",
+        (Edit("metadata.zookeeper:ZooKeeperMetadataStore.allocate_ids",
+              "seal_counter(start + count), stat.version)", "seal_counter(start + count), -1)"),),
+        tests=("tests/metadata/test_contract.py", "-k", "ids_are_given_out_once and zookeeper"),
+        note="there are no sequential nodes to be made twice: ids come from a counter under compare-and-set",
+    ),
+    Mutant(
+        34, "an ephemeral is not created again after its session expired",
+        (Edit("metadata.zookeeper:ZooKeeperMetadataStore._session_began", "self._new_session.set()",
+              "pass"),),
+        tests=("tests/metadata/test_contract.py", "-k", "expired_session_registers_anew and zookeeper"),
+    ),
+    Mutant(
         37, "repair raises the term of an open ledger",
         (Edit("client_aio.repair:_Copier.__init__",
               "can_fence = metadata.is_closed and metadata.digest == DIGEST_CRC", "can_fence = True"),),
