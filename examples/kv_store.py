@@ -70,6 +70,8 @@ class KeyValueStore:
                 if not follow:
                     return
                 await asyncio.sleep(0.1)  # nobody has written yet
+            except client_aio.LogTruncatedError:
+                await self.restore()  # there is a newer snapshot
 
     def apply(self, position: Any, data: bytes) -> None:
         key, value = json.loads(data)
@@ -78,6 +80,8 @@ class KeyValueStore:
 
     async def put(self, key: str, value: str) -> None:
         """Make a write; returns when it is durable. Raises BookKeeperError: it may or may not be."""
+        if self.log is None:
+            raise client_aio.LogFencedError("this is not the primary")
         record = json.dumps([key, value]).encode()
         self.apply(await self.append(record), record)
         self.writes += 1
@@ -98,15 +102,19 @@ class KeyValueStore:
         self.log = None
 
     async def snapshot(self) -> None:
-        """Write a snapshot, then drop what it makes superfluous; a crash in between only leaves more."""
-        text = json.dumps([str(self.position), self.data]).encode()
-        before = self.position
-        with contextlib.suppress(client_aio.LogFencedError):
-            async with self.client.open_log(SNAPSHOTS) as log:
-                newest = await log.append(text)
+        """Write a snapshot, then drop what it makes superfluous; a crash in between only leaves more.
+
+        Opened for writing, the snapshots are shut to whoever led before; a write that succeeds after that
+        proves that nobody led in between. Else a primary that slept might put its old state behind a newer
+        one, and drop that.
+        """
+        with contextlib.suppress(client_aio.BookKeeperError):
+            async with self.client.open_log(SNAPSHOTS) as snapshots:
+                await self.put("", "")
+                position = self.position
+                newest = await snapshots.append(json.dumps([str(position), self.data]).encode())
             await self.client.truncate_log(SNAPSHOTS, newest)
-            if before is not None:
-                await self.client.truncate_log(LOG, before)
+            await self.client.truncate_log(LOG, position)
 
 
 async def serve(metadata: str, kind: type[KeyValueStore] = KeyValueStore) -> None:

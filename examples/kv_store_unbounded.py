@@ -70,11 +70,13 @@ class UnboundedKeyValueStore(KeyValueStore):
         self.log = None
 
     async def snapshot(self) -> None:
-        """Write a snapshot, then drop what it makes superfluous; a crash in between only leaves more."""
-        ledger, position, data = self.log, self.position, dict(self.data)
-        with contextlib.suppress(client_aio.LedgerFencedError, client_aio.LedgerClosedError):
+        """Write a snapshot, then drop what it makes superfluous; in the same order, for the same reasons."""
+        ledger = self.log
+        with contextlib.suppress(client_aio.BookKeeperError):
             async with self.client.open_unbounded_ledger(SNAPSHOTS) as snapshots:
-                newest = await snapshots.add_entry(json.dumps([position, data]).encode())
+                await self.put("", "")
+                position = self.position
+                newest = await snapshots.add_entry(json.dumps([position, self.data]).encode())
                 await snapshots.trim(newest)
             await ledger.trim(position)
 
