@@ -129,6 +129,7 @@ def main() -> int:
                 "spark.speculation.quantile": "0.5",
                 "spark.speculation.multiplier": "1.5",
                 "spark.speculation.interval": "200ms",
+                "spark.speculation.efficiency.enabled": "false",
             },
         )  # fmt: skip
         stack.callback(spark.stop)

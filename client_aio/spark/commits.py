@@ -40,7 +40,7 @@ class LogFound:
     written: tags.Written | None
 
 
-async def look_at(options: WriteOptions) -> LogFound:
+async def look_at(options: WriteOptions, *, needs_bookies: bool) -> LogFound:
     """See whether a write can begin: the metadata store answers, enough bookies run, and what the log holds.
 
     Raises:
@@ -48,7 +48,7 @@ async def look_at(options: WriteOptions) -> LogFound:
     """
     async with client_aio.connect(options.metadata) as client:
         running = len(client.bookies)
-        if running < options.ensemble_size:
+        if needs_bookies and running < options.ensemble_size:
             raise NotEnoughBookiesError(
                 f"{running} bookies run, and the option ensembleSize is {options.ensemble_size}: start more, "
                 "or set ensembleSize, writeQuorum and ackQuorum lower"
@@ -82,7 +82,7 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
     transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
     async with client_aio.connect(options.metadata) as client:
         if floor is None:
-            floor = await _last_listed(client, options.log)
+            floor = max(await listed_in(client, options.log), default=0)
         added = await client.add_to_log(
             options.log,
             ledger_ids,
@@ -113,7 +113,7 @@ async def delete(job: Job, ledger_ids: Sequence[int]) -> None:
 
 
 async def _delete_garbage(client: client_aio.Client, job: Job, floor: int) -> None:
-    listed = await _listed(client, job.options.log)
+    listed = await listed_in(client, job.options.log)
     async for ledger_id in client.list_ledgers(first=floor):
         if ledger_id in listed:
             continue
@@ -140,14 +140,10 @@ async def _delete(client: client_aio.Client, ledger_id: int) -> None:
         await client.delete_ledger(ledger_id)
 
 
-async def _listed(client: client_aio.Client, log: str) -> Collection[int]:
+async def listed_in(client: client_aio.Client, log: str) -> Collection[int]:
+    """Give the ledgers that a log lists now; none for a log that there is not."""
     try:
         metadata = await client.log_metadata(log)
     except NoSuchLogError:
         return ()
     return {row.ledger_id for row in metadata.rows}
-
-
-async def _last_listed(client: client_aio.Client, log: str) -> int:
-    listed = await _listed(client, log)
-    return max(listed, default=0)

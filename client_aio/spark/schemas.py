@@ -89,6 +89,11 @@ def nullable_json(schema: StructType) -> str:
     return as_nullable(schema.json())
 
 
+def without_error(schema: StructType) -> StructType:
+    """Give the columns that entries decode to, of a schema that the user has written."""
+    return StructType([field for field in schema.fields if field.name != ERROR])
+
+
 def is_binary(schema: StructType, name: str) -> bool:
     """Tell whether a column is of bytes."""
     return schema[name].dataType.typeName() == "binary"

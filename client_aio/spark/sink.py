@@ -47,8 +47,13 @@ class Partition(WriterCommitMessage):
     query_id: str | None = None
 
 
-def plan_write(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> tuple[Job, bool]:
+def plan_write(
+    given: Mapping[str, str], schema: StructType, *, overwrite: bool, is_stream: bool = False
+) -> tuple[Job, bool]:
     """Check in the driver, before any task starts, what can be checked; tells also whether to skip the write.
+
+    Spark makes the writer of a stream anew for each commit: what is missing by then must not fail a batch
+    that has been written, and a log that holds something is what the batches before it have made.
 
     Raises:
         InvalidArgumentError: an option, or a column; the frame does not fit what the log holds, or the log
@@ -61,8 +66,12 @@ def plan_write(given: Mapping[str, str], schema: StructType, *, overwrite: bool)
         raise InvalidArgumentError(
             f"mode overwrite and ifExists {options.if_exists!r} contradict each other: choose one"
         )
+    if is_stream and options.if_exists != "append":
+        raise InvalidArgumentError(
+            f"a stream appends batch after batch: ifExists {options.if_exists!r} is for batch writes"
+        )
     written, value = _encoding_of(options, schema)
-    log = get_background().run(commits.look_at(options))
+    log = get_background().run(commits.look_at(options, needs_bookies=not is_stream))
     if log.is_used and options.if_exists == "error":
         raise InvalidArgumentError(
             f"log {options.log!r} holds records, and ifExists is error: choose another name, or append"
@@ -167,7 +176,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a query to a log, each exactly once."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._job, _ = plan_write(options, schema, overwrite=overwrite)
+        self._job, _ = plan_write(options, schema, overwrite=overwrite, is_stream=True)
         self._overwrite = overwrite
 
     def write(self, iterator: Iterator[Any]) -> Partition:

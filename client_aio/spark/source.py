@@ -147,7 +147,7 @@ def row_reader(options: ReadOptions, written: Written, schema: StructType) -> Ro
     """Give what turns pieces into rows of a schema."""
     decoded = written.schema
     if decoded is None and written.encoding == "json":  # the user has said which columns there are
-        decoded = schemas.nullable_json(schema)
+        decoded = schemas.nullable_json(schemas.without_error(schema))
     return RowReader(
         options.metadata,
         schemas.arrow_schema(schema),

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import client_aio
 from client_aio.log.adding import CONDEMNED
 from client_aio.spark import tags
+from client_aio.spark.commits import listed_in
 from metadata.errors import BookKeeperError, NoSuchLedgerError, NoSuchLogError, VersionConflictError
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ async def sweep_orphans(uri: str, *, log: str, grace_s: float = GRACE_S) -> list
             for metadata in await _made_for(client, log)
             if metadata.created_ms <= now_ms - grace_s * 1000
         ]
-        listed = await _listed(client, log)
+        listed = await listed_in(client, log)
         condemned = [each for each in old if each not in listed and await condemn(client, each)]
         if not condemned:
             return []
         await _bump(client, log)
-        listed = await _listed(client, log)
+        listed = await listed_in(client, log)
         deleted = []
         for ledger_id in condemned:
             if ledger_id in listed:
@@ -108,9 +109,3 @@ async def _made_for(client: client_aio.Client, log: str) -> list[LedgerMetadata]
             if metadata.custom.get(tags.LOG) == log.encode():
                 found.append(metadata)
     return found
-
-
-async def _listed(client: client_aio.Client, log: str) -> set[int]:
-    with contextlib.suppress(NoSuchLogError):
-        return {row.ledger_id for row in (await client.log_metadata(log)).rows}
-    return set()

@@ -11,12 +11,14 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
-from tests.support.sparksession import read, write
+from tests.support.sparksession import Bookies, read, write
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.support.sparksession import Bookies
+    from tests.support.zookeeper import ZooKeeperServer
 
 
 def payloads(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
@@ -224,6 +226,17 @@ def test_a_wrong_write_is_refused_by_the_driver(
     frame = spark.createDataFrame([], schema)
     with pytest.raises(PySparkException, match=said):
         write(frame, bookies.uri, **{"log": "columns", **options})
+
+
+def test_zookeeper_keeps_the_metadata_as_well(
+    spark: SparkSession, zookeeper: ZooKeeperServer, tmp_path: Path
+) -> None:
+    with Bookies(tmp_path, bookies=3, uri=f"zk://{zookeeper.address}/spark") as other:
+        write(payloads(spark, 100), other.uri, log="zk")
+        write(payloads(spark, 100), other.uri, log="zk")
+        assert other.records("zk") == [b"%d" % number for number in range(100)] * 2
+        assert read(spark, other.uri, log="zk").where("entry_id < 5").count() == 30
+        assert other.ledgers_of("zk")[1] == set()
 
 
 def test_nulls_and_rows_above_the_limit_fail_the_job_and_leave_nothing(
