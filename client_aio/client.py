@@ -274,9 +274,11 @@ class Client(LogClient, UnboundedClient):
 
         Raises:
             NoSuchLedgerError: there is none.
-            InvalidArgumentError: `by` holds a part of one of the fragments already.
+            InvalidArgumentError: `by` holds a part of one of the fragments already; or `recover_after_s` is
+                given for an unbounded ledger, which is taken over instead.
             NotEnoughBookiesError: there is no bookie to copy to.
-            LedgerRepairError: an entry could be had from nobody; the message says what they answered.
+            LedgerRepairError: an entry could be had from nobody; the message says what they answered. Or, of
+                an unbounded ledger, the bookie is also in fragments that stand in pages, which are left.
             LedgerRecoveryError: the ledger was to be recovered, and that was inconclusive.
             UnauthorizedAccessError: the ledger was to be recovered, and the password is not its own.
         """

@@ -30,6 +30,7 @@ from client_aio.core.reads import ClassRange, checked_blocks
 from client_aio.core.repair import Part, owed, plan, replaced, split
 from client_aio.recovery import recover_ledger
 from client_aio.replicas import list_entries
+from client_aio.unbounded.fragments import all_fragments
 from client_aio.updating import HeldMetadata
 from metadata.errors import (
     BookieError,
@@ -129,6 +130,12 @@ class Repair:
         """Repair all that can be repaired; see `Client.repair_ledger`."""
         while True:
             held = HeldMetadata(self._context, *await self._context.ledgers.read(self._ledger_id))
+            if held.current.is_unbounded and self._recover_after_s is not None:
+                raise InvalidArgumentError(
+                    f"ledger {self._ledger_id} is unbounded: nobody recovers it. A takeover by "
+                    "open_unbounded_ledger leaves its last fragment to be repaired like any other",
+                    ledger_id=self._ledger_id,
+                )
             found = plan(held.current, self._lost)
             # A bookie that is repaired in its own place stays named.
             parts = [part for part in found.parts if part.first_entry not in self._fragments]
@@ -138,6 +145,7 @@ class Repair:
                 await self._recover(held.current, self._recover_after_s)
             else:
                 break
+        await self._check_pages(held.current)
         return RepairReport(
             self._ledger_id,
             self._lost,
@@ -145,6 +153,23 @@ class Repair:
             self._was_recovered,
             found.is_last_left,
         )
+
+    async def _check_pages(self, metadata: LedgerMetadata) -> None:
+        """Say what is left undone: fragments in pages are written once, and name whom they named."""
+        head = metadata.fragments[0].first_entry
+        left = [
+            fragment.first_entry
+            async for fragment in all_fragments(self._context, metadata)
+            if fragment.first_entry < head and self._lost in fragment.bookies
+        ]
+        if left:
+            raise LedgerRepairError(
+                f"bookie {self._lost} is also in {len(left):,} older fragments of ledger {self._ledger_id}, "
+                f"from entry {left[0]} on, which stand in pages: those are not repaired, the newer ones are",
+                ledger_id=self._ledger_id,
+                entry_id=left[0],
+                bookie_id=self._lost,
+            )
 
     async def _repair_part(self, held: HeldMetadata, part: Part) -> None:
         """Repair one fragment, or find that it needs another plan or another bookie."""

@@ -166,3 +166,30 @@ async def test_a_page_that_is_left_over_is_swept_by_the_next_trim(cluster: Clust
         await grow(ledger, 3)  # it goes on from a head that the sweep has changed
         await ledger.close()
         assert [entry_id for entry_id, _ in await read(client, None)] == list(range(9, 39))
+
+
+async def test_a_repair_mends_the_head_and_says_that_pages_are_left(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger = await client.open_unbounded_ledger(NAME)
+        await grow(ledger, 3)
+        lost = ledger.metadata.fragments[0].bookies[0]
+        report = await client.repair_ledger(ledger.ledger_id, replace=lost)
+        assert report.fragments[0].entries_copied == ENTRIES
+        assert lost not in (await client.ledger_metadata(NAME)).fragments[0].bookies
+        await grow(ledger, 20)  # beside the repair, from metadata that it has changed
+        metadata = ledger.metadata
+        async with await open_store(cluster.uri) as store:
+            assert await store.children(fragments_key(ledger.ledger_id))
+        outcomes = [
+            await asyncio.gather(client.repair_ledger(ledger.ledger_id, replace=name), return_exceptions=True)
+            for name in ("b1", "b2", "b3", "b4")
+            if name != lost
+        ]
+        errors = [each for (each,) in outcomes if isinstance(each, client_aio.LedgerRepairError)]
+        assert errors
+        assert all("stand in pages" in str(error) for error in errors)
+        with pytest.raises(client_aio.InvalidArgumentError, match="unbounded"):
+            await client.repair_ledger(ledger.ledger_id, replace=lost, recover_after_s=0.1)
+        await ledger.close()
+        assert metadata.first_entry == 0
+        assert [entry_id for entry_id, _ in await read(client)] == list(range(23 * ENTRIES))
