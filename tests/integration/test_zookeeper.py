@@ -55,6 +55,28 @@ async def test_ledgers_go_on_when_the_ensembles_leader_is_killed(
             await asyncio.to_thread(zookeeper_ensemble.revive)
 
 
+async def test_an_unbounded_ledger_is_taken_over_and_followed_when_the_ensembles_leader_is_killed(
+    tmp_path: Path, zookeeper_ensemble: ZooKeeperEnsemble
+) -> None:
+    uri = uri_of(zookeeper_ensemble.addresses, tmp_path)
+    async with Cluster(tmp_path, uri=uri), client_aio.connect(uri) as one, client_aio.connect(uri) as other:
+        try:
+            ledger = await one.open_unbounded_ledger("payments")
+            await ledger.add_entries(b"%d" % n for n in range(10))
+            async with aclosing(other.read_unbounded_ledger("payments")) as entries, asyncio.timeout(WAIT_S):
+                assert [(await anext(entries)).data for _ in range(10)] == [b"%d" % n for n in range(10)]
+                await asyncio.to_thread(zookeeper_ensemble.leader().kill)
+                ledger = await other.open_unbounded_ledger("payments")
+                assert (ledger.term, await ledger.add_entry(b"10")) == (2, 10)
+                assert (await anext(entries)).data == b"10"
+                assert await ledger.roll() == 11
+                await ledger.add_entry(b"11")
+                await ledger.close(seal=True)
+                assert [entry.data async for entry in entries] == [b"11"]
+        finally:
+            await asyncio.to_thread(zookeeper_ensemble.revive)
+
+
 async def test_open_ledgers_are_written_and_read_while_the_metadata_store_is_away(tmp_path: Path) -> None:
     server = ZooKeeperServer(tmp_path / "zookeeper")
     uri = uri_of(server.address, tmp_path)
