@@ -10,6 +10,7 @@
 #   make sim      whole clusters from seeds (docs/SIMULATION.md): SEEDS=200 PROFILE=name START=0,
 #                 SEED=n replays one seed, SHRINK=1 with it cuts a failing one down
 #   make sim-campaign    SEEDS=n more seeds of this commit's campaign
+#   make crash-states    what a power cut may leave of the storage engine's writes, one after another
 #   make mutants  plants 40 bugs under the simulator and tells which are caught
 #   make bench    the product measured from all sides (docs/BENCHMARKS.md)   ARGS="closed tail --seconds 5"
 #   make bench-write   writing beside the disk and the ceiling, minutes      ARGS=... is handed on
@@ -72,6 +73,9 @@ sim: $(VENV)/dev.stamp
 
 sim-campaign: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.sim --campaign docs/simulation-campaign.json --seeds $(or $(SEEDS),5000) $(ARGS)
+
+crash-states: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.sim.crashes $(ARGS)
 
 mutants: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.sim.mutants $(ARGS)

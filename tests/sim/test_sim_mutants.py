@@ -7,6 +7,9 @@ import multiprocessing
 import pytest
 
 from tests.sim.mutants.__main__ import everything, hunt
+from tests.sim.profiles import draw_plan
+from tests.sim.shrinking import shrink
+from tests.sim.simulation import run_plan
 
 QUICK = (3, 9, 11, 12, 13)
 """Caught within a handful of seeds: if one is not, the simulator has gone blind."""
@@ -31,3 +34,22 @@ def test_every_planted_bug_still_fits_the_code() -> None:
 def test_an_easy_bug_is_caught(number: int) -> None:
     outcome = hunt((number, 60))
     assert outcome.seeds is not None, outcome
+
+
+def _shrunk(number: int) -> tuple[int, int, str, str, str]:
+    _plants(number)
+    for seed in range(20):
+        plan = draw_plan("rolling-restarts", seed)
+        result = run_plan(plan)
+        if not result.is_good:
+            smaller = shrink(plan, result.name, runs_max=12)
+            return len(plan.faults), len(smaller.plan.faults), result.name, smaller.name, smaller.story
+    raise AssertionError("no seed failed")
+
+
+def test_a_failing_seed_is_cut_down_to_one_that_fails_alike_and_tells_its_story() -> None:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        before, after, name, again, story = pool.apply(_shrunk, (11,))
+    assert after < before
+    assert again == name
+    assert f"!!! {name}" in story.splitlines()[-1]

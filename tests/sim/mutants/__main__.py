@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.sim import profiles, simulation
-from tests.sim.mutants import protocol, storage
+from tests.sim import campaign, profiles, simulation
+from tests.sim.mutants import chains, protocol, storage
 
 if TYPE_CHECKING:
     from tests.sim.mutants.planting import Mutant
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 def everything() -> list[Mutant]:
     """Give the table."""
-    return sorted([*protocol.MUTANTS, *storage.MUTANTS], key=lambda mutant: mutant.number)
+    return sorted([*protocol.MUTANTS, *storage.MUTANTS, *chains.MUTANTS], key=lambda mutant: mutant.number)
 
 
 def hunt(job: tuple[int, int]) -> Outcome:
@@ -47,7 +47,7 @@ def hunt(job: tuple[int, int]) -> Outcome:
     mutant = next(each for each in everything() if each.number == number)
     if mutant.tests:
         return _hunt_by_tests(mutant)
-    names = [name for name in mutant.profiles if name in profiles.PROFILES]
+    names = [name for name in mutant.profiles if name in campaign.all_profiles()]
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
