@@ -31,7 +31,7 @@ demo_needs := $(if $(filter zk,$(METADATA)),spark,plain)
 # Evaluated in a recipe, once the environment exists: Java may have to come out of it.
 java := JAVA_HOME="$$(.ci/java $(VENV))" && export JAVA_HOME
 
-.PHONY: help demo test check bench bench-write bench-peers clean
+.PHONY: help demo test check sim sim-campaign crash-states mutants bench bench-write bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
