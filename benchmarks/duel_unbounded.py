@@ -1,82 +1,129 @@
-"""Five processes fight for one unbounded ledger, with random SIGKILL and SIGSTOP; a reader follows.
+"""Processes fight for one unbounded ledger: is an acknowledged record lost, read twice, or out of order?
 
-    python -m benchmarks.duel_unbounded [--seconds 60] [--duellists 5] [--seed 1] [-o table|json]
+    python -m benchmarks.duel_unbounded [--seconds 60] [--fighters 5] [--seed 1] [--dir DIR] [--json FILE]
 
-Prints what happened and exits with 1 where something that was acknowledged was not read exactly once, in
-order and at its position. `benchmarks.duel` has the rules of the fight.
+Each takes the ledger over again and again, and writes until somebody else does. They are killed (SIGKILL) and
+stopped (SIGSTOP) at random. A reader follows the ledger from its first entry. The summary counts takeovers,
+acknowledged records and those whose outcome nobody was told; the command ends with 1 if anything is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import random
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from benchmarks import duel
+import client_aio
+from benchmarks.duelling import Arena, Notes, Place, Verdict, judge
 from benchmarks.running import Workplace, run
+from tests.support.cluster import Cluster
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    import client_aio
-
-NAME = "fought-for"
+IN_FLIGHT = 32
 FRAGMENT_BYTES = 20_000
+REACH_S = 60.0
+LEDGER = "fought-for"
 
 
-async def take_over(client: client_aio.Client) -> client_aio.UnboundedLedgerWriter:
-    """Take the ledger over; it is made by the first."""
-    return await client.open_unbounded_ledger(NAME, fragment_bytes=FRAGMENT_BYTES)
+async def fight(uri: str, name: str, fighter: str, life: str, notes_path: str) -> None:
+    """Take the ledger over again and again; never returns."""
+    rng, number = random.Random(f"{fighter}.{life}"), 0
+    notes = Notes(Path(notes_path))  # open for as long as the process lives
+    async with client_aio.connect(uri) as client:
+        while True:
+            await asyncio.sleep(rng.uniform(0.1, 1.5))
+            # Shut out, or no bookie to be had for the moment: it tries again. What was in flight is unknown.
+            with suppress(client_aio.BookKeeperError):
+                ledger = await client.open_unbounded_ledger(name, fragment_bytes=FRAGMENT_BYTES)
+                notes.write("open")
+                window: set[asyncio.Future[int]] = set()
+                try:
+                    while True:
+                        payload = f"{fighter}.{life}.{number}"
+                        number += 1
+                        notes.write(f"try {payload}")
+                        future = ledger.add_entry(payload.encode())
+                        future.add_done_callback(partial(_note, notes, payload))
+                        window.add(future)
+                        if len(window) >= IN_FLIGHT or rng.random() < 0.1:
+                            done, window = await asyncio.wait(window, return_when=asyncio.FIRST_COMPLETED)
+                            for each in done:
+                                each.result()
+                finally:
+                    await ledger.abort()
 
 
-async def read(client: client_aio.Client) -> AsyncGenerator[tuple[str, bytes], None]:
-    """Follow the ledger from its beginning."""
-    async with aclosing(client.read_unbounded_ledger(NAME)) as entries:
-        async for entry in entries:
-            yield str(entry.entry_id), entry.data
+def _note(notes: Notes, payload: str, added: asyncio.Future[int]) -> None:
+    if not added.cancelled() and added.exception() is None:
+        notes.write(f"ack 0:{added.result()} {payload}")
 
 
-async def finish(client: client_aio.Client, data: bytes) -> str:
-    """Add the last record, and leave the ledger."""
-    async with client.open_unbounded_ledger(NAME) as ledger:
-        return str(await ledger.add_entry(data))
+async def follow(client: client_aio.Client, found: list[tuple[Place, str]], last: list[int]) -> None:
+    """Read from the first entry on; ends behind the one that `last` is given."""
+    while True:
+        with suppress(client_aio.NoSuchLedgerError):
+            async with aclosing(client.read_unbounded_ledger(LEDGER, len(found))) as entries:
+                async for entry in entries:
+                    found.append(((0, entry.entry_id), entry.data.decode()))
+                    if last and entry.entry_id >= last[0]:
+                        return
+        await asyncio.sleep(0.05)  # nobody has made it yet
 
 
-KIND = duel.Kind("benchmarks.duel_unbounded", read, finish)
+async def duel(home: Path, *, seconds: float, fighters: int, seed: int) -> Verdict:
+    """Let them fight on a cluster of its own, and judge."""
+    async with Cluster(home, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        arena = Arena("benchmarks.duel_unbounded", home, cluster.uri, LEDGER, random.Random(seed))
+        followed, last = list[tuple[Place, str]](), list[int]()
+        following = asyncio.create_task(follow(client, followed, last))
+        try:
+            await arena.fight(fighters, seconds)
+            async with client.open_unbounded_ledger(LEDGER) as ledger:
+                with Notes(home / "fighter-referee.notes") as notes:
+                    notes.write("open", "try referee.1.0")
+                last.append(await ledger.add_entry(b"referee.1.0"))
+            async with asyncio.timeout(REACH_S):
+                await following
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        again = list[tuple[Place, str]]()
+        await follow(client, again, last)
+        metadata = await client.ledger_metadata(LEDGER)
+    verdict = judge(arena.notes(), followed, dict(again))
+    verdict.counts |= {
+        "terms": metadata.term, "fragments": len(metadata.rows), "kills": arena.kills, "stops": arena.stops,
+    }  # fmt: skip
+    return verdict
 
 
 def main() -> int:
-    """Run the duel, or one of those who fight it."""
-    if sys.argv[1:2] == ["duellist"]:
-        uri, tag = sys.argv[2:]
-        fighting = duel.fight(
-            uri, tag, take_over, lambda ledger: ledger.term, lambda ledger, data: ledger.add_entry(data)
-        )
-        run(fighting)
+    """Run as a referee, or as one of the fighters."""
+    if sys.argv[1:2] == ["fight"]:
+        uri, name, fighter, life, notes = sys.argv[2:]
+        run(fight(uri, name, fighter, life, notes))
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--duellists", type=int, default=5)
+    parser.add_argument("--fighters", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--dir", type=Path, default=None, help="work here, and leave everything")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument("--dir", type=Path)
+    parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    with Workplace(chosen.dir, "duel-") as home:
-        tally = run(
-            duel.duel(KIND, home.path, seconds=chosen.seconds, duellists=chosen.duellists, seed=chosen.seed)
-        )
-        if tally.wrong:
-            home.keep()
-    if chosen.output == "json":
-        print(json.dumps({**tally.summary(), "wrong": tally.wrong}))
-    else:
-        for name, value in tally.summary().items():
-            print(f"{name:<28} {value}")
-        print(*tally.wrong[:20], sep="\n")
-    return 1 if tally.wrong else 0
+    with Workplace(chosen.dir, "duel-unbounded.") as place:
+        verdict = run(duel(place.path, seconds=chosen.seconds, fighters=chosen.fighters, seed=chosen.seed))
+        if verdict.faults:
+            place.keep()
+            print(f"see {place.path}")
+    print(f"{chosen.fighters} fighters, {chosen.seconds:g} s, seed {chosen.seed}")
+    print(verdict.text())
+    if chosen.json:
+        chosen.json.write_text(json.dumps({**verdict.counts, "faults": verdict.faults}, indent=2))
+    return 1 if verdict.faults else 0
 
 
 if __name__ == "__main__":
