@@ -132,6 +132,23 @@ def test_partitions_hold_each_row_once_in_order_and_cross_no_fragment(
         assert len(partition) == 1 or size <= partition_bytes
 
 
+@pytest.mark.parametrize(
+    ("kind", "left"),
+    [
+        ("EqualTo", [3]),
+        ("LessThan", [0, 1, 2]),
+        ("LessThanOrEqual", [0, 1, 2, 3]),
+        ("GreaterThan", [4, 5]),
+        ("GreaterThanOrEqual", [3, 4, 5]),
+    ],
+)
+@pytest.mark.parametrize(("column", "value"), [("position", Place(5, 3).text), ("entry_id", 3)])
+def test_the_bound_itself_is_in_or_out(kind: str, left: list[int], column: str, value: Any) -> None:
+    bounds = Bounds().with_filter(kind, column, value)
+    assert bounds is not None
+    assert rows_of([bounds.cut(Stretch("a", 5, 5, 0, 5, 0))]) == [(5, entry) for entry in left]
+
+
 def test_a_large_ledger_is_cut_into_even_parts() -> None:
     stretch = Stretch("a", 1, 1, 0, 999, 0, 1000.0)
     partitions = cut_into_partitions([stretch], 250_000)
