@@ -9,9 +9,7 @@ acknowledged records and those whose outcome nobody was told; the command ends w
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import sys
 from contextlib import aclosing, suppress
@@ -19,8 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import client_aio
-from benchmarks.duelling import Arena, Notes, Place, Verdict, judge
-from benchmarks.running import Workplace, run
+from benchmarks.duelling import Arena, Notes, Place, Verdict, judge, main
 from tests.support.cluster import Cluster
 
 IN_FLIGHT = 32
@@ -101,30 +98,5 @@ async def duel(home: Path, *, seconds: float, fighters: int, seed: int) -> Verdi
     return verdict
 
 
-def main() -> int:
-    """Run as a referee, or as one of the fighters."""
-    if sys.argv[1:2] == ["fight"]:
-        uri, name, fighter, life, notes = sys.argv[2:]
-        run(fight(uri, name, fighter, life, notes))
-        return 0
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--fighters", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--dir", type=Path)
-    parser.add_argument("--json", type=Path)
-    chosen = parser.parse_args()
-    with Workplace(chosen.dir, "duel-unbounded.") as place:
-        verdict = run(duel(place.path, seconds=chosen.seconds, fighters=chosen.fighters, seed=chosen.seed))
-        if verdict.faults:
-            place.keep()
-            print(f"see {place.path}")
-    print(f"{chosen.fighters} fighters, {chosen.seconds:g} s, seed {chosen.seed}")
-    print(verdict.text())
-    if chosen.json:
-        chosen.json.write_text(json.dumps({**verdict.counts, "faults": verdict.faults}, indent=2))
-    return 1 if verdict.faults else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__ or "", fight, duel))

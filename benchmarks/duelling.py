@@ -10,21 +10,25 @@ once at most. A place is whatever orders the entries, two integers with a colon.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import os
 import signal
+import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from benchmarks.processes import Child, start_module
+from benchmarks.running import Workplace, run
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Coroutine, Sequence
 
 Place = tuple[int, int]
 
@@ -185,3 +189,39 @@ class Arena:
             *whole, _ = path.read_text().split("\n")
             lines += whole
         return lines
+
+
+def main(
+    description: str,
+    fight: Callable[[str, str, str, str, str], Coroutine[Any, Any, None]],
+    duel: Callable[..., Coroutine[Any, Any, Verdict]],
+) -> int:
+    """Run as a referee, or as one of the fighters; gives the exit code.
+
+    Args:
+        fight: takes the arguments that an `Arena` starts a fighter with.
+        duel: takes the directory, and `seconds`, `fighters` and `seed`.
+    """
+    if sys.argv[1:2] == ["fight"]:
+        uri, name, fighter, life, notes = sys.argv[2:]
+        run(fight(uri, name, fighter, life, notes))
+        return 0
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--fighters", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--dir", type=Path)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with Workplace(arguments.dir, "duel.") as place:
+        verdict = run(
+            duel(place.path, seconds=arguments.seconds, fighters=arguments.fighters, seed=arguments.seed)
+        )
+        if verdict.faults:
+            place.keep()
+            print(f"see {place.path}")
+    print(f"{arguments.fighters} fighters, {arguments.seconds:g} s, seed {arguments.seed}")
+    print(verdict.text())
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**verdict.counts, "faults": verdict.faults}, indent=2))
+    return 1 if verdict.faults else 0
