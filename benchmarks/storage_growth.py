@@ -240,7 +240,7 @@ async def paced(store: Store, ledger_ids: Iterator[int], per_s: int, seconds: fl
 async def measure_pauses(directory: str, scale: int) -> None:
     """Print the latencies with and without half of the data being reclaimed."""
     store = await Store.open(directory, 1024)
-    ledgers, blocks, per_s = 1000, 2_000_000 // scale, 10_000
+    ledgers, blocks, per_s = 1000, 600_000 // scale, 2_000
     await store.write(in_turn(ledgers), blocks)
     seconds = 20.0 if scale == 1 else 5.0
     for what in ("quiet", "reclaiming", "quiet"):

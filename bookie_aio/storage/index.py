@@ -24,7 +24,7 @@ checksum; its pages are read as they are needed, and checked by checksums in the
       …  (zeros up to a multiple of 4,096)
       …  pages of ledgers: 4,096 bytes each, 34 ledgers of 120 bytes, ascending:
              u64 ledger_id, u64 first run's number, u64 runs, u64 lowest entry, u64 highest entry,
-             u64 widest run (last − first), u64 bytes of its blocks, u64 statement's content term, i64 LAC,
+             u64 widest run (last − first), u64 bytes of its records, u64 statement's content term, i64 LAC,
              i64 LAFR, u32 crc, u32 code's bytes (all ones: no statement), 32s code (zeros behind it)
       …  pages of runs: 4,096 bytes each, 102 runs of 40 bytes, by ledger, first entry, offset:
              u64 first entry, u64 content term, u64 offset of the block, u32 count, u32 stride,
@@ -100,7 +100,7 @@ class Runs:
         self.packed = bytearray()
         self.highest = -1
         self.widest = 0
-        self.size = 0  # bytes of the blocks
+        self.size = 0  # bytes of the blocks and of their rows
 
     def add(self, first: int, last: int, size: int, packed: bytes) -> None:
         """Add a run; runs come in the order of their offsets, and mostly in that of their entries."""

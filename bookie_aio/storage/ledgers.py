@@ -103,7 +103,7 @@ class Ledgers:
                     runs = ledgers[ledger_id] = Runs()
                     state.since = state.since or group.segment.segment_id
                 packed = pack_run(first, event.content_term, offset, count, stride, head_bytes, payload_bytes)
-                runs.add(first, last, head_bytes + payload_bytes, packed)
+                runs.add(first, last, record.size, packed)
                 offset += head_bytes + payload_bytes
                 if last > state.last_entry:
                     state.last_entry = last

@@ -58,8 +58,9 @@ class ReclaimConfig:
 
     compact_below: float = 0.5
     """A segment is compacted when less than this part of it counts."""
-    compact_below_when_low: float = 0.85
-    """The same while space is low."""
+    compact_below_when_low: float = 0.65
+    """The same while space is low. What is copied takes more than this part of where it is copied to, even
+    where each entry is alone in its group: else it would be copied again and again."""
     bytes_per_s: int = 32 * 1024 * 1024
     """How much compaction copies."""
     loop_share: float = 0.2

@@ -81,7 +81,7 @@ class Replayed:
                     row.first, row.term, group.offsets[number],
                     row.entries, row.stride, row.head_bytes, row.rest_bytes,
                 )  # fmt: skip
-                runs.add(row.first, last, row.head_bytes + row.rest_bytes, packed)
+                runs.add(row.first, last, form.ROW_BYTES + row.body_bytes, packed)
                 known = self.statements.get(ledger_id)
                 if known is None or row.lac > known.lac:
                     self.statements[ledger_id] = row.statement(group.bodies[number])

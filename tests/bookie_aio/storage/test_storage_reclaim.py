@@ -286,3 +286,25 @@ async def test_a_full_disk_stops_compaction_until_there_is_room(tmp_path: Path) 
     await assert_kept(store, range(last))
     assert not unaccounted_files(store)
     await store.close()
+
+
+@pytest.mark.parametrize("is_low", [False, True])
+async def test_small_entries_that_all_count_are_not_copied_again_and_again(
+    tmp_path: Path, is_low: bool
+) -> None:
+    disk = FaultyDisk()
+    disk.free = 1 << 40
+    config = replace(SMALL, space=replace(SMALL.space, floor_free_bytes=10**6, spare_bytes_max=0))
+    store = await Store.open(tmp_path / "b1", config, disk)
+    disk.free = 1 if is_low else 1 << 40
+    store.engine._provision.look()
+    for entry in range(600):  # each alone in its group
+        await store.add(make_block(1, entry, [b"x"]), from_reserve=True)
+    await store.wait(lambda done: store.engine.append_trim(1, 1, done))  # somebody looks
+    await store.settled()
+    reclaimed = store.engine.figures()["reclaimed"]
+    assert isinstance(reclaimed, dict)
+    assert store.engine._provision.is_low is is_low
+    assert reclaimed["copied_bytes"] <= 600 * 97
+    assert len((await store.read(1, 1, 599))[0]) == 599
+    await store.close()
