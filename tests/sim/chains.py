@@ -24,6 +24,7 @@ from metadata.logs import KEY_LOGS
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from client_aio import LogRecord
     from metadata.store import Version
@@ -34,8 +35,9 @@ if TYPE_CHECKING:
 class Chains:
     """The logs of one run: here, one log."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, now: Callable[[], float]) -> None:
         self._history = history
+        self._now = now
         self.tried: dict[bytes, str] = {}  # payload → who
         self.acknowledged: dict[Position, bytes] = {}
         self.values: dict[Position, bytes] = {}  # as acknowledged or read
@@ -44,7 +46,7 @@ class Chains:
         self._values_read: dict[str, set[Position]] = {}
         self._ledgers: dict[int, LedgerMetadata] = {}
         self._deleted: set[int] = set()
-        self._made: set[int] = set()
+        self._made: dict[int, float] = {}  # since when
         self.listed: set[int] = set()
         self.begins_at = Position(0, 0)
 
@@ -52,7 +54,7 @@ class Chains:
     def of(cls, simulation: Simulation) -> Chains:
         """Give the run's record."""
         if "chains" not in simulation.shared:
-            chains = simulation.shared["chains"] = cls(simulation.history)
+            chains = simulation.shared["chains"] = cls(simulation.history, lambda: simulation.loop.now)
             simulation.tree.watchers.append(chains.metadata_changed)
         found = simulation.shared["chains"]
         assert isinstance(found, cls)
@@ -144,7 +146,7 @@ class Chains:
             return
         self._ledgers[ledger_id] = LedgerMetadata.from_json(value)
         if TAG in self._ledgers[ledger_id].custom:
-            self._made.add(ledger_id)
+            self._made.setdefault(ledger_id, self._now())
             self._history.ignore(ledger_id)  # its entries are judged here, by their positions
             self._history.ledger(ledger_id).is_deleted = True
 
@@ -159,9 +161,13 @@ class Chains:
             if not self._ledgers[row.ledger_id].is_closed:
                 self._fail("AtMostTwoNotClosed", f"{row.ledger_id} of {[each.id for each in head.newest]}")
 
-    def left_over(self, head_rows: list[int]) -> set[int]:
-        """Give the ledgers made for the log that exist and are not among these."""
-        return self._made - self._deleted - set(head_rows)
+    def left_over(self, head_rows: list[int], made_before: float) -> list[int]:
+        """Give the ledgers made for the log that exist and are not among these.
+
+        A dead client's request may still make one later.
+        """
+        gone = self._deleted.union(head_rows)
+        return [each for each, at in self._made.items() if at < made_before and each not in gone]
 
     def _fail(self, name: str, text: str) -> None:
         self._history.fail(name, text)

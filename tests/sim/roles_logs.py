@@ -154,6 +154,7 @@ async def judge_log(simulation: Simulation, client: Client) -> None:
             async with client.open_log(LOG) as log:
                 payload = b"judge.0.0"
                 chains.issued("judge", payload, log.append(payload))
+            swept_at = loop.now
             await client.sweep_log_orphans(older_than_s=0)
             found = [record async for record in client.read_log(LOG)]
             again = [record async for record in client.read_log(LOG)]
@@ -176,7 +177,7 @@ async def judge_log(simulation: Simulation, client: Client) -> None:
     history.require(
         not lost, "AllAckedRecordsAreReadable", lambda: f"{lost} are gone; it begins at {metadata.begins_at}"
     )
-    left_over = chains.left_over([row.ledger_id for row in metadata.rows])
+    left_over = chains.left_over([row.ledger_id for row in metadata.rows], swept_at)
     history.require(not left_over, "NothingLeftOver", lambda: f"{left_over} are in no log")
 
 
