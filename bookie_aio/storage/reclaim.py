@@ -132,6 +132,7 @@ class Reclaimer:
         self._assessed: dict[int, tuple[int, int]] = {}  # live bytes, and what had been noticed by then
         self._immovable: set[int] = set()  # segments with blocks that cannot be read
         self._bytes_pending = 0
+        self._lost_copy: StorageError | None = None
         self._owed_s = 0.0
         self._is_stopped = False
         self.given_up = 0
@@ -234,6 +235,7 @@ class Reclaimer:
 
     async def _compact(self, segment: Segment) -> None:
         """Copy what counts of a segment into the journal, and give the segment up."""
+        self._lost_copy = None
         assert segment.sealed is not None
         try:
             async for page in segment.sealed.shares():
@@ -251,6 +253,9 @@ class Reclaimer:
             self._assessed.pop(segment.segment_id, None)
             return
         await when_durable(self._appending.barrier)
+        if self._lost_copy is not None:
+            # Space ran out after copies were accepted: what counts of the segment is nowhere else.
+            raise self._lost_copy
         await self._give_up(segment)
         self.compacted += 1
 
@@ -323,6 +328,8 @@ class Reclaimer:
 
         def done(error: StorageError | None) -> None:
             self._bytes_pending -= size
+            if error is not None:
+                self._lost_copy = error
 
         self._appending.append_copy(block, done)
         self._bytes_pending += size

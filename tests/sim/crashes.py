@@ -33,9 +33,7 @@ def main() -> int:
             print(f"{states:,} states, {len(failures)} bad", flush=True)
     print("\n".join(failures[:50]))
     print(", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items())))
-    print(
-        f"{states:,} crash states, {entries:,} times an acknowledged entry was looked for, {len(failures)} bad"
-    )
+    print(f"{states:,} crash states, {entries:,} acknowledged entries looked for, {len(failures)} bad")
     return 1 if failures else 0
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.crashstates import record
+from tests.sim.profiles import draw_plan
 from tests.sim.quiet import quiet
+from tests.sim.simulation import run_plan
 
 
 @pytest.mark.parametrize("seed", [25, 30])
@@ -13,3 +15,10 @@ def test_a_bookie_that_compacts_can_be_closed(seed: int) -> None:
     """Closing waited for a compaction, whose copies waited for a segment that came and was not taken."""
     with quiet():
         assert record(seed)  # or it raises that nobody will ever close the engine
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("refusals", 5067)])
+def test_a_segment_is_not_given_up_when_space_ran_out_for_its_copies(profile: str, seed: int) -> None:
+    """Compaction took copies that were dropped for want of space for durable, and gave up the only ones."""
+    result = run_plan(draw_plan(profile, seed))
+    assert result.is_good, result.text
