@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, Callable, Iterable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
 from client_aio.changing import EnsembleChanges
@@ -23,6 +23,7 @@ from client_aio.core.ordering import EntryOrder
 from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddWindow, Turn
 from client_aio.failing import as_unknown, fail_all, taken_over, with_message
 from client_aio.forcing import Forces
+from client_aio.leaving import ClosedOnLeaving
 from client_aio.replication import Replicator
 from client_aio.updating import HeldMetadata
 from client_aio.waiting import EntryWaiters
@@ -37,8 +38,6 @@ from metadata.errors import (
 from metadata.ids import NO_ENTRY, TERM_WRITER
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
@@ -53,7 +52,7 @@ _HARD_LIMIT_FACTOR = 4
 _BULK_TURN_BYTES = BATCH_BYTES_MAX
 
 
-class LedgerWriter:
+class LedgerWriter(ClosedOnLeaving):
     """Adds entries to a ledger; made by `Client.create_ledger`.
 
     An async context manager: leaving it normally flushes and closes the ledger; leaving it by an exception
@@ -379,21 +378,6 @@ class LedgerWriter:
     def read(self, first: int, last: int) -> EntryStream:
         """Read entries that this writer has had acknowledged; see `LedgerReader.read`."""
         return self._reader.stream(first, last, self._window.lac)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            try:
-                await self.close()
-            except BaseException:
-                await self.abort()
-                raise
-        else:
-            await self.abort()
 
     # --- taking ---
 

@@ -13,12 +13,13 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from client_aio.core.logs import Listing, RollLimits
 from client_aio.core.window import ENTRY_OVERHEAD_BYTES
 from client_aio.creating import create_ledger
 from client_aio.failing import fail_all
+from client_aio.leaving import ClosedOnLeaving
 from client_aio.log.ledger import TAG, LogLedger
 from client_aio.log.rolling import Roller
 from client_aio.log.taking_over import discard, recovered
@@ -33,8 +34,6 @@ from metadata.errors import (
 from metadata.log import LogRow, Position
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from client_aio.context import ClientContext
     from client_aio.creating import LedgerSettings
     from metadata.logs import LogList
@@ -63,7 +62,7 @@ async def open_log(
     return log
 
 
-class LogWriter:
+class LogWriter(ClosedOnLeaving):
     """Appends records to a log; made by `Client.open_log`.
 
     An async context manager: leaving it normally flushes and closes the log's last ledger; leaving it by an
@@ -268,21 +267,6 @@ class LogWriter:
             await self._roller.abort()
         await self.current.abort()
         self._context.forget(self)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            try:
-                await self.close()
-            except BaseException:
-                await self.abort()
-                raise
-        else:
-            await self.abort()
 
     def _check(self) -> None:
         if self._failure is not None:
