@@ -19,7 +19,7 @@ import client_aio.sync
 from client_aio.config import ClientConfig
 from client_aio.spark import tags
 from client_aio.spark.options import parse_write
-from client_aio.spark.tasks import CHUNK_BYTES, Job, write_ledgers
+from client_aio.spark.tasks import CHUNK_BYTES, SETTINGS, Job, write_ledgers
 from metadata.errors import EntryTooLargeError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class LedgerSink:
             BookKeeperError: the ledger could not be written, or not be added.
         """
         job = Job(self.options, tags.Written(), _job_id(), None, self.value, ())
-        with client_aio.sync.connect(self.options.metadata) as client:
+        with client_aio.sync.connect(self.options.metadata, **SETTINGS) as client:
             ledgers = write_ledgers(client, job, self._chunks(rows))
             if ledgers:
                 client.add_to_log(self.options.log, [ledger.ledger_id for ledger in ledgers])

@@ -34,6 +34,12 @@ CHUNK_BYTES = 4 * 1024 * 1024
 """How much of a batch is turned into entries at a time: a task holds a few of these beside its window."""
 
 
+_MIB = 1024 * 1024
+SETTINGS = {"max_in_flight_bytes": 16 * _MIB, "lag_bytes_max": 96 * _MIB}
+"""Of a task's client. A bulk load takes what the bookies take: a short window, and patience with one of them
+that is slow, since to replace it costs copies where nothing is wrong but the load."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What every task of a job is told."""
@@ -75,7 +81,7 @@ def write_partition(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> tuple[W
             What was written is deleted again, as far as the bookies and the metadata store can be reached.
     """
     entries = encoded(job, batches)
-    with client_aio.sync.connect(job.options.metadata) as client:
+    with client_aio.sync.connect(job.options.metadata, **SETTINGS) as client:
         return write_ledgers(client, job, entries)
 
 
