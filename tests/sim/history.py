@@ -22,7 +22,8 @@ protocol where they have one.
 - NoForgottenAdd: no bookie says "no such entry" of what it acknowledged before it was asked.
 - FencesHold: no bookie acknowledges an ordinary add after it answered a fence of a higher term.
 - TombstonesHold: no bookie acknowledges an add to a ledger after it said that the ledger is deleted.
-- OpenLedgersAreNotFenced: no bookie refuses a term as too low while the ledger's metadata say OPEN.
+- OpenLedgersAreNotFenced: no bookie refuses a term as too low, and no writer is told that somebody took its
+  ledger over, while the ledger's metadata say OPEN.
 - ReplacementsHoldWhatTheyOwe: with guaranteed write quorum, a new bookie has acknowledged what it owes of the
   entries already acknowledged, when the metadata come to name it (rule 11).
 - Liveness: once faults stop, every ledger can be recovered and closed within a bound.
@@ -367,6 +368,16 @@ class History:
             or metadata.state is not LedgerState.OPEN,
             "OpenLedgersAreNotFenced",
             lambda: f"{bookie} refuses the writer's term for ledger {ledger_id}, which is OPEN",
+        )
+
+    def told_fenced(self, who: str, ledger_id: int, error: Exception) -> None:
+        """Note that a writer was told that its ledger has been taken over."""
+        record = self.ledger(ledger_id)
+        metadata = record.metadata
+        self.require(
+            metadata is None or record.is_deleted or metadata.state is not LedgerState.OPEN,
+            "OpenLedgersAreNotFenced",
+            lambda: f"{who} is told that ledger {ledger_id} is not its own any more; it is OPEN: {error}",
         )
 
     def bookie_deleted(self, bookie: str, ledger_id: int) -> None:

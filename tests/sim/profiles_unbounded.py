@@ -94,3 +94,25 @@ def trimming_terms(draw: Draw) -> Plan:
     draw.some("block_both", draw.clients, 3)
     draw.some("kill_client", holders[1:], 1)
     return draw.plan(segment_bytes=24 * 1024)
+
+
+@profile
+def stale_followers(draw: Draw) -> Plan:
+    """Followers hear late of what the metadata store says, while holders leave entries on single bookies."""
+    sizes = draw.rng.choice(((3, 3, 2), (4, 2, 2), (4, 3, 2), (3, 2, 2)))
+    quorums = dict(zip(("ensemble_size", "write_quorum", "ack_quorum"), sizes, strict=True))
+    holders = _holders(
+        draw, 2, burst=2, bursts=4, gap=0.05, rest=0.3, quorums=quorums, fragment_bytes=100_000
+    )
+    followers = [draw.actor("term_follower", 0.3) for _ in range(3)]
+    for follower in followers:
+        draw.fault("meta_slow", follower, at=0.2, lasts=60.0, amount=1.0)
+    for _ in range(draw.rng.randint(8, 18)):
+        draw.fault(
+            "block_one_way",
+            draw.rng.choice(holders),
+            other=draw.rng.choice(draw.bookies),
+            lasts=draw.rng.uniform(0.1, 1.5),
+            amount=draw.rng.random() * 0.5,
+        )
+    return draw.plan()

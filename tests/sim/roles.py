@@ -11,7 +11,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
-from metadata.errors import BookKeeperError
+from metadata.errors import BookKeeperError, LedgerFencedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -74,6 +74,8 @@ async def writer(simulation: Simulation, actor: Actor, client: Client) -> None:
                 await asyncio.sleep(rng.random() * 2)
                 await ledger.abort()
         except BookKeeperError as error:
+            if isinstance(error, LedgerFencedError):
+                simulation.history.told_fenced(actor.name, ledger.ledger_id, error)
             simulation.history.note(actor.name, f"writing ledger {ledger.ledger_id} ended:", repr(error))
             await ledger.abort()
         await asyncio.sleep(settings["rest"] * rng.random())

@@ -22,7 +22,7 @@ MUTANTS = [
         22, "a LAC of a newer term is used with old metadata",
         (Edit("client_aio.reader:LedgerReader._is_behind",
               "statement.content_term > self._metadata.last_fragment.content_term", "False"),),
-        _TERMS,
+        ("stale-followers", "dirty-entries"),
     ),
     Mutant(
         23, "terms are compared wrongly: the one before the held is let in",

@@ -174,18 +174,9 @@ MUTANTS = [
     Mutant(
         31, "unknown outcome of a compare-and-set taken for failure",
         (Edit("client_aio.updating:HeldMetadata.update", "await self._pause(give_up_at, error)",
-              "raise error"),
-         Edit("client_aio.changing:EnsembleChanges._carry_out",
-              "return changer.written() if await self._write(change) else None",
-              "\n            try:\n"
-              "                return changer.written() if await self._write(change) else None\n"
-              "            except BookKeeperError:\n"
-              "                self._replicator.window._frozen = False\n"
-              "                self._replicator.advance()\n"
-              "                changer._first_entry = None\n"
-              "                return None")),
+              "update.conflicted(*await self._read(give_up_at))"),),
         ("lost-changes", "metadata-faults"),
-        note="the change is dropped, and writing goes on with the old ensemble",
+        note="what is there is then read as somebody else's doing: a writer withdraws for its own change",
     ),
     Mutant(
         32, "unknown outcome of a compare-and-set taken for success",
