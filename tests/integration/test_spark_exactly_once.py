@@ -57,10 +57,13 @@ def test_a_bookie_that_dies_in_mid_job_stops_nothing(spark: SparkSession, bookie
     large = spark.range(0, 8000, 1, 2).select(F.expr("cast(lpad(id, 1000, '0') as binary)").alias("value"))
     frame = large.mapInArrow(wait_for(str(flag)), "value binary")
 
+    was_killed_between: list[bool] = []
+
     def kill() -> None:
         try:
             for _ in range(600):
                 if len(bookies.ledgers_of("bookie-lost")[1]) == 2:
+                    was_killed_between.append(True)
                     break
                 time.sleep(0.05)
             bookies.run(lost.kill())
@@ -69,11 +72,14 @@ def test_a_bookie_that_dies_in_mid_job_stops_nothing(spark: SparkSession, bookie
 
     killing = threading.Thread(target=kill)
     killing.start()
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")  # else a task waits for 10,000 rows
     try:
         write(frame, bookies.uri, log="bookie-lost")
     finally:
         killing.join()
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
         bookies.run(lost.start())
+    assert was_killed_between
     assert Counter(bookies.records("bookie-lost")) == Counter(b"%01000d" % number for number in range(8000))
 
 
