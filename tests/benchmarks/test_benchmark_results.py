@@ -1,0 +1,76 @@
+"""What the benchmarks keep of their runs, and how it gets into the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks.document import _ROWS, PAGE, between
+from benchmarks.peers.results import Results, medians, ratio
+from benchmarks.peers.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SETTINGS = {"measured_s": 1}
+
+
+def run(system: str, round_: int, adds_per_s: float, **more: Any) -> dict[str, Any]:
+    return {"workload": "1k-1", "system": system, "round": round_, "adds_per_s": adds_per_s, **more}
+
+
+def test_runs_that_are_in_the_file_are_not_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    Results(path, {}, SETTINGS).add(run("a", 0, 5))
+    again = Results(path, {}, SETTINGS)
+    assert again.has("1k-1", "a", 0)
+    assert not again.has("1k-1", "a", 1)
+    assert not again.has("1k-1", "b", 0)
+    again.add(run("a", 1, 6))
+    assert len(Results.read(path).document["runs"]) == 2
+
+
+def test_runs_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    Results(path, {}, SETTINGS).add(run("a", 0, 5))
+    with pytest.raises(ValueError, match="was measured with"):
+        Results(path, {}, {"measured_s": 2})
+
+
+def test_ratios_are_taken_within_each_round() -> None:
+    # The machine was four times as fast in the second round, and twice in the third.
+    runs = [
+        run("a", 0, 10),
+        run("b", 0, 5),
+        run("a", 1, 40),
+        run("b", 1, 20),
+        run("a", 2, 20),
+        run("b", 2, 2),
+    ]
+    assert ratio(runs, "1k-1", "a", "b") == 2
+    assert ratio(runs, "1k-1", "a", "c") is None
+
+
+def test_a_run_that_failed_counts_nowhere() -> None:
+    runs = [run("a", 0, 10), run("a", 1, 0, error="ended with 1"), run("b", 0, 5), run("b", 1, 5)]
+    found = medians(runs, "1k-1", "a")
+    assert found is not None
+    assert found["adds_per_s"] == 10
+    assert ratio(runs, "1k-1", "a", "b") == 2
+
+
+def test_the_page_has_a_place_for_everything_that_is_measured() -> None:
+    page = PAGE.read_text()
+    for name in ("peers", "targets", "machine", *_ROWS):
+        once = between(page, name, f"[[{name}]]")
+        assert once != page
+        assert f"[[{name}]]" in once
+        # Filled again, nothing of the first time is left over.
+        assert "[[" not in between(once, name, "others")
+    with pytest.raises(ValueError, match="no place"):
+        between(page, "something else", "")
+
+
+def test_every_workload_is_known_by_its_own_name() -> None:
+    assert all(name == workload.name for name, workload in WORKLOADS.items())
