@@ -54,6 +54,7 @@ class Results:
     def add(self, run: Run) -> None:
         """Add a run."""
         self.document["runs"].append(run)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         written = self._path.with_suffix(".new")
         written.write_text(json.dumps(self.document, indent=1) + "\n")
         os.replace(written, self._path)

@@ -53,6 +53,7 @@ async def measure(names: list[str], bench: Bench, path: Path, document: dict[str
 
 def write(path: Path, document: dict[str, Any]) -> None:
     """Replace the file at once, so that it is whole at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     written = path.with_suffix(".new")
     written.write_text(json.dumps(document, indent=1) + "\n")
     os.replace(written, path)

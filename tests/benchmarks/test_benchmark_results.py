@@ -21,7 +21,7 @@ def run(system: str, round_: int, adds_per_s: float, **more: Any) -> dict[str, A
 
 
 def test_runs_that_are_in_the_file_are_not_made_again(tmp_path: Path) -> None:
-    path = tmp_path / "peers.json"
+    path = tmp_path / "new" / "peers.json"
     Results(path, {}, SETTINGS).add(run("a", 0, 5))
     again = Results(path, {}, SETTINGS)
     assert again.has("1k-1", "a", 0)
