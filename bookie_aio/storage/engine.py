@@ -230,7 +230,8 @@ class Engine:
             self._provision,
             self._fail,
         )
-        self._ledgers.on_less = self._tender.on_sealed = self._reclaimer.notice
+        self._ledgers.on_less = self._reclaimer.notice_less
+        self._tender.on_sealed = self._reclaimer.notice
         self._scrubber = Scrubber(
             self._config.scrub, self._ledgers, self._segments, self._lookup, self._tender, self._fail
         )

@@ -129,7 +129,9 @@ class Reclaimer:
         self._loop = asyncio.get_running_loop()
         self.close = self._background.close
         self._noticed = 0
-        self._assessed: dict[int, tuple[int, int]] = {}  # live bytes, and what had been noticed by then
+        self._less = 0  # counts what was deleted, trimmed or forgotten
+        self._looked_s = 0.0
+        self._assessed: dict[int, tuple[int, int]] = {}  # live bytes, and `_less` by then
         self._immovable: set[int] = set()  # segments with blocks that cannot be read
         self._bytes_pending = 0
         self._lost_copy: StorageError | None = None
@@ -140,9 +142,14 @@ class Reclaimer:
         self.copied_bytes = 0
 
     def notice(self) -> None:
-        """Look, in a while, whether something can be given up: less counts than before, or more is sealed."""
+        """Look, in a while, at segments that have not been looked at since they were sealed."""
         self._noticed += 1
         self._background.start()
+
+    def notice_less(self) -> None:
+        """Look, in a while, at all segments: less counts than before."""
+        self._less += 1
+        self.notice()
 
     def go_on(self) -> None:
         """Begin again where it stopped for want of space."""
@@ -162,17 +169,18 @@ class Reclaimer:
     # --- looking -------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        seen, pause_s = -1, self._config.pause_s
+        config, seen = self._config, -1
         try:
             while seen != self._noticed:
-                await self._background.pause(pause_s)
-                seen, started = self._noticed, self._loop.time()
-                await self._look()
                 # A store of many segments is looked through less often.
-                took = self._loop.time() - started
-                pause_s = max(self._config.pause_s, took * 4 / self._config.loop_share)
+                rest_s = min(self._looked_s * 4 / config.loop_share, 10 * config.pause_s)
+                await self._background.pause(max(config.pause_s, rest_s))
+                seen, self._looked_s = self._noticed, 0.0
+                await self._look()
                 while (segment := self._worst()) is not None:
                     await self._compact(segment)
+                    if seen != self._noticed:
+                        break  # perhaps others are dead by now, and cost nothing to give up
         except DiskFullError:
             self._is_stopped = True
 
@@ -180,16 +188,18 @@ class Reclaimer:
         """Assess every sealed segment, and give up the dead ones."""
         for segment in self._segments.sealed():
             known = self._assessed.get(segment.segment_id)
-            if segment.is_gone or (known is not None and known[1] == self._noticed):
+            if segment.is_gone or (known is not None and known[1] == self._less):
                 continue
-            noticed = self._noticed
+            less, started = self._less, self._loop.time()
             try:
                 live = await self._live_bytes(segment)
             except CorruptRecordError:
                 if not segment.is_gone:
                     await self._tender.rebuild(segment)
                 continue
-            self._assessed[segment.segment_id] = (live, noticed)
+            finally:
+                self._looked_s += self._loop.time() - started
+            self._assessed[segment.segment_id] = (live, less)
             if not live:
                 await self._give_up(segment, is_dead=True)
         for segment_id in [one for one in self._assessed if one not in self._segments.by_id]:

@@ -158,17 +158,18 @@ async def test_an_add_that_comes_while_its_entry_is_copied_stays_the_newest(tmp_
 @pytest.mark.parametrize("what", ["trim", "forget"])
 async def test_trimmed_and_forgotten_entries_give_back_their_space(tmp_path: Path, what: str) -> None:
     store = await Store.open(tmp_path / "b1")
-    await write(store, range(1, 3), range(200))
+    await write(store, range(1, 3), range(600))
     await delete(store, 2)
     await store.settled()
     before = len(store.engine._segments.by_id)
+    assert before > 3
     if what == "trim":
-        await store.wait(lambda done: store.engine.append_trim(1, 150, done))
+        await store.wait(lambda done: store.engine.append_trim(1, 550, done))
     else:
         await store.wait(lambda done: store.engine.append_forget(1, done))
     await store.settled()
     assert len(store.engine._segments.by_id) <= (before + 1) // 2
-    found, stop, _ = await store.read(1, 150, 199)
+    found, stop, _ = await store.read(1, 550, 599)
     assert (stop, len(found)) == ((Stop.END, 50) if what == "trim" else (Stop.NO_SUCH_ENTRY, 0))
     assert not unaccounted_files(store)
     await store.close()
