@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.shelf import Shelf
     from bookie_aio.wire.blocks import LacStatement
 
-_PAGES_AT_ONCE = 64
+_PAGES_AT_ONCE = 16
 _SLACK = 8
 """A sealed segment is cut where more than one part in this many of it was not written."""
 
