@@ -32,7 +32,7 @@ LOG = "duel"
 async def fight(uri: str, name: str, fighter: str, life: str, notes_path: str) -> None:
     """Write to the log again and again; never returns."""
     rng, number = random.Random(f"{fighter}.{life}"), 0
-    notes = Notes(Path(notes_path))  # open for as long as the process lives
+    notes = Notes(Path(notes_path), says_open=True)  # open for as long as the process lives
     async with client_aio.connect(uri) as client:
         while True:
             await asyncio.sleep(rng.uniform(0, 1.0))

@@ -29,7 +29,7 @@ LEDGER = "fought-for"
 async def fight(uri: str, name: str, fighter: str, life: str, notes_path: str) -> None:
     """Take the ledger over again and again; never returns."""
     rng, number = random.Random(f"{fighter}.{life}"), 0
-    notes = Notes(Path(notes_path))  # open for as long as the process lives
+    notes = Notes(Path(notes_path), says_open=True)  # open for as long as the process lives
     async with client_aio.connect(uri) as client:
         while True:
             await asyncio.sleep(rng.uniform(0.1, 1.5))

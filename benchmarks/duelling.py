@@ -36,12 +36,16 @@ Place = tuple[int, int]
 class Notes:
     """What a fighter writes down. Unbuffered: what was written survives SIGKILL."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, says_open: bool = False) -> None:
+        """Open the file; with `says_open` an `open` is said on standard output as well."""
         self._file = path.open("ab", buffering=0)
+        self._says_open = says_open
 
     def write(self, *lines: str) -> None:
         """Append lines."""
         self._file.write("".join(f"{line}\n" for line in lines).encode())
+        if self._says_open and "open" in lines:
+            print("open", flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -138,11 +142,12 @@ class Arena:
         self.stops = 0
 
     async def fight(self, fighters: int, seconds: float, *, kill_every_s: float = 1.5) -> None:
-        """Let them fight, and end them all, by SIGKILL."""
+        """Let them fight for so long from when one has begun, and end them all, by SIGKILL."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + seconds
         try:
             await asyncio.gather(*(self._start(number) for number in range(fighters)))
+            await self._until_one_has_opened()
+            end = loop.time() + seconds
             while (left_s := end - loop.time()) > 0:
                 await asyncio.sleep(min(left_s, self._rng.uniform(0, kill_every_s)))
                 number = self._rng.randrange(fighters)
@@ -150,6 +155,7 @@ class Arena:
                     await self._kill(number)
                     self.kills += 1
                     await self._start(number)
+                    self._fighters[number].ignore_output()
                 elif number not in self._stopped:
                     os.kill(self._fighters[number].pid, signal.SIGSTOP)
                     self.stops += 1
@@ -165,6 +171,15 @@ class Arena:
             "fight", self._uri, self._name, str(number), str(self._lives[number]), str(self._notes(number)),
             log=self._home / f"fighter-{number}.log",
         )  # fmt: skip
+
+    async def _until_one_has_opened(self) -> None:
+        saying = [asyncio.create_task(child.line()) for child in self._fighters.values()]
+        await asyncio.wait(saying, return_when=asyncio.FIRST_COMPLETED)
+        for task in saying:
+            task.cancel()
+        await asyncio.gather(*saying, return_exceptions=True)
+        for child in self._fighters.values():
+            child.ignore_output()
 
     async def _kill(self, number: int) -> None:
         child = self._fighters.pop(number)
