@@ -124,7 +124,8 @@ async def log_adder(simulation: Simulation, actor: Actor, client: Client) -> Non
             for number in range(2):
                 payloads.append(f"{actor.name}.{batch}.{number}".encode())
                 async with client.create_ledger(**actor.settings["quorums"]) as ledger:
-                    simulation.history.ignore(ledger.ledger_id)
+                    simulation.history.ignore(ledger.ledger_id)  # judged by its records, as a log's
+                    simulation.history.ledger(ledger.ledger_id).is_deleted = True
                     await ledger.add_entry(payloads[-1])
                 ids.append(ledger.ledger_id)
         except BookKeeperError as error:
