@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
+from functools import partial
+from itertools import accumulate, count, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from bookie_aio.wire.blocks import Block
 
@@ -16,6 +17,9 @@ class Entry(NamedTuple):
 
     entry_id: int
     data: bytes
+
+
+_new_entry: Callable[[tuple[int, bytes]], Entry] = partial(tuple.__new__, Entry)
 
 
 class EntryBatch:
@@ -54,11 +58,11 @@ class EntryBatch:
         return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[Entry]:
-        # One copy of the whole buffer, then slices of bytes: cheaper than a view per entry.
-        whole, entry_id = bytes(self.buffer), self.first_entry_id
-        for start, end in pairwise(self.offsets):
-            yield Entry(entry_id, whole[start:end])
-            entry_id += 1
+        # One copy of the whole buffer, then slices of bytes: cheaper than a view per entry. And no call of a
+        # Python function per entry, as a named tuple's constructor is one.
+        whole = bytes(self.buffer)
+        parts = [whole[start:end] for start, end in pairwise(self.offsets)]
+        return map(_new_entry, zip(count(self.first_entry_id), parts, strict=False))
 
     def __repr__(self) -> str:
         return f"EntryBatch(entries {self.first_entry_id} to {self.last_entry_id}, {len(self.buffer)} bytes)"
