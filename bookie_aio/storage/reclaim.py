@@ -315,12 +315,12 @@ class Reclaimer:
                     continue
                 if run.offset not in fetched:
                     fetched, _ = await fetch(segment, _batch(mine, number))
+                started = self._loop.time()
                 try:
                     block = await read_block(one, ledger_id, fetched.get(run.offset, b""))
                 except DamagedBlockError as error:
                     await self._lookup.mark(ledger_id, error)
                     raise
-                started = self._loop.time()
                 if watch.touches(entry_ids):
                     return entry_ids[0], True
                 # No await from the look at the watch to the append.
