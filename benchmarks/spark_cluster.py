@@ -48,7 +48,8 @@ class SparkCluster:
             self._await("master.Master", "New state: ALIVE")
             for number in range(self._workers):
                 self._launch(
-                    "worker.Worker", "--host", "127.0.0.1", "--webui-port", "0",
+                    # Spark starts no second attempt on the host of the first: each worker has its own.
+                    "worker.Worker", "--host", f"127.0.0.{number + 1}", "--webui-port", "0",
                     "--cores", "1", "--memory", "1g",
                     "--work-dir", str(self._directory / f"work-{number}"), self.master,
                     name=f"worker-{number}",

@@ -53,7 +53,7 @@ def misbehave(
                 raise RuntimeError("this attempt was made to fail")
             yield batch
             if crawls:
-                time.sleep(5)
+                time.sleep(10)
         if fails_after is not None and number < fails_after:
             raise RuntimeError("this attempt was made to fail behind its last row")
 
@@ -76,14 +76,18 @@ def multiset(frame: DataFrame) -> tuple[int, int, int, int]:
     return int(row.rows), int(row.differing), int(row.most), int(row.hashes)
 
 
-def failed_and_speculated(spark: SparkSession) -> str:
-    """Say what Spark says of the attempts of the stages that it remembers."""
-    no_quantiles = spark._sc._gateway.new_array(spark._jvm.double, 0)
+def attempts(spark: SparkSession) -> str:
+    """Say how many attempts failed, and how many were second ones beside a slow one."""
     store = spark.sparkContext._jsc.sc().statusStore()
+    no_quantiles = spark.sparkContext._gateway.new_array(spark._jvm.double, 0)
     stages = store.stageList(None, False, False, no_quantiles, None)
-    failed = sum(stages.apply(index).numFailedTasks() for index in range(stages.size()))
-    killed = sum(stages.apply(index).numKilledTasks() for index in range(stages.size()))
-    return f"{failed} attempts failed, {killed} were killed as speculation's losers"
+    failed = speculative = 0
+    for index in range(stages.size()):
+        stage = stages.apply(index)
+        failed += stage.numFailedTasks()
+        tasks = store.taskList(stage.stageId(), stage.attemptId(), 10_000)
+        speculative += sum(tasks.apply(number).speculative() for number in range(tasks.size()))
+    return f"{failed} attempts failed, {speculative} were speculative"
 
 
 def kill_later(bookies: Bookies, delay_s: float) -> threading.Thread:
@@ -149,7 +153,7 @@ def check(spark: SparkSession, bookies: Bookies, arguments: argparse.Namespace) 
     write(faulty, bookies.uri, log=LOG, encoding=arguments.encoding)
     taken = time.perf_counter() - start
     killing.join()
-    print(f"{arguments.rows:,} rows written in {taken:.1f} s; {failed_and_speculated(spark)}")
+    print(f"{arguments.rows:,} rows written in {taken:.1f} s; {attempts(spark)}")
     found, wanted = multiset(read(spark, bookies.uri, log=LOG, columns="value")), multiset(frame)
     listed, left = bookies.ledgers_of(LOG)
     swept = asyncio.run(sweep_orphans(bookies.uri, log=LOG, grace_s=0))

@@ -194,17 +194,17 @@ def test_what_is_truncated_before_it_is_read_ends_the_query_or_is_passed_over(
     spark: SparkSession, bookies: Bookies, tmp_path: Path, reader: object
 ) -> None:
     records = [b"%d" % number for number in range(30)]
-    positions = bookies.append("cut", records, roll_entries=10)
-    stream = reader(log="cut", maxEntriesPerTrigger="5")
+    positions = bookies.append("truncated", records, roll_entries=10)
+    stream = reader(log="truncated", maxEntriesPerTrigger="5")
     start = stream.initialOffset()
     end = stream.latestOffset(start, ReadMaxRows(5))
     assert records_of(stream, start, end) == records[:5]
-    bookies.run(bookies.client.truncate_log("cut", positions[12]))
+    bookies.run(bookies.client.truncate_log("truncated", positions[12]))
     with pytest.raises(client_aio.LogTruncatedError, match="set failOnDataLoss to false"):
         stream.latestOffset(end, ReadAllAvailable())
-    forgiving = reader(log="cut", failOnDataLoss="false")
+    forgiving = reader(log="truncated", failOnDataLoss="false")
     assert records_of(forgiving, end, forgiving.latestOffset(end, ReadAllAvailable())) == records[12:]
-    whole = reader(log="cut")
+    whole = reader(log="truncated")
     start = whole.initialOffset()
     assert records_of(whole, start, whole.latestOffset(start, ReadAllAvailable())) == records[12:]
 
