@@ -409,11 +409,6 @@ class History:
             lambda: f"{bookie} states LAC {lac} of ledger {ledger_id}; acknowledged up to {record.acked}",
         )
 
-    def forget_bookie(self, bookie: str) -> None:
-        """Note that a bookie's disk is gone: what it promised is gone with it."""
-        for key in [key for key in self.promised if key[0] == bookie]:
-            del self.promised[key]
-
 
 def write_set(metadata: LedgerMetadata, entry_id: int) -> list[str]:
     """Give the bookies that are to hold an entry."""

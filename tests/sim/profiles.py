@@ -212,7 +212,7 @@ def fenced_restarts(draw: Draw) -> Plan:
     # No spare: the writer takes a bookie that comes back into its own seat, and changes no metadata.
     draw.bookies, draw.dishonest = draw.bookies[:3], "b1"
     quorums = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2}
-    writer = draw.writer(entries=40, gap=0.05, burst=3, bytes=600, quorums=quorums)
+    writer = draw.writer(entries=40, gap=0.05, rest=0.05, burst=3, bytes=600, quorums=quorums)
     for _ in range(2):
         draw.actor("recoverer", draw.rng.uniform(0.5, 1.5), times=8, gap=1.0)
     at = 0.8

@@ -280,7 +280,6 @@ class Simulation:
         self.stop_bookie(name, has_power=False, back_after=None)
         self.wiped.add(name)
         self.disks[name].wipe()
-        self.history.forget_bookie(name)
         return True
 
     def _kill(self, process: Process, *, has_power: bool) -> None:
