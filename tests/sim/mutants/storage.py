@@ -76,7 +76,7 @@ MUTANTS = [
               "    size = len(body)\n"
               "    seen = self.__dict__.setdefault('_seen', set())\n"
               "    if (ledger_id, block.first_entry, block.count) in seen:\n"
-              "        peer.send(_ADDED.pack(13, 9, _ADDED_HEADER, 0xCE, request_id, 0))\n"
+              "        peer.send(ADDED.pack(request_id))\n"
               "        return\n"
               "    seen.add((ledger_id, block.first_entry, block.count))\n"
               "    if request.flags == _DEFERRED:"),),
