@@ -58,7 +58,8 @@ def main() -> int:
     split = functions.expr("explode(split(cast(value as string), '[^a-zA-Z]+'))")
     words = lines.select(split.alias("word"))
     counts = words.where("word <> ''").groupBy("word").count()
-    checkpoint = arguments.checkpoint or tempfile.mkdtemp(prefix="word-count-")
+    own = tempfile.TemporaryDirectory(prefix="word-count-")  # removed at the end
+    checkpoint = arguments.checkpoint or own.name
     query = (
         counts.writeStream.outputMode("complete")
         .format("memory")
@@ -77,6 +78,7 @@ def main() -> int:
     finally:
         query.stop()
         spark.stop()
+        own.cleanup()
     counted = Counter(word for line in TEXT for word in re.split("[^a-zA-Z]+", line) if word)
     expected = {word: count * arguments.times for word, count in counted.items()}
     print("EQUAL" if found == expected else "DIFFERENT")

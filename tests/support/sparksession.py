@@ -47,6 +47,7 @@ def start_spark(master: str, warehouse: Path, **settings: str) -> SparkSession:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(warehouse),
+        "spark.local.dir": str(warehouse),
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -Dderby.system.home=" + str(warehouse),
     }
     for name, value in {**defaults, **settings}.items():
