@@ -283,6 +283,11 @@ def late_adds(draw: Draw) -> Plan:
         for bookie in draw.bookies:
             if draw.rng.random() < 0.6:
                 draw.fault("link_slow", client, other=bookie, at=0.1, lasts=60.0, amount=draw.rng.random())
+    for _ in range(draw.rng.randint(0, 12)):  # answers that do not come
+        draw.fault(
+            "block_one_way", draw.rng.choice(draw.bookies), other=draw.rng.choice(recoverers),
+            lasts=draw.rng.uniform(0.8, 2.5), amount=0.0,
+        )  # fmt: skip
     draw.some("pause", [writer], 3, lasts=(0.5, 2.0))
     draw.some("kill_client", [writer], 1)
     return draw.plan()
@@ -314,8 +319,8 @@ def lost_changes(draw: Draw) -> Plan:
 @profile
 def refusals(draw: Draw) -> Plan:
     """Bookies run out of space while earlier adds are still on their way to a slow disk."""
-    draw.writer(entries=40, gap=0.03, burst=3, bytes=600)
-    draw.writer(entries=40, gap=0.03, burst=3, bytes=600)
+    draw.writer(entries=40, gap=0.03, rest=0.05, burst=3, bytes=600)
+    draw.writer(entries=40, gap=0.03, rest=0.05, burst=3, bytes=600)
     draw.actor("recoverer", draw.rng.uniform(2.0, draw.duration))
     at = 0.4
     while at < draw.duration:

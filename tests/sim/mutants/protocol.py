@@ -89,7 +89,7 @@ MUTANTS = [
         7, "a timeout counted as negative",
         (Edit("client_aio.core.recovery:EntrySearch.error", "self._silent.add(key)",
               "self._verdicts[key] = (max(ask.first, self.following), True)"),),
-        _RECOVERY,
+        ("late-adds", *_RECOVERY),
     ),
     Mutant(
         8, "recovery does not re-replicate",
@@ -169,7 +169,7 @@ MUTANTS = [
         20, "recovery demands Qa copies to keep an entry",
         (Swap("client_aio.core.recovery:EntrySearch.step", _strict_step),
          Swap("client_aio.core.recovery:EntrySearch.answer", _counting_answer)),
-        _RECOVERY,
+        ("late-adds", *_RECOVERY),
     ),
     Mutant(
         31, "unknown outcome of a compare-and-set taken for failure",
