@@ -158,7 +158,8 @@ def copy_as_a_crash_leaves_it(path: Path, to: Path) -> Path:
     """Copy a directory in use. Again, if a thread of its engine changed names or times on the way."""
 
     def state() -> set[tuple[str, int, int]]:
-        return {(entry.name, entry.inode(), entry.stat().st_mtime_ns) for entry in os.scandir(path)}
+        with os.scandir(path) as entries:  # one that vanishes meanwhile must not leave it open
+            return {(entry.name, entry.inode(), entry.stat().st_mtime_ns) for entry in entries}
 
     while True:
         with contextlib.suppress(FileNotFoundError, shutil.Error):
