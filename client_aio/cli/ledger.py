@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 import client_aio
-from client_aio.cli.exits import Exit
+from client_aio.cli.deleting import ask, delete_each
 from client_aio.cli.ledger_text import custom_of, draw, draw_replicas, row_of, text_of, text_of_repair
 from client_aio.cli.options import Invocation, command
 from client_aio.cli.output import Output
@@ -468,20 +468,13 @@ async def delete(
     password_file: PasswordFile = None,
 ) -> int:
     """Delete ledgers, for good. On a terminal it asks first."""
-    if not yes and sys.stdin.isatty():
-        names = ", ".join(ledger_ids)
-        typer.confirm(f"Delete {names} and every entry in it?", abort=True, err=True)
-    ended, password = Exit.OK, password_of(password_file)
+    ask(f"Delete {', '.join(ledger_ids)} and every entry in it?", is_answered=yes)
+    password = password_of(password_file)
     async with client_aio.connect(invocation.metadata_uri) as client:
-        with invocation.output.stream() as put:
-            for ledger_id in ledger_ids:
-                try:
-                    await client.delete_ledger(name_or_id(ledger_id), password=password)
-                except client_aio.NoSuchLedgerError as error:
-                    if len(ledger_ids) == 1:
-                        raise
-                    invocation.output.note(f"bookie-aio: {error}")
-                    ended = Exit.NOT_FOUND
-                else:
-                    put({"deleted": name_or_id(ledger_id)}, f"deleted {ledger_id}")
-    return ended
+
+        async def delete_one(text: str) -> int | str:
+            which = name_or_id(text)
+            await client.delete_ledger(which, password=password)
+            return which
+
+        return await delete_each(invocation.output, ledger_ids, delete_one, client_aio.NoSuchLedgerError)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 import client_aio
-from client_aio.cli.exits import Exit
+from client_aio.cli.deleting import ask, delete_each
 from client_aio.cli.ledger import (
     AckQuorum,
     Custom,
@@ -229,8 +229,7 @@ async def truncate(
     Ledgers that hold nothing else are deleted. A writer and readers further on are not disturbed.
     """
     Position.parse(before)
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete every record of {name} before {before}?", abort=True, err=True)
+    ask(f"Delete every record of {name} before {before}?", is_answered=yes)
     async with client_aio.connect(invocation.metadata_uri) as client:
         rows = await client.truncate_log(name, before, password=password_of(password_file))
         metadata = await client.log_metadata(name)
@@ -248,22 +247,15 @@ async def delete(
     password_file: PasswordFile = None,
 ) -> int:
     """Delete logs with all their ledgers, for good. On a terminal it asks first."""
-    if not yes and sys.stdin.isatty():
-        typer.confirm(f"Delete {', '.join(names)} and every record in it?", abort=True, err=True)
-    ended, password = Exit.OK, password_of(password_file)
+    ask(f"Delete {', '.join(names)} and every record in it?", is_answered=yes)
+    password = password_of(password_file)
     async with client_aio.connect(invocation.metadata_uri) as client:
-        with invocation.output.stream() as put:
-            for name in names:
-                try:
-                    await client.delete_log(name, password=password)
-                except client_aio.NoSuchLogError as error:
-                    if len(names) == 1:
-                        raise
-                    invocation.output.note(f"bookie-aio: {error}")
-                    ended = Exit.NOT_FOUND
-                else:
-                    put({"deleted": name}, f"deleted {name}")
-    return ended
+
+        async def delete_one(name: str) -> str:
+            await client.delete_log(name, password=password)
+            return name
+
+        return await delete_each(invocation.output, names, delete_one, client_aio.NoSuchLogError)
 
 
 @command(app, "sweep")
