@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-from client_aio.sync.background import Background, Handle
-from client_aio.sync.inbox import Inbox, as_bytes
+from client_aio.sync.background import Handle
+from client_aio.sync.handle import WriterHandle
+from client_aio.sync.inbox import as_bytes
 
 if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Generator
-    from types import TracebackType
 
     import client_aio
     from client_aio.log.adding import AddedToLog
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from client_aio.log.reading import Start
     from client_aio.log.records import LogBatch, LogRecord
     from client_aio.log.sweeping import SweepReport
+    from client_aio.sync.background import Background
     from metadata.log import LogRow, Position
 
 
-class LogWriter(Handle):
+class LogWriter(WriterHandle["Position"]):
     """Appends records to a log; see `client_aio.LogWriter`."""
 
     def __init__(self, background: Background, writer: client_aio.LogWriter) -> None:
-        super().__init__(background)
+        super().__init__(background, writer, lambda payload, _: writer.append(payload))
         self._writer = writer
-        self._inbox: Inbox[Position] = Inbox(background, writer, lambda payload, _: writer.append(payload))
 
     @property
     def name(self) -> str:
@@ -53,51 +53,9 @@ class LogWriter(Handle):
         self._check_process()
         return self._inbox.put(as_bytes(data, "a record"))
 
-    def flush(self) -> None:
-        """Wait until everything appended so far is acknowledged; raises the first failure."""
-
-        async def flush() -> None:
-            await self._inbox.emptied()
-            await self._writer.flush()
-
-        self._run(flush())
-
     def roll(self) -> None:
         """Go on to another ledger."""
-
-        async def roll() -> None:
-            await self._inbox.emptied()
-            await self._writer.roll()
-
-        self._run(roll())
-
-    def close(self) -> None:
-        """Flush, and close the log's last ledger."""
-
-        async def close() -> None:
-            await self._inbox.emptied()
-            await self._writer.close()
-
-        self._run(close())
-
-    def abort(self) -> None:
-        """Give up; whoever opens the log next recovers its last ledgers."""
-        self._run(self._writer.abort())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abort()
-            return
-        try:
-            self.close()
-        except BaseException:
-            self.abort()
-            raise
+        self._behind_inbox(self._writer.roll)
 
 
 class LogClient(Handle):

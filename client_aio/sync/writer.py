@@ -5,30 +5,29 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
-from client_aio.sync.background import Background, Handle
-from client_aio.sync.inbox import Inbox, as_bytes
+from client_aio.sync.handle import WriterHandle
+from client_aio.sync.inbox import as_bytes
 
 if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import AsyncGenerator, Iterable, Iterator
-    from types import TracebackType
 
     import client_aio
+    from client_aio.sync.background import Background
     from metadata.ledger import LedgerMetadata
 
 _CHUNKS_AHEAD = 4
 
 
-class LedgerWriter(Handle):
+class LedgerWriter(WriterHandle[int]):
     """Adds entries to a ledger; see `client_aio.LedgerWriter`."""
 
     def __init__(self, background: Background, writer: client_aio.LedgerWriter) -> None:
-        super().__init__(background)
+        super().__init__(background, writer, writer.add_entry)
         self._writer = writer
-        self._inbox: Inbox[int] = Inbox(background, writer, writer.add_entry)
 
     @property
     def ledger_id(self) -> int:
@@ -90,51 +89,13 @@ class LedgerWriter(Handle):
             bulk.cancel()
             raise
 
-    def flush(self) -> None:
-        """Wait until everything added so far is acknowledged; raises the first failure."""
-
-        async def flush() -> None:
-            await self._inbox.emptied()
-            await self._writer.flush()
-
-        self._run(flush())
-
     def force(self) -> int:
         """Make durable, and acknowledge, everything added so far (deferred sync); returns the LAC."""
-
-        async def force() -> int:
-            await self._inbox.emptied()
-            return await self._writer.force()
-
-        return self._run(force())
+        return self._behind_inbox(self._writer.force)
 
     def close(self) -> LedgerMetadata:
         """Flush, and close the ledger for ever."""
-
-        async def close() -> LedgerMetadata:
-            await self._inbox.emptied()
-            return await self._writer.close()
-
-        return self._run(close())
-
-    def abort(self) -> None:
-        """Give up; the ledger stays OPEN for recovery."""
-        self._run(self._writer.abort())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self.abort()
-            return
-        try:
-            self.close()
-        except BaseException:
-            self.abort()
-            raise
+        return self._behind_inbox(self._writer.close)
 
 
 def _chunks(entries: Iterable[bytes | bytearray | memoryview]) -> Iterator[list[bytes]]:
