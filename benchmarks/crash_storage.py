@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,12 +120,12 @@ async def act(directory: str, seed: int, kind: str, last_step: int) -> None:
         if chance < 0.01 and len(alive) == LEDGERS_AT_ONCE:
             alive.remove(ledger_id)
             print("try", "delete", ledger_id, 0, flush=True)
-            await store.wait(lambda done, one=ledger_id: store.engine.append_tombstone(one, done))  # type: ignore[misc]
+            await store.wait(partial(store.engine.append_tombstone, ledger_id))
             print("done", "delete", ledger_id, 0, flush=True)
         elif chance < 0.02:
             first = rng.randrange(following.get(ledger_id, 0) + 1)
             print("try", "trim", ledger_id, first, flush=True)
-            await when_durable(lambda done, one=ledger_id, at=first: store.engine.append_trim(one, at, done))  # type: ignore[misc]
+            await when_durable(partial(store.engine.append_trim, ledger_id, first))
         else:
             entry = following.get(ledger_id, 0)
             following[ledger_id] = entry + 1
