@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from metadata._fork_gate import gate
 from metadata._sqlite_leases import Leases
 from metadata._sqlite_tables import BusyError, Tables
 from metadata.errors import (
@@ -219,7 +220,7 @@ class SqliteMetadataStore(MetadataStore):
             watch.changed.set()
         loop = asyncio.get_running_loop()
         closing = [
-            loop.run_in_executor(worker, opened.close if opened is not None else _nothing)
+            loop.run_in_executor(worker, _through_gate, opened.close if opened is not None else _nothing)
             for worker, opened in (
                 (self._worker, self._opened),
                 (self._lease_worker, self._opened_leases),
@@ -258,7 +259,7 @@ class SqliteMetadataStore(MetadataStore):
         deadline = loop.time() + self._operation_timeout_s
         while True:
             try:
-                return await loop.run_in_executor(worker, call)
+                return await loop.run_in_executor(worker, _through_gate, call)
             except BusyError as error:
                 self._check_open()
                 if loop.time() >= deadline:
@@ -375,6 +376,11 @@ class _SqliteRegistration(Registration):
             if session is not None:
                 with suppress(ClientClosedError):
                     await store._write(lambda: store._tables.drop_ephemeral(self.key, session))
+
+
+def _through_gate(call: Callable[[], Result]) -> Result:
+    with gate.passing():
+        return call()
 
 
 def _nothing() -> None:

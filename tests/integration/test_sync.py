@@ -36,7 +36,7 @@ def in_thread(function, *arguments):
         except BaseException as error:
             result.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)  # one that hangs fails its test alone
     thread.start()
     thread.join(60)
     assert not thread.is_alive()
@@ -125,7 +125,8 @@ async def test_a_fork_makes_its_own_loop_and_refuses_handles_of_its_parent(uri: 
         with client_aio.sync.connect(uri) as client:
             child = context.Process(target=_in_fork, args=(uri, client, results))
             child.start()
-            child.join(60)
+            child.join(30)
+            child.kill()
             assert child.exitcode == 0
             assert "connect there" in results.get()
             assert results.get() == 0
