@@ -168,5 +168,10 @@ def check_begun(head: LogHead, position: Position) -> None:
 
 
 def row_at_time(rows: Sequence[LogRow], time_ms: int) -> LogRow | None:
-    """Give the last of the rows that was listed at that time or before; None for none."""
-    return next((row for row in reversed(rows) if row.created_ms <= time_ms), None)
+    """Give the row from which on nothing is missed that was written at that time or later; None for none.
+
+    That is the one before the last that was listed by then: a log's next ledger is listed while records
+    still go to the one before it. With only one listed by then, it is that.
+    """
+    listed = [row for row in rows if row.created_ms <= time_ms]
+    return listed[-2:][0] if listed else None

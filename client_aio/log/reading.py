@@ -136,13 +136,16 @@ class LogReading:
         return head.begins_at
 
     async def _at_time(self, head: LogHead, time_ms: int) -> Position:
-        """Give the beginning of the last ledger that was listed at that time or before."""
+        """Give the beginning of a ledger before which nothing was written at that time or later."""
         low, high = 0, len(head.rows.pages)
         while low < high:  # the last page whose first row is old enough, or the head
             middle = (low + high + 1) // 2
             rows = await self._lists.rows_at_page(head, middle)
             low, high = (middle, high) if rows and rows[0].created_ms <= time_ms else (low, middle - 1)
-        row = row_at_time(await self._lists.rows_at_page(head, low), time_ms)
+        rows = await self._lists.rows_at_page(head, low)
+        if low and rows and row_at_time(rows, time_ms) is rows[0]:
+            rows = (*await self._lists.rows_at_page(head, low - 1), *rows)
+        row = row_at_time(rows, time_ms)
         return head.begins_at if row is None else max(head.begins_at, Position(row.id, 0))
 
     # --- the list ---

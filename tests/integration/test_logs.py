@@ -22,6 +22,8 @@ from client_aio import (
     Position,
     WriterAbortedError,
 )
+from metadata.logs import LogList
+from metadata.open import open_store
 from tests.support.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -221,10 +223,24 @@ async def test_a_log_may_be_read_from_its_end_and_from_a_time(client: Client) ->
         last = await log.append(b"4")
         assert await coming == (last, b"4")
         await following.aclose()
-        # The ledger that was listed last at that time; it may have been listed ahead of its first record.
         assert [r.data async for r in client.read_log("a", between)][-3:] == [b"2", b"3", b"4"]
         assert [r.data async for r in client.read_log("a", 0.0)] == [b"1", b"2", b"3", b"4"]
         assert [r.data async for r in client.read_log("a", between.timestamp() + 1000)][-1:] == [b"4"]
+
+
+async def test_reading_from_a_time_misses_nothing_although_the_next_ledger_is_listed_ahead(
+    cluster: Cluster, client: Client
+) -> None:
+    async with client.open_log("a", roll_entries=80) as log, await open_store(cluster.uri) as store:
+        await asyncio.gather(*(log.append(b"early") for _ in range(20)))
+        changes = LogList(store, "a", draw_token=str).watch()
+        async with asyncio.timeout(10), contextlib.aclosing(changes):
+            async for _ in changes:
+                if len(rows := (await client.log_metadata("a")).rows) == 2:
+                    break
+        written = await log.append(b"late")
+    assert written.ledger_id == rows[0].id
+    assert written in [record.position async for record in client.read_log("a", rows[1].created_ms / 1000)]
 
 
 async def test_a_log_is_truncated_before_a_position(client: Client) -> None:

@@ -94,8 +94,11 @@ def test_a_reader_behind_the_beginning_is_told() -> None:
         LogCursor(Position(3, 0)).learn(head, head.newest)
 
 
-def test_a_time_is_the_last_row_that_was_listed_then() -> None:
+def test_a_time_is_the_row_before_the_last_that_was_listed_then() -> None:
+    """The last one may have been listed ahead: what was written then went to the one before it."""
     assert row_at_time(rows(3, 5, 9), 2999) is None
-    assert row_at_time(rows(3, 5, 9), 5000) == rows(5)[0]
-    assert row_at_time(rows(3, 5, 9), 8999) == rows(5)[0]
+    assert row_at_time(rows(3, 5, 9), 3000) == rows(3)[0]
+    assert row_at_time(rows(3, 5, 9), 5000) == rows(3)[0]
+    assert row_at_time(rows(3, 5, 9), 8999) == rows(3)[0]
+    assert row_at_time(rows(3, 5, 9), 9000) == rows(5)[0]
     assert row_at_time([], 1) is None
