@@ -6,10 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from benchmarks.processes import Child, start_module
+from benchmarks.processes import Child
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +27,8 @@ class BookieProcess:
         self.uri = uri
         self.arguments: list[str] = []  # of every start
         self.module = "client_aio.cli"
+        self.prefix: list[str] = []  # a command that becomes the process: strace -D, nsenter
+        self.listen = "127.0.0.1:0"
         self.child: Child | None = None
         self.addresses: list[str] = []
 
@@ -37,9 +40,10 @@ class BookieProcess:
 
     async def start(self, *arguments: str) -> None:
         """Start it, and wait until it serves."""
-        self.child = await start_module(
-            self.module, "bookie", "serve", "-o", "jsonl", "--id", self.bookie_id,
-            "--dir", str(self.directory), "--listen", "127.0.0.1:0", "--metadata", self.uri,
+        self.child = await Child.start(
+            *self.prefix, sys.executable, "-m", self.module,
+            "bookie", "serve", "-o", "jsonl", "--id", self.bookie_id,
+            "--dir", str(self.directory), "--listen", self.listen, "--metadata", self.uri,
             *self.arguments, *arguments,
             log=self.log,
         )  # fmt: skip
