@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from tests.sim.network import SimNetwork
 
+_UNNAMED = "-"  # asyncio would draw a number for each, which differs from run to run
 _SPIN_MAX = 200_000
 """Callbacks at one instant of time, above which something runs in circles."""
 
@@ -46,6 +47,9 @@ class Order(enum.Enum):
     FIFO = "fifo"
     SHUFFLE = "shuffle"
     PCT = "pct"
+
+
+_PCT, _SHUFFLE = Order.PCT, Order.SHUFFLE
 
 
 class SimulationError(Exception):
@@ -71,6 +75,7 @@ class Process:
         self.ready: deque[Handle] = deque()
         self.stash: list[Handle] = []  # what a paused process would have run; what a dead one never will
         self.tasks: list[SimTask] = []
+        self.priority_key = -1 - zlib.crc32(name.encode())  # of what it runs outside its tasks
         self._prune_at = 64
 
     def __repr__(self) -> str:
@@ -113,7 +118,9 @@ class Handle:
 class SimFuture(asyncio.Future[Any]):
     """A future that hashes by the number it was drawn."""
 
-    sim_id = -1
+    __slots__ = ("sim_id",)
+
+    sim_id: int
 
     def __hash__(self) -> int:
         return self.sim_id
@@ -121,6 +128,8 @@ class SimFuture(asyncio.Future[Any]):
 
 class SimTask(asyncio.Task[Any]):
     """A task that hashes by the number it was drawn: asyncio keeps tasks in sets."""
+
+    __slots__ = ("process", "sim_id")
 
     sim_id: int
     process: Process
@@ -135,6 +144,14 @@ class SimTask(asyncio.Task[Any]):
     def __hash__(self) -> int:
         return self.sim_id
 
+    @property
+    def label(self) -> str:
+        """Give its name, or what it runs and its number; put together only when somebody looks."""
+        name = self.get_name()
+        if name != _UNNAMED:
+            return name
+        return f"{getattr(self.get_coro(), '__qualname__', 'task')}#{self.sim_id}"
+
 
 class SimLoop(asyncio.AbstractEventLoop):
     """The event loop of a whole simulated cluster.
@@ -146,7 +163,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     """
 
     def __init__(self, rng: random.Random, *, order: Order = Order.FIFO, is_traced: bool = False) -> None:
-        self._rng = rng
+        self._random = rng.random
         self._order = order
         self._is_traced = is_traced
         self._now = 0.0
@@ -164,6 +181,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.executor_delay: Callable[[], float] = lambda: 0.0
         self.on_error: Callable[[Process, BaseException, str], None] = self._raise
         self.steps = 0
+        self._spun_from = 0  # how many there were when time last passed
         self.trace = 0
         self.is_stopping = False
         self._is_over = False
@@ -183,7 +201,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         # A task goes on as a part of its own process, whoever woke it.
         process = actor.process if type(actor) is SimTask else self.current
         handle = Handle(process, False, callback, args, context)
-        self._make_ready(handle)
+        if process.is_alive and not process.is_paused and not self._is_over:
+            ready = process.ready
+            if not ready:
+                self._runnable.append(process)
+            ready.append(handle)
+        else:
+            self._make_ready(handle)
         return handle
 
     call_soon_threadsafe = call_soon
@@ -197,7 +221,9 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def post(self, process: Process, delay: float, callback: Any, *args: Any) -> Handle:
         """Run a callback after `delay` seconds as a part of that process: an interrupt from outside."""
-        return self._at(self._now + delay, Handle(process, False, callback, args, None))
+        handle = Handle(process, False, callback, args, None)
+        heapq.heappush(self._timers, (self._now + delay, next(self._sequence), handle))
+        return handle
 
     def _at(self, when: float, handle: Handle) -> Handle:
         heapq.heappush(self._timers, (when, next(self._sequence), handle))
@@ -216,16 +242,17 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _take(self) -> Handle | None:
         """Take the next handle to run by the seed, or None."""
-        runnable = self._runnable
+        runnable, random, order = self._runnable, self._random, self._order
         while runnable:
-            index = int(self._rng.random() * len(runnable)) if len(runnable) > 1 else 0
-            if self._order is Order.PCT:
+            count = len(runnable)
+            index = int(random() * count) if count > 1 else 0
+            if order is _PCT:
                 handle = self._take_by_priority()
             else:
                 process = runnable[index]
                 ready = process.ready
-                if self._order is Order.SHUFFLE and len(ready) > 1:
-                    chosen = int(self._rng.random() * len(ready))
+                if order is _SHUFFLE and len(ready) > 1:
+                    chosen = int(random() * len(ready))
                     ready[0], ready[chosen] = ready[chosen], ready[0]
                 handle = ready.popleft()
                 if not ready:
@@ -236,62 +263,55 @@ class SimLoop(asyncio.AbstractEventLoop):
         return None
 
     def _take_by_priority(self) -> Handle:
-        best: tuple[float, int, Process, int] | None = None
+        best, best_key, best_place, best_index = -2.0, 0, 0, 0  # below all priorities
+        priorities = self._priorities
         for place, process in enumerate(self._runnable):
             for index, handle in enumerate(process.ready):
                 actor = getattr(handle.callback, "__self__", None)
-                key = actor.sim_id if isinstance(actor, SimTask) else -1 - zlib.crc32(process.name.encode())
-                priority = self._priorities.get(key)
+                key = actor.sim_id if type(actor) is SimTask else process.priority_key
+                priority = priorities.get(key)
                 if priority is None:
-                    priority = self._priorities[key] = self._rng.random()
-                if best is None or priority > best[0]:
-                    best = (priority, place, process, index)
-                    best_key = key
-        assert best is not None
+                    priority = priorities[key] = self._random()
+                if priority > best:
+                    best, best_key, best_place, best_index = priority, key, place, index
         if self.steps in self._changes_at:
-            self._priorities[best_key] = -self._rng.random()
-        _, place, process, index = best
-        handle = process.ready[index]
-        del process.ready[index]
+            priorities[best_key] = -self._random()
+        process = self._runnable[best_place]
+        handle = process.ready[best_index]
+        del process.ready[best_index]
         if not process.ready:
-            del self._runnable[place]
+            del self._runnable[best_place]
         return handle
 
-    def _step(self) -> bool:
-        """Run one callback; gives False when nothing is ready and no timer is set."""
-        handle = self._take()
-        if handle is None:
-            timers = self._timers
-            while timers and timers[0][2]._cancelled:
-                heapq.heappop(timers)
-            if not timers:
-                return False
-            when = timers[0][0]
-            if when > self._now:
-                self._now, self._spun = when, 0
-            while timers and timers[0][0] <= when:
-                due = heapq.heappop(timers)[2]
-                if not due._cancelled:
-                    self._make_ready(due)
-            return True
-        self._run(handle)
+    def _pass_time(self) -> bool:
+        """Jump to the next timer, and make ready what is due then; gives False when none is set."""
+        timers = self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not timers:
+            return False
+        when = timers[0][0]
+        if when > self._now:
+            self._now, self._spun_from = when, self.steps
+        while timers and timers[0][0] <= when:
+            due = heapq.heappop(timers)[2]
+            if not due._cancelled:
+                self._make_ready(due)
         return True
-
-    _spun = 0
 
     def _run(self, handle: Handle) -> None:
         self.steps += 1
-        self._spun += 1
-        if self._spun > _SPIN_MAX:
+        if self.steps - self._spun_from > _SPIN_MAX:
             raise LivelockError(f"{_SPIN_MAX:,} callbacks at {self._now:.6f} s\n{self.describe_waiting()}")
         self.current = handle.process
         if self._is_traced:
             self._note(handle)
         try:
-            if handle.context is not None:
-                handle.context.run(handle.callback, *handle.args)
-            else:
+            context = handle.context
+            if context is None:
                 handle.callback(*handle.args)
+            else:
+                context.run(handle.callback, *handle.args)
         except (KeyboardInterrupt, SystemExit, SimulationError):
             raise
         except BaseException as error:
@@ -302,7 +322,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _note(self, handle: Handle) -> None:
         callback = handle.callback
         actor = getattr(callback, "__self__", None)
-        name = actor.get_name() if isinstance(actor, SimTask) else getattr(callback, "__qualname__", "?")
+        name = actor.label if isinstance(actor, SimTask) else getattr(callback, "__qualname__", "?")
         self.trace = zlib.crc32(f"{self._now!r} {handle.process.name} {name}".encode(), self.trace)
 
     # --- running -------------------------------------------------------------------------------
@@ -319,10 +339,14 @@ class SimLoop(asyncio.AbstractEventLoop):
         sys.set_asyncgen_hooks(firstiter=self._generator_begins, finalizer=self._generator_ends)
         try:
             task = self.create_task(main)
+            take, run = self._take, self._run
             while not task.done() and not self.is_stopping:
-                if not self._step():
+                handle = take()
+                if handle is not None:
+                    run(handle)
+                elif not self._pass_time():
                     raise DeadlockError(f"nothing will ever happen again\n{self.describe_waiting()}")
-                if self._now > until:
+                elif self._now > until:
                     raise SimulationError(f"not over after {until:g} s\n{self.describe_waiting()}")
             return task.result() if task.done() else None
         finally:
@@ -346,7 +370,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def describe_waiting(self) -> str:
         """Say who waits for what: every unfinished task of every living process."""
         lines = [
-            f"  {process.name}: {task.get_name()} waits {_where(task)}"
+            f"  {process.name}: {task.label} waits {_where(task)}"
             for process in self._processes()
             for task in process.tasks
             if not task.done()
@@ -414,8 +438,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         return future
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> SimTask:
-        task = SimTask(coro, loop=self, context=context) if context else SimTask(coro, loop=self)
-        task.set_name(name or f"{getattr(coro, '__qualname__', 'task')}#{task.sim_id}")
+        name = name or _UNNAMED
+        if context is None:
+            task = SimTask(coro, loop=self, name=name)
+        else:
+            task = SimTask(coro, loop=self, name=name, context=context)
         task._log_destroy_pending = False
         self.current.keep(task)
         return task
