@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from client_aio.connection import BookieConnection
     from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
     from client_aio.core.reads import ClassRange
     from metadata.ledger import LedgerMetadata
 
@@ -63,19 +64,23 @@ def parts_of(metadata: LedgerMetadata) -> list[Part]:
 
 
 async def verify_replica(
-    context: ClientContext, metadata: LedgerMetadata, part: Part, bookie_id: str
+    context: ClientContext,
+    metadata: LedgerMetadata,
+    part: Part,
+    bookie_id: str,
+    digest: Digest | None = None,
 ) -> VerifiedReplica:
     """Read everything that a bookie owes of a fragment (or of a part of one), and check it.
 
-    Checksums are checked; authentication codes need the ledger's password, and are not. Cancelling leaves
-    nothing behind.
+    Checksums are checked; with the digest of a ledger that has a password, authentication codes as well.
+    Cancelling leaves nothing behind.
     """
     found = VerifiedReplica(metadata.ledger_id, part.first_entry, part.last_entry, bookie_id)
     ranges = list(owed(metadata, part, bookie_id, _RANGE_ENTRIES))
     found.owed = sum(wanted.entries for wanted in ranges)
     try:
         for wanted in ranges:
-            await _verify_range(context, await context.pool.get(bookie_id), wanted, found)
+            await _verify_range(context, await context.pool.get(bookie_id), wanted, found, digest)
     except BookKeeperError as error:
         found.error = str(error)
         found.missing = found.owed - found.intact - found.damaged
@@ -83,7 +88,11 @@ async def verify_replica(
 
 
 async def _verify_range(
-    context: ClientContext, connection: BookieConnection, wanted: ClassRange, found: VerifiedReplica
+    context: ClientContext,
+    connection: BookieConnection,
+    wanted: ClassRange,
+    found: VerifiedReplica,
+    digest: Digest | None,
 ) -> None:
     rest: ClassRange | None = wanted
     is_careful = False  # after a refusal: entry by entry, since a block is refused as a whole
@@ -104,6 +113,8 @@ async def _verify_range(
             for block in parse_blocks(body):
                 # Each entry's own checksum, which a read may leave aside where that of the block holds.
                 wrong = block.damaged_entries()
+                if digest is not None:
+                    wrong = sorted({*wrong, *digest.wrong_entries(block)})
                 _note(found, wrong, "damaged")
                 found.intact += block.count - len(wrong)
                 last = block.last_entry

@@ -3,16 +3,14 @@
 What stands on a command line is seen by every user of the machine, and kept in the shell's history.
 """
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from client_aio.cli.options import usage_error
-from metadata.passwords import PASSWORD_BYTES_MAX
-
-PASSWORD_VARIABLE = "BOOKIE_AIO_PASSWORD"
+from client_aio.passwords import PASSWORD_VARIABLE, password_in_environment, password_in_file
+from metadata.errors import InvalidArgumentError
 
 PasswordFile = Annotated[
     Path | None,
@@ -34,13 +32,8 @@ def password_of(file: Path | None) -> bytes:
         InvalidArgumentError: the file cannot be read, is empty, or too large to be a password.
     """
     if file is None:
-        return os.environb.get(PASSWORD_VARIABLE.encode(), b"")
+        return password_in_environment()
     try:
-        with file.open("rb") as source:
-            password = source.read(PASSWORD_BYTES_MAX + 3)  # with a line's end, and one more
-    except OSError as error:
-        usage_error(f"--password-file {file}: {error.strerror}")
-    password = password.removesuffix(b"\n").removesuffix(b"\r")
-    if not 1 <= len(password) <= PASSWORD_BYTES_MAX:
-        usage_error(f"--password-file {file}: a password has 1 to {PASSWORD_BYTES_MAX:,} bytes")
-    return password
+        return password_in_file(file)
+    except InvalidArgumentError as error:
+        usage_error(f"--password-file {error}")

@@ -5,12 +5,14 @@ names a Spark cluster; by default the job runs in this process's own, on all its
 """
 
 import asyncio
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from client_aio.cli.exits import Exit
 from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.passwords import PasswordFile, password_of
 
 app = typer.Typer(
     no_args_is_help=True, help="Verify, export, import and sum up, in Spark (needs the extra [spark])."
@@ -39,16 +41,30 @@ def _session(master: str) -> Any:
 
 
 @command(app, "verify")
-def verify(invocation: Invocation, log: Log = None, ledger: Ledgers = None, master: Master = _LOCAL) -> int:
+def verify(
+    invocation: Invocation,
+    log: Log = None,
+    ledger: Ledgers = None,
+    password_file: PasswordFile = None,
+    master: Master = _LOCAL,
+) -> int:
     """Read every replica of every entry, and report those that are missing or damaged.
 
     Looks at all ledgers, or those of --log, or those named by --ledger. Never fences. Ends with 5 where
-    anything is damaged, with 1 where something is missing or cannot be reached.
+    anything is damaged, with 1 where something is missing or cannot be reached. With a password the
+    authentication codes of ledgers that have one are checked, else only checksums; executors on other
+    machines need the file, or the variable, as well.
     """
     with _session(master) as session:
         from client_aio.spark.jobs import verify as verify_ledgers
 
-        frame = verify_ledgers(session, invocation.metadata_uri, log=log, ledger_ids=ledger)
+        frame = verify_ledgers(
+            session,
+            invocation.metadata_uri,
+            log=log,
+            ledger_ids=ledger,
+            password_file=_path_of(password_file),
+        )
         rows = [row.asDict() for row in frame.collect()]
     bad = sorted(
         (row for row in rows if row["status"] != "ok"),
@@ -69,13 +85,17 @@ def export(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to; any that Spark can write to.")],
     log: Log = None,
     ledger: Ledgers = None,
+    password_file: PasswordFile = None,
     master: Master = _LOCAL,
 ) -> None:
     """Write closed ledgers to a new folder: Parquet, and a manifest."""
     with _session(master) as session:
         from client_aio.spark.archive import export as export_ledgers
 
-        done = export_ledgers(session, invocation.metadata_uri, folder, log=log, ledger_ids=ledger)
+        done = export_ledgers(
+            session, invocation.metadata_uri, folder,
+            log=log, ledger_ids=ledger, password_file=_path_of(password_file),
+        )  # fmt: skip
     _print(invocation, done)
 
 
@@ -84,13 +104,16 @@ def import_(
     invocation: Invocation,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="What `export` has written.")],
     log: Annotated[str, typer.Option("--log", metavar="NAME", help="The log to add to.")],
+    password_file: PasswordFile = None,
     master: Master = _LOCAL,
 ) -> None:
     """Make the ledgers of an export anew, compare them with its manifest, and add them to a log at once."""
     with _session(master) as session:
         from client_aio.spark.archive import import_ as import_ledgers
 
-        done = import_ledgers(session, invocation.metadata_uri, folder, log=log)
+        done = import_ledgers(
+            session, invocation.metadata_uri, folder, log=log, password_file=_path_of(password_file)
+        )
     _print(invocation, done)
 
 
@@ -121,13 +144,23 @@ def sweep(
     older_than_h: Annotated[
         float, typer.Option(min=0, help="Leave younger ledgers alone: a job that still runs would fail.")
     ] = 24.0,
+    password_file: PasswordFile = None,
 ) -> None:
     """Delete the ledgers that Spark jobs have left over which died before they could commit."""
     _need_spark()
     from client_aio.spark.sweeping import sweep_orphans
 
-    deleted = asyncio.run(sweep_orphans(invocation.metadata_uri, log=log, grace_s=older_than_h * 3600))
+    deleted = asyncio.run(
+        sweep_orphans(
+            invocation.metadata_uri, log=log, grace_s=older_than_h * 3600, password=password_of(password_file)
+        )
+    )
     invocation.output.rows([{"ledger_id": ledger_id} for ledger_id in deleted], ["ledger_id"])
+
+
+def _path_of(file: Path | None) -> str | None:
+    """Give the path under which executors on this machine find the file, too."""
+    return None if file is None else str(file.absolute())
 
 
 def _print(invocation: Invocation, done: Any) -> None:

@@ -12,6 +12,7 @@ system that Spark writes to.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,10 @@ import client_aio
 import client_aio.sync
 from client_aio.spark import tags
 from client_aio.spark.jobs import metadata_of
+from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock, unlock_log
 from client_aio.sync.background import get_background
-from metadata.errors import BookKeeperError, InvalidArgumentError
+from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLogError
+from metadata.ledger import DIGEST_CRC, DIGEST_HMAC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -53,18 +56,27 @@ def export(
     *,
     log: str | None = None,
     ledger_ids: Iterable[int] | None = None,
+    password_file: str | None = None,
+    password_env: str | None = None,
 ) -> Archived:
     """Write the closed ledgers of a log, or those named, to a folder that must not exist.
 
     Ledgers that are not CLOSED are left out: what they will hold is not settled.
 
+    Args:
+        password_file: a file with the ledgers' password, where they have one, by its path on each executor;
+            or `password_env`, a variable there, by default BOOKIE_AIO_PASSWORD. What is exported is what was
+            written, without any protection of its own.
+
     Raises:
+        UnauthorizedAccessError: the password is not that of the ledgers.
         NoSuchLogError, NoSuchLedgerError, InvalidArgumentError: neither or both are named.
     """
     if (log is None) == (ledger_ids is None):
         raise InvalidArgumentError("name a log, or ledgers, and not both")
-    manifest, ids = get_background().run(_manifest(uri, log, ledger_ids))
-    frame = _entries_of(spark, uri, ids)
+    place = settled_place(password_file, password_env)
+    manifest, ids = get_background().run(_manifest(uri, log, ledger_ids, place))
+    frame = _entries_of(spark, uri, ids, place)
     frame.write.mode("error").parquet(f"{folder}/entries")
     prints = _fingerprints(spark.read.parquet(f"{folder}/entries"))
     for ledger in manifest["ledgers"]:
@@ -81,37 +93,56 @@ def export(
     return _sum_up(ids, manifest)
 
 
-def import_(spark: SparkSession, uri: str, folder: str, *, log: str) -> Archived:
+def import_(
+    spark: SparkSession,
+    uri: str,
+    folder: str,
+    *,
+    log: str,
+    password_file: str | None = None,
+    password_env: str | None = None,
+) -> Archived:
     """Make the ledgers of an export anew, and add them to a log, all at once.
 
+    Args:
+        password_file: a file with the password that the ledgers get, by its path on each executor; or
+            `password_env`, a variable there, by default BOOKIE_AIO_PASSWORD.
+
     Raises:
-        InvalidArgumentError: the folder holds no export of a version known here.
+        InvalidArgumentError: the folder holds no export of a version known here; or it is one of ledgers that
+            had a password, and none is given.
+        UnauthorizedAccessError: the password is not that of the ledgers that the log has.
         BookKeeperError: what was written does not have the manifest's fingerprints. Nothing was added; what
             was written is deleted, or left to the sweep.
     """
     manifest = _read_manifest(spark, folder)
+    place = settled_place(password_file, password_env)
     ledgers = {ledger["ledger_id"]: ledger for ledger in manifest["ledgers"]}
+    _check_protection(ledgers, place)
+    get_background().run(_check_log(uri, log, place))
     entries = spark.read.parquet(f"{folder}/entries")
     job = f"import-{folder}"[:180]
     rows = (
         entries.repartition(max(1, min(len(ledgers), 200)), "ledger_id")
         .sortWithinPartitions("ledger_id", "entry_id")
-        .mapInArrow(_importer(uri, log, job, ledgers), _IMPORTED)
+        .mapInArrow(_importer(uri, log, job, ledgers, place), _IMPORTED)
         .collect()
     )
     made = {row.old: row.ledger_id for row in rows}
     for old in ledgers:
         if old not in made:  # no entry was in it
-            made[old] = get_background().run(_make_empty(uri, _settings(log, job, ledgers[old])))
+            made[old] = get_background().run(
+                _make_empty(uri, _settings(log, job, ledgers[old], password_of(place)))
+            )
     ids = [made[old] for old in ledgers]
-    prints = _fingerprints(_entries_of(spark, uri, ids))
+    prints = _fingerprints(_entries_of(spark, uri, ids, place))
     for old, ledger in ledgers.items():
         if prints.get(made[old], (0, 0, 0)) != (ledger["entries"], ledger["bytes"], ledger["fingerprint"]):
             raise BookKeeperError(
                 f"ledger {made[old]}, made of exported ledger {old}, differs from what the manifest says"
             )
     custom = {key: base64.b64decode(value) for key, value in manifest["custom"].items()}
-    get_background().run(_add(uri, log, ids, custom))
+    get_background().run(_add(uri, log, ids, custom, password_of(place)))
     return _sum_up(ids, manifest)
 
 
@@ -122,11 +153,11 @@ def _sum_up(ids: Iterable[int], manifest: dict[str, Any]) -> Archived:
     )
 
 
-def _entries_of(spark: SparkSession, uri: str, ids: list[int]) -> DataFrame:
+def _entries_of(spark: SparkSession, uri: str, ids: list[int], place: PasswordPlace) -> DataFrame:
     if not ids:
         return spark.createDataFrame([], "ledger_id long, entry_id long, value binary")
     reader = spark.read.format("ledger").option("metadata", uri).option("ledger", ",".join(map(str, ids)))
-    return reader.options(encoding="raw", columns="ledger_id,entry_id,value").load()
+    return reader.options(**place.as_options(), encoding="raw", columns="ledger_id,entry_id,value").load()
 
 
 def _fingerprints(entries: DataFrame) -> dict[int, tuple[int, int, int]]:
@@ -152,11 +183,13 @@ def _expr(text: str) -> Any:
 
 
 async def _manifest(
-    uri: str, log: str | None, ledger_ids: Iterable[int] | None
+    uri: str, log: str | None, ledger_ids: Iterable[int] | None, place: PasswordPlace
 ) -> tuple[dict[str, Any], list[int]]:
     async with client_aio.connect(uri) as client:
         custom = {} if log is None else (await client.log_metadata(log)).custom
         closed = [one for one in await metadata_of(client, log, ledger_ids) if one.is_closed]
+        for metadata in closed[:1]:
+            await unlock(client, metadata, place)
         manifest = {
             "format": FORMAT_VERSION,
             "log": log,
@@ -174,6 +207,7 @@ def _describe(metadata: LedgerMetadata) -> dict[str, Any]:
         "created_ms": metadata.created_ms,
         "entries": metadata.last_entry + 1,
         "bytes": metadata.length,
+        "digest": metadata.digest,
         "quorums": [metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum],
         "custom": {key: base64.b64encode(value).decode() for key, value in metadata.custom.items()},
         "fingerprint": 0,
@@ -193,7 +227,23 @@ def _read_manifest(spark: SparkSession, folder: str) -> dict[str, Any]:
     return manifest
 
 
-def _settings(log: str, job: str, ledger: dict[str, Any]) -> dict[str, Any]:
+def _check_protection(ledgers: dict[int, dict[str, Any]], place: PasswordPlace) -> None:
+    locked = [old for old, ledger in ledgers.items() if ledger.get("digest") == DIGEST_HMAC]
+    if locked and not password_of(place):
+        raise InvalidArgumentError(
+            f"{len(locked)} of the ledgers exported had a password, ledger {locked[0]} the first: name the "
+            "one that the new ledgers get by passwordFile or passwordEnv"
+        )
+
+
+async def _check_log(uri: str, log: str, place: PasswordPlace) -> None:
+    """See that the password is that of the log's ledgers, where it has any, before anything is written."""
+    async with client_aio.connect(uri) as client:
+        with contextlib.suppress(NoSuchLogError):
+            await unlock_log(client, await client.log_metadata(log), place)
+
+
+def _settings(log: str, job: str, ledger: dict[str, Any], password: bytes) -> dict[str, Any]:
     ensemble_size, write_quorum, ack_quorum = ledger["quorums"]
     custom = {key: base64.b64decode(value) for key, value in ledger["custom"].items()}
     custom = {key: value for key, value in custom.items() if key not in (tags.LOG, tags.JOB, tags.BATCH)}
@@ -201,12 +251,14 @@ def _settings(log: str, job: str, ledger: dict[str, Any]) -> dict[str, Any]:
         "ensemble_size": ensemble_size,
         "write_quorum": write_quorum,
         "ack_quorum": ack_quorum,
+        "digest": DIGEST_HMAC if password else DIGEST_CRC,
+        "password": password,
         "custom_metadata": {**custom, tags.LOG: log.encode(), tags.JOB: job.encode()},
     }
 
 
 def _importer(
-    uri: str, log: str, job: str, ledgers: dict[int, dict[str, Any]]
+    uri: str, log: str, job: str, ledgers: dict[int, dict[str, Any]], place: PasswordPlace
 ) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """Give the function that writes each ledger's entries, which come sorted, to a ledger of its own."""
 
@@ -216,7 +268,9 @@ def _importer(
         from client_aio.spark.schemas import arrow_schema_of_ddl
 
         with client_aio.sync.connect(uri) as client:
-            task = _Import(client, {old: _settings(log, job, ledger) for old, ledger in ledgers.items()})
+            password = password_of(place)
+            settings = {old: _settings(log, job, ledger, password) for old, ledger in ledgers.items()}
+            task = _Import(client, settings)
             for batch in batches:
                 for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     task.take(*row)
@@ -264,6 +318,6 @@ async def _make_empty(uri: str, settings: dict[str, Any]) -> int:
         return ledger.ledger_id
 
 
-async def _add(uri: str, log: str, ids: list[int], custom: dict[str, bytes]) -> None:
+async def _add(uri: str, log: str, ids: list[int], custom: dict[str, bytes], password: bytes) -> None:
     async with client_aio.connect(uri) as client:
-        await client.add_to_log(log, ids, custom_metadata=custom)
+        await client.add_to_log(log, ids, custom_metadata=custom, password=password)

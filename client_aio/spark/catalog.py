@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import client_aio
+from client_aio.spark.passwords import password_of, unlock
 from client_aio.spark.plan import Bounds, Stretch
 from client_aio.spark.tags import Written
 from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchLedgerError
@@ -61,6 +62,8 @@ class Catalog:
         self._options = options
         self._closed: dict[int, LedgerMetadata] = {}
         self._entry_bytes: dict[int, float] = {}
+        self._password = password_of(options)
+        self._is_right = False
 
     async def listed(self) -> list[Listed]:
         """Give the ledgers named by the options, in order.
@@ -103,10 +106,15 @@ class Catalog:
         return said[0] if len(kinds) == 1 else None
 
     async def stretches(self, bounds: Bounds, listed: Sequence[Listed] | None = None) -> list[Found]:
-        """Give what can be read now within the bounds, in order."""
+        """Give what can be read now within the bounds, in order.
+
+        Raises:
+            UnauthorizedAccessError: the password is not that of the ledgers.
+        """
         rows = list(await self.listed() if listed is None else listed)
         wanted = [row for row in rows if bounds.may_name(row.log, row.ledger_id)]
         metadata = await self._metadata_of(wanted)
+        await self._check_password([one for one in metadata if one is not None])
         found: list[Found] = []
         stopped: set[str] = set()
         for row, one in zip(wanted, metadata, strict=True):
@@ -146,6 +154,13 @@ class Catalog:
 
         return list(await asyncio.gather(*map(read, rows)))
 
+    async def _check_password(self, metadata: Sequence[LedgerMetadata]) -> None:
+        """Compare the password with one ledger, and see that all have one, or none: a guess is dear."""
+        for one in metadata:
+            if not self._is_right or (one.password is not None) != bool(self._password):
+                await unlock(self._client, one, self._options)
+                self._is_right = True
+
     async def _stretch_of(
         self, row: Listed, metadata: LedgerMetadata, created_ms: int, rows: Sequence[Listed]
     ) -> Stretch:
@@ -153,7 +168,7 @@ class Catalog:
         if metadata.last_entry is not None and metadata.length is not None:
             last, mean = metadata.last_entry, metadata.length / max(1, metadata.last_entry + 1)
         else:
-            async with self._client.open_ledger(row.ledger_id) as reader:
+            async with self._client.open_ledger(row.ledger_id, password=self._password) as reader:
                 last = await _lac_of(reader)
                 is_complete = reader.is_closed
                 if not is_complete and await self._is_overtaken(row, rows):
@@ -181,7 +196,7 @@ class Catalog:
         index = rows.index(row) + 1
         if row.log is None or index == len(rows) or rows[index].log != row.log:
             return False
-        async with self._client.open_ledger(rows[index].ledger_id) as reader:
+        async with self._client.open_ledger(rows[index].ledger_id, password=self._password) as reader:
             return await _lac_of(reader) >= 0
 
     async def _sample(self, reader: client_aio.LedgerReader, last: int) -> float:

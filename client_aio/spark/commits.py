@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import client_aio
 from client_aio.spark import tags
+from client_aio.spark.passwords import password_of, unlock_log
 from metadata.errors import BookKeeperError, NoSuchLedgerError, NoSuchLogError, NotEnoughBookiesError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ async def look_at(options: WriteOptions, *, needs_bookies: bool) -> LogFound:
 
     Raises:
         MetadataUnavailableError, NotEnoughBookiesError, InvalidArgumentError.
+        UnauthorizedAccessError: the password is not that of the log's ledgers.
     """
     async with client_aio.connect(options.metadata) as client:
         running = len(client.bookies)
@@ -57,6 +59,7 @@ async def look_at(options: WriteOptions, *, needs_bookies: bool) -> LogFound:
             log = await client.log_metadata(options.log)
         except NoSuchLogError:
             return LogFound(False, None)
+        await unlock_log(client, log, options)
         return LogFound(bool(log.rows), tags.Written.of_custom(log.custom))
 
 
@@ -89,6 +92,7 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
             transaction=transaction,
             replace=replace,
             custom_metadata=job.written.to_custom(),
+            password=password_of(options),
         )
         if added.repeated:
             logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
@@ -109,7 +113,7 @@ async def delete(job: Job, ledger_ids: Sequence[int]) -> None:
     """Delete ledgers that were never offered to the log."""
     async with client_aio.connect(job.options.metadata) as client:
         for ledger_id in ledger_ids:
-            await _delete(client, ledger_id)
+            await _delete(client, job, ledger_id)
 
 
 async def _delete_garbage(client: client_aio.Client, job: Job, floor: int) -> None:
@@ -122,7 +126,7 @@ async def _delete_garbage(client: client_aio.Client, job: Job, floor: int) -> No
         except NoSuchLedgerError:
             continue
         if _is_garbage(job, metadata):
-            await _delete(client, ledger_id)
+            await _delete(client, job, ledger_id)
 
 
 def _is_garbage(job: Job, metadata: LedgerMetadata) -> bool:
@@ -135,9 +139,9 @@ def _is_garbage(job: Job, metadata: LedgerMetadata) -> bool:
     return int(custom.get(tags.BATCH, b"-1")) <= job.batch_id
 
 
-async def _delete(client: client_aio.Client, ledger_id: int) -> None:
+async def _delete(client: client_aio.Client, job: Job, ledger_id: int) -> None:
     with contextlib.suppress(NoSuchLedgerError):
-        await client.delete_ledger(ledger_id)
+        await client.delete_ledger(ledger_id, password=password_of(job.options))
 
 
 async def listed_in(client: client_aio.Client, log: str) -> Collection[int]:

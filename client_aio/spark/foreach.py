@@ -19,6 +19,7 @@ import client_aio.sync
 from client_aio.config import ClientConfig
 from client_aio.spark import tags
 from client_aio.spark.options import parse_write
+from client_aio.spark.passwords import password_of, settled_place
 from client_aio.spark.tasks import CHUNK_BYTES, SETTINGS, Job, write_ledgers
 from metadata.errors import EntryTooLargeError, InvalidArgumentError
 
@@ -39,6 +40,8 @@ def ledger_sink(
     write_quorum: int = 3,
     ack_quorum: int = 2,
     ledger_bytes: int = 1024 * 1024 * 1024,
+    password_file: str | None = None,
+    password_env: str | None = None,
 ) -> LedgerSink:
     """Give a function that writes the rows of a partition to a log; hand it to `foreachPartition`.
 
@@ -49,6 +52,9 @@ def ledger_sink(
         log: the log to add to; it is created where there is none.
         value: the column of bytes; None where rows are bytes (an RDD), or have one column.
         ledger_bytes: a partition goes on to a further ledger after so many bytes.
+        password_file: a file with the ledgers' password, by the path that it has on each executor.
+        password_env: the environment variable that holds the password on each executor; by default
+            BOOKIE_AIO_PASSWORD, where that is set here, else there is no password. "": there is none.
 
     Raises:
         InvalidArgumentError: at once: an argument is wrong.
@@ -61,6 +67,7 @@ def ledger_sink(
         "ackQuorum": str(ack_quorum),
         "ledgerBytes": str(ledger_bytes),
     }
+    given |= settled_place(password_file, password_env).as_options()
     return LedgerSink(parse_write(given), value)
 
 
@@ -82,7 +89,11 @@ class LedgerSink:
         with client_aio.sync.connect(self.options.metadata, **SETTINGS) as client:
             ledgers = write_ledgers(client, job, self._chunks(rows))
             if ledgers:
-                client.add_to_log(self.options.log, [ledger.ledger_id for ledger in ledgers])
+                client.add_to_log(
+                    self.options.log,
+                    [ledger.ledger_id for ledger in ledgers],
+                    password=password_of(self.options),
+                )
 
     def _chunks(self, rows: Iterable[Any]) -> Iterator[list[bytes]]:
         chunk: list[bytes] = []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import client_aio
 from client_aio.core.repair import Part
 from client_aio.spark import tags
+from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock
 from client_aio.sync.background import get_background
 from client_aio.verifying import parts_of, verify_replica
 from metadata.errors import NoSuchLedgerError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
+    from client_aio.core.digest import Digest
     from metadata.ledger import LedgerMetadata
 
 VERIFIED = (
@@ -38,13 +40,22 @@ _DAY_MS = 24 * 3600 * 1000
 
 
 def verify(
-    spark: SparkSession, uri: str, *, log: str | None = None, ledger_ids: Iterable[int] | None = None
+    spark: SparkSession,
+    uri: str,
+    *,
+    log: str | None = None,
+    ledger_ids: Iterable[int] | None = None,
+    password_file: str | None = None,
+    password_env: str | None = None,
 ) -> DataFrame:
     """Check every replica of every entry of the ledgers named; by default of all.
 
     Args:
         log: the ledgers of this log.
         ledger_ids: these ledgers.
+        password_file: a file with the password of those ledgers that have one, by its path on each executor;
+            or `password_env`, a variable there, by default BOOKIE_AIO_PASSWORD. With it the authentication
+            codes of those ledgers are checked, else only the checksums.
 
     Returns:
         One row for each bookie of each fragment (of large ones: for each 200,000 entries). `status` is `ok`,
@@ -53,20 +64,26 @@ def verify(
 
     Raises:
         NoSuchLogError, NoSuchLedgerError, MetadataUnavailableError.
+        UnauthorizedAccessError: there is a password, and it is not that of the ledgers that have one.
     """
-    wanted = get_background().run(_replicas(uri, log, ledger_ids))
+    place = settled_place(password_file, password_env)
+    wanted = get_background().run(_replicas(uri, log, ledger_ids, place))
     frame = spark.createDataFrame(wanted, "ledger_id long, first_entry long, last_entry long, bookie string")
     tasks = max(1, min(len(wanted), 4 * spark.sparkContext.defaultParallelism))
-    return frame.repartition(tasks).mapInArrow(_verifier(uri), VERIFIED)
+    return frame.repartition(tasks).mapInArrow(_verifier(uri, place), VERIFIED)
 
 
 async def _replicas(
-    uri: str, log: str | None, ledger_ids: Iterable[int] | None
+    uri: str, log: str | None, ledger_ids: Iterable[int] | None, place: PasswordPlace
 ) -> list[tuple[int, int, int, str]]:
     """List what is to be read: ledger, first and last entry, bookie."""
     async with client_aio.connect(uri) as client:
         found: list[tuple[int, int, int, str]] = []
+        is_right = not password_of(place)
         for metadata in await metadata_of(client, log, ledger_ids):
+            if not is_right and metadata.password is not None:
+                await unlock(client, metadata, place)
+                is_right = True
             for part in parts_of(metadata):
                 for first in range(part.first_entry, part.last_entry + 1, _PART_ENTRIES):
                     last = min(part.last_entry, first + _PART_ENTRIES - 1)
@@ -74,7 +91,9 @@ async def _replicas(
         return found
 
 
-def _verifier(uri: str) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+def _verifier(
+    uri: str, place: PasswordPlace
+) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     def run(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow
 
@@ -83,15 +102,16 @@ def _verifier(uri: str) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[py
         schema = arrow_schema_of_ddl(VERIFIED)
         for batch in batches:
             rows = [tuple(row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-            verified = get_background().run(_verify_rows(uri, rows))
+            verified = get_background().run(_verify_rows(uri, rows, password_of(place)))
             yield pyarrow.RecordBatch.from_pylist(verified, schema=schema)
 
     return run
 
 
-async def _verify_rows(uri: str, rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+async def _verify_rows(uri: str, rows: list[tuple[Any, ...]], password: bytes) -> list[dict[str, Any]]:
     room = asyncio.Semaphore(_AT_ONCE)
     known: dict[int, LedgerMetadata] = {}
+    digests: dict[int, Digest] = {}
 
     async with client_aio.connect(uri) as client:
 
@@ -107,7 +127,10 @@ async def _verify_rows(uri: str, rows: list[tuple[Any, ...]]) -> list[dict[str, 
                 part = Part(first, last, fragment.content_term, fragment.bookies)
                 if bookie_id not in part.bookies:
                     return None  # repaired meanwhile
-                found = await verify_replica(client._context, metadata, part, bookie_id)
+                if password and metadata.password is not None and ledger_id not in digests:
+                    digests[ledger_id] = await client._context.unlock(metadata, password)
+                digest = digests.get(ledger_id)
+                found = await verify_replica(client._context, metadata, part, bookie_id, digest)
                 return {
                     "ledger_id": ledger_id,
                     "first_entry": first,

@@ -54,6 +54,10 @@ class ReadOptions:
     max_bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     """Of a stream: whether records that were truncated before they were read end the query."""
+    password_file: str | None = None
+    """A file with the ledgers' password, which the driver and each executor read."""
+    password_env: str | None = None
+    """The environment variable that holds the ledgers' password in each process; empty for no password."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,10 @@ class WriteOptions:
     """A task goes on to a further ledger after so many bytes."""
     entry_bytes: int = 1 * MIB
     """With the encoding arrow: the size above which a batch of rows is cut into several entries."""
+    password_file: str | None = None
+    """A file with the ledgers' password, which the driver and each executor read."""
+    password_env: str | None = None
+    """The environment variable that holds the ledgers' password in each process; empty for no password."""
 
 
 def parse_read(options: Mapping[str, str]) -> ReadOptions:
@@ -133,6 +141,8 @@ def _unknown(given: str, names: list[str], verb: str) -> str:
     hint = f"did you mean {lower[near[0]]}?" if near else "there is none like it."
     if given.lower() == "path":
         hint = "a log is named by the option log: call save() and load() without a path."
+    if given.lower() == "password":
+        hint = "Spark shows options in plans and keeps them in event logs: use passwordFile or passwordEnv."
     return f"option {given!r} is unknown; {hint} The options of a {verb}: {', '.join(sorted(names))}"
 
 
@@ -199,6 +209,10 @@ def _number(name: str, text: str) -> int:
     return int(digits) * unit
 
 
+def _text(name: str, text: str) -> str:
+    return text
+
+
 def _boolean(name: str, text: str) -> bool:
     return _one_of("true", "false")(name, text) == "true"
 
@@ -215,6 +229,8 @@ _READ: dict[str, Callable[[str, str], Any]] = {
     "maxEntriesPerTrigger": _number,
     "maxBytesPerTrigger": _number,
     "failOnDataLoss": _boolean,
+    "passwordFile": _name,
+    "passwordEnv": _text,
 }
 _WRITE: dict[str, Callable[[str, str], Any]] = {
     "metadata": _uri,
@@ -228,6 +244,8 @@ _WRITE: dict[str, Callable[[str, str], Any]] = {
     "ackQuorum": _number,
     "ledgerBytes": _number,
     "entryBytes": _number,
+    "passwordFile": _name,
+    "passwordEnv": _text,
 }
 assert {_field_of(name) for name in _READ} == {field.name for field in fields(ReadOptions)}
 assert {_field_of(name) for name in _WRITE} == {field.name for field in fields(WriteOptions)}

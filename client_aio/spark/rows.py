@@ -46,6 +46,7 @@ class RowReader:
         encoding: what the columns that are not ours come from; `binary` for the entries as they are.
         decoded: the schema that the query decodes to, in Spark's JSON; None for bytes, or what ledgers say.
         is_raw: leave entries compressed, where they are.
+        password: of the ledgers.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class RowReader:
         *,
         is_permissive: bool = False,
         is_raw: bool = False,
+        password: bytes = b"",
     ) -> None:
+        self._password = password
         self._is_raw = is_raw
         self._metadata = metadata
         self._schema = schema
@@ -77,7 +80,7 @@ class RowReader:
         with client_aio.sync.connect(self._metadata) as client:
             for piece in pieces:
                 stretch = piece.stretch
-                with client.open_ledger(stretch.ledger_id) as reader:
+                with client.open_ledger(stretch.ledger_id, password=self._password) as reader:
                     for item in self._entries(reader, stretch.first, stretch.last, stretch.last):
                         yield self._batch(piece, item)
 

@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 
 from client_aio.spark import commits, schemas, tags
 from client_aio.spark.options import WriteOptions, parse_write
+from client_aio.spark.passwords import settled
 from client_aio.spark.tasks import Job, WrittenLedger, write_partition
 from client_aio.sync.background import get_background
 from metadata.errors import InvalidArgumentError
@@ -58,10 +59,11 @@ def plan_write(
     Raises:
         InvalidArgumentError: an option, or a column; the frame does not fit what the log holds, or the log
             exists and must not.
+        UnauthorizedAccessError: the password is not that of the log's ledgers.
         NotEnoughBookiesError: fewer bookies run than the ensemble needs.
         MetadataUnavailableError: the metadata store cannot be reached.
     """
-    options = parse_write(given)
+    options = settled(parse_write(given))
     if overwrite and options.if_exists != "append":
         raise InvalidArgumentError(
             f"mode overwrite and ifExists {options.if_exists!r} contradict each other: choose one"

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from client_aio.spark import schemas
 from client_aio.spark.catalog import Catalog, check_written, with_catalog
 from client_aio.spark.options import ReadOptions, parse_read
+from client_aio.spark.passwords import password_of, settled
 from client_aio.spark.plan import Bounds, cut_into_partitions
 from client_aio.spark.rows import Piece, RowReader
 from client_aio.spark.tags import Written
@@ -47,18 +48,18 @@ class LedgerDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Give the columns of what the options name, where the user has not given them."""
-        options = parse_read(self.options)
+        options = settled(parse_read(self.options))
         return schemas.schema_of(options, _written(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read."""
-        return LedgerReader(parse_read(self.options), schema)
+        return LedgerReader(settled(parse_read(self.options)), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Begin a streaming read."""
         from client_aio.spark.stream import LedgerStreamReader
 
-        return LedgerStreamReader(parse_read(self.options), schema)
+        return LedgerStreamReader(settled(parse_read(self.options)), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Plan a batch write."""
@@ -155,6 +156,7 @@ def row_reader(options: ReadOptions, written: Written, schema: StructType) -> Ro
         decoded,
         is_permissive=options.mode == "permissive",
         is_raw=options.encoding == "raw",
+        password=password_of(options),
     )
 
 

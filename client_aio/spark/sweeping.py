@@ -34,25 +34,29 @@ logger = logging.getLogger(__name__)
 GRACE_S = 24 * 3600.0
 
 
-async def sweep_orphans(uri: str, *, log: str, grace_s: float = GRACE_S) -> list[int]:
+async def sweep_orphans(uri: str, *, log: str, grace_s: float = GRACE_S, password: bytes = b"") -> list[int]:
     """Delete the ledgers that Spark jobs wrote for a log, older than the grace period, that it does not list.
 
     Looks at the metadata of every ledger. Safe at any time; a job that still runs, and began before the grace
     period, fails at its commit. Cancelling leaves the rest to the next call.
+
+    Args:
+        password: of the ledgers that have one.
 
     Returns:
         The ids of the ledgers deleted.
 
     Raises:
         MetadataUnavailableError: the metadata store cannot be reached.
+        UnauthorizedAccessError: ledgers have a password, and this is not it. Nothing was deleted.
     """
     async with client_aio.connect(uri) as client:
         now_ms = client._context.now_ms()
-        old = [
-            metadata.ledger_id
-            for metadata in await _made_for(client, log)
-            if metadata.created_ms <= now_ms - grace_s * 1000
-        ]
+        made = await _made_for(client, log)
+        old = [one.ledger_id for one in made if one.created_ms <= now_ms - grace_s * 1000]
+        locked = {one.ledger_id: one for one in made if one.password is not None}
+        for one in [*locked.values()][:1]:
+            await client._context.unlock(one, password)
         listed = await listed_in(client, log)
         condemned = [each for each in old if each not in listed and await condemn(client, each)]
         if not condemned:
@@ -64,7 +68,7 @@ async def sweep_orphans(uri: str, *, log: str, grace_s: float = GRACE_S) -> list
             if ledger_id in listed:
                 continue
             try:
-                await client.delete_ledger(ledger_id)
+                await client.delete_ledger(ledger_id, password=password if ledger_id in locked else b"")
             except BookKeeperError as error:
                 logger.warning("ledger=%d was left over and is not deleted yet: %s", ledger_id, error)
             else:

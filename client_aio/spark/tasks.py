@@ -18,8 +18,10 @@ import client_aio.sync
 from client_aio.config import ClientConfig
 from client_aio.spark import tags
 from client_aio.spark.encoding import Format, make_encoder
+from client_aio.spark.passwords import password_of
 from client_aio.spark.schemas import arrow_schema
 from metadata.errors import BookKeeperError
+from metadata.ledger import DIGEST_CRC, DIGEST_HMAC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +91,7 @@ def write_ledgers(
     client: client_aio.sync.Client, job: Job, chunks: Iterator[list[bytes]]
 ) -> tuple[WrittenLedger, ...]:
     """Write chunks of entries to as many ledgers as `ledger_bytes` asks for; see `write_partition`."""
-    options = job.options
+    options, password = job.options, password_of(job.options)
     made: list[int] = []
     done: list[WrittenLedger] = []
     try:
@@ -98,6 +100,8 @@ def write_ledgers(
                 ensemble_size=options.ensemble_size,
                 write_quorum=options.write_quorum,
                 ack_quorum=options.ack_quorum,
+                digest=DIGEST_HMAC if password else DIGEST_CRC,
+                password=password,
                 custom_metadata=job.custom(),
             ) as ledger:
                 made.append(ledger.ledger_id)
@@ -109,7 +113,7 @@ def write_ledgers(
     except BaseException:
         for ledger_id in made:
             with contextlib.suppress(BookKeeperError):
-                client.delete_ledger(ledger_id)
+                client.delete_ledger(ledger_id, password=password)
         raise
     return tuple(done)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.sparksession import Bookies, start_spark
+from tests.support.sparksession import PASSWORD, PASSWORD_ENV, Bookies, start_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,7 @@ def bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bookies]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session in `local[2]`, whose tasks are tried three times."""
     pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
+    os.environ[PASSWORD_ENV] = PASSWORD  # what the JVM starts with, its Python workers have
     session = start_spark("local[2,3]", tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PASSWORD, PASSWORD_ENV = "an open secret of Spark's", "TESTS_LEDGER_PASSWORD"
+"""Of ledgers in tests, and the variable in which the workers of the session for all tests find it."""
+
 
 def start_spark(master: str, warehouse: Path, **settings: str) -> SparkSession:
     """Start a session that knows the format "ledger"; its workers run this very interpreter."""
