@@ -13,6 +13,7 @@ Owns the record and the judgement, as `tests.sim.history` does for single ledger
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING
 
 from client_aio.log.ledger import TAG
@@ -40,9 +41,11 @@ class Chains:
         self._now = now
         self.tried: dict[bytes, str] = {}  # payload → who
         self.acknowledged: dict[Position, bytes] = {}
+        self._in_order: list[Position] = []  # those of `acknowledged`
         self.values: dict[Position, bytes] = {}  # as acknowledged or read
         self.passed: dict[str, Position] = {}  # reader → behind what it reads
         self._futures: dict[str, list[asyncio.Future[Position]]] = {}  # of each writer's life, in their order
+        self._highest: dict[str, list[Position]] = {}  # the highest position up to each of these
         self._values_read: dict[str, set[Position]] = {}
         self._ledgers: dict[int, LedgerMetadata] = {}
         self._deleted: set[int] = set()
@@ -75,15 +78,24 @@ class Chains:
             return
         position = future.result()
         # Callbacks may come in any order; the futures themselves complete in theirs.
-        for before in self._futures[who][:number]:
-            if not before.done() or before.exception() is not None or before.result() >= position:
+        futures, highest = self._futures[who], self._highest.setdefault(who, [])
+        while len(highest) < number:
+            before = futures[len(highest)]
+            if not before.done() or before.cancelled() or before.exception() is not None:
                 self._fail("EntryOrderMaintained", f"{who}: {payload!r} is at {position}, before {before}")
+                break
+            highest.append(max(highest[-1], before.result()) if highest else before.result())
+        if number and number <= len(highest) and highest[number - 1] >= position:
+            text = f"{who}: {payload!r} is at {position}, behind one at {highest[number - 1]}"
+            self._fail("EntryOrderMaintained", text)
         self.acked(who, payload, position)
 
     def acked(self, who: str, payload: bytes, position: Position) -> None:
         """Note that a record was acknowledged."""
         self._history.note(who, "acknowledged", str(position), payload.decode())
         self._has_value(who, position, payload)
+        if position not in self.acknowledged:
+            insort(self._in_order, position)
         self.acknowledged[position] = payload
         if position.ledger_id not in self.listed:
             self._fail("AllNonEmptyLedgersInLedgerList", f"{position} is acknowledged and not listed")
@@ -101,11 +113,8 @@ class Chains:
         behind = self.passed.get(who, Position(0, -1))
         if position <= behind:
             self._fail("EntryOrderMaintained", f"{who} read {position} behind {behind}")
-        missed = [
-            each
-            for each in self.acknowledged
-            if max(behind, self.begins_at) < each < position and each >= self.begins_at
-        ]
+        order = self._in_order
+        missed = order[bisect_right(order, max(behind, self.begins_at)) : bisect_left(order, position)]
         if missed:
             self._fail(
                 "EntryOrderMaintained", f"{who} read {position} behind {behind} and passed over {missed}"

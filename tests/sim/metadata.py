@@ -18,8 +18,9 @@ It also runs on an ordinary loop, for the contract suite in `tests/metadata`.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from metadata import settle
@@ -29,7 +30,8 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
 )
-from metadata.keys import check_count, check_key, check_token, check_value, parent_of
+from metadata.keys import check_count, check_token, check_value, name_of, parent_of
+from metadata.keys import check_key as _check_key
 from metadata.memory import MemoryTree
 from metadata.store import MetadataStore, Registration, Version, Versioned
 from tests.sim.loop import SimLoop
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 HOST = "meta"
 _REGISTER_AGAIN_S = 0.5
+
+check_key = lru_cache(65_536)(_check_key)
+"""One key is asked for again and again, and is always as legal as it was."""
 
 
 @dataclass
@@ -81,18 +86,28 @@ class SimTree(MemoryTree):
     def _note(self, key: str, value: bytes | None, version: Version | None) -> None:
         self.change_number += 1
         self._values.setdefault(key, []).append((self.change_number, value, version))
-        parent = parent_of(key)
-        while True:
-            node = self.find(parent)
-            names = sorted(node.children) if node is not None else []
-            self._children.setdefault(parent, []).append((self.change_number, names))
-            if not parent:
-                break
-            parent = parent_of(parent)
+        child = key
+        while child:
+            parent = parent_of(child)
+            if not self._note_child(parent, name_of(child)):
+                break  # it was there, or was not, and so was what is above it
+            child = parent
         for watcher in self.watchers:
             watcher(key, value, version)
         for watched in (key, parent_of(key)):
             self._tell(watched)
+
+    def _note_child(self, parent: str, name: str) -> bool:
+        """Note what is below a key, if that has changed by this name; tells whether it has."""
+        node = self.find(parent)
+        history = self._children.setdefault(parent, [])
+        names = history[-1][1] if history else []
+        at = bisect_left(names, name)
+        was_there = at < len(names) and names[at] == name
+        if was_there is (node is not None and name in node.children):
+            return False
+        history.append((self.change_number, sorted(node.children) if node is not None else []))
+        return True
 
     def _tell(self, key: str) -> None:
         for store in self.stores:
@@ -142,6 +157,7 @@ class SimMetadataStore(MetadataStore):
         self._timeout_s = timeout_s
         self._session_timeout_s = session_timeout_s
         self._loop: Any = asyncio.get_running_loop()
+        self._is_simulated = isinstance(self._loop, SimLoop)
         self._seen = 0
         self._watches: dict[str, dict[SimWatch, None]] = {}
         self._registrations: dict[SimRegistration, None] = {}
@@ -162,7 +178,7 @@ class SimMetadataStore(MetadataStore):
     # --- time and faults -----------------------------------------------------------------------
 
     def _post(self, delay: float, callback: Callable[..., None], *args: Any, is_server: bool = False) -> None:
-        if isinstance(self._loop, SimLoop):
+        if self._is_simulated:
             process = self._loop.kernel if is_server or self.process is None else self.process
             self._loop.post(process, delay, callback, *args)
         else:

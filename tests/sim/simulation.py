@@ -84,6 +84,7 @@ class Result:
     steps: int = 0
     trace: int = 0
     digest: int = 0
+    """A checksum of all that happened; only of runs that are traced, or whose story is wanted."""
     stats: dict[str, int] | None = None
     story: str = ""
 
@@ -427,7 +428,8 @@ def _play(plan: Plan, *, is_traced: bool, wants_story: bool, script: Any) -> Res
         result.name, result.text = violation.name, str(violation)
     result.seconds, result.steps, result.trace = loop.now, loop.steps, loop.trace
     result.stats = dict(simulation.stats)
-    result.digest = simulation.history.digest()
+    if is_traced or wants_story:
+        result.digest = simulation.history.digest()
     if wants_story:
         result.story = timeline(simulation.history)
     loop.end()
