@@ -41,7 +41,7 @@ _LENGTHS = struct.Struct(">II")
 
 
 class Frames:
-    """Cuts what one side sends into frames; senders mostly hand over whole ones, so hardly anything is kept."""
+    """Cuts what one side sends into frames; mostly whole ones are handed over, so hardly anything is kept."""
 
     def __init__(self) -> None:
         self._rest = b""
