@@ -63,7 +63,7 @@ class Catalog:
         self._closed: dict[int, LedgerMetadata] = {}
         self._entry_bytes: dict[int, float] = {}
         self._password = password_of(options)
-        self._is_right = False
+        self._is_right = not self._password
 
     async def listed(self) -> list[Listed]:
         """Give the ledgers named by the options, in order.
