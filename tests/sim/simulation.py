@@ -40,6 +40,7 @@ from tests.sim.loop import SimLoop, SimulationError
 from tests.sim.metadata import MetadataFaults, SimMetadataStore, SimTree
 from tests.sim.network import SimNetwork
 from tests.sim.quiet import quiet
+from tests.sim.remembered import remembered
 from tests.sim.sequence import order_by_number
 from tests.sim.wiretap import Tap
 
@@ -403,7 +404,7 @@ def run_plan(
     """Play a plan from beginning to end, and give its result. Never raises for what goes wrong in it."""
     real_clock, real_batch = client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX
     client_aio.core.window.BATCH_BYTES_MAX = _BATCH_BYTES_MAX
-    with quiet():
+    with quiet(), remembered():
         try:
             return _play(plan, is_traced=is_traced, wants_story=wants_story, script=script)
         finally:

@@ -1,0 +1,40 @@
+"""Remembered: inside, what is parsed from the same bytes a second time is not parsed again.
+
+Bookies, clients and checkers of a simulation all read the same few values of the metadata store, and each
+parses them for itself. What comes out cannot be changed, so they may as well share it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from metadata.bookies import BookieRecord, ClusterRecord, Cookie
+from metadata.ledger import LedgerMetadata
+from metadata.log import LogHead
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PARSED: tuple[type, ...] = (BookieRecord, ClusterRecord, Cookie, LedgerMetadata, LogHead)
+"""Frozen, and made by a `from_json`."""
+_PARSER = "from_json"
+_VALUES_MAX = 1024
+
+
+@contextlib.contextmanager
+def remembered() -> Iterator[None]:
+    """Remember what the classes parse; what they refuse is refused anew each time."""
+    own = {cls: inspect.getattr_static(cls, _PARSER) for cls in _PARSED if _PARSER in vars(cls)}
+    for cls in _PARSED:
+        setattr(cls, _PARSER, staticmethod(lru_cache(_VALUES_MAX)(getattr(cls, _PARSER))))
+    try:
+        yield
+    finally:
+        for cls in _PARSED:
+            if cls in own:
+                setattr(cls, _PARSER, own[cls])
+            else:
+                delattr(cls, _PARSER)
