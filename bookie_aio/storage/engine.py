@@ -486,6 +486,9 @@ class Engine:
         """Give runs (first entry, content term, count, stride) by first entry, and where to go on or −1.
 
         Runs may overlap where entries were stored more than once.
+
+        Raises:
+            DiskFailedError: the disk fails to give what is needed to tell.
         """
         return await self._lookup.list_entries(ledger_id, from_entry, rows_max)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from bookie_aio.storage.reader import DamagedBlockError, Reader, ReadResult, list_runs
 from bookie_aio.storage.segments import DamagedIndexError, SegmentGoneError
 from bookie_aio.wire.messages import Stop
-from metadata.errors import DiskFullError
+from metadata.errors import DiskFailedError, DiskFullError
 
 if TYPE_CHECKING:
     from bookie_aio.storage.journal import Done
@@ -69,6 +69,7 @@ class Lookup:
         state = self._ledgers.get(ledger_id)
         if state is not None and entry_ids and entry_ids[0] < state.first:
             return ReadResult([], Stop.NO_SUCH_ENTRY, entry_ids[0])  # dropped on purpose, damaged or not
+        rebuilt: set[int] = set()
         while True:
             low, high = (entry_ids[0], entry_ids[-1]) if entry_ids else (0, -1)
             try:
@@ -83,7 +84,8 @@ class Lookup:
             except SegmentGoneError:
                 continue
             except DamagedIndexError as error:
-                await self._tender.rebuild(error.segment)
+                if not await self._rebuild(error, rebuilt):
+                    return ReadResult([], Stop.UNKNOWN, low)
             except DamagedBlockError as error:
                 if self._marking.is_closed:
                     raise
@@ -94,6 +96,7 @@ class Lookup:
         self, ledger_id: int, from_entry: int, rows_max: int
     ) -> tuple[list[ListedRun], int]:
         """List as `Engine.list_entries` says."""
+        rebuilt: set[int] = set()
         while True:
             state = self._ledgers.get(ledger_id)
             last = state.last_entry if state is not None else -1
@@ -104,7 +107,18 @@ class Lookup:
             except SegmentGoneError:
                 continue
             except DamagedIndexError as error:
-                await self._tender.rebuild(error.segment)
+                if not await self._rebuild(error, rebuilt):
+                    raise DiskFailedError(
+                        f"what is stored of ledger {ledger_id} cannot be read: {error}"
+                    ) from error
+
+    async def _rebuild(self, error: DamagedIndexError, rebuilt: set[int]) -> bool:
+        """Rebuild an index once; False where that does not help, for the disk still fails to give it."""
+        segment_id = error.segment.segment_id
+        if segment_id in rebuilt:
+            return False
+        rebuilt.add(segment_id)
+        return await self._tender.rebuild(error.segment)
 
     async def mark(self, ledger_id: int, cause: Exception) -> None:
         """Mark a ledger damaged and wait until that is durable."""

@@ -62,6 +62,7 @@ class Replayed:
     forgotten: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
     is_all_damaged: bool = False
+    has_unread: bool = False  # the disk failed to give some of it, which may be there all the same
 
     def apply(self, group: Group) -> None:
         """Take in a proven group."""
@@ -118,6 +119,7 @@ class _Window:
         self._limit = limit
         self._start = 0
         self._data = memoryview(b"")
+        self.has_failed = False
 
     async def view(self, offset: int, size: int) -> memoryview:
         """Give bytes; fewer than asked for at the limit or where the disk fails."""
@@ -135,6 +137,7 @@ class _Window:
         try:
             return await self._file.read(offset, size) if size else b""
         except DiskFailedError:
+            self.has_failed = True
             return b""
 
 
@@ -148,6 +151,11 @@ class _Walk:
         self._segment = header
         self._limit = limit
         self._written = written
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether the disk failed to give something."""
+        return self._window.has_failed
 
     async def group_at(self, offset: int) -> Group | None:
         """Give the group at an offset, its bodies checked; None where its header or rows fail."""
@@ -285,4 +293,5 @@ async def replay_segment(
             found.tail = unproven
     if proven_end is not None:
         found.end = max(found.end, proven_end)
+    found.has_unread = walk.has_failed
     return found

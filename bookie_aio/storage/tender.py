@@ -18,7 +18,7 @@ from bookie_aio.storage.checkpoint import SegmentRow, encode_checkpoint, pack_st
 from bookie_aio.storage.files import give_up_segment, settle_segment, write_index
 from bookie_aio.storage.format import DATA_OFFSET
 from bookie_aio.storage.replay import Replayed, replay_segment
-from metadata.errors import DiskFullError, StorageError
+from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -146,12 +146,18 @@ class Tender:
         )
         await layout.write_file(self._disk, self._home, layout.CHECKPOINT, data)
 
-    async def rebuild(self, segment: Segment) -> None:
-        """Rebuild a sealed index that fails its checksum, from the segment. What is lost is marked."""
+    async def rebuild(self, segment: Segment) -> bool:
+        """Rebuild a sealed index that fails its checksum, from the segment. What is lost is marked.
+
+        False: the disk fails to give all of the segment, and nothing was changed. An index of what can be
+        read now would hide the rest for good, and the segment would be given up with it.
+        """
         async with self._one_at_a_time:
             if segment.sealed is None or segment.is_gone:
-                return
+                return True
             found = await self._replay(segment)
+            if found.has_unread:
+                return False
             if found.is_all_damaged and not self.is_all_damaged:
                 self.is_all_damaged = True
                 self._on_lost_all()
@@ -162,12 +168,15 @@ class Tender:
             await self._segments.unseal(segment, found.index)
             self._unsealed.append(segment)
         await self._guard(self.seal_all())
+        return True
 
     async def _replay(self, segment: Segment) -> Replayed:
         try:
             file = await self._segments.shelf.borrow(segment.path)
         except FileNotFoundError:
             return Replayed(is_all_damaged=True)  # and its index cannot tell what it held
+        except DiskFailedError:
+            return Replayed(has_unread=True)
         try:
             return await replay_segment(file, segment.header, proven_end=segment.end, is_last=False)
         finally:

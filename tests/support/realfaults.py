@@ -1,4 +1,4 @@
-"""Waiting for what real faults bring about: an acknowledgement, the end of a process, a bookie without space."""
+"""Waiting for what real faults bring about: an acknowledgement, the end of a process, a full bookie."""
 
 from __future__ import annotations
 

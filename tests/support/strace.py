@@ -4,10 +4,10 @@
         …                                   # its third fdatasync of a segment from now on fails
     calls.lines()                           # what was recorded, one call a line
 
-It is the kernel that answers the production code here, and no seam of ours: a call that was made to fail never
-happened, as for a real EIO, and a signal comes at the call's entry. Only calls on the files in the bookie's
-directory count; the embedded metadata store, which makes the same calls, is left alone. `starting_under` has a
-bookie traced from its first instruction on instead.
+It is the kernel that answers the production code here, and no seam of ours: a call that was made to fail
+never happened, as for a real EIO, and a signal comes at the call's entry. Only calls on the files in the
+bookie's directory count; the embedded metadata store, which makes the same calls, is left alone.
+`starting_under` has a bookie traced from its first instruction on instead.
 
 Needs strace, and a machine that lets one trace other processes: `needs_strace` skips a test elsewhere.
 """
