@@ -25,6 +25,7 @@ import contextlib
 import enum
 import heapq
 import itertools
+import math
 import sys
 import zlib
 from collections import deque
@@ -167,6 +168,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._order = order
         self._is_traced = is_traced
         self._now = 0.0
+        self._until = math.inf
         self._timers: list[tuple[float, int, Handle]] = []
         self._sequence = itertools.count()
         self._future_ids = itertools.count()
@@ -284,7 +286,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return handle
 
     def _pass_time(self) -> bool:
-        """Jump to the next timer, and make ready what is due then; gives False when none is set."""
+        """Jump to the next timer; run what is due then, or make it ready. Gives False when none is set."""
         timers = self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
@@ -293,6 +295,15 @@ class SimLoop(asyncio.AbstractEventLoop):
         when = timers[0][0]
         if when > self._now:
             self._now, self._spun_from = when, self.steps
+            if when > self._until:
+                raise SimulationError(f"not over after {self._until:g} s\n{self.describe_waiting()}")
+        due = heapq.heappop(timers)[2]
+        process = due.process
+        is_alone = not timers or timers[0][0] > when
+        if is_alone and process.is_alive and not process.is_paused and self._order is not _PCT:
+            self._run(due)  # the one thing that can be done: there is nothing to choose
+            return True
+        self._make_ready(due)
         while timers and timers[0][0] <= when:
             due = heapq.heappop(timers)[2]
             if not due._cancelled:
@@ -335,6 +346,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             SimulationError: it is not done at the virtual time `until`.
         """
         asyncio._set_running_loop(self)
+        self._until = until
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(firstiter=self._generator_begins, finalizer=self._generator_ends)
         try:
@@ -346,8 +358,6 @@ class SimLoop(asyncio.AbstractEventLoop):
                     run(handle)
                 elif not self._pass_time():
                     raise DeadlockError(f"nothing will ever happen again\n{self.describe_waiting()}")
-                elif self._now > until:
-                    raise SimulationError(f"not over after {until:g} s\n{self.describe_waiting()}")
             return task.result() if task.done() else None
         finally:
             sys.set_asyncgen_hooks(*hooks)

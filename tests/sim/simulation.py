@@ -434,4 +434,5 @@ def _play(plan: Plan, *, is_traced: bool, wants_story: bool, script: Any) -> Res
     if wants_story:
         result.story = timeline(simulation.history)
     loop.end()
+    simulation.history.events.clear()  # sooner gone so than by the collector, which is off until now
     return result
