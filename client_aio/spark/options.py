@@ -46,8 +46,8 @@ class ReadOptions:
     mode: str = "failfast"
     """What an entry that is missing, damaged or cannot be decoded does: it fails the task, or (`permissive`)
     becomes a row with the reason in the column `_error`."""
-    partition_bytes: int = 8 * MIB
-    """About how much one task reads."""
+    partition_bytes: int | None = None
+    """About how much one task reads; by default it grows with what is read (`plan.partition_size`)."""
     starting_position: str = "earliest"
     """Of a stream: `earliest`, `latest`, a position as in the column `position`, or a time (ISO 8601)."""
     max_entries_per_trigger: int | None = None

@@ -20,6 +20,9 @@ from metadata.ids import ENTRY_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+PARTITION_BYTES_MIN, PARTITION_BYTES_MAX = 8 * 1024 * 1024, 64 * 1024 * 1024
+PARTITIONS_WANTED = 32
+
 OPENING_BYTES = 256 * 1024
 """What a ledger costs by itself, in bytes that could have been read meanwhile."""
 
@@ -211,6 +214,16 @@ def cut_into_partitions(stretches: Iterable[Stretch], partition_bytes: int) -> l
     if open_pack.pieces:
         packs.append(open_pack.pieces)
     return packs
+
+
+def partition_size(stretches: Iterable[Stretch]) -> int:
+    """Give about how much one task reads, where nobody has said it: a share, within bounds.
+
+    A task costs some 20 ms by itself, so large reads have large ones; small reads have small ones, so that
+    all executors have some.
+    """
+    size = sum(stretch.entries * stretch.entry_bytes for stretch in stretches)
+    return int(min(max(size / PARTITIONS_WANTED, PARTITION_BYTES_MIN), PARTITION_BYTES_MAX))
 
 
 def _pieces(stretch: Stretch, partition_bytes: int) -> Iterator[Stretch]:

@@ -15,7 +15,7 @@ from client_aio.spark import schemas
 from client_aio.spark.catalog import Catalog, check_written, with_catalog
 from client_aio.spark.options import ReadOptions, parse_read
 from client_aio.spark.passwords import password_of, settled
-from client_aio.spark.plan import Bounds, cut_into_partitions
+from client_aio.spark.plan import Bounds, cut_into_partitions, partition_size
 from client_aio.spark.rows import Piece, RowReader
 from client_aio.spark.tags import Written
 from client_aio.sync.background import get_background
@@ -160,8 +160,10 @@ def row_reader(options: ReadOptions, written: Written, schema: StructType) -> Ro
     )
 
 
-def partitions_of(found: Sequence[Found], partition_bytes: int) -> Iterator[Pieces]:
+def partitions_of(found: Sequence[Found], partition_bytes: int | None) -> Iterator[Pieces]:
     """Cut what was found into partitions."""
     said = {one.stretch.row_id: one.written or Written() for one in found}
-    for stretches in cut_into_partitions([one.stretch for one in found], partition_bytes):
+    all_stretches = [one.stretch for one in found]
+    size = partition_size(all_stretches) if partition_bytes is None else partition_bytes
+    for stretches in cut_into_partitions(all_stretches, size):
         yield Pieces([Piece(stretch, said[stretch.row_id]) for stretch in stretches])

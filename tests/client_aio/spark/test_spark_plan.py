@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_aio.spark.plan import Bounds, Limit, Stretch, advance, between, cut_into_partitions
+from client_aio.spark.plan import (
+    Bounds,
+    Limit,
+    Stretch,
+    advance,
+    between,
+    cut_into_partitions,
+    partition_size,
+)
 from client_aio.spark.positions import Place, position_column
 from metadata.errors import InvalidArgumentError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX
@@ -115,6 +123,14 @@ def test_filters_leave_exactly_the_rows_for_which_they_hold(
 )
 def test_a_filter_that_is_not_understood_is_left_to_spark(kind: str, column: str, value: Any) -> None:
     assert Bounds().with_filter(kind, column, value) is None
+
+
+def test_partitions_grow_with_what_is_read_within_bounds() -> None:
+    def of(mib: int) -> int:
+        return partition_size([Stretch("a", 1, 1, 0, mib * 1024 - 1, 0, entry_bytes=1024.0)]) >> 20
+
+    assert [of(mib) for mib in (1, 256, 320, 1024, 4096)] == [8, 8, 10, 32, 64]
+    assert partition_size([]) == 8 << 20
 
 
 @given(logs(), st.integers(1, 5_000_000))
