@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import resource
 import subprocess
 import sys
 import time
@@ -37,6 +38,8 @@ class Tally:
     simulated_s: float = 0.0
     elapsed_s: float = 0.0
     callbacks: int = 0
+    memory_mb: int = 0
+    """The most that one process has ever had."""
     faults: Counter[str] = field(default_factory=Counter)
     profiles: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, int, str, str]] = field(default_factory=list)
@@ -48,15 +51,17 @@ class Tally:
         return [
             f"faults: {faults}",
             f"{self.seeds:,} seeds, {self.simulated_s / 3600:.2f} simulated hours in {self.elapsed_s:.1f} s "
-            f"({ratio:.0f} × real time), {self.callbacks:,} callbacks, {len(self.failures)} violations",
+            f"({ratio:.0f} × real time), {self.callbacks:,} callbacks, at most {self.memory_mb} MB, "
+            f"{len(self.failures)} violations",
         ]
 
 
-def run_seed(job: tuple[str, int]) -> tuple[str, int, str, str, float, int, dict[str, int]]:
+def run_seed(job: tuple[str, int]) -> tuple[str, int, str, str, float, int, int, dict[str, int]]:
     """Run one seed, in whatever process; gives what a tally needs."""
     name, seed = job
     result = run_plan(draw_plan(name, seed))
-    return name, seed, result.name, result.text, result.seconds, result.steps, result.stats or {}
+    memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return name, seed, result.name, result.text, result.seconds, result.steps, memory_mb, result.stats or {}
 
 
 def jobs(names: list[str], seeds: Iterable[int]) -> Iterator[tuple[str, int]]:
@@ -72,10 +77,11 @@ def run(names: list[str], seeds: range, *, processes: int = 2, stops: bool = Fal
     context = multiprocessing.get_context("fork")
     with context.Pool(processes) as pool:
         for row in pool.imap_unordered(run_seed, jobs(names, seeds), chunksize=4):
-            name, seed, broken, text, seconds, steps, stats = row
+            name, seed, broken, text, seconds, steps, memory_mb, stats = row
             tally.seeds += 1
             tally.simulated_s += seconds
             tally.callbacks += steps
+            tally.memory_mb = max(tally.memory_mb, memory_mb)
             tally.profiles[name] += 1
             tally.faults.update(stats)
             tally.elapsed_s = time.perf_counter() - started

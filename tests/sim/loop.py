@@ -14,8 +14,8 @@ How it runs
   few but unlikely switches (Burckhardt et al., 2010).
 
 Determinism: tasks and futures hash by a number drawn in order, so that sets of them iterate alike in every
-run; the garbage collector is off while a run lasts, so that finalisers run where references end. The same
-seed gives the same trace in every process, for every PYTHONHASHSEED.
+run; the garbage collector works at fixed callbacks of a run and else is off, so that finalisers run where
+references end. The same seed gives the same trace in every process, for every PYTHONHASHSEED.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import gc
 import heapq
 import itertools
 import math
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 _UNNAMED = "-"  # asyncio would draw a number for each, which differs from run to run
 _SPIN_MAX = 200_000
 """Callbacks at one instant of time, above which something runs in circles."""
+_LOOKS_EVERY = 100_000
+"""Callbacks; most runs have fewer, and those that do not would fill the memory with what nobody holds."""
 
 
 class Order(enum.Enum):
@@ -184,6 +187,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.on_error: Callable[[Process, BaseException, str], None] = self._raise
         self.steps = 0
         self._spun_from = 0  # how many there were when time last passed
+        self._looks_at = _LOOKS_EVERY
         self.trace = 0
         self.is_stopping = False
         self._is_over = False
@@ -312,8 +316,8 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def _run(self, handle: Handle) -> None:
         self.steps += 1
-        if self.steps - self._spun_from > _SPIN_MAX:
-            raise LivelockError(f"{_SPIN_MAX:,} callbacks at {self._now:.6f} s\n{self.describe_waiting()}")
+        if self.steps >= self._looks_at:
+            self._look()
         self.current = handle.process
         if self._is_traced:
             self._note(handle)
@@ -329,6 +333,14 @@ class SimLoop(asyncio.AbstractEventLoop):
             self.on_error(handle.process, error, "a callback raised")
         finally:
             self.current = self.kernel
+
+    def _look(self) -> None:
+        """Look now and then whether time passes, and collect garbage, always at the same callbacks."""
+        self._looks_at += _LOOKS_EVERY
+        spun = self.steps - self._spun_from
+        if spun > _SPIN_MAX:
+            raise LivelockError(f"{spun:,} callbacks at {self._now:.6f} s\n{self.describe_waiting()}")
+        gc.collect()
 
     def _note(self, handle: Handle) -> None:
         callback = handle.callback

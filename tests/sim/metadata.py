@@ -351,8 +351,12 @@ class SimMetadataStore(MetadataStore):
                 while not await self._call(registration.create):
                     await watch.event.wait()
                     watch.event.clear()
-        except TimeoutError:
-            raise KeyExistsError(f"key {key!r} is held by another live session") from None
+        except BaseException as error:
+            with contextlib.suppress(BookKeeperError):
+                await registration.give_up()
+            if isinstance(error, TimeoutError):
+                raise KeyExistsError(f"key {key!r} is held by another live session") from None
+            raise
         finally:
             self._watches.get(key, {}).pop(watch, None)
         self._registrations[registration] = None
@@ -430,11 +434,22 @@ class SimRegistration(Registration):
         self.key = key
         self._store = store
         self._value = value
+        self._is_made = False
+        self._is_given_up = False
 
     def create(self) -> bool:
         """Create the key; False when any session holds it, be it this client's by another registration."""
+        if self._is_given_up:
+            return True
         node = self._store.tree.find(self.key)
-        return (node is None or node.value is None or node.session is None) and self.put()
+        self._is_made = (node is None or node.value is None or node.session is None) and self.put()
+        return self._is_made
+
+    async def give_up(self) -> None:
+        """Take the key back that a create made which was cut off; one that has not come yet makes none."""
+        self._is_given_up = True
+        if self._is_made:
+            await self._store._call(self._drop)
 
     def put(self) -> bool:
         """Create the key for the store's present session; False when another session holds it."""
@@ -462,13 +477,12 @@ class SimRegistration(Registration):
         store = self._store
         if store._registrations.pop(self, self) is self:
             return
+        await store._call(self._drop)
 
-        def effect() -> None:
-            node = store.tree.find(self.key)
-            if node is not None and node.session == store.session_id:
-                store.tree.drop(self.key)
-
-        await store._call(effect)
+    def _drop(self) -> None:
+        node = self._store.tree.find(self.key)
+        if node is not None and node.session == self._store.session_id:
+            self._store.tree.drop(self.key)
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
