@@ -215,11 +215,11 @@ class Tables:
                 self._change(key, value, writers)
             return True
 
-    def drop_ephemeral(self, key: str, session: str) -> None:
-        """Delete the key if the session holds it."""
+    def drop_ephemeral(self, key: str, mark: str) -> None:
+        """Delete the key if the registration of that mark holds it."""
         with self._writing():
             row = self._find(key)
-            if row is not None and row.session == session:
+            if row is not None and row.session is not None and row.writers[0] == mark:
                 self._drop(key)
 
     # What follows runs inside a transaction or under `_translated`.

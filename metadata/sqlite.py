@@ -173,8 +173,13 @@ class SqliteMetadataStore(MetadataStore):
                 async for _ in changes:
                     if await registration.put():
                         break
-        except TimeoutError:
-            raise KeyExistsError(f"key {key!r} is held by another live session") from None
+        except BaseException as error:
+            # A put that was cut off may have happened, or happen yet, and nobody else would take it back.
+            with suppress(BookKeeperError):
+                await registration.close()
+            if isinstance(error, TimeoutError):
+                raise KeyExistsError(f"key {key!r} is held by another live session") from None
+            raise
         finally:
             await changes.aclose()
         self._registrations.add(registration)
@@ -349,12 +354,15 @@ class _SqliteRegistration(Registration):
         self._store = store
         self._value = value
         self._mark = _token(None)
+        self._is_closed = False
         self._lock = asyncio.Lock()
 
     async def put(self) -> bool:
         """Bring the key to the latest value under the store's session; False if another holds it."""
         store = self._store
         async with self._lock:
+            if self._is_closed:
+                return True
             session, value = store._session, self._value
             assert session is not None
             writers = (self._mark, _token(None))
@@ -368,14 +376,15 @@ class _SqliteRegistration(Registration):
             raise KeyExistsError(f"key {self.key!r} is held by another session for now")
 
     async def close(self) -> None:
-        store, session = self._store, self.session
-        if self not in store._registrations:
-            return
+        store = self._store
         store._registrations.discard(self)
+        if self._is_closed:
+            return
         async with self._lock:
-            if session is not None:
-                with suppress(ClientClosedError):
-                    await store._write(lambda: store._tables.drop_ephemeral(self.key, session))
+            self._is_closed = True
+            # By its mark, whatever the session: the store may have begun another one since.
+            with suppress(ClientClosedError):
+                await store._write(lambda: store._tables.drop_ephemeral(self.key, self._mark))
 
 
 def _through_gate(call: Callable[[], Result]) -> Result:

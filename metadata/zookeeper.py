@@ -302,8 +302,11 @@ class ZooKeeperMetadataStore(MetadataStore):
                     is_held = not await registration.put()
                     if not is_held:
                         break
-        except TimeoutError:
-            if not patience.expired():
+        except BaseException as error:
+            # A put that was cut off may have happened, and nobody else would take it back.
+            with suppress(BookKeeperError):
+                await registration.close()
+            if not isinstance(error, TimeoutError) or not patience.expired():
                 raise
             if not is_held:
                 raise MetadataUnavailableError(f"key {key!r} could not be registered in time") from None

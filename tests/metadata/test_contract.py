@@ -392,6 +392,21 @@ async def test_a_key_held_by_a_live_session_is_not_registered(backend: Backend) 
     assert await value_of(one, "b/1") == b"1"
 
 
+async def test_a_registration_that_is_cancelled_leaves_no_key(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    registered = 0
+    for number in range(40):
+        registering = asyncio.create_task(one.register(f"b/{number}", b"1"))
+        for _ in range(number):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.0002 * (number % 8))
+        registering.cancel()
+        (outcome,) = await asyncio.gather(registering, return_exceptions=True)
+        registered += not isinstance(outcome, asyncio.CancelledError)
+    await two.sync("b")
+    assert len(await two.children("b")) == registered
+
+
 async def test_an_expired_session_registers_anew_with_the_latest_value(backend: Backend) -> None:
     one, two = await backend.open(), await backend.open()
     registration = await one.register("b/1", b"1")

@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +20,9 @@ from metadata.errors import (
     NoSuchKeyError,
 )
 from metadata.sqlite import SqliteMetadataStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CHILD = """
 import asyncio, sys
@@ -207,3 +211,40 @@ async def test_a_process_that_stood_still_registers_anew(tmp_path: Path) -> None
                     break
         await changes.aclose()
         assert (await two.read("b/1")).version != before
+
+
+def at_each_put(store: SqliteMetadataStore, then: Callable[[], object]) -> None:
+    """Do something on the loop right after the store's next put of an ephemeral key, before its answer."""
+    loop, tables = asyncio.get_running_loop(), store._tables
+    put = tables.put_ephemeral
+
+    def putting(key: str, value: bytes, writers: tuple[str, str], session: str) -> bool:
+        done = put(key, value, writers, session)
+        loop.call_soon_threadsafe(then)
+        return done
+
+    tables.__dict__["put_ephemeral"] = putting
+
+
+async def test_a_registration_that_was_cancelled_leaves_no_key(tmp_path: Path) -> None:
+    async with await SqliteMetadataStore.open(tmp_path / "m.db") as store:
+        registering = asyncio.create_task(store.register("b/1", b"1"))
+        at_each_put(store, registering.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await registering
+        assert await store.children("b") == []
+
+
+async def test_a_registration_closed_while_it_comes_to_another_session_leaves_no_key(tmp_path: Path) -> None:
+    async with await SqliteMetadataStore.open(tmp_path / "m.db") as store:
+        registration = await store.register("b/1", b"1")
+        former = store.session
+        await store._begin_session()  # the lease has run out
+        await store._write(lambda: store._tables.drop_sessions([former]))
+        closing: asyncio.Future[asyncio.Task[None]] = asyncio.get_running_loop().create_future()
+        at_each_put(store, lambda: closing.set_result(asyncio.create_task(registration.close())))
+        async with asyncio.timeout(20):
+            await (await closing)  # `_maintain` puts it
+        assert await store.children("b") == []
+        assert await registration.put()  # by a round of `_maintain` that had begun
+        assert await store.children("b") == []

@@ -18,6 +18,7 @@ It also runs on an ordinary loop, for the contract suite in `tests/metadata`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from metadata import settle
 from metadata.errors import (
+    BookKeeperError,
     ClientClosedError,
     KeyExistsError,
     MetadataUnavailableError,
