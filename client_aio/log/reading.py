@@ -144,7 +144,7 @@ class LogReading:
             low, high = (middle, high) if rows and rows[0].created_ms <= time_ms else (low, middle - 1)
         rows = await self._lists.rows_at_page(head, low)
         if low and rows and row_at_time(rows, time_ms) is rows[0]:
-            rows = (*await self._lists.rows_at_page(head, low - 1), *rows)
+            rows = [*await self._lists.rows_at_page(head, low - 1), *rows]
         row = row_at_time(rows, time_ms)
         return head.begins_at if row is None else max(head.begins_at, Position(row.id, 0))
 
