@@ -10,6 +10,7 @@
 #   make sim      whole clusters from seeds (docs/SIMULATION.md): SEEDS=200 PROFILE=name START=0,
 #                 SEED=n replays one seed, SHRINK=1 with it cuts a failing one down
 #   make sim-campaign    SEEDS=n more seeds of this commit's campaign
+#   make sim-versions    the same seeds on every Python found (3.11 to 3.14): the verdicts must agree
 #   make crash-states    what a power cut may leave of the storage engine's writes, one after another
 #   make mutants  plants 40 bugs under the simulator and tells which are caught
 #   make bench    the product measured from all sides (docs/BENCHMARKS.md)   ARGS="closed tail --seconds 5"
@@ -31,7 +32,7 @@ demo_needs := $(if $(filter zk,$(METADATA)),spark,plain)
 # Evaluated in a recipe, once the environment exists: Java may have to come out of it.
 java := JAVA_HOME="$$(.ci/java $(VENV))" && export JAVA_HOME
 
-.PHONY: help demo test check sim sim-campaign crash-states mutants bench bench-write bench-peers clean
+.PHONY: help demo test check sim sim-campaign sim-versions crash-states mutants bench bench-write bench-peers clean
 .DEFAULT_GOAL := help
 
 help:
@@ -73,6 +74,9 @@ sim: $(VENV)/dev.stamp
 
 sim-campaign: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.sim --campaign docs/simulation-campaign.json --seeds $(or $(SEEDS),5000) $(ARGS)
+
+sim-versions: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.sim.verdicts $(if $(SEEDS),--seeds $(SEEDS)) $(if $(START),--start $(START)) $(ARGS)
 
 crash-states: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.sim.crashes $(ARGS)
