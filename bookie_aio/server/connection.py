@@ -243,10 +243,12 @@ class Connection(asyncio.BufferedProtocol):
         self._flow.adds.count(count)
 
     def release(self, count: int) -> None:
-        """Take back what `hold` counted. Reading goes on with the answer's flush."""
+        """Take back what `hold` counted. Reading goes on at the end of this turn, answered or not."""
         self._bytes_pending -= count
         assert self._bytes_pending >= 0
         self._flow.adds.count(-count)
+        if self._is_blocked:
+            self._flush_soon()
 
     @property
     def reads(self) -> Collection[asyncio.Task[int]]:
@@ -285,8 +287,8 @@ class Connection(asyncio.BufferedProtocol):
         # One entry comes in any case, so an answer may well be larger than it was to be.
         self._count_reads(size - bytes_max)
         self._unsent_reads_bytes += size
-        if not self._is_flush_due:
-            self._after_flush()
+        # Not at once: those that waited for the room that this read took up are woken before.
+        self._flush_soon()
 
     def _count_reads(self, change: int) -> None:
         self._reads_bytes += change
@@ -315,6 +317,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_closing:
             return
         self._out += buffers
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)

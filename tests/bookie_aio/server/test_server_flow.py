@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bookie_aio.config import Limits
 from bookie_aio.server.flow import Budget
 from bookie_aio.wire.frames import encode_frame
-from bookie_aio.wire.messages import NO_TERM, Ping, Read, ReadLac, Status, encode_request
+from bookie_aio.wire.messages import NO_TERM, AddFlag, Force, Ping, Read, ReadLac, Status, encode_request
 from tests.support.rawclient import WAIT_S, hello
 
 if TYPE_CHECKING:
@@ -56,6 +56,22 @@ async def test_a_connection_above_its_limit_is_not_read_until_its_adds_are_durab
     assert (await other).status is Status.OK
     assert {answer.status for answer in await asyncio.wait_for(asyncio.gather(*adds), WAIT_S)} == {Status.OK}
     assert figure(bookie, "bytes_pending") == 0
+
+
+async def test_a_connection_whose_adds_were_answered_before_they_are_durable_goes_on_when_they_are(
+    bookies: Bookies,
+) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, limits=Limits(connection_bytes_pending_max=64 * KIB))
+    client = await bookies.connect(bookie)
+    disk.hold()
+    add = client.add(7, 0, [bytes(64 * KIB)], flags=AddFlag.DEFERRED_SYNC)
+    assert (await add).status is Status.OK
+    force = client.send(Force(7, 0))
+    await until_steady(bookie, "bytes_pending", 64 * KIB)
+    disk.release()
+    # Nothing is answered when the add is durable, and the force has not been read yet.
+    assert (await asyncio.wait_for(force, WAIT_S)).status is Status.OK
 
 
 async def test_the_total_of_all_connections_is_bounded_and_all_go_on_afterwards(bookies: Bookies) -> None:
@@ -198,6 +214,27 @@ async def test_a_storm_of_reads_runs_a_few_at_a_time_and_connections_take_turns(
     assert [len(answer.entries) for answer in first] == [1, 1, 1, 1]
     for answers in reads:
         assert [len(answer.entries) for answer in await asyncio.gather(*answers)] == [1, 1, 1, 1]
+    assert figure(bookie, "reads_running") == figure(bookie, "connections_waiting") == 0
+
+
+async def test_a_connection_that_always_has_reads_to_go_on_with_leaves_others_their_turn(
+    bookies: Bookies,
+) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, limits=Limits(reads_max=2))
+    greedy, modest = await bookies.connect(bookie), await bookies.connect(bookie)
+    await greedy.add(7, 0, [b"a"])
+    disk.hold()
+    held = modest.add(7, 1, [b"b"])
+    first = [greedy.send(Read(7, 0, 0, 0, 0, 1, KIB)) for _ in range(2)]  # fencing: until the disk is let go
+    more = [greedy.send(Read(7, NO_TERM, 0, 0, 0, 1, KIB)) for _ in range(500)]
+    await until_steady(bookie, "connections_waiting", 1)
+    wanted = modest.send(Read(7, NO_TERM, 0, 0, 0, 1, KIB))
+    await until_steady(bookie, "connections_waiting", 2)
+    disk.release()
+    await asyncio.wait_for(wanted, WAIT_S)
+    assert sum(one.done() for one in more) < 50
+    await asyncio.wait_for(asyncio.gather(held, *first, *more), WAIT_S)
     assert figure(bookie, "reads_running") == figure(bookie, "connections_waiting") == 0
 
 
