@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from metadata.errors import (
     KeyExistsError,
+    MetadataCorruptError,
     MetadataError,
     MetadataUnavailableError,
     NoSuchKeyError,
@@ -147,16 +148,20 @@ class PagedList(Generic[SomeHead]):
 
         Raises:
             MetadataUnavailableError: no definite outcome in time. NoSuchKeyError: the list is gone.
+            MetadataCorruptError: a page that the head refers to is missing for good.
         """
         give_up_at = asyncio.get_running_loop().time() + self._patience_s
         while True:
             try:
                 wanted = await apply(head)
-            except NoSuchKeyError:
+            except NoSuchKeyError as error:
                 before = version
                 head, version = await self._read_patiently(give_up_at)
                 if version == before:
-                    raise
+                    # Not to be taken for a list that is gone: what it lists would look left over.
+                    raise MetadataCorruptError(
+                        f"the list at {self._key} refers to what is not there: {error}"
+                    ) from error
                 continue
             if wanted is None:
                 return Changed(head, version, False)

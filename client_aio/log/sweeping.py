@@ -8,17 +8,18 @@ not listed then never will be (`client_aio.core.logs`).
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from client_aio.log.ledger import TAG
 from client_aio.log.truncating import delete_ledgers, finish_deletion, finish_dropping
-from metadata.errors import BookKeeperError, NoSuchLedgerError, NoSuchLogError
+from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError, NoSuchLogError
 from metadata.log import check_log_name
 from metadata.logs import LogList, log_names, names_with_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from client_aio.context import ClientContext
     from metadata.log import LogHead
@@ -51,11 +52,10 @@ async def sweep(
     pages: list[str] = []
     for name in sorted(names):
         lists = lists_of(name)
-        try:
+        with _noting_failures(name):
             ledgers += await _sweep_ledgers(context, lists, made.get(name, []), password)
-        except BookKeeperError as error:
-            logger.warning("log=%s could not be swept: %s", name, error)
-        pages += await lists.sweep_pages()
+        with _noting_failures(name):
+            pages += await lists.sweep_pages()
     return SweepReport(tuple(ledgers), tuple(pages))
 
 
@@ -66,10 +66,25 @@ async def _ledgers_made_for_logs(context: ClientContext, made_before_ms: int) ->
             metadata, _ = await context.ledgers.read(ledger_id)
         except NoSuchLedgerError:
             continue
-        name = metadata.custom.get(TAG)
-        if name is not None and metadata.created_ms <= made_before_ms:
-            found.setdefault(check_log_name(name.decode()), []).append(ledger_id)
+        tag = metadata.custom.get(TAG)
+        if tag is None or metadata.created_ms > made_before_ms:
+            continue
+        try:
+            name = check_log_name(tag.decode())
+        except (InvalidArgumentError, UnicodeDecodeError):
+            logger.warning("ledger=%d names no log in its custom metadata: %r", ledger_id, tag)
+            continue
+        found.setdefault(name, []).append(ledger_id)
     return found
+
+
+@contextmanager
+def _noting_failures(name: str) -> Iterator[None]:
+    """Let what fails of one log not stop the others' sweep."""
+    try:
+        yield
+    except BookKeeperError as error:
+        logger.warning("log=%s could not be swept: %s", name, error)
 
 
 async def _sweep_ledgers(
