@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.sim import profiles_logs, profiles_unbounded
 from tests.sim.profiles import PROFILES, draw_plan
-from tests.sim.simulation import run_plan
+from tests.sim.simulation import Result, run_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,6 +37,7 @@ class Tally:
     seeds: int = 0
     simulated_s: float = 0.0
     elapsed_s: float = 0.0
+    processor_s: float = 0.0
     callbacks: int = 0
     memory_mb: int = 0
     """The most that one process has ever had."""
@@ -50,18 +51,20 @@ class Tally:
         faults = ", ".join(f"{name} {count:,}" for name, count in sorted(self.faults.items()))
         return [
             f"faults: {faults}",
+            f"{self.callbacks:,} callbacks, {self.processor_s:.1f} s of processor time, "
+            f"at most {self.memory_mb} MB in one process",
             f"{self.seeds:,} seeds, {self.simulated_s / 3600:.2f} simulated hours in {self.elapsed_s:.1f} s "
-            f"({ratio:.0f} × real time), {self.callbacks:,} callbacks, at most {self.memory_mb} MB, "
-            f"{len(self.failures)} violations",
+            f"({ratio:.0f} × real time), {len(self.failures)} violations",
         ]
 
 
-def run_seed(job: tuple[str, int]) -> tuple[str, int, str, str, float, int, int, dict[str, int]]:
-    """Run one seed, in whatever process; gives what a tally needs."""
+def run_seed(job: tuple[str, int]) -> tuple[Result, float, int]:
+    """Run one seed, in whatever process; gives its result, the processor's seconds, and the memory in MB."""
     name, seed = job
+    started = time.process_time()
     result = run_plan(draw_plan(name, seed))
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    return name, seed, result.name, result.text, result.seconds, result.steps, memory_mb, result.stats or {}
+    return result, time.process_time() - started, memory_mb
 
 
 def jobs(names: list[str], seeds: Iterable[int]) -> Iterator[tuple[str, int]]:
@@ -77,16 +80,18 @@ def run(names: list[str], seeds: range, *, processes: int = 2, stops: bool = Fal
     context = multiprocessing.get_context("fork")
     with context.Pool(processes) as pool:
         for row in pool.imap_unordered(run_seed, jobs(names, seeds), chunksize=4):
-            name, seed, broken, text, seconds, steps, memory_mb, stats = row
+            result, processor_s, memory_mb = row
+            name, seed = result.plan.profile, result.plan.seed
             tally.seeds += 1
-            tally.simulated_s += seconds
-            tally.callbacks += steps
+            tally.simulated_s += result.seconds
+            tally.processor_s += processor_s
+            tally.callbacks += result.steps
             tally.memory_mb = max(tally.memory_mb, memory_mb)
             tally.profiles[name] += 1
-            tally.faults.update(stats)
+            tally.faults.update(result.stats or {})
             tally.elapsed_s = time.perf_counter() - started
-            if broken:
-                tally.failures.append((name, seed, broken, text))
+            if not result.is_good:
+                tally.failures.append((name, seed, result.name, result.text))
                 if stops:
                     break
             if sys.stderr.isatty() and tally.seeds % 20 == 0:
@@ -114,7 +119,8 @@ def go_on(path: Path, names: list[str], count: int, *, processes: int = 2) -> di
     records = json.loads(path.read_text()) if path.exists() else {}
     record = records.setdefault(
         commit(),
-        {"next_seed": 0, "seeds": 0, "simulated_s": 0.0, "elapsed_s": 0.0, "callbacks": 0,
+        {"next_seed": 0, "seeds": 0, "simulated_s": 0.0, "elapsed_s": 0.0, "processor_s": 0.0,
+         "callbacks": 0,
          "faults": {}, "profiles": {}, "failures": []},
     )  # fmt: skip
     while count > 0:
@@ -122,7 +128,7 @@ def go_on(path: Path, names: list[str], count: int, *, processes: int = 2) -> di
         count -= part
         tally = run(names, range(record["next_seed"], record["next_seed"] + part), processes=processes)
         record["next_seed"] += part
-        for figure in ("seeds", "simulated_s", "elapsed_s", "callbacks"):
+        for figure in ("seeds", "simulated_s", "elapsed_s", "processor_s", "callbacks"):
             record[figure] += getattr(tally, figure)
         for figure in ("faults", "profiles"):
             record[figure] = dict(sorted((Counter(record[figure]) + getattr(tally, figure)).items()))
