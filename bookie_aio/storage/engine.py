@@ -321,7 +321,7 @@ class Engine:
 
     def append_term(self, ledger_id: int, term: int, done: Done) -> None:
         """Accept a fence: the ledger's term is at least `term` from now on. Raises DiskFullError."""
-        change = Change(form.KIND_TERM, ledger_id, term=term)
+        change = Change(form.KIND_TERM, ledger_id, term=term, before=self.term(ledger_id))
         state = self._accept_change(form.term_row(ledger_id, term), change, done)
         if self._journal.error is None:
             state.term = max(state.term, term)
@@ -398,6 +398,10 @@ class Engine:
 
     def _drop(self, records: Sequence[Record], error: StorageError) -> None:
         self._ledgers.settle(sum(record.event is not None for record in records))
+        if isinstance(error, DiskFullError):
+            for record in records:
+                if isinstance(record.event, Change):
+                    self._ledgers.take_back(record.event)
         self._tell(records, error)
 
     # --- state ---

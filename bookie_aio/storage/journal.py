@@ -64,6 +64,7 @@ class Change(NamedTuple):
     is_for_all: bool = False
     lock: bytes = b""
     first: int = 0
+    before: int = 0  # the term that was held before, if it is one that raises it
 
 
 class Record(NamedTuple):
@@ -119,6 +120,7 @@ class Journal:
         self._on_rolled = on_rolled
         self._on_failed = on_failed
         self._queue: deque[Record] = deque()
+        self._barriers = 0  # in the queue
         self._in_flight: Group | None = None
         self._is_scheduled = False
         self._number = 0
@@ -159,11 +161,15 @@ class Journal:
             self._loop.call_soon(self.launch)
 
     def barrier(self, done: Done) -> None:
-        """Call back when everything appended so far is durable: at once if it is now, or if it failed."""
+        """Call back when everything appended so far is durable: at once if it is now, or if it failed.
+
+        With `DiskFullError` when some of it was dropped.
+        """
         if self.error is not None or self.is_idle:
             done(self.error)
         elif self._queue:
             self._queue.append(Record(b"", None, None, done, 0))
+            self._barriers += 1
         else:
             assert self._in_flight is not None
             self._in_flight.records.append(Record(b"", None, None, done, 0))
@@ -208,15 +214,21 @@ class Journal:
         self._on_rolled(rolled)
 
     def _drop_first(self) -> None:
-        record = self._queue.popleft()
-        self.queued_bytes -= record.size
-        self._on_dropped([record], DiskFullError("no space left, and the reserve is used up"))
+        dropped = [self._queue.popleft()]
+        self.queued_bytes -= dropped[0].size
+        if self._barriers:
+            # What waits behind it cannot be told that all before is durable (rule 3).
+            dropped += [record for record in self._queue if not record.row]
+            self._queue = deque(record for record in self._queue if record.row)
+            self._barriers = 0
+        self._on_dropped(dropped, DiskFullError("no space left, and the reserve is used up"))
 
     def _write(self, records: list[Record], size: int) -> None:
         segment, header = self.segment, self.segment.header
         rows = [record.row for record in records if record.row]
         self.queued_bytes -= size
-        if not rows:  # barriers behind a record that was dropped
+        self._barriers -= len(records) - len(rows)
+        if not rows:  # barriers whose records went with the group before
             for record in records:
                 record.done(None)
             return

@@ -75,6 +75,21 @@ class Ledgers:
         """Count records that will not be written any more."""
         self._indexed += count
 
+    def take_back(self, change: Change) -> None:
+        """Forget a fence or a lock that counted from its acceptance on, and will not be written.
+
+        Or it would be found held, and promised, although it is nowhere (rule 3). Whoever was to be told of
+        it waits behind it, and is told that it was dropped. No record is smaller than a fence, so that those
+        which follow one are dropped with it.
+        """
+        state = self.states.get(change.ledger_id)
+        if state is None:
+            return
+        if change.kind == form.KIND_TERM:
+            state.term = min(state.term, change.before)
+        elif change.kind == form.KIND_LOCK and state.lock == change.lock:
+            state.lock = b""
+
     def is_pending(self, ledger_id: int) -> bool:
         """Tell whether something accepted for the ledger is not yet durable and indexed."""
         state = self.states.get(ledger_id)

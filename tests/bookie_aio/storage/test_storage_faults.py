@@ -196,3 +196,44 @@ async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
         await disk.list_directory(str(tmp_path / "nothing"))
     await disk.unlink(str(tmp_path / "nothing"))
     disk.close()
+
+
+@pytest.mark.parametrize("filler_bytes", [0, 40])
+async def test_what_is_dropped_for_want_of_space_is_neither_promised_nor_remembered(
+    tmp_path: Path, filler_bytes: int
+) -> None:
+    disk = FaultyDisk()
+    store = await Store.open(tmp_path / "b1", disk=disk)
+    await store.settled()
+    disk.is_full = True
+    engine = store.engine
+    told: dict[str, StorageError | None] = {}
+    # Far more than the current segment, the next one and the reserve hold, and accepted before that is known.
+    for entry in range(60):
+        engine.append_block(make_block(1, entry, [bytes(5000)]), lambda error: None)
+    engine.append_block(make_block(2, 0, [bytes(filler_bytes)]), lambda error: None)
+    for other in range(100, 400):  # what is left behind the blocks
+        engine.append_term(other, 1, lambda error: None)
+    engine.append_lock(1, bytes(32), lambda error: told.update(lock=error))
+    engine.append_term(1, 5, lambda error: told.update(term=error))
+    engine.append_term(1, 7, lambda error: told.update(term=error))
+    engine.barrier(lambda error: told.update(barrier=error))
+    assert (engine.term(1), engine.lock(1)) == (7, bytes(32))
+    async with asyncio.timeout(10):
+        while len(told) < 3:
+            await asyncio.sleep(0.01)
+    assert isinstance(told["lock"], DiskFullError)
+    assert isinstance(told["term"], DiskFullError)
+    # An answer about the fence waits for the barrier, and must not say that it is kept.
+    assert isinstance(told["barrier"], DiskFullError)
+    # Nor may the next request find it held, and be told so without anything being written.
+    assert (engine.term(1), engine.lock(1)) == (0, b"")
+    assert not store.failures
+    disk.is_full = False
+    async with asyncio.timeout(10):
+        while not engine.is_writable:
+            await asyncio.sleep(0.01)
+    await store.fence(1, 7)
+    await store.barrier()
+    assert engine.term(1) == 7
+    await store.close()
