@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from bookie_aio.storage.disk import RealDisk
+from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block
@@ -207,33 +209,28 @@ async def test_what_is_dropped_for_want_of_space_is_neither_promised_nor_remembe
     await store.settled()
     disk.is_full = True
     engine = store.engine
-    told: dict[str, StorageError | None] = {}
     # Far more than the current segment, the next one and the reserve hold, and accepted before that is known.
     for entry in range(60):
         engine.append_block(make_block(1, entry, [bytes(5000)]), lambda error: None)
     engine.append_block(make_block(2, 0, [bytes(filler_bytes)]), lambda error: None)
     for other in range(100, 400):  # what is left behind the blocks
         engine.append_term(other, 1, lambda error: None)
-    engine.append_lock(1, bytes(32), lambda error: told.update(lock=error))
-    engine.append_term(1, 5, lambda error: told.update(term=error))
-    engine.append_term(1, 7, lambda error: told.update(term=error))
-    engine.barrier(lambda error: told.update(barrier=error))
+    waiting = [
+        when_durable(partial(engine.append_lock, 1, bytes(32))),
+        when_durable(partial(engine.append_term, 1, 5)),
+        when_durable(partial(engine.append_term, 1, 7)),
+        when_durable(engine.barrier),  # for an answer about the fence, which must not promise it
+    ]
     assert (engine.term(1), engine.lock(1)) == (7, bytes(32))
-    async with asyncio.timeout(10):
-        while len(told) < 3:
-            await asyncio.sleep(0.01)
-    assert isinstance(told["lock"], DiskFullError)
-    assert isinstance(told["term"], DiskFullError)
-    # An answer about the fence waits for the barrier, and must not say that it is kept.
-    assert isinstance(told["barrier"], DiskFullError)
+    told = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 10)
+    assert list(map(type, told)) == [DiskFullError] * 4
     # Nor may the next request find it held, and be told so without anything being written.
     assert (engine.term(1), engine.lock(1)) == (0, b"")
     assert not store.failures
+    back = asyncio.Event()
+    engine._provision._on_writable = lambda is_: back.set()
     disk.is_full = False
-    async with asyncio.timeout(10):
-        while not engine.is_writable:
-            await asyncio.sleep(0.01)
+    await asyncio.wait_for(back.wait(), 10)
     await store.fence(1, 7)
-    await store.barrier()
     assert engine.term(1) == 7
     await store.close()
