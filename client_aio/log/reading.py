@@ -23,6 +23,7 @@ from metadata.errors import (
     InvalidArgumentError,
     MetadataUnavailableError,
     NoSuchKeyError,
+    NoSuchLedgerError,
 )
 from metadata.ids import ENTRY_ID_MAX
 from metadata.log import LogHead, LogRow, Position
@@ -79,8 +80,7 @@ class LogReading:
     async def batches(self) -> LogBatchStream:
         """Give the records, in batches."""
         try:
-            head, _ = await self._lists.read(sync=True)
-            cursor = LogCursor(await self._begin(head))
+            head, cursor = await self._begun()
             end = None if self._follow else head.rows.last_key
             await self._learn(cursor)
             while True:
@@ -108,6 +108,16 @@ class LogReading:
                 await asyncio.gather(self._ahead[1], return_exceptions=True)
 
     # --- where to begin ---
+
+    async def _begun(self) -> tuple[LogHead, LogCursor]:
+        while True:
+            head, version = await self._lists.read(sync=True)
+            try:
+                return head, LogCursor(await self._begin(head))
+            except (NoSuchKeyError, NoSuchLedgerError):
+                # A page or a ledger is gone: it was truncated since, or is missing for good.
+                if (await self._lists.read(sync=True))[1] == version:
+                    raise
 
     async def _begin(self, head: LogHead) -> Position:
         match self._start:
@@ -213,7 +223,10 @@ class LogReading:
                 following = batch.last_entry_id + 1
                 yield batch
         if is_complete and not is_closed:
-            # Nobody adds to it any more, and everything added was acknowledged: it ends where it ends.
+            # Nobody adds to it any more, and everything added was acknowledged: it ends where it ends. What
+            # its metadata say by now must be known for that: whom to ask for an entry, who says no.
+            await self._context.ledgers.sync(row.ledger_id)
+            await reader.refresh()
             async with contextlib.aclosing(reader.read_unconfirmed(following, ENTRY_ID_MAX)) as rest:
                 async for entry in rest:
                     yield EntryBatch.of_payloads(entry.entry_id, [memoryview(entry.data)])

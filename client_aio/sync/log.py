@@ -102,14 +102,16 @@ class LogClient(Handle):
 
         return self._run(collect())
 
-    def truncate_log(self, name: str, before: Position | tuple[int, int] | str) -> list[LogRow]:
+    def truncate_log(
+        self, name: str, before: Position | tuple[int, int] | str, *, password: bytes = b""
+    ) -> list[LogRow]:
         """Drop a log's records before a position."""
-        return self._run(self._client.truncate_log(name, before))
+        return self._run(self._client.truncate_log(name, before, password=password))
 
-    def delete_log(self, name: str) -> None:
+    def delete_log(self, name: str, *, password: bytes = b"") -> None:
         """Delete a log with all its ledgers."""
-        self._run(self._client.delete_log(name))
+        self._run(self._client.delete_log(name, password=password))
 
-    def sweep_log_orphans(self, *, older_than_s: float = 3600.0) -> SweepReport:
+    def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
         """Delete what crashes of log writers have left over."""
-        return self._run(self._client.sweep_log_orphans(older_than_s=older_than_s))
+        return self._run(self._client.sweep_log_orphans(older_than_s=older_than_s, password=password))

@@ -10,8 +10,11 @@ import pytest
 
 import client_aio
 from client_aio import LogFencedError, NotEnoughBookiesError, Outcome
+from client_aio.log.reading import LogReading, records_of
 from metadata.errors import MetadataUnavailableError
 from metadata.ids import ledger_key
+from metadata.log import LogHead, LogRow
+from metadata.logs import LogList
 from tests.support.cluster import Cluster
 from tests.support.links import Links
 
@@ -69,6 +72,64 @@ async def test_a_ledger_that_is_not_closed_yet_is_read_past_when_the_next_one_ha
             assert [future.result().ledger_id for future in futures] == [first] * 100 + [second] * 10
             gate.opened.set()
         assert await contents(writing) == expected
+
+
+async def test_a_ledger_that_is_not_closed_yet_is_read_to_its_end_by_a_reader_whose_server_lags(
+    cluster: Cluster,
+) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("writer") as writing,
+        links.connect("reader") as reading,
+        aclosing(reading.read_log("a", follow=True)) as records,
+        writing.open_log("a", ensemble_size=1, write_quorum=1, ack_quorum=1) as log,
+    ):
+        await log.append(b"1")
+        assert (await anext(records)).data == b"1"
+        await log.roll()
+        await log.append(b"2")
+        key = ledger_key(log.ledger_id)
+        await links.store("reader").lag(key)
+        (bookie_id,) = log.current.metadata.last_fragment.bookies
+        await links["writer", bookie_id].cut()
+        await log.append(b"3")  # to another bookie, which the reader's server has not heard of
+        gate = Gate(key)
+        links.store("writer").before_compare_and_set = gate.meet
+        await log.roll()
+        await log.append(b"4")
+        await asyncio.sleep(0.05)  # until the LAC is published
+        async with asyncio.timeout(20):
+            assert [(await anext(records)).data for _ in range(3)] == [b"2", b"3", b"4"]
+        gate.opened.set()
+
+
+async def test_a_start_is_looked_for_again_when_the_log_is_truncated_meanwhile(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        lists = client._lists("a")
+        await lists.create(custom={}, created_ms=1)
+        ids = [await client._context.ledgers.allocate_id() for _ in range(900)]
+        for start in range(0, 900, 450):
+            more = [LogRow(each, each, 10**12) for each in ids[start : start + 450]]
+            await lists.change_now(*await lists.read(), lambda head, more=more: head.append(more))
+        for data in (b"1", b"2", b"3"):
+            async with client.open_log("a") as log:
+                position = await log.append(data)
+
+        class Cut(LogList):
+            """The list of a log that is truncated before the first of its pages is read."""
+
+            is_cut = False
+
+            async def rows_at_page(self, head: LogHead, number: int) -> list[LogRow]:
+                if not self.is_cut:
+                    self.is_cut = True
+                    await client.truncate_log("a", position)
+                return await super().rows_at_page(head, number)
+
+        cut = Cut(client._store, "a", draw_token=client._context.draw_token)
+        reading = LogReading(client._context, cut, 10**9, follow=False, password=b"")
+        found = [record.data async for record in records_of(reading.batches())]
+        assert (cut.is_cut, found) == (True, [b"3"])
 
 
 async def test_a_reader_does_not_go_past_a_ledger_that_may_still_grow(cluster: Cluster) -> None:
