@@ -2,7 +2,8 @@
 
 The sources are the TLA+ models of BookKeeper's replication (Vanlightly, 2021-2023) and the discussions around
 them. Each schedule is played a second time with the rule taken out that forbids it, and must then break; so
-the schedule is shown to be the one that the rule is about.
+the schedule is shown to be the one that the rule is about. Those of unbounded ledgers are played on real
+bookies, in tests/integration.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from metadata.errors import BookKeeperError
+from tests.sim.chains import Chains
 from tests.sim.loop import Order
 from tests.sim.mutants.__main__ import everything
 from tests.sim.plan import Plan
 from tests.sim.roles import payload
+from tests.sim.roles_logs import LOG
 from tests.sim.simulation import run_script
 
 if TYPE_CHECKING:
@@ -133,9 +137,36 @@ async def change_of_ensemble_meets_recovery(simulation: Simulation) -> None:
     await asyncio.sleep(1.0)
 
 
+async def log_is_taken_from_a_living_writer(simulation: Simulation) -> None:
+    """A log changes hands while its writer goes on, with the ledger that it will roll to listed already.
+
+    "Fencing only one of the last two ledgers": the writer would go on in the one before the last.
+    """
+    await asyncio.sleep(0.5)  # until all bookies serve
+    chains, wrote = Chains.of(simulation), asyncio.Event()
+
+    async def write(simulation: Simulation, who: str, pause: float, client: Client) -> None:
+        try:
+            async with client.open_log(LOG, roll_entries=10) as log:
+                for number in range(20):
+                    record = f"{who}.1.{number}".encode()
+                    chains.issued(who, record, log.append(record))
+                    await asyncio.sleep(pause)
+                    if number == 7:
+                        wrote.set()
+        except BookKeeperError as error:
+            simulation.history.note(who, "lost the log:", repr(error))
+
+    first = simulation.spawn_client("w", write, "w", 0.2)
+    await wrote.wait()
+    await simulation.spawn_client("r", write, "r", 0.05)
+    await first
+
+
 SCRIPTS: dict[str, tuple[Script, int]] = {
     "recovery reads without fencing": (late_add_meets_recovery, 4),
     "the invalid fragment": (change_of_ensemble_meets_recovery, 13),
+    "fencing only one of the last two ledgers": (log_is_taken_from_a_living_writer, 24),
 }
 
 
