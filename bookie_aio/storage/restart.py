@@ -209,6 +209,8 @@ class Restart:
             segment = await self._open_unsealed(segment_id, is_listed=row is not None)
             if segment is not None:
                 opened[segment_id] = segment
+                if row is not None and row.end:  # sealed, and its index is missing
+                    segment.end = row.end
         for segment in opened.values():
             await self._try_index(segment)
         unsealed = {one: segment for one, segment in opened.items() if segment.sealed is None}
@@ -326,7 +328,8 @@ class Restart:
             if named is not None and named[0] <= segment_id:
                 known = named[1] if named[0] == segment_id else form.DATA_OFFSET  # passed over, never used
             if known is None and segment.end > form.DATA_OFFSET:
-                known = segment.end  # an index whose head is good and whose pages are not
+                # By the checkpoint, or by an index whose head is good and whose pages are not.
+                known = segment.end
             assert segment.file is not None
             result = await replay_segment(segment.file, segment.header, proven_end=known, is_last=is_last)
             if result.previous is not None:

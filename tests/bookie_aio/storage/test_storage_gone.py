@@ -1,0 +1,78 @@
+"""Segments and indexes that go, or are made again, while somebody reads or a neighbour needs them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bookie_aio.storage.directory import index_name, segment_name
+from bookie_aio.wire.messages import Stop
+from tests.support.storage import SMALL, Store, make_block
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from bookie_aio.storage.segments import Source
+
+
+async def fill_segment(store: Store, ledger_id: int) -> int:
+    """Fill what is left of the current segment with a ledger's entries; gives how many."""
+    current = store.engine._journal.segment
+    first = store.engine.last_entry(ledger_id) + 1
+    entry = first
+    while store.engine._journal.room > 2000:
+        await store.add(make_block(ledger_id, entry, [bytes(1000)]))
+        entry += 1
+    assert store.engine._journal.segment is current
+    return entry - first
+
+
+async def test_an_index_is_rebuilt_although_the_segment_that_followed_was_given_up(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    counts = {}
+    for ledger_id in (1, 2, 3):
+        counts[ledger_id] = await fill_segment(store, ledger_id)
+        await store.add(make_block(ledger_id + 1, 0, [bytes(1500)]))  # this one takes the next segment
+    await store.settled()
+    await store.wait(lambda done: store.engine.append_tombstone(2, done))
+    await store.settled()
+    assert 2 not in store.engine._segments.by_id
+    await store.close()
+    assert (tmp_path / "b1" / segment_name(1)).stat().st_size == SMALL.segment_bytes
+    (tmp_path / "b1" / index_name(1)).unlink()
+    again = await Store.open(tmp_path / "b1")
+    assert not again.engine.is_all_damaged
+    assert (await again.read(1, 0, counts[1] - 1))[1] is Stop.END
+    await again.close()
+
+
+async def test_who_looked_into_an_index_before_it_was_made_again_looks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(tmp_path / "b1")
+    engine = store.engine
+    for entry in range(20):
+        for ledger_id in (1, 2, 3):
+            await store.add(make_block(ledger_id, entry, [bytes(500)]))
+    await fill_segment(store, 4)
+    await store.add(make_block(4, 1000, [bytes(1500)]))  # this one takes the next segment
+    await store.settled()
+    segment, find = engine._segments.by_id[1], engine._segments.find
+    found_before = []
+
+    async def find_then_rebuild(ledger_id: int, since: int, low: int, high: int) -> list[Source]:
+        found = await find(ledger_id, since, low, high)
+        if not found_before:
+            found_before.append(found)
+            # Without ledger 1 in the index, the numbers of the runs behind it are others.
+            await store.wait(lambda done: engine.append_tombstone(1, done))
+            assert await engine._tender.rebuild(segment)
+            assert segment.sealed is not None
+        return found
+
+    monkeypatch.setattr(engine._segments, "find", find_then_rebuild)
+    entries, stop, _ = await store.read(2, 0, 19)
+    assert (len(entries), stop) == (20, Stop.END)
+    assert not engine.is_damaged(2)
+    await store.close()
