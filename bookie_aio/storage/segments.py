@@ -37,7 +37,7 @@ class DamagedIndexError(CorruptRecordError):
 
 
 class SegmentGoneError(CorruptRecordError):
-    """The segment was given up while it was read. What counts of it lies elsewhere: look again."""
+    """The segment was given up while it was read, or its index rebuilt: look again."""
 
 
 class Source(NamedTuple):
@@ -64,13 +64,18 @@ class Source(NamedTuple):
             return self.runs.overlapping(low, high, count_max)
         assert self.sealed is not None
         try:
-            return await self.sealed.overlapping(
+            found = await self.sealed.overlapping(
                 self.run_start, self.run_count, self.widest, low, high, count_max
             )
         except CorruptRecordError as error:
             if self.segment.is_gone:
                 raise SegmentGoneError(str(error)) from error
             raise DamagedIndexError(self.segment, error) from error
+        if self.segment.sealed is not self.sealed:
+            # The index was rebuilt since, and what was read may be of the new one, where the runs of this
+            # ledger have other numbers.
+            raise SegmentGoneError(f"the index of segment {self.segment.segment_id} was rebuilt")
+        return found
 
 
 _lowest = attrgetter("lowest")
