@@ -59,10 +59,14 @@ class KeyValueStore:
                 self.position = client_aio.Position.parse(text)
 
     async def catch_up(self, *, follow: bool) -> None:
-        """Apply what the log has beyond this position."""
+        """Apply what the log has beyond this position.
+
+        With no snapshot that is all there ever was: not the log's beginning, which moves with the first one.
+        """
         while True:
+            start = self.position or client_aio.Position(0, 0)
             try:
-                async for record in self.client.read_log(LOG, self.position, follow=follow):
+                async for record in self.client.read_log(LOG, start, follow=follow):
                     if record.position != self.position:  # that one is in the data
                         self.apply(record.position, record.data)
                 return

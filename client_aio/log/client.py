@@ -112,7 +112,8 @@ class LogClient:
             NoSuchLogError: while iterating: there is no such log, or no longer.
             LogTruncatedError: while iterating: the records that come next have been truncated.
             DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
-                give a record intact. Reading may be tried again from its position.
+                give a record intact, or too few could tell where the log ends. Reading may be tried again
+                from its position.
         """
         return records_of(self.read_log_batches(name, start, follow=follow, password=password))
 

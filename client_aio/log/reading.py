@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from client_aio.core.logs import LogCursor, Step, check_begun, row_at_time
 from client_aio.entries import EntryBatch
-from client_aio.log.opening import ask_lac, open_row
+from client_aio.log.opening import open_row
 from client_aio.log.records import LogBatch, LogBatchStream, RecordStream
 from metadata.errors import (
+    BookieUnavailableError,
     BookKeeperError,
     InvalidArgumentError,
     MetadataUnavailableError,
@@ -76,6 +77,7 @@ class LogReading:
         self._follow = follow
         self._password = password
         self._ahead: tuple[int, asyncio.Task[LedgerReader]] | None = None
+        self._doubt: BookieUnavailableError | None = None  # whether the ledger behind the end has a record
 
     async def batches(self) -> LogBatchStream:
         """Give the records, in batches."""
@@ -101,6 +103,8 @@ class LogReading:
                         cursor.given(step.row, batch.last_entry_id)
                         yield batch
                 if cursor.at.ledger_id == step.row.id:
+                    if self._doubt is not None:
+                        raise self._doubt
                     return  # The end, as it is now.
         finally:
             if self._ahead is not None:
@@ -139,7 +143,7 @@ class LogReading:
         rows = head.newest
         for row in reversed(rows[-2:]):
             reader = await self._open(row)
-            await ask_lac(reader)
+            await reader.read_last_add_confirmed()
             if reader.is_closed or reader.last_add_confirmed >= 0 or row is rows[-2:][0]:
                 # An empty one behind one that may still grow is not where the log ends.
                 return Position(row.id, reader.last_add_confirmed + 1)
@@ -195,8 +199,6 @@ class LogReading:
             if step.is_last and reader.is_closed:
                 await self._learn(cursor)  # A complete ledger: there may be another by now.
             self._open_ahead(cursor.after(row))
-            if not reader.is_closed and not self._follow:
-                await ask_lac(reader)
             source = self._source(reader, cursor, row, step.first_entry)
             async with contextlib.aclosing(source) as batches:
                 async for batch in batches:
@@ -212,8 +214,10 @@ class LogReading:
     async def _source(
         self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int
     ) -> AsyncGenerator[EntryBatch, None]:
+        is_complete = reader.is_closed or await self._is_overtaken(cursor, row)
+        if not is_complete and not self._follow:
+            await reader.read_last_add_confirmed()  # What nobody can tell is not where the log ends.
         following, is_closed = first, reader.is_closed
-        is_complete = is_closed or await self._is_overtaken(cursor, row)
         if self._follow and not is_complete:
             batches = reader.tail_batches(first)
         else:
@@ -239,9 +243,14 @@ class LogReading:
         if following is None:
             return False
         reader = await self._open(following)
-        if not reader.is_closed:
-            await ask_lac(reader)
-        return reader.last_add_confirmed >= 0
+        try:
+            return await reader.read_last_add_confirmed() >= 0
+        except BookieUnavailableError as error:
+            if reader.last_add_confirmed >= 0:
+                return True
+            logger.warning("ledger=%d its LAC is not known for now: %s", reader.ledger_id, error)
+            self._doubt = error
+            return False
 
     async def _open(self, row: LogRow) -> LedgerReader:
         return await open_row(self._context, row, self._password)

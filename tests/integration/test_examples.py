@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import client_aio
 from benchmarks.processes import Child
+from examples.kv_store import KeyValueStore
 from tests.support.cluster import Cluster
 from tests.support.zookeeper import find_java
 
@@ -102,3 +104,15 @@ async def test_consumers_go_on_at_their_saved_positions(cluster: Cluster, tmp_pa
     assert "EQUAL: both have seen every record once" in printed
     assert printed.count("1,000 records") == 2
     assert "killed consumer 2" in printed
+
+
+async def test_a_standby_that_started_before_the_first_snapshot_lacks_nothing(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        primary, standby = KeyValueStore(client), KeyValueStore(client)
+        await standby.restore()  # there is none yet
+        async with client.open_log("kv") as primary.log:
+            await primary.put("key", "value")
+            await primary.snapshot()
+            await primary.put("other", "value")
+        await standby.catch_up(follow=False)
+        assert standby.data == primary.data

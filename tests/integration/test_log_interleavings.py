@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
-from client_aio import LogFencedError, NotEnoughBookiesError, Outcome
+from client_aio import BookieUnavailableError, LogFencedError, NotEnoughBookiesError, Outcome
 from client_aio.log.reading import LogReading, records_of
 from metadata.errors import MetadataUnavailableError
 from metadata.ids import ledger_key
@@ -130,6 +130,23 @@ async def test_a_start_is_looked_for_again_when_the_log_is_truncated_meanwhile(c
         reading = LogReading(client._context, cut, 10**9, follow=False, password=b"")
         found = [record.data async for record in records_of(reading.batches())]
         assert (cut.is_cut, found) == (True, [b"3"])
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+async def test_a_log_whose_end_nobody_can_tell_does_not_end_early(cluster: Cluster, is_ahead: bool) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("a")
+        await log.append(b"1")
+        if is_ahead:
+            await log.roll()
+            await log.append(b"2")
+        await log.abort()
+        for bookie_id in ("b1", "b2", "b3"):
+            await cluster[bookie_id].kill()
+        with pytest.raises(BookieUnavailableError):
+            await contents(client)
+        with pytest.raises(BookieUnavailableError):
+            await anext(client.read_log("a", "end"))
 
 
 async def test_a_reader_does_not_go_past_a_ledger_that_may_still_grow(cluster: Cluster) -> None:
