@@ -28,7 +28,7 @@ import numpy
 import pyarrow
 import pyarrow.ipc
 
-from client_aio.spark.jsonrows import from_json_value, to_json_value
+from client_aio.spark.jsonrows import from_json_rows, from_json_value, to_json_rows
 from metadata.errors import BookKeeperError, EntryTooLargeError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -106,14 +106,7 @@ def make_encoder(
         return check(squeeze(entries), "row")
 
     def rows(batch: pyarrow.RecordBatch) -> list[bytes]:
-        names, types = batch.schema.names, batch.schema.types
-        columns = [
-            [to_json_value(cell, kind) for cell in column.to_pylist()]
-            for column, kind in zip(batch.columns, types, strict=True)
-        ]
-        encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-        entries = [encode(dict(zip(names, row, strict=True))).encode() for row in zip(*columns, strict=True)]
-        return check(squeeze(entries), "row")
+        return check(squeeze(to_json_rows(batch)), "row")
 
     def arrow(batch: pyarrow.RecordBatch) -> list[bytes]:
         assert format_.schema is not None
@@ -261,6 +254,11 @@ def _from_json(
     errors: dict[int, str],
     fail: Callable[[int, object], None],
 ) -> Decoded:
+    if not errors:
+        whole = bytes(buffer)
+        arrays = from_json_rows(schema, [whole[start:end] for start, end in pairwise(offsets)])
+        if arrays is not None:
+            return Decoded(arrays, len(offsets) - 1)
     columns: list[list[Any]] = [[] for _ in schema]
     fields = list(zip(schema.names, schema.types, columns, strict=True))
     for place, (start, end) in enumerate(pairwise(offsets)):

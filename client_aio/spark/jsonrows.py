@@ -1,8 +1,10 @@
-"""A cell of a row as JSON and back, by its Arrow type. Pure.
+"""Rows as JSON and back, by the Arrow types of their columns. Pure.
 
 What JSON has itself stays as it is (numbers, strings, true and false, null, lists; a struct is an object).
 The rest travels as strings: ISO 8601 dates and times, Base64 for bytes, decimals, and durations in
 microseconds. A map is a list of [key, value], since its keys need not be strings.
+
+Columns of plain types are turned into text, and back, as a whole; other cells one by one, to the same text.
 """
 
 from __future__ import annotations
@@ -10,10 +12,83 @@ from __future__ import annotations
 import base64
 import datetime
 import decimal
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
+import pyarrow.compute as compute
 import pyarrow.types as kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_encode_flat = json.JSONEncoder(ensure_ascii=False, separators=("\0", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_NEEDS_ESCAPE = r'["\\\x00-\x1f]'
+
+
+def to_json_rows(batch: pyarrow.RecordBatch) -> list[bytes]:
+    """Give each row of a batch as an object, in UTF-8."""
+    if not batch.num_rows:
+        return []
+    parts: list[Any] = []
+    for number, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+        parts += [("{" if not number else ",") + _encode(name) + ":", _texts(column)]
+    joined = compute.binary_join_element_wise(*parts, "}", "")
+    rows: list[bytes] = joined.cast(pyarrow.binary()).to_numpy(zero_copy_only=False).tolist()
+    return rows
+
+
+def _texts(column: pyarrow.Array) -> pyarrow.Array:
+    """Give the cells of a column as JSON."""
+    kind = column.type
+    if kinds.is_integer(kind) or kinds.is_boolean(kind):
+        return column.cast(pyarrow.string()).fill_null("null")
+    if kinds.is_string(kind) and not _needs_escape(column):
+        return compute.binary_join_element_wise('"', column, '"', "").fill_null("null")
+    values = [to_json_value(cell, kind) for cell in column.to_pylist()]
+    # In one go where it can be: no JSON has a zero byte, since strings have it escaped.
+    is_flat = not kinds.is_nested(kind)
+    texts = _encode_flat(values)[1:-1].split("\0") if is_flat else list(map(_encode, values))
+    return pyarrow.array(texts, pyarrow.string())
+
+
+def _needs_escape(column: pyarrow.Array) -> bool:
+    found: bool = compute.any(compute.match_substring_regex(column, _NEEDS_ESCAPE)).as_py()
+    return found
+
+
+def from_json_rows(schema: pyarrow.Schema, entries: Sequence[bytes]) -> list[pyarrow.Array] | None:
+    """Give the columns of rows that are all as they should be; None where one is not, or may not be.
+
+    Where it is None, whoever asked decodes row by row, and can tell which row it is.
+    """
+    decode = json.JSONDecoder().decode
+    try:
+        documents = [decode(entry.decode()) for entry in entries]
+        if not all(type(document) is dict for document in documents):
+            return None
+        return [
+            pyarrow.array(
+                _cells([document.get(field.name) for document in documents], field.type), field.type
+            )
+            for field in schema
+        ]
+    except (ValueError, TypeError, ArithmeticError, RecursionError):
+        return None
+
+
+def _cells(values: list[Any], kind: pyarrow.DataType) -> list[Any]:
+    """Give the cells of a column; those that JSON has itself need no look at each."""
+    found = set(map(type, values)) - {type(None)}
+    if (
+        (kinds.is_string(kind) and found <= {str})
+        or (kinds.is_integer(kind) and found <= {int})  # Arrow sees to the range
+        or (kinds.is_floating(kind) and found <= {float})
+        or (kinds.is_boolean(kind) and found <= {bool})
+    ):
+        return values
+    return [from_json_value(value, kind) for value in values]
 
 
 def to_json_value(cell: Any, kind: pyarrow.DataType) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 import math
 from itertools import accumulate
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client_aio.spark.encoding import Format, UndecodableEntryError, decode, make_encoder
+from client_aio.spark.jsonrows import to_json_value
 from metadata.errors import EntryTooLargeError, InvalidArgumentError
 
 LIMIT = 4 * 1024 * 1024
@@ -83,6 +85,11 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
+ROWS = pyarrow.schema([("a", pyarrow.int32()), ("b", pyarrow.string())])
+TEXT = pyarrow.schema([("b", pyarrow.string())])
+GOOD = b'{"a":1,"b":"x"}'
+
+
 @given(
     batches(),
     st.sampled_from(["json", "arrow"]),
@@ -107,6 +114,41 @@ def test_rows_come_back_equal(
     for column, original in zip(decoded.columns, batch.columns, strict=True):
         assert column.type == original.type
         assert same(column.to_pylist(), original.to_pylist())
+
+
+@given(batches())
+@settings(deadline=None)
+def test_json_has_the_text_that_the_standard_library_writes(batch: pyarrow.RecordBatch) -> None:
+    entries = make_encoder(Format("json"), entry_bytes=1, entry_bytes_max=LIMIT)(batch)
+    kinds = dict(zip(batch.schema.names, batch.schema.types, strict=True))
+    ought = [
+        json.dumps(
+            {name: to_json_value(cell, kinds[name]) for name, cell in row.items()},
+            ensure_ascii=False, separators=(",", ":"),
+        ).encode()
+        for row in batch.to_pylist()
+    ]  # fmt: skip
+    assert entries == ought
+
+
+def test_json_of_each_character_is_what_the_standard_library_writes() -> None:
+    texts = [chr(code) for code in range(0x180)] + ["\u2028", "\U0001f600", None]
+    entries = []
+    for text in texts:  # a batch for each: one that needs no escape is written in another way
+        batch = pyarrow.RecordBatch.from_arrays([pyarrow.array([text], pyarrow.string())], schema=TEXT)
+        entries += make_encoder(Format("json"), entry_bytes=1, entry_bytes_max=LIMIT)(batch)
+    assert entries == [
+        json.dumps({"b": text}, ensure_ascii=False, separators=(",", ":")).encode() for text in texts
+    ]
+
+
+@pytest.mark.parametrize(
+    "bad", [[b'{"a":1,"b":"x"', b'"c":"y"}'], [b'{"a":[', b"]}"], [b'{"a":1.0}'], [b'{"a":true}'], [b"[]"]]
+)
+def test_json_is_read_entry_by_entry_and_strictly(bad: list[bytes]) -> None:
+    decoded = decode(Format("json", schema=ROWS), *as_run([*bad, GOOD]), is_permissive=True)
+    assert list(decoded.errors) == list(range(len(bad)))
+    assert decoded.columns[0].to_pylist() == [None] * len(bad) + [1]
 
 
 @given(st.lists(st.binary(max_size=40)), st.sampled_from(["none", "zstd", "lz4"]), st.data())
@@ -142,10 +184,6 @@ def test_a_row_above_the_limit_is_refused_and_named(encoding: str) -> None:
     encode = make_encoder(Format(encoding, schema=schema), entry_bytes=100, entry_bytes_max=1000, value="v")
     with pytest.raises(EntryTooLargeError, match="row 1 of a batch"):
         encode(batch)
-
-
-ROWS = pyarrow.schema([("a", pyarrow.int32()), ("b", pyarrow.string())])
-GOOD = b'{"a":1,"b":"x"}'
 
 
 @pytest.mark.parametrize(
