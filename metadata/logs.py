@@ -178,6 +178,10 @@ class LogList:
                 return found
         return found + head.newest
 
+    async def lists_row(self, head: LogHead, row_id: int) -> bool:
+        """Tell whether the list has a row of this id, in the head or in a page; raises as `rows` does."""
+        return any(row.id == row_id for row in await self.rows_around(head, row_id))
+
     async def rows_at_page(self, head: LogHead, number: int) -> list[LogRow]:
         """Read the rows of a page by its place, those in the head where it lies behind all pages."""
         if number >= len(head.rows.pages):

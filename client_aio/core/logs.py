@@ -55,7 +55,7 @@ class Listing:
 
     def __init__(self, change: Callable[[LogHead], LogHead], row_id: int | None) -> None:
         self._change = change
-        self._row_id = row_id
+        self.row_id = row_id
         self._is_first = True
 
     def apply(self, head: LogHead) -> LogHead | None:
@@ -66,8 +66,11 @@ class Listing:
         return self._change(head)
 
     def is_met_by(self, head: LogHead) -> bool:
-        """Tell whether the append has happened after all, before what others made of the list."""
-        return self._row_id is not None and head.lists(self._row_id)
+        """Tell whether the append has happened after all, before what others made of the list.
+
+        As far as the head tells: behind many others the row is in a page by then.
+        """
+        return self.row_id is not None and head.lists(self.row_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

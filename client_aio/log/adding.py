@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from client_aio.core.logs import Listing
+from client_aio.log.listing import is_met
 from client_aio.log.taking_over import recovered
 from client_aio.log.truncating import ensure_log, finish_dropping
 from metadata.errors import BookKeeperError, InvalidArgumentError
@@ -109,7 +110,7 @@ async def add_to_log(
         await _check_closed(context, addition.ledger_ids)
         listing = Listing(partial(addition.change, rows=rows), rows[-1].id if rows else None)
         changed = await lists.change_now(head, version, listing.apply)
-        if changed.is_done or listing.is_met_by(changed.head):
+        if changed.is_done or await is_met(lists, listing, changed.head):
             if addition.replace:
                 await _finish(context, lists, changed, password)
             return AddedToLog(False, tuple(rows))

@@ -1,4 +1,4 @@
-"""What a log looks like from outside: a view of its list that changes no more."""
+"""What a log's list says: a view of it that changes no more, and whether it holds a row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from metadata.errors import NoSuchKeyError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from metadata.log import LogRow, Position
+    from client_aio.core.logs import Listing
+    from metadata.log import LogHead, LogRow, Position
     from metadata.logs import LogList
 
 
@@ -42,3 +43,16 @@ async def read_log_metadata(lists: LogList) -> LogMetadata:
         return LogMetadata(
             lists.name, head.created_ms, tuple(rows), head.begins_at, head.custom, dict(head.transactions)
         )
+
+
+async def is_met(lists: LogList, listing: Listing, head: LogHead) -> bool:
+    """Tell whether an append to the list has happened after all; a ledger that is listed is not discarded."""
+    if listing.row_id is None or listing.is_met_by(head):
+        return listing.row_id is not None
+    while True:
+        try:
+            return await lists.lists_row(head, listing.row_id)
+        except NoSuchKeyError:  # the page is gone: the list has changed since, or is damaged
+            before, (head, _) = head, await lists.read(sync=True)
+            if head == before:
+                raise

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from client_aio.core.logs import Listing
 from client_aio.creating import create_ledger
 from client_aio.log.ledger import LogLedger
+from client_aio.log.listing import is_met
 from client_aio.log.taking_over import discard
 from metadata.errors import BookKeeperError, MetadataUnavailableError, NoSuchLogError
 from metadata.log import LogRow
@@ -232,6 +233,7 @@ class Roller:
             listing = Listing(lambda head: head.append([row]), row.id)
             try:
                 changed = await self._lists.change_now(self._head, self._version, listing.apply)
+                is_listed = changed.is_done or await is_met(self._lists, listing, changed.head)
             except MetadataUnavailableError as error:
                 # Unknown: it may be listed, now or later. It is tried again from the same version.
                 logger.warning("log=%s ledger=%d is not listed yet: %s", self._lists.name, row.id, error)
@@ -242,7 +244,7 @@ class Roller:
                 raise current.lost(str(error)) from error
             break
         self._head, self._version = changed.head, changed.version
-        if changed.is_done or listing.is_met_by(changed.head):
+        if is_listed:
             return True
         if changed.head.rows.last_key == current.ledger_id:
             return False

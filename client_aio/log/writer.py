@@ -21,6 +21,7 @@ from client_aio.creating import create_ledger
 from client_aio.failing import fail_all
 from client_aio.leaving import ClosedOnLeaving
 from client_aio.log.ledger import TAG, LogLedger
+from client_aio.log.listing import is_met
 from client_aio.log.rolling import Roller
 from client_aio.log.taking_over import discard, recovered
 from client_aio.log.truncating import ensure_log
@@ -101,10 +102,11 @@ class LogWriter(ClosedOnLeaving):
         listing = Listing(lambda found: found.append([row]).with_custom(self._custom), row.id)
         try:
             changed = await lists.change_now(head, version, listing.apply)
+            is_listed = changed.is_done or await is_met(lists, listing, changed.head)
         except BaseException:
             await ledger.abort()  # It may be listed, now or later.
             raise
-        if not changed.is_done and not listing.is_met_by(changed.head):
+        if not is_listed:
             await discard(context, ledger, self._settings.password)
             return False
         self._opened = ledger

@@ -213,6 +213,35 @@ async def test_an_append_to_the_list_whose_answer_is_lost_is_settled(cluster: Cl
         assert await contents(client) == [b"1", b"2"]
 
 
+async def test_a_ledger_that_was_listed_after_all_is_not_deleted_though_its_row_is_in_a_page_by_now(
+    cluster: Cluster,
+) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("writer") as writing,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        log = await writing.open_log("a")
+        await log.append(b"1")
+        listed: list[int] = []
+
+        async def land_and_lose(key: str) -> None:
+            if key != "logs/a" or listed:
+                return
+            listed.append(max([each async for each in client.list_ledgers()]))
+            ids = [listed[0], *[await client._context.ledgers.allocate_id() for _ in range(900)]]
+            rows = [LogRow(each, each, 10**12) for each in sorted(ids)]
+            lists = client._lists("a")
+            await lists.change_now(*await lists.read(), lambda head: head.append(rows))
+            raise MetadataUnavailableError("the answer was lost")
+
+        links.store("writer").before_compare_and_set = land_and_lose
+        await log.roll()
+        assert (await client.log_metadata("a")).rows[1].ledger_id == listed[0]
+        assert await client.ledger_metadata(listed[0])
+        await log.abort()
+
+
 async def test_a_roll_that_meets_another_writer_ends_the_writer_and_leaves_nothing_over(
     cluster: Cluster,
 ) -> None:
