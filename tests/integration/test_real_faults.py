@@ -20,9 +20,9 @@ from benchmarks.crash_recovery import Run, check, recover
 from benchmarks.crash_writer import Writer, payload
 from bookie_aio.wire.messages import Stop
 from tests.support.cluster import BookieProcess, Cluster
-from tests.support.realfaults import WAIT_S, acknowledged, exit_code_of, registered
+from tests.support.realfaults import WAIT_S, exit_code_of, registered, replaced
 from tests.support.replicas import stop_of, stored
-from tests.support.strace import injecting, needs_strace, starting_under
+from tests.support.strace import injecting, starting_under
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,11 +31,6 @@ IN_FLIGHT = 200
 ENTRIES = 2000
 FAILURE = 1
 KILLED = -9
-
-
-@pytest.fixture(autouse=True)
-def _strace() -> None:
-    needs_strace()
 
 
 def one_small_bookie(directory: Path) -> Cluster:
@@ -154,8 +149,7 @@ async def test_a_writer_goes_on_when_the_disk_of_a_bookie_fails(tmp_path: Path) 
             writer = Writer(ledger, 4, IN_FLIGHT)
             writing = asyncio.create_task(writer.run())
             assert await exit_code_of(victim) == FAILURE
-        await acknowledged(writer, writer.acknowledged + 2 * IN_FLIGHT)
-        assert victim.bookie_id not in ledger.metadata.last_fragment.bookies
+        await replaced(ledger, writer, victim.bookie_id)
         await victim.start()
         run = Run(4, ledger.ledger_id, 0, 0)
         await recover(cluster.uri, run, 1)  # which fences the writer
@@ -175,8 +169,7 @@ async def test_a_bookie_that_cannot_reserve_space_is_read_only_until_it_can(tmp_
             writer = Writer(ledger, 5, IN_FLIGHT)
             writing = asyncio.create_task(writer.run())
             await registered(client, victim, writable=False)
-            await acknowledged(writer, writer.acknowledged + 2 * IN_FLIGHT)
-            assert victim not in ledger.metadata.last_fragment.bookies
+            await replaced(ledger, writer, victim)
             assert await stop_of(client, victim, ledger.ledger_id, 0) is Stop.END
             run = Run(5, ledger.ledger_id, 0, 0)
             await recover(cluster.uri, run, 1)
@@ -276,13 +269,13 @@ async def test_bits_that_flip_under_a_running_bookie_are_never_served(tmp_path: 
         (segment,) = (
             path for path in victim.directory.glob("*.segment") if path.with_suffix(".index").exists()
         )
-        flip_at_random(segment, 30, rng)
-        flip_at_random(segment.with_suffix(".index"), 30, rng)
-        found = await stored(client, victim.bookie_id, ledger.ledger_id, range(ENTRIES))
-        assert found.items()
-        for entry_id in range(ENTRIES):
-            if entry_id in found:
-                assert found[entry_id].payload == payload(7, entry_id)
-            else:
-                assert await stop_of(client, victim.bookie_id, ledger.ledger_id, entry_id) is Stop.UNKNOWN
-        await check(cluster.uri, Run(7, ledger.ledger_id, ENTRIES, ENTRIES, kept=ENTRIES))
+        for path in (segment, segment.with_suffix(".index")):  # which is rebuilt, from a damaged segment
+            flip_at_random(path, 30, rng)
+            found = await stored(client, victim.bookie_id, ledger.ledger_id, range(ENTRIES))
+            assert found
+            for entry_id in range(ENTRIES):
+                if entry_id in found:
+                    assert found[entry_id].payload == payload(7, entry_id)
+                else:
+                    assert await stop_of(client, victim.bookie_id, ledger.ledger_id, entry_id) is Stop.UNKNOWN
+            await check(cluster.uri, Run(7, ledger.ledger_id, ENTRIES, ENTRIES, kept=ENTRIES))

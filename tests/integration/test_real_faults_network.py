@@ -15,7 +15,7 @@ from benchmarks.processes import Child
 from client_aio import LedgerState
 from tests.support.cluster import Cluster
 from tests.support.netns import HERE, Network, needs_networks
-from tests.support.realfaults import WAIT_S, acknowledged
+from tests.support.realfaults import WAIT_S, acknowledged, replaced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,9 +55,7 @@ async def test_a_bookie_behind_half_a_link(hears: bool, tmp_path: Path) -> None:
 
             lost = (victim, HERE) if hears else (HERE, victim)
             await network.drop(*lost)
-            while victim in ledger.metadata.last_fragment.bookies:
-                await acknowledged(writer, writer.acknowledged + IN_FLIGHT)
-            await acknowledged(writer, writer.acknowledged + 2 * IN_FLIGHT)
+            await replaced(ledger, writer, victim)
 
             await recover_from(network, cluster, ledger.ledger_id, tmp_path / "recoverer.log")
             await asyncio.wait_for(writing, WAIT_S)

@@ -13,7 +13,7 @@ from benchmarks.crash_writer import Writer
 from bookie_aio.wire.messages import Stop
 from tests.support.cluster import Cluster
 from tests.support.mounts import needs_mounts, small_disk
-from tests.support.realfaults import WAIT_S, acknowledged, registered
+from tests.support.realfaults import WAIT_S, registered, replaced
 from tests.support.replicas import stop_of
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ async def test_a_bookie_on_a_full_disk_serves_and_fences_and_comes_back(tmp_path
         small_disk(victim.directory, megabytes=14) as victim.prefix,
         cluster,
         client_aio.connect(cluster.uri) as client,
+        client_aio.connect(cluster.uri, explicit_lac_delay_s=60) as reticent,
     ):
-        abandoned = await ledger_on_victim(client)
+        abandoned = await ledger_on_victim(reticent)  # the LAC is behind: there is something to recover
         lost_writer = Writer(abandoned, 1, IN_FLIGHT)
         await asyncio.wait_for(lost_writer.run(300), WAIT_S)
 
@@ -51,8 +52,7 @@ async def test_a_bookie_on_a_full_disk_serves_and_fences_and_comes_back(tmp_path
         writing = asyncio.create_task(writer.run(20_000))
         await registered(client, VICTIM, writable=False)
         assert "bookie is read-only: no space left" in victim.log.read_text()
-        await acknowledged(writer, writer.acknowledged + 2 * IN_FLIGHT)
-        assert VICTIM not in filler.metadata.last_fragment.bookies
+        await replaced(filler, writer, VICTIM)
         assert await stop_of(client, VICTIM, filler.ledger_id, 0) is Stop.END
 
         # With one other bookie left, a recovery needs a fence of the full one, and recovery adds on it.

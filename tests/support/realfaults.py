@@ -28,6 +28,14 @@ async def acknowledged(writer: Writer, entry_id: int) -> None:
     assert writer.acknowledged >= entry_id, f"the writer failed: {writer.failure!r}"
 
 
+async def replaced(ledger: client_aio.LedgerWriter, writer: Writer, bookie_id: str) -> None:
+    """Wait until the bookie is out of the ensemble, which must not stop the writer."""
+    async with asyncio.timeout(WAIT_S):
+        while bookie_id in ledger.metadata.last_fragment.bookies:
+            await acknowledged(writer, writer.acknowledged + 1)
+    await acknowledged(writer, writer.acknowledged + 500)
+
+
 async def exit_code_of(bookie: BookieProcess) -> int:
     """Wait for a bookie to end by itself."""
     assert bookie.child is not None

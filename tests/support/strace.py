@@ -9,7 +9,7 @@ never happened, as for a real EIO, and a signal comes at the call's entry. Only 
 bookie's directory count; the embedded metadata store, which makes the same calls, is left alone.
 `starting_under` has a bookie traced from its first instruction on instead.
 
-Needs strace, and a machine that lets one trace other processes: `needs_strace` skips a test elsewhere.
+Needs strace, and a machine that lets one trace other processes; a test that comes to it elsewhere is skipped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _obstacle() -> str:
     return "" if probe.returncode == 0 else f"strace cannot inject faults here: {probe.stderr.strip()}"
 
 
-def needs_strace() -> None:
+def _needs_strace() -> None:
     """Skip the test where faults cannot be injected."""
     if reason := _obstacle():
         pytest.skip(reason)
@@ -91,6 +91,7 @@ async def injecting(bookie: BookieProcess, *faults: str, watched: str = "") -> A
         faults: each for one call, or for several with commas between them.
         watched: names of further calls that are recorded only.
     """
+    _needs_strace()
     record = bookie.log.with_suffix(".strace")
     record.unlink(missing_ok=True)
     process = await asyncio.create_subprocess_exec(
@@ -118,5 +119,6 @@ async def injecting(bookie: BookieProcess, *faults: str, watched: str = "") -> A
 
 def starting_under(bookie: BookieProcess, *faults: str) -> list[str]:
     """Give the command to put before a bookie's own, so that calls fail, or kill it, from its start on."""
+    _needs_strace()
     record = bookie.log.with_suffix(".strace")
     return ["strace", "-D", *_arguments(bookie.directory, record, faults)]
