@@ -207,7 +207,7 @@ class Reader:
             data = await self._bytes(found, 0, total)
             block = _parse(found, self._ledger_id, data)
             if not block.payload_is_intact():
-                raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id}: its payload")
+                raise _damaged(found, "its payload")
             self._buffers.append(data)
             self._bytes_left -= total
             return wanted
@@ -239,7 +239,7 @@ class Reader:
             # an entry, which is for readers to find, and no reason to mark the ledger.
             whole = _parse(found, self._ledger_id, await _read(found, 0, run.head_bytes + run.payload_bytes))
             if not whole.payload_is_intact():
-                raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id}: its entries")
+                raise _damaged(found, "its entries")
         self._buffers += (block.cut_head(start, stop), payload)
         self._bytes_left -= sizes[fitting]
         return fitting
@@ -259,15 +259,22 @@ def _joined(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return ranges
 
 
+def _damaged(found: Found, what: str) -> CorruptRecordError:
+    """Give the error for bytes that do not hold.
+
+    Those of a segment that was given up may be another one's by now, in the file that both had.
+    """
+    kind = SegmentGoneError if found.segment.is_gone else DamagedBlockError
+    return kind(f"block at {found.run.offset} of segment {found.segment_id}: {what}")
+
+
 async def _read(found: Found, at: int, size: int) -> Buffer:
     try:
         data = await found.segment.read(found.run.offset + at, size)
     except (DiskFailedError, FileNotFoundError) as error:
-        if found.segment.is_gone:
-            raise SegmentGoneError(str(error)) from error
-        raise DamagedBlockError(str(error)) from error
+        raise _damaged(found, str(error)) from error
     if len(data) != size:
-        raise DamagedBlockError(f"segment {found.segment_id} ends before its block at {found.run.offset}")
+        raise _damaged(found, "the segment ends before")
     return data
 
 
@@ -277,10 +284,10 @@ def _parse(found: Found, ledger_id: int, data: Buffer) -> Block:
     try:
         block = Block.parse_head(memoryview(data))
     except MalformedFrameError as error:
-        raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id}: {error}") from error
+        raise _damaged(found, str(error)) from error
     is_ = (block.ledger_id, block.first_entry, block.content_term, block.count, block.stride)
     if is_ != (ledger_id, run.first, run.content_term, run.entries, run.stride):
-        raise DamagedBlockError(f"block at {run.offset} of segment {found.segment_id} is another one")
+        raise _damaged(found, "is another one")
     return block
 
 
@@ -319,7 +326,7 @@ async def read_block(found: Found, ledger_id: int, data: Buffer = b"") -> Block:
         data = await _read(found, 0, size)
     block = _parse(found, ledger_id, data)
     if not block.payload_is_intact():
-        raise DamagedBlockError(f"block at {found.run.offset} of segment {found.segment_id}: its payload")
+        raise _damaged(found, "its payload")
     return block
 
 

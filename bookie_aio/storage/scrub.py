@@ -88,8 +88,8 @@ class Scrubber:
         for segment in self._segments.sealed():
             try:
                 await self._scrub_segment(segment)
-            except SegmentGoneError:
-                continue
+            except CorruptRecordError:
+                continue  # given up meanwhile, or its index has failed since: for the next pass
         self.passes += 1
 
     async def _scrub_segment(self, segment: Segment) -> None:
@@ -103,6 +103,7 @@ class Scrubber:
                 await self._tender.rebuild(segment)
             return  # the rebuilding has read all of it
         gaps: list[Gap] = []
+        failed: dict[int, int] = {}  # the last entry of a ledger in blocks that fail
         try:
             file = await segment.shelf.borrow(segment.path)
         except FileNotFoundError:
@@ -116,34 +117,43 @@ class Scrubber:
                     for number in sorted(group.damaged):
                         row = group.rows[number]
                         if row.kind == KIND_BLOCK:
-                            await self._lose(segment, row.ledger_id)
+                            last = row.first + (row.entries - 1) * row.stride
+                            failed[row.ledger_id] = max(last, failed.get(row.ledger_id, 0))
                     await self._keep_pace(segment, group.header.total_bytes)
             finally:
                 segment.shelf.give_back(segment.path)
+        # Not before: a mark may wait for the next segment, that one for the checkpoint, and the checkpoint
+        # for a segment to be given up, which nobody may be reading then.
+        for ledger_id, last in failed.items():
+            await self._lose(segment, ledger_id, last)
         for gap in gaps:
             await self._check_blocks(segment, gap)
 
     async def _check_blocks(self, segment: Segment, gap: Gap) -> None:
         """Check the blocks in a gap one by one."""
-        if segment.sealed is None:
+        sealed = segment.sealed
+        if sealed is None:
             return
-        for row in await segment.sealed.ledgers():
+        for row in await sealed.ledgers():
             where = (row.run_start, row.run_count, row.widest)
-            runs = await segment.sealed.overlapping(*where, 0, ENTRY_ID_MAX, _RUNS_MAX)
+            runs = await sealed.overlapping(*where, 0, ENTRY_ID_MAX, _RUNS_MAX)
+            if segment.sealed is not sealed:
+                return  # the index was rebuilt meanwhile, and all of the segment read for that
             for run in runs:
                 if gap.start <= run.offset < gap.end:
                     try:
                         found = Found(run.content_term, segment.segment_id, run.offset, run, segment)
                         await read_block(found, row.ledger_id)
                     except DamagedBlockError:
-                        await self._lose(segment, row.ledger_id)
+                        await self._lose(segment, row.ledger_id, row.highest)
                         break
             await self._keep_pace(segment, row.size)
 
-    async def _lose(self, segment: Segment, ledger_id: int) -> None:
+    async def _lose(self, segment: Segment, ledger_id: int, last: int) -> None:
+        """Mark a ledger of which something fails, up to the entry `last`, if that counts."""
         state = self._ledgers.get(ledger_id)
-        if state is None or state.since > segment.segment_id or state.is_damaged:
-            return  # deleted, forgotten, or known
+        if state is None or state.since > segment.segment_id or last < state.first or state.is_damaged:
+            return  # deleted, forgotten, trimmed, or known
         self.damaged += 1
         error = DiskFailedError(f"the scrubber found damage in segment {segment.segment_id}")
         await self._lookup.mark(ledger_id, error)

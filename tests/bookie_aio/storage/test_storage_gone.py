@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+import pytest
+
 from bookie_aio.storage.directory import index_name, segment_name
+from bookie_aio.storage.disk import RealDisk
+from bookie_aio.storage.reader import gather, read_block
+from bookie_aio.storage.segments import SegmentGoneError
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, Store, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from bookie_aio.storage.segments import Source
 
@@ -75,4 +79,40 @@ async def test_who_looked_into_an_index_before_it_was_made_again_looks_again(
     entries, stop, _ = await store.read(2, 0, 19)
     assert (len(entries), stop) == (20, Stop.END)
     assert not engine.is_damaged(2)
+    await store.close()
+
+
+async def test_a_reader_that_comes_late_does_not_take_a_file_used_again_for_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = RealDisk()
+    store = await Store.open(tmp_path / "b1", disk=disk)
+    engine = store.engine
+    for entry in range(5):
+        await store.add(make_block(1, entry, [b"kept" * 100]))
+    await fill_segment(store, 2)
+    await store.add(make_block(3, 0, [bytes(1500)]))  # this one takes the next segment
+    await store.settled()
+    segment = engine._segments.by_id[1]
+    (found, *_), _ = await gather(await engine._lookup.sources(1, 0, 4), 0, 4, 256)
+    assert found.segment is segment
+    late, unlink = [], disk.unlink
+
+    async def unlink_and_read(path: str) -> None:
+        await unlink(path)
+        if path == segment.index_path:  # its file was closed, and is not renamed yet
+            late.append(await read_block(found, 1))
+
+    monkeypatch.setattr(disk, "unlink", unlink_and_read)
+    await store.wait(lambda done: engine.append_tombstone(2, done))
+    await store.settled()
+    assert segment.is_gone
+    assert len(late) == 1
+    while engine._journal.segment.is_reused is False or engine._journal.room > 10_000:
+        await store.add(make_block(3, engine.last_entry(3) + 1, [os.urandom(3000)]))
+        await store.settled()
+    with pytest.raises(SegmentGoneError):
+        await read_block(found, 1)
+    assert (await store.read(1, 0, 4))[1] is Stop.END
+    assert not engine.is_damaged(1)
     await store.close()

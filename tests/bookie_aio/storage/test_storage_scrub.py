@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,16 @@ import pytest
 
 from bookie_aio.storage import format as form
 from bookie_aio.storage.directory import index_name, segment_name
-from bookie_aio.storage.index import IndexHead
+from bookie_aio.storage.index import IndexHead, MemoryIndex
 from bookie_aio.storage.scrub import ScrubConfig
+from bookie_aio.storage.segment import SealedIndex
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, Store, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from bookie_aio.storage.index import LedgerRow
 
 FAST = replace(SMALL, scrub=ScrubConfig(bytes_per_s=10**12))
 
@@ -154,3 +158,63 @@ async def test_passes_follow_each_other_until_the_end(tmp_path: Path) -> None:
         await store.add(make_block(1, 0, [b"x"]))
     await store.close()
     assert store.engine._scrubber._background.task is None
+
+
+async def test_damage_in_what_was_trimmed_is_none(tmp_path: Path) -> None:
+    store = await sealed_store(tmp_path / "b1")
+    path = store.path / segment_name(1)
+    group = group_of(path, 1)
+    flip(path, group.offset + group.head_bytes + 300)
+    for ledger_id in (1, 2, 3):
+        await store.wait(lambda done, one=ledger_id: store.engine.append_trim(one, 20, done))
+    await store.engine._scrubber.scrub()
+    assert damaged(store) == []
+    await store.close()
+
+
+async def test_a_segment_can_be_given_up_while_a_mark_is_awaited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await sealed_store(tmp_path / "b1")
+    group = group_of(store.path / segment_name(2), 1)
+    flip(store.path / segment_name(2), group.offset + group.head_bytes + 300)
+    engine, segment = store.engine, store.engine._segments.by_id[2]
+    mark = engine._lookup.mark
+
+    async def give_up_and_mark(ledger_id: int, cause: Exception) -> None:
+        # Before the mark: it may need a segment, whose checkpoint waits until this is done.
+        await asyncio.wait_for(engine._tender.give_up(segment, is_dead=True), 5)
+        await mark(ledger_id, cause)
+
+    monkeypatch.setattr(engine._lookup, "mark", give_up_and_mark)
+    await engine._scrubber.scrub()
+    assert segment.is_gone
+    assert len(damaged(store)) == 1
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["given up", "rebuilt"])
+async def test_a_segment_may_change_while_its_blocks_are_checked_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    store = await sealed_store(tmp_path / "b1")
+    group = group_of(store.path / segment_name(2), 2)
+    flip(store.path / segment_name(2), group.offset + 8)  # its head: blocks are found through the index
+    engine, segment = store.engine, store.engine._segments.by_id[2]
+    ledgers, changed = SealedIndex.ledgers, []
+
+    async def change_then_look(sealed: SealedIndex) -> list[LedgerRow]:
+        rows = await ledgers(sealed)
+        if not changed:
+            changed.append(what)
+            if what == "given up":
+                await engine._tender.give_up(segment, is_dead=True)
+            else:
+                await engine._segments.unseal(segment, MemoryIndex())
+        return rows
+
+    monkeypatch.setattr(SealedIndex, "ledgers", change_then_look)
+    await engine._scrubber.scrub()
+    assert changed
+    assert (engine._scrubber.passes, damaged(store)) == (1, [])
+    await store.close()
