@@ -15,12 +15,14 @@ Handles may be used from several threads. What the methods mean, raise and leave
 said at their namesakes in `client_aio.client`, `client_aio.writer` and `client_aio.reader`; an interrupted
 call is cancelled.
 
-Read first: `client` (what there is), `writer`, `reader` and `log` (the handles), `background` (the loop).
+Read first: `client` (what there is), `writer`, `reader`, `log` and `unbounded` (the handles), `background`
+(the loop).
 """
 
 from client_aio.sync.client import Client, connect
 from client_aio.sync.log import LogWriter
 from client_aio.sync.reader import LedgerReader
+from client_aio.sync.unbounded import UnboundedLedgerWriter
 from client_aio.sync.writer import LedgerWriter
 
-__all__ = ["Client", "LedgerReader", "LedgerWriter", "LogWriter", "connect"]
+__all__ = ["Client", "LedgerReader", "LedgerWriter", "LogWriter", "UnboundedLedgerWriter", "connect"]

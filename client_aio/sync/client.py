@@ -8,6 +8,7 @@ import client_aio
 from client_aio.sync.background import Background, get_background
 from client_aio.sync.log import LogClient
 from client_aio.sync.reader import LedgerReader
+from client_aio.sync.unbounded import UnboundedClient
 from client_aio.sync.writer import LedgerWriter
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def connect(metadata: str, **settings: Any) -> Client:
     return Client(background, client)
 
 
-class Client(LogClient):
+class Client(LogClient, UnboundedClient):
     """A connection to a cluster; see `client_aio.Client`."""
 
     def __init__(self, background: Background, client: client_aio.Client) -> None:
@@ -43,15 +44,17 @@ class Client(LogClient):
 
         return LedgerWriter(self._background, self._run(create()))
 
-    def open_ledger(self, ledger_id: int, *, recover: bool = False, password: bytes = b"") -> LedgerReader:
-        """Open a ledger for reading; **takes over** with `recover=True`."""
+    def open_ledger(
+        self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
+    ) -> LedgerReader:
+        """Open a ledger for reading, an unbounded one also by name; **takes over** with `recover=True`."""
 
         async def open_() -> client_aio.LedgerReader:
             return await self._client.open_ledger(ledger_id, recover=recover, password=password)
 
         return LedgerReader(self._background, self._run(open_()))
 
-    def delete_ledger(self, ledger_id: int, *, password: bytes = b"") -> None:
+    def delete_ledger(self, ledger_id: int | str, *, password: bytes = b"") -> None:
         """Delete a ledger."""
         self._run(self._client.delete_ledger(ledger_id, password=password))
 
@@ -63,7 +66,7 @@ class Client(LogClient):
 
         return self._run(collect())
 
-    def ledger_metadata(self, ledger_id: int) -> LedgerMetadata:
+    def ledger_metadata(self, ledger_id: int | str) -> LedgerMetadata:
         """Read a ledger's metadata."""
         return self._run(self._client.ledger_metadata(ledger_id))
 
