@@ -146,7 +146,7 @@ class UnboundedClient:
             NoSuchEntryError: while iterating: `start` has been trimmed, or what comes next is trimmed by now.
             UnauthorizedAccessError: while iterating: the password is not the ledger's.
             DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
-                give an entry intact.
+                give an entry intact, or, without `follow`, too few could tell where the ledger ends.
         """
         self._context.check_open()
         check_name_or_id(name_or_id)
@@ -165,8 +165,9 @@ class UnboundedClient:
     ) -> EntryStream:
         async with self.open_ledger(name_or_id, password=password) as reader:
             require_unbounded(reader)
+            # What nobody can tell is not where the ledger ends.
+            last = reader.last_add_confirmed if follow else await reader.read_last_add_confirmed()
             first = reader.metadata.first_entry if start is None else start
-            last = reader.last_add_confirmed
             entries = reader.tail(first) if follow else reader.read(first, max(last, first - 1))
             async with contextlib.aclosing(entries):
                 async for entry in entries:

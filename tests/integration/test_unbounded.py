@@ -398,3 +398,14 @@ async def test_a_password_is_needed_to_take_over(tmp_path: Path) -> None:
             await ledger.add_entry(b"6")
         async with aclosing(one.read_unbounded_ledger(NAME, follow=False, password=b"secret")) as entries:
             assert [entry.data async for entry in entries] == numbered(0, 6)
+
+
+async def test_a_ledger_whose_end_nobody_can_tell_does_not_end_early(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger = await client.open_unbounded_ledger("a")
+        await ledger.add_entry(b"1")
+        await ledger.abort()
+        for bookie_id in ("b1", "b2", "b3"):
+            await cluster[bookie_id].kill()
+        with pytest.raises(client_aio.BookieUnavailableError):
+            await anext(client.read_unbounded_ledger("a", follow=False))
