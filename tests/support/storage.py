@@ -218,6 +218,18 @@ class FaultyFile(RealFile):
         await super().write(buffers, offset)
         self._faulty.on_step("write", self._path)
 
+    def read_nowait(self, offset: int, size: int) -> Buffer | None:
+        return None if self._cannot_be_read() else super().read_nowait(offset, size)
+
+    def _read(self, offset: int, size: int) -> Buffer:
+        if self._cannot_be_read():
+            raise DiskFailedError("the test makes this read fail")
+        return super()._read(offset, size)
+
+    def _cannot_be_read(self) -> bool:
+        ending = self._faulty.fail_reads_of
+        return ending is not None and self._path.endswith(ending)
+
     async def read(self, offset: int, size: int) -> Buffer:
         self._faulty.bytes_read += size
         return await super().read(offset, size)
@@ -249,6 +261,7 @@ class FaultyDisk(RealDisk):
         self.torn_bytes = 0
         self.journal_s = 0.0  # how long a write of the journal takes at least
         self.fail_sync_of = ""  # syncs of files whose path ends so fail
+        self.fail_reads_of: str | None = None  # reads of them, too
         self.is_full = False
         self.full_directory = ""  # where nothing can be preallocated
         self.free: int | None = None  # bytes left, if it is the test that says so

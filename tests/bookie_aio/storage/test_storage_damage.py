@@ -16,8 +16,8 @@ from bookie_aio.storage.index import PAGE_BYTES, IndexHead
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, parse_blocks
 from bookie_aio.wire.messages import Stop
 from metadata.bookies import Cookie
-from metadata.errors import CookieMismatchError, CorruptRecordError, DirectoryInUseError
-from tests.support.storage import Store, entries_of, make_block
+from metadata.errors import CookieMismatchError, CorruptRecordError, DirectoryInUseError, DiskFailedError
+from tests.support.storage import FaultyDisk, Store, entries_of, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,6 +148,25 @@ async def test_a_damaged_index_is_rebuilt(tmp_path: Path, part: str) -> None:
     assert len(data) == len(before)
     for page in range(len(head.crcs)):
         assert head.page_is_intact(page, data[head.page_offset(page) :][:PAGE_BYTES])
+    await store.close()
+
+
+@pytest.mark.parametrize("unreadable", ["", ".index"], ids=["everything", "indexes"])
+async def test_what_cannot_be_read_for_a_while_is_unknown_and_not_lost(
+    tmp_path: Path, unreadable: str
+) -> None:
+    disk = FaultyDisk()
+    store = await Store.open(await sealed_store(tmp_path), disk=disk)
+    disk.fail_reads_of = unreadable
+    assert await store.read(1, 0, 2999) == ({}, Stop.UNKNOWN, 0)
+    with pytest.raises(DiskFailedError):
+        await store.engine.list_entries(1, 0, 1000)
+    disk.fail_reads_of = None
+    for ledger_id in (1, 2):
+        assert await store.read(ledger_id, 0, 3000) == (
+            dict.fromkeys(range(3000), b"%d" % ledger_id * 50), Stop.NO_SUCH_ENTRY, 3000
+        )  # fmt: skip
+    assert store.engine.is_writable
     await store.close()
 
 
