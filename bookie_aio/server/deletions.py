@@ -15,8 +15,9 @@ Dropping is a tombstone in the journal, and from its acceptance on nothing is ac
 
 A bookie that took part in a ledger for a while, or was repaired away from it, holds entries that nobody asks
 for. Where the ledger is CLOSED and its metadata do not name the bookie, the sweep *forgets* them: after a
-grace period in which nothing of the ledger was added, since a repair names the bookie that it copies to
-only in the end. Forgetting is no tombstone, and leaves the fence: a later repair may bring the ledger back.
+grace period in which nothing of the ledger was added or listed, since a repair names the bookie that it
+copies to only in the end, and copies nothing of what it finds there. Forgetting is no tombstone, and leaves
+the fence: a later repair may bring the ledger back.
 
 Of an unbounded ledger the sweep drops what lies below the first entry that its metadata list.
 
@@ -61,7 +62,7 @@ class Deletions:
     def __init__(self, engine: Engine, store: MetadataStore, cookie: Cookie, unnamed_grace_s: float) -> None:
         """Take a store that stays its owner's to close, and who we are in it."""
         self._unnamed_grace_s = unnamed_grace_s
-        self._unnamed: dict[int, tuple[float, int]] = {}  # since when, and what had been accepted by then
+        self._unnamed: dict[int, tuple[float, int]] = {}  # since when, and what had been done by then
         self._looked_upto = -1  # the sweeps look at a part of the ledgers each
         self._engine = engine
         self._store = store
@@ -142,16 +143,16 @@ class Deletions:
         await self._check_cluster()
         now = asyncio.get_running_loop().time()
         for ledger_id in looked_at:
-            accepted = self._engine.accepted(ledger_id)
+            activity = self._engine.activity(ledger_id)
             if not await self._is_kept_by_others(ledger_id):
                 self._unnamed.pop(ledger_id, None)
                 continue
             # No await from the read of the metadata to the append.
-            if self._engine.accepted(ledger_id) != accepted or not self._has_entries(ledger_id):
+            if self._engine.activity(ledger_id) != activity or not self._has_entries(ledger_id):
                 continue
-            since, known = self._unnamed.setdefault(ledger_id, (now, accepted))
-            if known != accepted:
-                self._unnamed[ledger_id] = (now, accepted)  # perhaps a repair, which will name us
+            since, known = self._unnamed.setdefault(ledger_id, (now, activity))
+            if known != activity:
+                self._unnamed[ledger_id] = (now, activity)  # perhaps a repair, which will name us
             elif now - since >= self._unnamed_grace_s:
                 await when_durable(partial(self._engine.append_forget, ledger_id))
                 del self._unnamed[ledger_id]

@@ -32,6 +32,7 @@ from tests.support.rawclient import RawClient, block, lac_statement
 if TYPE_CHECKING:
     from bookie_aio.server.bookie import Bookie
     from bookie_aio.server.deletions import Deletions
+    from metadata.store import Version
     from tests.bookie_aio.server.conftest import Bookies
 
 WAIT_S = 10
@@ -306,6 +307,32 @@ async def test_a_repair_that_is_under_way_is_not_undone(bookies: Bookies) -> Non
         assert (await client.call(repair, block(2, entry, [b"entry"]))).status is Status.OK
     assert sweeper.forgotten == 0
     assert await has_entry(client, 2)
+
+
+async def test_a_repair_that_finds_everything_there_is_not_undone(
+    bookies: Bookies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bookie = await bookies.start(unnamed_grace_s=0.01)
+    client = await bookies.connect(bookie)
+    await fill(bookies, client, 2)
+    await close_elsewhere(bookies, 2, 0)
+    sweeper = deletions_of(bookie)
+    await sweeper.sweep()
+    await asyncio.sleep(0.02)
+    read = sweeper._ledgers.read
+    store = LedgerStore(bookies.store())
+
+    async def read_with_a_late_answer(ledger_id: int) -> tuple[LedgerMetadata, Version]:
+        metadata, version = await read(ledger_id)
+        # Before the answer arrives a repair names the bookie: it had nothing to copy there.
+        await store.compare_and_set(metadata.replace_bookie(0, "b9", "b1"), version)
+        assert await has_entry(client, 2)  # and nothing to complain of afterwards
+        return metadata, version
+
+    assert (await client.call(ListEntries(2, 0))).status is Status.OK
+    monkeypatch.setattr(sweeper._ledgers, "read", read_with_a_late_answer)
+    await sweeper.sweep()
+    assert (sweeper.forgotten, await has_entry(client, 2)) == (0, True)
 
 
 @pytest.mark.parametrize("what", ["open", "named", "unreadable"])
