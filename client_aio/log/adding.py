@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from client_aio.core.logs import Listing
-from client_aio.log.listing import is_met
+from client_aio.log.listing import is_met, read_log_metadata
 from client_aio.log.taking_over import recovered
 from client_aio.log.truncating import ensure_log, finish_dropping
 from metadata.errors import BookKeeperError, InvalidArgumentError
@@ -105,6 +105,7 @@ async def add_to_log(
             return AddedToLog(True, ())
         if addition.replace:
             head, version = await finish_dropping(context, lists, head, version, password)
+        await _check_unlisted(lists, head, addition)
         rows = await _rows(context, head, addition.ledger_ids)
         # Once more, after the list was read: whoever condemns one later bumps the list's version after that.
         await _check_closed(context, addition.ledger_ids)
@@ -140,6 +141,24 @@ async def _check_closed(context: ClientContext, ledger_ids: Sequence[int]) -> No
             )
 
     await asyncio.gather(*map(check, ledger_ids))
+
+
+async def _check_unlisted(lists: LogList, head: LogHead, addition: Addition) -> None:
+    """Refuse what the log has already: replaced by itself, it would be listed and deleted.
+
+    All of the list is looked through only where something is to be deleted; else its newest rows will do.
+    """
+    # A ledger is listed under its own id, or a higher one.
+    below = {each for each in addition.ledger_ids if each < head.id_min}
+    if not below:
+        return
+    rows = (await read_log_metadata(lists)).rows if addition.replace else head.newest
+    listed = sorted(below.intersection(row.ledger_id for row in rows))
+    if listed:
+        raise InvalidArgumentError(
+            f"log {lists.name!r} has ledger {listed[0]} already: repeat no addition "
+            "whose outcome is unknown but by its transaction"
+        )
 
 
 async def _rows(context: ClientContext, head: LogHead, ledger_ids: Sequence[int]) -> list[LogRow]:

@@ -195,7 +195,7 @@ class LogClient:
             password: of the ledgers that the log has.
 
         Raises:
-            InvalidArgumentError: a ledger is not CLOSED, or given twice.
+            InvalidArgumentError: a ledger is not CLOSED, or given twice, or the log is found to have it.
             NoSuchLedgerError: a ledger does not exist.
             LedgerRecoveryError: too few bookies of the log's last ledgers answered; try again later.
             MetadataUnavailableError: it may have been done; repeat it with its transaction.

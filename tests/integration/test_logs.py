@@ -399,6 +399,10 @@ async def test_closed_ledgers_are_added_in_one_step_once_per_transaction(client:
             await client.add_to_log("a", [open_one.ledger_id])
     with pytest.raises(InvalidArgumentError, match="twice"):
         await client.add_to_log("a", [five, five])
+    for replace in (True, False):
+        with pytest.raises(InvalidArgumentError, match=f"has ledger {five} already"):
+            await client.add_to_log("a", [five], replace=replace)
+    assert await contents(client) == [b"5"]
     async with client.open_log("a") as log:
         await log.append(b"6")
     assert await contents(client) == [b"5", b"6"]
