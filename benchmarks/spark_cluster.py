@@ -14,7 +14,10 @@ from benchmarks.processes import ROOT
 from tests.support.zookeeper import find_java, free_ports
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
+
+    from benchmarks.cpu_groups import CpuGroup
 
 _START_TIMEOUT_S = 60.0
 _PRIVATE = {"spark.executor.memory": "768m", "spark.executor.cores": "1", "spark.python.worker.reuse": "true"}
@@ -23,9 +26,10 @@ _PRIVATE = {"spark.executor.memory": "768m", "spark.executor.cores": "1", "spark
 class SparkCluster:
     """One master and some workers of one core each; leaving the context ends them."""
 
-    def __init__(self, directory: Path, *, workers: int = 2) -> None:
+    def __init__(self, directory: Path, *, workers: int = 2, groups: Sequence[CpuGroup] = ()) -> None:
         self._directory = directory
         self._workers = workers
+        self._groups = groups  # of each worker, with its executor and that one's Python
         self._port = free_ports(1)[0]
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -54,6 +58,8 @@ class SparkCluster:
                     "--work-dir", str(self._directory / f"work-{number}"), self.master,
                     name=f"worker-{number}",
                 )  # fmt: skip
+                if self._groups:
+                    self._groups[number].take(self._processes[-1].pid)
             for number in range(self._workers):
                 self._await(f"worker-{number}", "Successfully registered with master")
         except BaseException:

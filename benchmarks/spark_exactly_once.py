@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOG = "exactly-once"
+_KILL_TIMEOUT_S = 300.0
 
 
 def misbehave(
-    fail: float, last: int, seed: int
+    fail: float, last: int, seed: int, crawl_s: float
 ) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """Give what a task does to its rows: hand them on, crawl or fail."""
 
@@ -53,7 +54,7 @@ def misbehave(
                 raise RuntimeError("this attempt was made to fail")
             yield batch
             if crawls:
-                time.sleep(10)
+                time.sleep(crawl_s)
         if fails_after is not None and number < fails_after:
             raise RuntimeError("this attempt was made to fail behind its last row")
 
@@ -90,13 +91,18 @@ def attempts(spark: SparkSession) -> str:
     return f"{failed} attempts failed, {speculative} were speculative"
 
 
-def kill_later(bookies: Bookies, delay_s: float) -> threading.Thread:
-    """Kill a bookie after a while."""
+def kill_in_the_middle(bookies: Bookies, ledgers: int) -> threading.Thread:
+    """Kill a bookie once tasks have made so many ledgers."""
 
     def kill() -> None:
-        time.sleep(delay_s)
+        begin = time.monotonic()
+        while sum(map(len, bookies.ledgers_of(LOG))) < ledgers:
+            if time.monotonic() > begin + _KILL_TIMEOUT_S:
+                print(f"no {ledgers} ledgers were made: no bookie is killed", flush=True)
+                return
+            time.sleep(0.1)
         bookies.run(bookies.cluster["b2"].kill())
-        print(f"bookie b2 killed after {delay_s:.0f} s")
+        print(f"bookie b2 killed after {time.monotonic() - begin:.1f} s, at {ledgers} ledgers", flush=True)
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -109,7 +115,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--partitions", type=int, default=40)
     parser.add_argument("--fail", type=float, default=0.2)
-    parser.add_argument("--kill-after", type=float, default=8.0)
+    parser.add_argument("--crawl", type=float, default=10.0, help="seconds that a slow attempt adds")
     parser.add_argument("--encoding", default="binary")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--local", action="store_true")
@@ -146,9 +152,9 @@ def check(spark: SparkSession, bookies: Bookies, arguments: argparse.Namespace) 
 
     frame = rows_of(spark, arguments.rows, arguments.partitions)
     faulty = frame.mapInArrow(
-        misbehave(arguments.fail, arguments.partitions - 1, arguments.seed), "value binary"
+        misbehave(arguments.fail, arguments.partitions - 1, arguments.seed, arguments.crawl), "value binary"
     )
-    killing = kill_later(bookies, arguments.kill_after)
+    killing = kill_in_the_middle(bookies, arguments.partitions // 4)
     start = time.perf_counter()
     write(faulty, bookies.uri, log=LOG, encoding=arguments.encoding)
     taken = time.perf_counter() - start

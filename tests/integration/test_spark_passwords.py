@@ -17,7 +17,7 @@ from client_aio.spark import export, import_, ledger_sink, sweep_orphans, verify
 from client_aio.spark.options import parse_write
 from client_aio.spark.passwords import password_of, settled
 from metadata.ids import TERM_FINAL
-from tests.support.sparkfaults import fail_first_attempts
+from tests.support.sparkfaults import die_at_the_first_attempt
 from tests.support.sparksession import PASSWORD, PASSWORD_ENV, Bookies, read, write
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def digests_of(bookies: Bookies, log: str) -> set[str]:
 def test_a_log_with_a_password_is_written_and_read_and_spark_never_shows_it(
     spark: SparkSession, bookies: Bookies, locked: dict[str, str]
 ) -> None:
-    faulty = numbers(spark).mapInArrow(fail_first_attempts, "value binary")
+    faulty = numbers(spark).mapInArrow(die_at_the_first_attempt, "value binary")
     write(faulty, bookies.uri, log="locked", **locked)
     assert digests_of(bookies, "locked") == {"hmac-sha256"}
     assert bookies.ledgers_of("locked")[1] == set(), "what failed attempts wrote is deleted"
