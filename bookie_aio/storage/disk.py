@@ -7,8 +7,9 @@ bookie opens files, starts threads or asks the operating system anything.
 Threads: one writes and syncs the journal, so that a group costs one hop and never waits behind a read; a
 small pool does the rest (reads that would block, preallocation, index files). They touch no state of ours.
 
-Errors: no space (ENOSPC, EDQUOT) is `DiskFullError`; any other failure is `DiskFailedError`, which is
-fail-stop when it comes from a write or a sync (rule 2). A file that is not there is `FileNotFoundError`.
+Errors: no space (ENOSPC, EDQUOT) is `DiskFullError`, and so is a lack of file descriptors or memory, which
+says nothing about the disk either and passes. Any other failure is `DiskFailedError`, which is fail-stop when
+it comes from a write or a sync (rule 2). A file that is not there is `FileNotFoundError`.
 A short write is continued; a write that makes no progress is an error.
 """
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 _IOV_MAX = 1024
 _POOL_THREADS = 4
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 

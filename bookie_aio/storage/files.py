@@ -61,13 +61,17 @@ async def reuse_file(
     """
     path = os.path.join(directory, name)
     file = await disk.open(path)
-    # Pages that its last life left in memory may be large ones, and Linux counts all of one as written
-    # whenever a part of it is.
-    await file.will_not_need()
-    await file.write([form.encode_segment_header(header)], 0)
-    await file.sync()
-    await disk.rename(path, os.path.join(directory, layout.segment_name(header.segment_id)))
-    await disk.sync_directory(directory)
+    try:
+        # Pages that its last life left in memory may be large ones, and Linux counts all of one as written
+        # whenever a part of it is.
+        await file.will_not_need()
+        await file.write([form.encode_segment_header(header)], 0)
+        await file.sync()
+        await disk.rename(path, os.path.join(directory, layout.segment_name(header.segment_id)))
+        await disk.sync_directory(directory)
+    except DiskFullError:  # where files are copied when they are written to, for instance
+        file.close()
+        raise
     segment = Segment(directory, header, shelf, file)
     segment.is_reused = True
     return segment

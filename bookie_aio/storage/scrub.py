@@ -19,7 +19,7 @@ from bookie_aio.storage.reader import DamagedBlockError, read_block
 from bookie_aio.storage.replay import Gap, walk_groups
 from bookie_aio.storage.segments import SegmentGoneError
 from bookie_aio.storage.winners import Found
-from metadata.errors import CorruptRecordError, DiskFailedError, StorageError
+from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError, StorageError
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ class Scrubber:
         for segment in self._segments.sealed():
             try:
                 await self._scrub_segment(segment)
-            except CorruptRecordError:
-                continue  # given up meanwhile, or its index has failed since: for the next pass
+            except (CorruptRecordError, DiskFullError):
+                # Given up meanwhile, its index has failed since, or the mark or the file found no room: for
+                # the next pass.
+                continue
         self.passes += 1
 
     async def _scrub_segment(self, segment: Segment) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage.directory import index_name, segment_name
+from bookie_aio.storage.directory import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, segment_name
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.storage.reader import gather, read_block
 from bookie_aio.storage.segments import SegmentGoneError
 from bookie_aio.wire.messages import Stop
+from metadata.errors import DiskFullError
 from tests.support.storage import SMALL, Store, make_block
 
 if TYPE_CHECKING:
@@ -115,4 +119,34 @@ async def test_a_reader_that_comes_late_does_not_take_a_file_used_again_for_a_da
         await read_block(found, 1)
     assert (await store.read(1, 0, 4))[1] is Stop.END
     assert not engine.is_damaged(1)
+    await store.close()
+
+
+@pytest.mark.parametrize("suffix", [SEGMENT_SUFFIX, INDEX_SUFFIX])
+async def test_a_lack_of_file_descriptors_is_no_damage_and_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    store = await Store.open(tmp_path / "b1", replace(SMALL, files_max=1))
+    engine = store.engine
+    for entry in range(200):
+        await store.add(make_block(1, entry, [bytes(1000)]))
+    await store.settled()
+    open_file = os.open
+
+    def fail(path: str, flags: int, mode: int = 0o777) -> int:
+        if path.endswith(suffix):
+            raise OSError(errno.EMFILE, "too many open files")
+        return open_file(path, flags, mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", fail)
+        for first in range(0, 200, 40):
+            with contextlib.suppress(DiskFullError):
+                await store.read(1, first, first)
+        assert not engine.is_damaged(1)
+        await engine._scrubber.scrub()
+    assert not engine.is_damaged(1)
+    assert not store.failures
+    entries, stop, _ = await store.read(1, 0, 199)
+    assert (len(entries), stop) == (200, Stop.END)
     await store.close()
