@@ -1,19 +1,21 @@
 """The checkpoint: what must outlive the segments it was journaled in, in one small file. Pure.
 
 It holds, for each ledger, its term, its damage, its lock, its highest entry and its highest LAC statement,
-which ledgers have been deleted, and which segments there are. It covers at least every sealed segment; what
-it holds beyond is harmless, since all of it only grows. It is replaced atomically: when a segment is
-created (before its first group), when one is sealed, and before the file of one is given up. Little-endian:
+which ledgers have been deleted, and which segments there are. Of ledgers that it has no row of, the table
+that it names has one (`states`). It covers at least every sealed segment; what it holds beyond is harmless,
+since all of it only grows. It is replaced atomically: when a segment is created (before its first group),
+when one is sealed, and before the file of one is given up. Little-endian:
 
       0  4s   magic b"BKC1"
       4  u32  crc            CRC32C of byte 8 up to the end
-      8  u32  version        3
+      8  u32  version        4 (3: the same without `table`)
      12  u32  flags          1: data was lost that may concern any ledger
      16  u64  next_segment   the lowest segment id that was never used
      24  u64  segments
      32  u64  ledgers
      40  u64  ranges
-     48  segments × 40 bytes: u64 id, u64 generation, u64 where its groups end (0: it is not sealed, and what
+     48  u64  table          the number of the table of ledgers, 0: there is none
+     56  segments × 40 bytes: u64 id, u64 generation, u64 where its groups end (0: it is not sealed, and what
              follows is 0), u64 lowest, u64 highest ledger in its index
       …  ranges × 16 bytes:  u64 first, u64 last id of deleted ledgers, ascending
       …  ledgers × 144 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: damaged, 2: locked),
@@ -26,7 +28,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -40,9 +42,11 @@ if TYPE_CHECKING:
 
     from bookie_aio.wire.blocks import Buffer
 
-VERSION = 3
+VERSION = 4
 CHECKPOINT_MAGIC = b"BKC1"
-_HEAD = struct.Struct("<4sIIIQQQQ")
+_HEAD = struct.Struct("<4sIIIQQQQQ")
+_VERSION_WITHOUT_TABLE = 3
+_TABLE_BYTES = 8
 _SEGMENT = struct.Struct("<QQQQQ")
 _RANGE = struct.Struct("<QQ")
 _LEDGER = struct.Struct("<QQqIIQqqII32s32sQq")
@@ -51,7 +55,8 @@ _FLAG_ALL_DAMAGED = 1
 _FLAG_DAMAGED = 1
 _FLAG_LOCKED = 2
 _NO_STATEMENT = 0xFFFFFFFF
-assert (_HEAD.size, _SEGMENT.size, _LEDGER.size) == (48, 40, 144)
+LEDGER_BYTES = _LEDGER.size
+assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (56, 40, 144)
 
 
 class LedgerState:
@@ -98,23 +103,35 @@ class Checkpoint:
     is_all_damaged: bool = False
     ledgers: dict[int, LedgerState] = field(default_factory=dict)
     deleted: IdRanges = field(default_factory=IdRanges)
+    table: int = 0
 
 
-def pack_states(states: Iterable[tuple[int, LedgerState]]) -> bytes:
-    """Give the rows of some ledgers."""
-    rows = []
-    for ledger_id, state in states:
-        statement = state.statement
-        term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
-        rows.append(
-            _LEDGER.pack(
-                ledger_id, state.term, state.last_entry,
-                _FLAG_DAMAGED * state.is_damaged | _FLAG_LOCKED * bool(state.lock),
-                _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac, state.lock,
-                state.since, state.first,
-            )
-        )  # fmt: skip
-    return b"".join(rows)
+def pack_state(ledger_id: int, state: LedgerState) -> bytes:
+    """Give a ledger's row."""
+    statement = state.statement
+    term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
+    return _LEDGER.pack(
+        ledger_id, state.term, state.last_entry,
+        _FLAG_DAMAGED * state.is_damaged | _FLAG_LOCKED * bool(state.lock),
+        _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac, state.lock,
+        state.since, state.first,
+    )  # fmt: skip
+
+
+def unpack_state(row: Buffer) -> LedgerState:
+    """Give the state that a row says."""
+    return _state_of(_LEDGER.unpack(row))
+
+
+def _state_of(fields: tuple[Any, ...]) -> LedgerState:
+    _, term, last_entry, flags, mac_bytes, content_term, lac, lafr, crc, _, mac, lock, since, first = fields
+    state = LedgerState()
+    state.term, state.last_entry, state.since, state.first = term, last_entry, since, first
+    state.is_damaged = bool(flags & _FLAG_DAMAGED)
+    state.lock = lock if flags & _FLAG_LOCKED else b""
+    if mac_bytes != _NO_STATEMENT:
+        state.statement = LacStatement(content_term, lac, lafr, crc, mac[:mac_bytes])
+    return state
 
 
 def encode_checkpoint(
@@ -123,19 +140,21 @@ def encode_checkpoint(
     is_all_damaged: bool,
     rows: Sequence[bytes],
     deleted: Iterable[tuple[int, int]] = (),
+    table: int = 0,
 ) -> list[bytes]:
     """Give the file's bytes, in parts.
 
     Args:
-        rows: what `pack_states` made of all ledgers, in as many parts as you like.
+        rows: what `pack_state` made of ledgers: of all of which the table has no row, or another one.
         deleted: first and last id of each range of deleted ledgers, ascending.
+        table: the number of the table.
     """
     segment_rows = [_SEGMENT.pack(*row) for row in sorted(segments)]
     flags = _FLAG_ALL_DAMAGED if is_all_damaged else 0
     count = sum(map(len, rows)) // _LEDGER.size
     ranges = [_RANGE.pack(first, last) for first, last in deleted]
     head = _HEAD.pack(
-        CHECKPOINT_MAGIC, 0, VERSION, flags, next_segment, len(segment_rows), count, len(ranges)
+        CHECKPOINT_MAGIC, 0, VERSION, flags, next_segment, len(segment_rows), count, len(ranges), table
     )
     covered = [b"".join((head[_COVERED_FROM:], *segment_rows, *ranges)), *rows]
     crc = 0
@@ -156,33 +175,29 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
         CorruptRecordError: they do not parse.
         UnknownVersionError: they are of another version.
     """
-    if len(data) < _HEAD.size or bytes(data[:4]) != CHECKPOINT_MAGIC:
+    head = bytes(data[: _HEAD.size]).ljust(_HEAD.size, b"\0")
+    _, crc, version, flags, next_segment, segments, ledgers, ranges, table = _HEAD.unpack(head)
+    segments_at = _HEAD.size
+    if version == _VERSION_WITHOUT_TABLE:
+        segments_at, table = _HEAD.size - _TABLE_BYTES, 0
+    if head[:4] != CHECKPOINT_MAGIC or len(data) < segments_at:
         raise CorruptRecordError("the checkpoint is damaged")
-    _, crc, version, flags, next_segment, segment_count, ledger_count, range_count = _HEAD.unpack_from(data)
-    ranges_at = _HEAD.size + _SEGMENT.size * segment_count
-    ledgers_at = ranges_at + _RANGE.size * range_count
-    end = ledgers_at + _LEDGER.size * ledger_count
+    ranges_at = segments_at + _SEGMENT.size * segments
+    ledgers_at = ranges_at + _RANGE.size * ranges
     view = memoryview(data)
     if crc32c(view[_COVERED_FROM:]) != crc:
         raise CorruptRecordError("the checkpoint is damaged")
-    if version != VERSION:
+    if version not in (VERSION, _VERSION_WITHOUT_TABLE):
         raise UnknownVersionError(
             f"a checkpoint of format version {version}; this program knows {VERSION}. It cannot be taken "
             "over: start a new bookie in an empty directory, and have the ledgers of the old one repaired"
         )
-    if len(data) != end:
+    if len(data) != ledgers_at + LEDGER_BYTES * ledgers:
         raise CorruptRecordError("the checkpoint is damaged")
-    found = Checkpoint(next_segment, is_all_damaged=bool(flags & 1))
-    rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[_HEAD.size : ranges_at]))
+    found = Checkpoint(next_segment, is_all_damaged=bool(flags & 1), table=table)
+    rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[segments_at:ranges_at]))
     found.segments = {row.segment_id: row for row in rows}
     found.deleted = IdRanges(_RANGE.iter_unpack(view[ranges_at:ledgers_at]))
     for fields in _LEDGER.iter_unpack(view[ledgers_at:]):
-        ledger_id, term, last_entry, ledger_flags, mac_bytes, content_term, lac, lafr, lac_crc = fields[:9]
-        _, mac, lock, since, first = fields[9:]
-        state = found.ledgers[ledger_id] = LedgerState()
-        state.term, state.last_entry, state.since, state.first = term, last_entry, since, first
-        state.is_damaged = bool(ledger_flags & _FLAG_DAMAGED)
-        state.lock = lock if ledger_flags & _FLAG_LOCKED else b""
-        if mac_bytes != _NO_STATEMENT:
-            state.statement = LacStatement(content_term, lac, lafr, lac_crc, mac[:mac_bytes])
+        found.ledgers[fields[0]] = _state_of(fields)
     return found

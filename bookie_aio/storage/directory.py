@@ -3,12 +3,13 @@
     DIR/cookie.json              whose it is (rule 6): a `metadata.bookies.Cookie`
     DIR/lock                     flocked by the process that has the directory open
     DIR/checkpoint               `bookie_aio.storage.checkpoint`
+    DIR/NUMBER.ledgers           the table of ledgers that it names (`bookie_aio.storage.states`)
     DIR/reserve                  preallocated space for fences and recovery adds
     DIR/ID.segment, DIR/ID.index a segment (ID: 16 hexadecimal digits), and the index of a sealed one
     DIR/ID.spare                 a file that was segment ID, kept to be made a segment again
 
-A bookie may have several. Each has a cookie and a lock; the checkpoint and the reserve are in one of them,
-the *home*; an index is beside its segment.
+A bookie may have several. Each has a cookie and a lock; the checkpoint, the table of ledgers and the reserve
+are in one of them, the *home*; an index is beside its segment.
 
 Owns these names and the cookie file. Does not decide whether a cookie is the right one: that takes the
 metadata store, and is the startup's.
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.checkpoint import empty_checkpoint
 from metadata.bookies import Cookie
-from metadata.errors import CookieMismatchError, CorruptRecordError, MetadataCorruptError
+from metadata.errors import CookieMismatchError, CorruptRecordError, DiskFullError, MetadataCorruptError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,10 +37,11 @@ RESERVE = "reserve"
 SEGMENT_SUFFIX = ".segment"
 INDEX_SUFFIX = ".index"
 SPARE_SUFFIX = ".spare"
+TABLE_SUFFIX = ".ledgers"
 TEMPORARY_SUFFIX = ".new"
 
 _COOKIE_BYTES_MAX = 64 * 1024
-_SUFFIXES = (SEGMENT_SUFFIX, INDEX_SUFFIX, SPARE_SUFFIX)
+_SUFFIXES = (SEGMENT_SUFFIX, INDEX_SUFFIX, SPARE_SUFFIX, TABLE_SUFFIX)
 
 
 def segment_name(segment_id: int) -> str:
@@ -57,8 +59,13 @@ def spare_name(segment_id: int) -> str:
     return f"{segment_id:016x}{SPARE_SUFFIX}"
 
 
+def table_name(number: int) -> str:
+    """Give the name of a table of ledgers."""
+    return f"{number:016x}{TABLE_SUFFIX}"
+
+
 def id_of(name: str, suffix: str) -> int | None:
-    """Give the segment id in a file's name, or None if it is not a file of that kind."""
+    """Give the number in a file's name, or None if it is not a file of that kind."""
     stem = name.removesuffix(suffix)
     if stem == name or len(stem) != 16 or not set(stem) <= set("0123456789abcdef"):
         return None
@@ -66,12 +73,19 @@ def id_of(name: str, suffix: str) -> int | None:
 
 
 async def write_file(disk: Disk, directory: str, name: str, buffers: Sequence[Buffer]) -> None:
-    """Replace a small file atomically: after a crash it holds the old bytes or the new ones."""
+    """Replace a file atomically: after a crash it holds the old bytes or the new ones.
+
+    Raises:
+        DiskFullError: it holds the old ones, and nothing is left over that takes space.
+    """
     temporary = os.path.join(directory, name + TEMPORARY_SUFFIX)
     file = await disk.create(temporary)
     try:
         await file.write(buffers, 0)
         await file.sync()
+    except DiskFullError:
+        await disk.unlink(temporary)
+        raise
     finally:
         file.close()
     await disk.rename(temporary, os.path.join(directory, name))

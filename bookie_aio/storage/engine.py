@@ -62,6 +62,9 @@ class StorageConfig:
     """Heads of sealed indexes in memory: 12 bytes for each page of 102 runs."""
     places_bytes_max: int = 32 * 1024 * 1024
     """What is kept of where ledgers that were read lie: 48 bytes for each ledger in each segment."""
+    live_ledgers_max: int = 65_536
+    """States of ledgers that are kept as objects, and written with each checkpoint; a fourth as many as there
+    are ledgers where that is more. The others rest in a table, at 152 bytes each."""
     reclaim: ReclaimConfig = field(default_factory=ReclaimConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
 
@@ -214,6 +217,7 @@ class Engine:
             self._provision,
             self._fail,
             on_lost_all,
+            live_ledgers_max=self._config.live_ledgers_max,
         )
         self._tender.is_all_damaged = restarted.is_all_damaged
         self._tender.also_listed = restarted.needed
@@ -521,7 +525,7 @@ class Engine:
             "scrubbed": self._scrubber.figures(),
             "ledgers": {
                 "count": len(self._ledgers.states),
-                "damaged": sum(state.is_damaged for state in self._ledgers.states.values()),
+                "damaged": self._ledgers.states.damaged_count,
                 "deleted_ranges": len(self._ledgers.deleted),
                 "all_damaged": self._tender.is_all_damaged,
             },

@@ -6,7 +6,7 @@ Invariant: the ranges ascend, and between two of them at least one id is missing
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,3 +59,8 @@ class IdRanges:
     def ranges(self) -> Iterator[tuple[int, int]]:
         """Give first and last id of each range, ascending."""
         return zip(self._firsts, self._lasts, strict=True)
+
+    def ranges_from(self, one: int) -> Iterator[tuple[int, int]]:
+        """Give first and last id of each range that does not end before an id, ascending."""
+        for at in range(bisect_left(self._lasts, one), len(self._firsts)):
+            yield self._firsts[at], self._lasts[at]

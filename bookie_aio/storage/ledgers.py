@@ -9,11 +9,10 @@ says of entries and LACs from the moment they are durable and indexed (rule 3).
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import format as form
-from bookie_aio.storage.checkpoint import LedgerState
 from bookie_aio.storage.index import Runs, pack_run
 from bookie_aio.wire.blocks import Block
 from metadata.errors import NoSuchLedgerError
@@ -21,21 +20,22 @@ from metadata.errors import NoSuchLedgerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from bookie_aio.storage.checkpoint import LedgerState
     from bookie_aio.storage.idranges import IdRanges
     from bookie_aio.storage.journal import Change, Group
     from bookie_aio.storage.segment import Segment
+    from bookie_aio.storage.states import States
 
 
 class Ledgers:
     """The ledgers of one engine."""
 
-    def __init__(self, states: dict[int, LedgerState], deleted: IdRanges) -> None:
+    def __init__(self, states: States, deleted: IdRanges) -> None:
         """Take what a restart found."""
         self.states = states
         self.deleted = deleted  # tombstones accepted, perhaps not durable yet
         self._accepted = 0  # records accepted, and of those the ones durable and indexed
         self._indexed = 0
-        self._sorted_ids: list[int] | None = None
         self.on_less: Callable[[], None] = lambda: None  # called when something need not be kept any more
 
     def get(self, ledger_id: int) -> LedgerState | None:
@@ -44,11 +44,7 @@ class Ledgers:
 
     def state(self, ledger_id: int) -> LedgerState:
         """Give a ledger's state, a new one where there is none."""
-        state = self.states.get(ledger_id)
-        if state is None:
-            state = self.states[ledger_id] = LedgerState()
-            self._sorted_ids = None
-        return state
+        return self.states.make(ledger_id)
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Tell whether a tombstone was accepted for the ledger, perhaps not durable yet."""
@@ -92,8 +88,12 @@ class Ledgers:
 
     def is_pending(self, ledger_id: int) -> bool:
         """Tell whether something accepted for the ledger is not yet durable and indexed."""
-        state = self.states.get(ledger_id)
-        return state is not None and state.accepted > self._indexed
+        state = self.states.live.get(ledger_id)
+        return state is not None and self.awaits(state)
+
+    def awaits(self, state: LedgerState) -> bool:
+        """Tell whether something accepted for this state's ledger is not yet durable and indexed."""
+        return state.accepted > self._indexed
 
     def index(self, group: Group) -> set[int]:
         """Take in a durable group: the sweep, once per group. Gives the ledgers that it touched."""
@@ -101,6 +101,7 @@ class Ledgers:
         assert index is not None
         ledgers = index.ledgers
         offset = group.bodies_at
+        states = self.states.live  # what is on its way to the disk is among them
         touched: set[int] = set()
         for record in group.records:
             event = record.event
@@ -112,7 +113,7 @@ class Ledgers:
                 head_bytes, payload_bytes = event.head_bytes, event.payload_bytes
                 first, count, stride = event.first_entry, event.count, event.stride
                 last = first + (count - 1) * stride
-                state = self.states[ledger_id]
+                state = states[ledger_id]
                 runs = ledgers.get(ledger_id)
                 if runs is None:
                     runs = ledgers[ledger_id] = Runs()
@@ -138,8 +139,7 @@ class Ledgers:
             return
         if change.kind == form.KIND_TOMBSTONE:
             self.deleted.add(change.ledger_id)
-            del self.states[change.ledger_id]
-            self._sorted_ids = None
+            self.states.remove(change.ledger_id)
             self.on_less()
         elif change.kind == form.KIND_FORGET:
             assert segment.index is not None
@@ -161,9 +161,5 @@ class Ledgers:
 
     def list(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
         """Give ids, ascending, of ledgers of which anything is held, and where to go on or −1."""
-        if self._sorted_ids is None:
-            self._sorted_ids = sorted(self.states)
-        ids = self._sorted_ids
-        start = bisect_left(ids, from_ledger)
-        stop = start + count_max
-        return ids[start:stop], ids[stop] if stop < len(ids) else -1
+        ids = list(islice(self.states.ids_from(from_ledger), count_max + 1))
+        return ids[:count_max], ids[count_max] if len(ids) > count_max else -1

@@ -1,7 +1,8 @@
 """Restart: from the directories to what the engine starts with.
 
 Owns the order in which they are read, and what is concluded from what is missing there. Reads the
-checkpoint, and the segments that it does not call sealed: of those that it does, nothing but the names.
+checkpoint, the table of ledgers that it names, and the segments that it does not call sealed: of those that
+it does, nothing but the names.
 Changes nothing on the disk but the names of files that it cannot use; what has to be written follows in the
 engine: the tail and the marks into a new segment, before it serves, then the checkpoint, and only then are
 useless files removed.
@@ -16,17 +17,19 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
 from bookie_aio.storage import format as form
-from bookie_aio.storage.checkpoint import Checkpoint, LedgerState, SegmentRow, parse_checkpoint
+from bookie_aio.storage.checkpoint import Checkpoint, SegmentRow, parse_checkpoint
 from bookie_aio.storage.idranges import IdRanges
 from bookie_aio.storage.journal import Change, Record
 from bookie_aio.storage.replay import Group, Replayed, replay_segment
 from bookie_aio.storage.segment import Segment, read_head
+from bookie_aio.storage.states import States, Table
 from bookie_aio.wire.blocks import Block
 from metadata.errors import CorruptRecordError, DiskFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from bookie_aio.storage.checkpoint import LedgerState
     from bookie_aio.storage.disk import Disk
     from bookie_aio.storage.index import IndexHead, LedgerRow
     from bookie_aio.storage.segments import Segments
@@ -39,8 +42,8 @@ DAMAGED_SUFFIX = ".damaged"
 class Restarted:
     """What a directory holds."""
 
-    ledgers: dict[int, LedgerState] = field(default_factory=dict)
     deleted: IdRanges = field(default_factory=IdRanges)
+    ledgers: States = field(init=False)
     home: str = ""  # the directory of the checkpoint and the reserve
     spares: list[tuple[str, str]] = field(default_factory=list)  # directory and name of files to use again
     is_all_damaged: bool = False
@@ -53,12 +56,13 @@ class Restarted:
     useless: list[str] = field(default_factory=list)  # paths of files to remove in the end
     notes: list[str] = field(default_factory=list)  # for the log: what was wrong
 
+    def __post_init__(self) -> None:
+        """Begin with no ledgers."""
+        self.ledgers = States(self.deleted)
+
     def state(self, ledger_id: int) -> LedgerState:
         """Give a ledger's state, a new one where there is none."""
-        state = self.ledgers.get(ledger_id)
-        if state is None:
-            state = self.ledgers[ledger_id] = LedgerState()
-        return state
+        return self.ledgers.make(ledger_id)
 
     def lose_all(self, why: str) -> None:
         """Conclude that data was lost that may concern any ledger."""
@@ -67,8 +71,8 @@ class Restarted:
 
     def forget_deleted(self) -> None:
         """Leave out deleted ledgers, whatever segments and indexes still say of them (rule 15)."""
-        for ledger_id in [one for one in self.ledgers if one in self.deleted]:
-            del self.ledgers[ledger_id]
+        for ledger_id in [one for one in self.ledgers.live if one in self.deleted]:
+            self.ledgers.remove(ledger_id)
         self.damaged = {one for one in self.damaged if one not in self.deleted}
 
     def first_records(self) -> list[Record]:
@@ -190,11 +194,35 @@ class Restart:
             return
         finally:
             file.close()
-        self._found.ledgers = self._checkpoint.ledgers
-        self._found.deleted = self._checkpoint.deleted
+        found = self._found
+        found.deleted = self._checkpoint.deleted
+        found.ledgers = States(found.deleted)
+        found.ledgers.load(self._checkpoint.ledgers, await self._read_table(self._checkpoint.table))
         if self._checkpoint.is_all_damaged:
             self._found.lose_all("data was lost before this start, and nobody knows of which ledgers")
         self._found.next_id = self._checkpoint.next_segment
+
+    async def _read_table(self, number: int) -> Table:
+        """Read the table of ledgers that the checkpoint names; all others are of no use."""
+        wanted = layout.table_name(number)
+        self._found.useless += [self._path(name) for name in self._tables() if not number or name != wanted]
+        if not number:
+            return Table()
+        try:
+            if wanted not in self._at:
+                raise CorruptRecordError(f"ledger table {number} is missing")
+            file = await self._disk.open(self._path(wanted))
+            try:
+                return Table.parse(number, await file.read(0, file.size()))
+            finally:
+                file.close()
+        except (CorruptRecordError, DiskFailedError) as error:
+            # It may have held fences that are nowhere else.
+            self._found.lose_all(str(error))
+            return Table()
+
+    def _tables(self) -> list[str]:
+        return [name for name in self._at if layout.id_of(name, layout.TABLE_SUFFIX) is not None]
 
     async def _open(self, segment_ids: list[int], rows: dict[int, SegmentRow]) -> None:
         """Take over what is sealed, and replay the rest, newest first."""

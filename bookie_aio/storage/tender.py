@@ -11,13 +11,16 @@ No space is no failure here: the index stays in memory, and sealing is tried aga
 from __future__ import annotations
 
 import asyncio
+import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
-from bookie_aio.storage.checkpoint import SegmentRow, encode_checkpoint, pack_states
+from bookie_aio.storage.checkpoint import SegmentRow, encode_checkpoint, pack_state
 from bookie_aio.storage.files import give_up_segment, settle_segment, write_index
 from bookie_aio.storage.format import DATA_OFFSET
 from bookie_aio.storage.replay import Replayed, replay_segment
+from bookie_aio.storage.states import Table
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.provision import Provision
     from bookie_aio.storage.segment import Segment
     from bookie_aio.storage.segments import Segments
-    from bookie_aio.wire.blocks import LacStatement
+    from bookie_aio.wire.blocks import Buffer, LacStatement
 
 _LEDGERS_AT_ONCE = 512
 
@@ -45,8 +48,11 @@ class Tender:
         provision: Provision,
         on_failed: Callable[[StorageError], None],
         on_lost_all: Callable[[], None],
+        *,
+        live_ledgers_max: int,
     ) -> None:
         """Share the engine's segments and ledgers; `home` is the checkpoint's directory."""
+        self._live_ledgers_max = live_ledgers_max
         self._disk = disk
         self._home = home
         self._segments = segments
@@ -131,20 +137,57 @@ class Tender:
             await self._write_checkpoint(set(segment_ids))
 
     async def _write_checkpoint(self, more: set[int]) -> None:
-        # What changes between the parts is newer and no less true.
-        states, rows = list(self._ledgers.states.items()), list[bytes]()
-        for at in range(0, len(states), _LEDGERS_AT_ONCE):
-            rows.append(pack_states(states[at : at + _LEDGERS_AT_ONCE]))
-            await asyncio.sleep(0)
+        states = self._ledgers.states
+        table, packed = None, await self._pack_states()
+        if states.is_table_due(self._live_ledgers_max):
+            # Without space for it the checkpoint goes on growing: what gives space back needs that one only.
+            with suppress(DiskFullError):
+                table = await self._write_table(packed)
+                # The checkpoint that goes over to it still has all of this: newer, and no less true.
+                packed = await self._pack_states()
         # The list of segments and the next id are taken together, in one step.
         if self._provision.ready is not None:
             more.add(self._provision.ready.segment_id)
         listed = self._segments.rows()
         listed += [SegmentRow(one) for one in self.also_listed | more if one not in self._segments.by_id]
         data = encode_checkpoint(
-            self._provision.next_id, listed, self.is_all_damaged, rows, self._ledgers.deleted.ranges()
-        )
+            self._provision.next_id, listed, self.is_all_damaged, list(packed.values()),
+            self._ledgers.deleted.ranges(), states.table_number if table is None else table.number,
+        )  # fmt: skip
         await layout.write_file(self._disk, self._home, layout.CHECKPOINT, data)
+        if table is not None:
+            await self._rest_on(table)
+
+    async def _pack_states(self) -> dict[int, bytes]:
+        """Pack the live states. What changes meanwhile is newer and no less true."""
+        live, packed = list(self._ledgers.states.live.items()), dict[int, bytes]()
+        for at in range(0, len(live), _LEDGERS_AT_ONCE):
+            packed.update((one, pack_state(one, state)) for one, state in live[at : at + _LEDGERS_AT_ONCE])
+            await asyncio.sleep(0)
+        return packed
+
+    async def _write_table(self, packed: dict[int, bytes]) -> Table:
+        """Write a new table of ledgers, which counts once a checkpoint names it."""
+        parts: list[Buffer] = []
+        for part in self._ledgers.states.new_rows(packed):
+            parts.append(part)
+            if len(parts) % _LEDGERS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        table = Table(self._ledgers.states.table_number + 1, b"".join(parts))
+        await layout.write_file(self._disk, self._home, layout.table_name(table.number), table.encode())
+        return table
+
+    async def _rest_on(self, table: Table) -> None:
+        """Go over to a table that the checkpoint names, and let states rest in it."""
+        states = self._ledgers.states
+        former = states.table_number
+        states.rest_on(table)
+        live = list(states.live)
+        for at in range(0, len(live), _LEDGERS_AT_ONCE):
+            states.rest(live[at : at + _LEDGERS_AT_ONCE], self._ledgers.awaits)
+            await asyncio.sleep(0)
+        if former:
+            await self.remove([os.path.join(self._home, layout.table_name(former))])
 
     async def rebuild(self, segment: Segment) -> bool:
         """Rebuild a sealed index that fails its checksum, from the segment. What is lost is marked.
@@ -162,9 +205,8 @@ class Tender:
                 self.is_all_damaged = True
                 self._on_lost_all()
             for ledger_id in found.damaged:
-                state = self._ledgers.get(ledger_id)
-                if state is not None:
-                    state.is_damaged = True
+                if self._ledgers.get(ledger_id) is not None:
+                    self._ledgers.state(ledger_id).is_damaged = True
             await self._segments.unseal(segment, found.index)
             self._unsealed.append(segment)
         await self._guard(self.seal_all())

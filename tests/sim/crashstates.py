@@ -50,6 +50,7 @@ CONFIG = StorageConfig(
     group_bytes_max=4 * 1024,
     space=SpaceLimits(reserve_bytes=8 * 1024, retry_s=0.1, floor_free_bytes=0),
     reclaim=ReclaimConfig(pause_s=0.05, loop_share=1.0),
+    live_ledgers_max=1,
 )
 
 

@@ -225,6 +225,7 @@ class Simulation:
                 group_bytes_max=self.plan.segment_bytes // 3,
                 reclaim=ReclaimConfig(pause_s=0.2),
                 space=SpaceLimits(reserve_bytes=self.plan.segment_bytes // 2, retry_s=0.5),
+                live_ledgers_max=2,
             ),
             sweep_interval_s=4.0,
         )

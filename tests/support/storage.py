@@ -30,6 +30,7 @@ SMALL = StorageConfig(
     group_bytes_max=32 * 1024,
     space=SpaceLimits(reserve_bytes=64 * 1024, retry_s=0.02, floor_free_bytes=0),
     reclaim=ReclaimConfig(pause_s=0.001, bytes_per_s=10**9, loop_share=1.0),
+    live_ledgers_max=2,
 )
 
 
@@ -181,6 +182,8 @@ def unaccounted_files(store: Store) -> set[str]:
     if engine._provision.ready is not None:
         expected.add(layout.segment_name(engine._provision.ready.segment_id))
     expected.update(name for _, name in engine._provision._spares)
+    if table := engine._ledgers.states.table_number:
+        expected.add(layout.table_name(table))
     return set(os.listdir(store.path)) ^ expected
 
 

@@ -1,0 +1,181 @@
+"""The table of ledgers: states that rest there are what they were, through rewriting, restarts and damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import struct
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from crc32c import crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bookie_aio.storage import directory as layout
+from bookie_aio.storage.checkpoint import encode_checkpoint, pack_state, parse_checkpoint
+from bookie_aio.storage.idranges import IdRanges
+from bookie_aio.storage.states import States, Table
+from metadata.errors import CorruptRecordError
+from tests.support.storage import SMALL, Store, make_block
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bookie_aio.storage.checkpoint import LedgerState
+
+IDS = st.integers(0, 12)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("change"), IDS, st.integers(1, 2**63 - 1)),
+        st.tuples(st.just("delete"), IDS, st.just(0)),
+        st.tuples(st.just("table"), IDS, st.integers(0, 12)),
+    ),
+    max_size=40,
+)
+
+
+def look(states: States, ids: range) -> dict[int, bytes]:
+    found = ((one, states.get(one)) for one in ids)
+    return {one: pack_state(one, state) for one, state in found if state is not None}
+
+
+@given(STEPS)
+def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, int, int]]) -> None:
+    deleted = IdRanges()
+    states = States(deleted)
+    model: dict[int, int] = {}
+    gone: set[int] = set()
+    for number, (kind, one, value) in enumerate(steps, 1):
+        if kind == "change" and one not in gone:
+            state = states.make(one)
+            state.term, state.is_damaged, state.lock = value, bool(value & 1), bytes(32 * (value & 2) // 2)
+            model[one] = value
+        elif kind == "delete" and model.pop(one, None) is not None:
+            gone.add(one)
+            deleted.add(one)
+            states.remove(one)
+        elif kind == "table":
+            packed = {each: pack_state(each, state) for each, state in states.live.items()}
+            if value in model:  # changes between the packing and the going over
+                states.make(value).term = model[value] = 7
+            made = Table(number, b"".join(states.new_rows(packed)))
+            states.rest_on(Table.parse(number, b"".join(made.encode())))
+            # One of them has something on its way to the disk.
+            pending = states.live.get(one)
+            states.rest(list(states.live), partial(operator.is_, pending))
+            assert states.live.get(one) is pending
+        assert list(states.ids_from(0)) == sorted(model)
+        assert list(states.ids_from(5)) == sorted(each for each in model if each >= 5)
+        assert len(states) == len(model)
+        found = {each: states.get(each) for each in range(13)}
+        assert {each: state.term for each, state in found.items() if state is not None} == model
+        assert states.damaged_count == sum(state.is_damaged for state in found.values() if state is not None)
+
+
+def state_of(store: Store, ledger_id: int) -> tuple[object, ...]:
+    engine = store.engine
+    return (
+        engine.term(ledger_id), engine.lock(ledger_id), engine.is_damaged(ledger_id),
+        engine.last_entry(ledger_id), engine.statement(ledger_id), engine.first_entry(ledger_id),
+    )  # fmt: skip
+
+
+def tables(path: Path) -> list[str]:
+    return sorted(one.name for one in path.iterdir() if one.name.endswith(layout.TABLE_SUFFIX))
+
+
+async def test_what_rests_in_a_table_is_there_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    store = await Store.open(path)
+    engine = store.engine
+    for one in range(40):
+        await store.add(make_block(one, 0, [b"%d" % one] * 3))
+        await store.fence(one, 100 + one)
+    await store.wait(lambda done: engine.append_lock(3, bytes(range(32)), done))
+    await store.wait(lambda done: engine.append_mark(4, done))
+    await store.wait(lambda done: engine.append_trim(5, 2, done))
+    await store.wait(lambda done: engine.append_tombstone(6, done))
+    before = {one: state_of(store, one) for one in range(40)}
+    assert before[39][0] == 139
+    for turn in range(4):
+        await store.close()
+        assert len(tables(path)) == 1
+        store = await Store.open(path)
+        assert len(store.engine._ledgers.states.live) <= 11 + turn  # the others rest
+        assert {one: state_of(store, one) for one in range(40)} == before
+        ids, following = store.engine.list_ledgers(0, 30)
+        assert (ids, following) == ([one for one in range(31) if one != 6], 31)
+        assert store.engine.figures()["ledgers"]["count"] == 39
+        assert store.engine.figures()["ledgers"]["damaged"] == 1
+        # One is taken out of its rest, and goes back with what has changed.
+        await store.add(make_block(10 + turn, 3, [b"more"]))
+        await store.fence(10 + turn, 1000 + turn)
+        before[10 + turn] = state_of(store, 10 + turn)
+        assert before[10 + turn][:1] + before[10 + turn][3:4] == (1000 + turn, 3)
+    await store.close()
+
+
+@pytest.mark.parametrize("harm", ["missing", "flipped", "cut"])
+async def test_a_lost_table_is_known_to_be_lost(tmp_path: Path, harm: str) -> None:
+    path = tmp_path / "data"
+    store = await Store.open(path)
+    for one in range(20):
+        await store.fence(one, 9)
+    await store.close()
+    (name,) = tables(path)
+    data = bytearray((path / name).read_bytes())
+    if harm == "missing":
+        (path / name).unlink()
+    else:
+        data[len(data) // 2] ^= 1
+        (path / name).write_bytes(data if harm == "flipped" else data[:-1])
+    store = await Store.open(path)
+    assert store.engine.is_all_damaged
+    assert not store.engine.is_writable
+    assert store.engine.is_damaged(1)
+    await store.close()
+
+
+async def test_a_table_that_no_checkpoint_names_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    store = await Store.open(path)
+    for one in range(20):
+        await store.fence(one, 9)
+    await store.close()
+    (name,) = tables(path)
+    (path / layout.table_name(77)).write_bytes(b"left over by a crash")
+    store = await Store.open(path)
+    await store.settled()
+    assert layout.table_name(77) not in tables(path)
+    assert store.engine.term(19) == 9
+    await store.close()
+    assert len(tables(path)) == 1
+    assert name
+
+
+async def test_few_ledgers_need_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    store = await Store.open(path, dataclasses.replace(SMALL, live_ledgers_max=1000))
+    for one in range(20):
+        await store.fence(one, 9)
+    await store.close()
+    assert tables(path) == []
+
+
+def test_a_checkpoint_of_the_version_before_is_read() -> None:
+    state: LedgerState = States(IdRanges()).make(7)
+    state.term = 5
+    now = b"".join(encode_checkpoint(3, (), False, [pack_state(7, state)], [(1, 2)], table=9))
+    assert parse_checkpoint(now).table == 9
+    covered = struct.pack("<I", 3) + now[12:48] + now[56:]
+    then = now[:4] + struct.pack("<I", crc32c(covered)) + covered
+    found = parse_checkpoint(then)
+    assert (found.table, found.next_segment, found.ledgers[7].term, list(found.deleted.ranges())) == (
+        0, 3, 5, [(1, 2)],
+    )  # fmt: skip
+    empty = struct.pack("<III", 3, 0, 0)[0:4] + struct.pack("<IQQQQ", 0, 1, 0, 0, 0)
+    assert parse_checkpoint(now[:4] + struct.pack("<I", crc32c(empty)) + empty).next_segment == 1
+    with pytest.raises(CorruptRecordError):
+        parse_checkpoint(then[:-1])
