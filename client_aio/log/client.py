@@ -139,7 +139,7 @@ class LogClient:
         Raises:
             NoSuchLogError: there is no such log.
             InvalidArgumentError: the position lies behind the log's last ledger.
-            UnauthorizedAccessError: the password is not that of its ledgers.
+            UnauthorizedAccessError: the password is not that of its ledgers. Nothing was done.
         """
         position = Position.parse(before) if isinstance(before, str) else Position.check(before)
         return await truncate_log(self._context, self._lists(name), position, password)
@@ -152,7 +152,7 @@ class LogClient:
 
         Raises:
             NoSuchLogError: there is no such log.
-            UnauthorizedAccessError: the password is not that of its ledgers; the log can no longer be read.
+            UnauthorizedAccessError: the password is not that of its ledgers. Nothing was done.
         """
         await delete_log(self._context, self._lists(name), password)
 
@@ -198,6 +198,7 @@ class LogClient:
             InvalidArgumentError: a ledger is not CLOSED, or given twice, or the log is found to have it.
             NoSuchLedgerError: a ledger does not exist.
             LedgerRecoveryError: too few bookies of the log's last ledgers answered; try again later.
+            UnauthorizedAccessError: the password is not that of the log's last ledgers. Nothing was done.
             MetadataUnavailableError: it may have been done; repeat it with its transaction.
         """
         addition = Addition.check(ledger_ids, transaction, replace, check_custom(custom_metadata or {}))

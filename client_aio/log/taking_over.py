@@ -48,10 +48,10 @@ async def recovered(context: ClientContext, lists: LogList, password: bytes) -> 
 async def _close(context: ClientContext, row: LogRow, password: bytes) -> None:
     try:
         metadata, _ = await context.ledgers.read(row.ledger_id)
-        if metadata.is_closed:
-            return
+        # Also where it is CLOSED: the log's next ledger would have another password.
         digest = await context.unlock(metadata, password)
-        await recover_ledger(context, row.ledger_id, digest)
+        if not metadata.is_closed:
+            await recover_ledger(context, row.ledger_id, digest)
     except NoSuchLedgerError:
         # Either the list has changed, and all of this is done again; or somebody has deleted a ledger of
         # the log by hand, and nobody can write to it any more.

@@ -40,6 +40,7 @@ async def truncate_log(
 ) -> list[LogRow]:
     """Drop what lies before a position, and delete the ledgers; see `Client.truncate_log`."""
     head, version = await finish_dropping(context, lists, *await lists.read(sync=True), password)
+    await _check_password(context, head, password)
     while True:
         bounded = await _bounded(context, head, before, password)
 
@@ -55,6 +56,21 @@ async def truncate_log(
     dropped = await lists.dropped_rows(changed.head)
     await finish_dropping(context, lists, changed.head, changed.version, password)
     return dropped
+
+
+async def _check_password(context: ClientContext, head: LogHead, password: bytes) -> None:
+    """Compare the password with the newest ledger's, before the list is changed: what it drops is lost.
+
+    Raises:
+        UnauthorizedAccessError: it is not that.
+    """
+    for row in reversed(head.newest):
+        try:
+            metadata, _ = await context.ledgers.read(row.ledger_id)
+        except NoSuchLedgerError:
+            continue
+        await context.unlock(metadata, password)
+        return
 
 
 async def _bounded(context: ClientContext, head: LogHead, before: Position, password: bytes) -> Position:
@@ -98,6 +114,7 @@ async def delete_log(context: ClientContext, lists: LogList, password: bytes) ->
     head, version = await lists.read(sync=True, deleted_too=True)
     while not head.is_deleted:
         head, version = await finish_dropping(context, lists, head, version, password)
+        await _check_password(context, head, password)
 
         changed = await lists.change_now(
             head, version, lambda found: None if found.has_dropped else found.delete()

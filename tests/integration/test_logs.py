@@ -445,7 +445,24 @@ async def test_a_log_with_a_password_needs_it(client: Client) -> None:
         with pytest.raises(client_aio.UnauthorizedAccessError):
             await client.open_log("a", digest="hmac-sha256", password=b"wrong")
         await log.append(b"4")
-        await client.truncate_log("a", log.last_add_confirmed, password=b"secret")
+        truncate_at = log.last_add_confirmed
+        assert truncate_at is not None
+    other = await client.create_ledger()
+    await other.close()
+    # All of it is closed now: nothing needs the password but what it would do.
+    for attempt in (
+        client.truncate_log("a", truncate_at),
+        client.truncate_log("a", truncate_at, password=b"wrong"),
+        client.delete_log("a"),
+        client.open_log("a"),
+        client.add_to_log("a", [other.ledger_id], replace=True),
+    ):
+        with pytest.raises(client_aio.UnauthorizedAccessError):
+            await attempt
+    await client.delete_ledger(other.ledger_id)
+    assert [r.data async for r in client.read_log("a", password=b"secret")] == [b"1", b"2", b"3", b"4"]
+    async with client.open_log("a", **protect):
+        await client.truncate_log("a", truncate_at, password=b"secret")
     assert [r.data async for r in client.read_log("a", password=b"secret")] == [b"4"]
     await client.delete_log("a", password=b"secret")
     assert [each async for each in client.list_ledgers()] == []
