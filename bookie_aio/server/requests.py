@@ -108,6 +108,7 @@ class Requests:
         self._info = info
         self._authoriser = authoriser
         self._drop_if_deleted = drop_if_deleted
+        self._deleting = 0
         self._polls = LongPolls(loop, limits.connection_polls_max, self._answer_lac)
         self._decoder = RequestDecoder()
         self.counters = Counters()
@@ -471,11 +472,19 @@ class Requests:
         ledger_id = request.ledger_id
 
         async def answer() -> int:
+            # While the metadata store is away deletions wait for it, and reads are not to wait for them.
+            if self._deleting >= max(1, self._limits.reads_max // 2):
+                reason = "too many deletions wait for the metadata store; a sweep will look for this one"
+                self._refuse(peer, Op.DELETE, request_id, Status.TOO_MANY_REQUESTS, reason)
+                return 0
+            self._deleting += 1
             try:
                 is_dropped = await self._drop_if_deleted(ledger_id)
             except MetadataError as error:
                 self._refuse(peer, Op.DELETE, request_id, Status.INTERNAL_ERROR, str(error))
                 return 0
+            finally:
+                self._deleting -= 1
             if is_dropped:
                 self._acknowledge(peer, Op.DELETE, request_id, None)
             else:

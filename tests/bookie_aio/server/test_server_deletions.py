@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bookie_aio.config import Limits
 from bookie_aio.wire.messages import (
     NO_TERM,
     Add,
@@ -214,6 +215,26 @@ async def test_a_ledger_that_comes_while_a_sweep_is_under_way_is_not_dropped(boo
     for _ in range(4):
         assert await deletions_of(bookie).sweep() == 0
     assert await held(store.client) == [3, 101, 102, 103]
+
+
+async def test_deletions_that_wait_for_the_metadata_store_leave_room_for_reads(bookies: Bookies) -> None:
+    class AwayStore(MemoryMetadataStore):
+        """Answers no sync until it is told to."""
+
+        async def sync(self, key: str) -> None:
+            await back.wait()
+            await super().sync(key)
+
+    back = asyncio.Event()
+    bookie = await bookies.start(store=AwayStore(bookies.tree), limits=Limits(reads_max=4))
+    client, other = await bookies.connect(bookie), await bookies.connect(bookie)
+    await fill(bookies, client, 7)
+    deletes = [client.send(Delete(7)) for _ in range(10)]
+    assert await asyncio.wait_for(has_entry(other, 7), WAIT_S)
+    back.set()
+    statuses = [(await one).status for one in deletes]
+    assert set(statuses) == {Status.BAD_REQUEST, Status.TOO_MANY_REQUESTS}
+    assert (await client.call(Delete(7))).status is Status.BAD_REQUEST
 
 
 async def test_a_short_listing_drops_nothing(bookies: Bookies) -> None:
