@@ -62,7 +62,7 @@ class Deletions:
     def __init__(self, engine: Engine, store: MetadataStore, cookie: Cookie, unnamed_grace_s: float) -> None:
         """Take a store that stays its owner's to close, and who we are in it."""
         self._unnamed_grace_s = unnamed_grace_s
-        self._unnamed: dict[int, tuple[float, int]] = {}  # since when, and what had been done by then
+        self._unnamed: dict[int, float] = {}  # since when
         self._looked_upto = -1  # the sweeps look at a part of the ledgers each
         self._engine = engine
         self._store = store
@@ -133,7 +133,9 @@ class Deletions:
 
     async def _forget_unnamed(self, held: list[int]) -> None:
         """Look at some of the ledgers that are held, and forget those that others keep."""
-        self._unnamed = {one: known for one, known in self._unnamed.items() if self._has_entries(one)}
+        self._unnamed = {one: since for one, since in self._unnamed.items() if self._has_entries(one)}
+        quiet = self._engine.quiet
+        quiet.intersection_update(self._unnamed)
         later = held[bisect_right(held, self._looked_upto) :][:_LOOKED_AT_ONCE]
         self._looked_upto = later[-1] if len(later) == _LOOKED_AT_ONCE else -1
         looked_at = [one for one in sorted({*later, *self._unnamed}) if self._has_entries(one)]
@@ -143,17 +145,17 @@ class Deletions:
         await self._check_cluster()
         now = asyncio.get_running_loop().time()
         for ledger_id in looked_at:
-            activity = self._engine.activity(ledger_id)
+            if ledger_id not in quiet:
+                self._unnamed.pop(ledger_id, None)  # perhaps a repair was there, which will name us
+            quiet.add(ledger_id)
             if not await self._is_kept_by_others(ledger_id):
                 self._unnamed.pop(ledger_id, None)
                 continue
             # No await from the read of the metadata to the append.
-            if self._engine.activity(ledger_id) != activity or not self._has_entries(ledger_id):
+            if ledger_id not in quiet or not self._has_entries(ledger_id):
                 continue
-            since, known = self._unnamed.setdefault(ledger_id, (now, activity))
-            if known != activity:
-                self._unnamed[ledger_id] = (now, activity)  # perhaps a repair, which will name us
-            elif now - since >= self._unnamed_grace_s:
+            since = self._unnamed.setdefault(ledger_id, now)
+            if now - since >= self._unnamed_grace_s:
                 await when_durable(partial(self._engine.append_forget, ledger_id))
                 del self._unnamed[ledger_id]
                 self.forgotten += 1

@@ -62,9 +62,7 @@ assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (56, 40, 144)
 class LedgerState:
     """What the bookie knows of a ledger besides where its entries lie."""
 
-    __slots__ = (
-        "accepted", "first", "is_damaged", "last_entry", "listed", "lock", "since", "statement", "term",
-    )  # fmt: skip
+    __slots__ = ("accepted", "first", "is_damaged", "last_entry", "lock", "since", "statement", "term")
 
     def __init__(self) -> None:
         self.term = 0  # highest accepted, perhaps not durable yet
@@ -73,7 +71,6 @@ class LedgerState:
         self.is_damaged = False
         self.lock = b""  # what a request's token is held against, perhaps not durable yet; empty: none
         self.accepted = 0  # the number of the last record accepted for it
-        self.listed = 0  # how often its entries were listed
         self.since = 0  # the segment from which on its entries count; 0: from the first
         self.first = 0  # entries below are not kept
 

@@ -424,10 +424,10 @@ class Engine:
         """Tell whether a tombstone was accepted for the ledger, perhaps not durable yet."""
         return self._ledgers.is_deleted(ledger_id)
 
-    def activity(self, ledger_id: int) -> int:
-        """Give a number that changes whenever something is accepted for the ledger, or it is listed."""
-        state = self._ledgers.get(ledger_id)
-        return state.accepted + state.listed if state is not None else 0
+    @property
+    def quiet(self) -> set[int]:
+        """Give the ledgers that the caller put here, and of which nothing was accepted or listed since."""
+        return self._ledgers.quiet
 
     @property
     def is_all_damaged(self) -> bool:
@@ -498,9 +498,7 @@ class Engine:
         Raises:
             DiskFailedError: the disk fails to give what is needed to tell.
         """
-        state = self._ledgers.get(ledger_id)
-        if state is not None:
-            state.listed += 1
+        self._ledgers.quiet.discard(ledger_id)
         return await self._lookup.list_entries(ledger_id, from_entry, rows_max)
 
     def list_ledgers(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:

@@ -36,6 +36,7 @@ class Ledgers:
         self.deleted = deleted  # tombstones accepted, perhaps not durable yet
         self._accepted = 0  # records accepted, and of those the ones durable and indexed
         self._indexed = 0
+        self.quiet: set[int] = set()  # of those that somebody put here: nothing was accepted or listed since
         self.on_less: Callable[[], None] = lambda: None  # called when something need not be kept any more
 
     def get(self, ledger_id: int) -> LedgerState | None:
@@ -59,6 +60,7 @@ class Ledgers:
         if ledger_id in self.deleted:
             raise NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
         state = self.state(ledger_id)
+        self.quiet.discard(ledger_id)
         self._accepted += 1
         state.accepted = self._accepted
         return state
