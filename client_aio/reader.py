@@ -166,12 +166,17 @@ class LedgerReader:
             await self._ask_for_lac(needs_coverage=False)
         return self._lac
 
-    async def refresh(self) -> None:
+    async def refresh(self, *, sync: bool = False) -> None:
         """Read the metadata again.
+
+        Args:
+            sync: see everything that any client completed before this call.
 
         Raises:
             NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
         """
+        if sync:
+            await self._context.ledgers.sync(self.ledger_id)
         self._metadata, self._version = await self._context.ledgers.read(self.ledger_id)
         self._lac = max(self._lac, self._lac_of_metadata())
 

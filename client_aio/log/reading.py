@@ -229,8 +229,7 @@ class LogReading:
         if is_complete and not is_closed:
             # Nobody adds to it any more, and everything added was acknowledged: it ends where it ends. What
             # its metadata say by now must be known for that: whom to ask for an entry, who says no.
-            await self._context.ledgers.sync(row.ledger_id)
-            await reader.refresh()
+            await reader.refresh(sync=True)
             async with contextlib.aclosing(reader.read_unconfirmed(following, ENTRY_ID_MAX)) as rest:
                 async for entry in rest:
                     yield EntryBatch.of_payloads(entry.entry_id, [memoryview(entry.data)])

@@ -55,11 +55,12 @@ class Found:
 
 
 class Catalog:
-    """Answers for one query; keeps what does not change any more."""
+    """Answers for one query, of a batch or a stream; keeps what does not change any more."""
 
-    def __init__(self, client: client_aio.Client, options: ReadOptions) -> None:
+    def __init__(self, client: client_aio.Client, options: ReadOptions, *, is_stream: bool = False) -> None:
         self._client = client
         self._options = options
+        self._is_stream = is_stream
         self._closed: dict[int, LedgerMetadata] = {}
         self._entry_bytes: dict[int, float] = {}
         self._password = password_of(options)
@@ -169,11 +170,13 @@ class Catalog:
             last, mean = metadata.last_entry, metadata.length / max(1, metadata.last_entry + 1)
         else:
             async with self._client.open_ledger(row.ledger_id, password=self._password) as reader:
-                last = await _lac_of(reader)
+                last = await self._lac_of(reader)
                 is_complete = reader.is_closed
                 if not is_complete and await self._is_overtaken(row, rows):
-                    # Nobody adds to it any more, and all that was added is acknowledged.
+                    # Nobody adds to it any more, and all that was added is acknowledged. Whom to ask for it
+                    # is what the metadata say by now.
                     is_complete = True
+                    await reader.refresh(sync=True)
                     async for entry in reader.read_unconfirmed(last + 1, ENTRY_ID_MAX):
                         last = entry.entry_id
                 metadata, mean = reader.metadata, await self._sample(reader, last)
@@ -197,7 +200,20 @@ class Catalog:
         if row.log is None or index == len(rows) or rows[index].log != row.log:
             return False
         async with self._client.open_ledger(rows[index].ledger_id, password=self._password) as reader:
-            return await _lac_of(reader) >= 0
+            return await self._lac_of(reader) >= 0
+
+    async def _lac_of(self, reader: client_aio.LedgerReader) -> int:
+        """Ask for the LAC.
+
+        Where too few bookies answer, a stream takes what is known, and the rest with a later batch. A batch
+        read fails: it is of all that there is.
+        """
+        try:
+            return await reader.read_last_add_confirmed()
+        except BookieUnavailableError:
+            if not self._is_stream:
+                raise
+            return reader.last_add_confirmed
 
     async def _sample(self, reader: client_aio.LedgerReader, last: int) -> float:
         """Estimate the mean size of an open ledger's entries from its first ones."""
@@ -213,14 +229,6 @@ class Catalog:
         if entries == _SAMPLE_ENTRIES:
             self._entry_bytes[reader.ledger_id] = mean
         return mean
-
-
-async def _lac_of(reader: client_aio.LedgerReader) -> int:
-    """Ask for the LAC; what is known of it where too few bookies answer."""
-    try:
-        return await reader.read_last_add_confirmed()
-    except BookieUnavailableError:
-        return reader.last_add_confirmed
 
 
 def rows_of(log: LogMetadata) -> list[Listed]:

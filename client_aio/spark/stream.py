@@ -215,7 +215,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         async def ask() -> T:
             if self._client is None or self._catalog is None:
                 self._client = await client_aio.connect(self._options.metadata)
-                self._catalog = Catalog(self._client, self._options)
+                self._catalog = Catalog(self._client, self._options, is_stream=True)
             return await question(self._catalog)
 
         return get_background().run(ask())

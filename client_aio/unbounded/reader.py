@@ -36,14 +36,13 @@ class UnboundedLedgerReader(LedgerReader):
         """Give the first entry that has not been trimmed, as last heard."""
         return self._metadata.first_entry
 
-    async def refresh(self) -> None:
+    async def refresh(self, *, sync: bool = True) -> None:
         """Read the metadata again, as they are in the store now.
 
         Raises:
             NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
         """
-        await self._context.ledgers.sync(self.ledger_id)
-        await super().refresh()
+        await super().refresh(sync=sync)
 
     def tail_batches(self, from_entry: int = 0) -> BatchStream:
         """Read as `tail` does, in batches.

@@ -16,7 +16,7 @@ from metadata.ids import ledger_key
 from metadata.log import LogHead, LogRow
 from metadata.logs import LogList
 from tests.support.cluster import Cluster
-from tests.support.links import Links
+from tests.support.links import Gate, Links
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,20 +33,6 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 async def contents(client: Client) -> list[bytes]:
     return [record.data async for record in client.read_log("a")]
-
-
-class Gate:
-    """Holds back the next compare-and-set of one key."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-        self.reached = asyncio.Event()
-        self.opened = asyncio.Event()
-
-    async def meet(self, key: str) -> None:
-        if key == self._key:
-            self.reached.set()
-            await self.opened.wait()
 
 
 async def test_a_ledger_that_is_not_closed_yet_is_read_past_when_the_next_one_has_a_record(

@@ -273,6 +273,21 @@ class _Pipe(Pipe):
             await writer.drain()
 
 
+class Gate:
+    """Holds back compare-and-sets of one key: its `meet` is a store's `before_compare_and_set`."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def meet(self, key: str) -> None:
+        """Wait, if it is that key's."""
+        if key == self._key:
+            self.reached.set()
+            await self.opened.wait()
+
+
 class ClientStore(MetadataStore):
     """The metadata store as one client sees it: with the addresses of its links."""
 

@@ -1,0 +1,71 @@
+"""Where a reading from Spark ends: at what there is, or in an error; never short of it without a word."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from client_aio.spark.catalog import Catalog
+from client_aio.spark.options import parse_read
+from client_aio.spark.plan import Bounds
+from metadata.errors import BookieUnavailableError
+from metadata.ids import ledger_key
+from tests.support.cluster import Cluster
+from tests.support.links import Gate, Links
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with Cluster(tmp_path) as made:
+        yield made
+
+
+async def test_a_complete_ledger_that_is_not_closed_is_planned_to_its_end_though_the_server_lags(
+    cluster: Cluster,
+) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("writer") as writing,
+        links.connect("reader") as reading,
+        writing.open_log("a", ensemble_size=1, write_quorum=1, ack_quorum=1) as log,
+    ):
+        await log.append(b"1")
+        key = ledger_key(log.ledger_id)
+        await reading.ledger_metadata(log.ledger_id)
+        await links.store("reader").lag(key)
+        (bookie_id,) = log.current.metadata.last_fragment.bookies
+        await links["writer", bookie_id].cut()
+        await log.append(b"2")  # to another bookie, which the reader's server has not heard of
+        gate = Gate(key)
+        links.store("writer").before_compare_and_set = gate.meet
+        await log.roll()
+        await log.append(b"3")
+        await asyncio.sleep(0.05)  # until the LAC is published
+        catalog = Catalog(reading, parse_read({"metadata": cluster.uri, "log": "a"}))
+        found = await catalog.stretches(Bounds())
+        assert [(one.stretch.last, one.stretch.is_complete) for one in found] == [(1, True), (0, False)]
+        gate.opened.set()
+
+
+async def test_a_batch_read_fails_where_nobody_can_tell_the_end_and_a_stream_waits(cluster: Cluster) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("writer") as writing,
+        links.connect("reader") as reading,
+        writing.open_log("a") as log,
+    ):
+        await log.append(b"1")
+        await asyncio.sleep(0.05)  # until the LAC is published
+        options = parse_read({"metadata": cluster.uri, "log": "a"})
+        for name in list(cluster.bookies)[:2]:
+            links["reader", name].black_hole()
+        with pytest.raises(BookieUnavailableError):
+            await Catalog(reading, options).stretches(Bounds())
+        (found,) = await Catalog(reading, options, is_stream=True).stretches(Bounds())
+        assert not found.stretch.is_complete
