@@ -27,6 +27,9 @@ from tests.support.storage import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bookie_aio.storage.journal import Done
+    from bookie_aio.wire.blocks import Block
+
 KEPT = range(1, 4)
 NO_SPARES = replace(SMALL, space=replace(SMALL.space, spare_bytes_max=0))
 
@@ -267,6 +270,32 @@ def test_the_winners_among_copies() -> None:
     ]  # fmt: skip
     striped = found(2, 1, 4, stride=3)
     assert winning(striped, [striped, found(3, 0, 9)], 99) == [range(10, 13, 3)]
+
+
+async def test_a_segment_stays_when_a_copy_is_accepted_and_then_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Space may run out between the two, and nothing need wait behind the copy by then."""
+    store = await store_with_dead_ledgers(tmp_path / "b1")
+    dropped = 0
+
+    def drop(block: Block, done: Done) -> None:
+        nonlocal dropped
+        dropped += 1
+        done(DiskFullError("no space left"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.engine, "append_copy", drop)
+        for ledger_id in range(4, 13):
+            await delete(store, ledger_id)
+        await store.settled()
+    assert dropped
+    await assert_kept(store, range(60))
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    again = await Store.open(crashed)
+    await assert_kept(again, range(60))
+    await again.close()
 
 
 async def test_a_full_disk_stops_compaction_until_there_is_room(tmp_path: Path) -> None:
