@@ -73,6 +73,7 @@ class Restarted:
         """Leave out deleted ledgers, whatever segments and indexes still say of them (rule 15)."""
         for ledger_id in [one for one in self.ledgers.live if one in self.deleted]:
             self.ledgers.remove(ledger_id)
+        self.ledgers.count()
         self.damaged = {one for one in self.damaged if one not in self.deleted}
 
     def first_records(self) -> list[Record]:
@@ -197,7 +198,8 @@ class Restart:
         found = self._found
         found.deleted = self._checkpoint.deleted
         found.ledgers = States(found.deleted)
-        found.ledgers.load(self._checkpoint.ledgers, await self._read_table(self._checkpoint.table))
+        table = await self._read_table(self._checkpoint.table)
+        found.ledgers.load(self._checkpoint.ledgers, table, max(self._ids(layout.TABLE_SUFFIX), default=0))
         if self._checkpoint.is_all_damaged:
             self._found.lose_all("data was lost before this start, and nobody knows of which ledgers")
         self._found.next_id = self._checkpoint.next_segment
@@ -205,7 +207,8 @@ class Restart:
     async def _read_table(self, number: int) -> Table:
         """Read the table of ledgers that the checkpoint names; all others are of no use."""
         wanted = layout.table_name(number)
-        self._found.useless += [self._path(name) for name in self._tables() if not number or name != wanted]
+        others = map(layout.table_name, sorted(self._ids(layout.TABLE_SUFFIX) - {number}))
+        self._found.useless += map(self._path, others)
         if not number:
             return Table()
         try:
@@ -220,9 +223,6 @@ class Restart:
             # It may have held fences that are nowhere else.
             self._found.lose_all(str(error))
             return Table()
-
-    def _tables(self) -> list[str]:
-        return [name for name in self._at if layout.id_of(name, layout.TABLE_SUFFIX) is not None]
 
     async def _open(self, segment_ids: list[int], rows: dict[int, SegmentRow]) -> None:
         """Take over what is sealed, and replay the rest, newest first."""

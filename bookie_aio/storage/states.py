@@ -101,12 +101,26 @@ class States:
         self._table = Table()
         self._deleted = deleted
         self._sorted: list[int] | None = None
+        self._numbers_used = 0
         self._new = 0  # how many more ledgers there are than the table has
 
-    def load(self, live: dict[int, LedgerState], table: Table) -> None:
-        """Take what a checkpoint and its table hold."""
+    def load(self, live: dict[int, LedgerState], table: Table, numbers_used: int) -> None:
+        """Take what a checkpoint and its table hold.
+
+        Args:
+            numbers_used: the highest number of any table that was found: files that are still to be removed
+                have such numbers, and no new table may come under their names.
+        """
         self.live = live
-        self.rest_on(table)
+        self._numbers_used = numbers_used
+        self._table = table
+        self.count()
+
+    def count(self) -> None:
+        """Count the ledgers anew, after deletions that `remove` was not told of."""
+        deleted = self._deleted
+        gone = sum(one in deleted for one in self._table.ids) if len(deleted) else 0
+        self._new = sum(one in deleted or self._table.row(one) is None for one in self.live) - gone
 
     def get(self, ledger_id: int) -> LedgerState | None:
         """Give a ledger's state, to be looked at and not to be changed; None where there is none."""
@@ -150,6 +164,11 @@ class States:
         """Give the number of the table that a checkpoint must name; 0 for none."""
         return self._table.number
 
+    @property
+    def next_table_number(self) -> int:
+        """Give the number of the next table."""
+        return max(self._table.number, self._numbers_used) + 1
+
     def is_table_due(self, live_max: int) -> bool:
         """Tell whether there are so many live states that a new table should be made."""
         return len(self.live) > max(live_max, len(self._table.ids) // 4)
@@ -191,14 +210,15 @@ class States:
                 break
             else:
                 then = stop
-            if end > start:
-                yield table.rows[start * LEDGER_BYTES : end * LEDGER_BYTES]
+            # Perhaps none of them: whoever asks may then pause.
+            yield table.rows[start * LEDGER_BYTES : end * LEDGER_BYTES]
             start = then
 
     def rest_on(self, table: Table) -> None:
         """Go over to a new table, which a durable checkpoint names. Live states stay what they are."""
+        count = len(self)
         self._table = table
-        self._new = sum(table.row(one) is None for one in self.live)
+        self._new = count - len(table.ids)
 
     def rest(self, ledger_ids: Iterable[int], is_pending: Callable[[LedgerState], bool]) -> None:
         """Let go of those of these states that the table has as they are."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
@@ -150,13 +151,23 @@ class Tender:
             more.add(self._provision.ready.segment_id)
         listed = self._segments.rows()
         listed += [SegmentRow(one) for one in self.also_listed | more if one not in self._segments.by_id]
-        data = encode_checkpoint(
-            self._provision.next_id, listed, self.is_all_damaged, list(packed.values()),
-            self._ledgers.deleted.ranges(), states.table_number if table is None else table.number,
+        encode = partial(
+            encode_checkpoint, self._provision.next_id, listed, self.is_all_damaged, list(packed.values()),
+            list(self._ledgers.deleted.ranges()),
         )  # fmt: skip
-        await layout.write_file(self._disk, self._home, layout.CHECKPOINT, data)
         if table is not None:
-            await self._rest_on(table)
+            try:
+                await layout.write_file(self._disk, self._home, layout.CHECKPOINT, encode(table.number))
+            except DiskFullError:
+                await self.remove([self._table_path(table.number)])  # its space may be what is missing
+            else:
+                await self._rest_on(table)
+                return
+        data = encode(states.table_number)
+        await layout.write_file(self._disk, self._home, layout.CHECKPOINT, data)
+
+    def _table_path(self, number: int) -> str:
+        return os.path.join(self._home, layout.table_name(number))
 
     async def _pack_states(self) -> dict[int, bytes]:
         """Pack the live states. What changes meanwhile is newer and no less true."""
@@ -173,7 +184,7 @@ class Tender:
             parts.append(part)
             if len(parts) % _LEDGERS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        table = Table(self._ledgers.states.table_number + 1, b"".join(parts))
+        table = Table(self._ledgers.states.next_table_number, b"".join(parts))
         await layout.write_file(self._disk, self._home, layout.table_name(table.number), table.encode())
         return table
 
@@ -187,7 +198,7 @@ class Tender:
             states.rest(live[at : at + _LEDGERS_AT_ONCE], self._ledgers.awaits)
             await asyncio.sleep(0)
         if former:
-            await self.remove([os.path.join(self._home, layout.table_name(former))])
+            await self.remove([self._table_path(former)])
 
     async def rebuild(self, segment: Segment) -> bool:
         """Rebuild a sealed index that fails its checksum, from the segment. What is lost is marked.
