@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.checkpoint import empty_checkpoint
 from metadata.bookies import Cookie
-from metadata.errors import CookieMismatchError, CorruptRecordError, DiskFullError, MetadataCorruptError
+from metadata.errors import (
+    CookieMismatchError,
+    CorruptRecordError,
+    DiskFailedError,
+    DiskFullError,
+    MetadataCorruptError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +95,11 @@ async def write_file(disk: Disk, directory: str, name: str, buffers: Sequence[Bu
     finally:
         file.close()
     await disk.rename(temporary, os.path.join(directory, name))
-    await disk.sync_directory(directory)
+    try:
+        await disk.sync_directory(directory)
+    except DiskFullError as error:
+        # It holds the new bytes, and after a crash perhaps the old ones: nobody may go on from either.
+        raise DiskFailedError(str(error)) from error
 
 
 async def remove_files(disk: Disk, paths: Sequence[str]) -> None:

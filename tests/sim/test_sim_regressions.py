@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim import campaign
 from tests.sim.crashstates import record
 from tests.sim.profiles import draw_plan
 from tests.sim.quiet import quiet
@@ -21,4 +22,11 @@ def test_a_bookie_that_compacts_can_be_closed(seed: int) -> None:
 def test_a_segment_is_not_given_up_when_space_ran_out_for_its_copies(profile: str, seed: int) -> None:
     """Compaction took copies that were dropped for want of space for durable, and gave up the only ones."""
     result = run_plan(draw_plan(profile, seed))
+    assert result.is_good, result.text
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("duelling-logs", 800139)])
+def test_a_table_of_ledgers_is_not_removed_under_the_name_of_an_older_one(profile: str, seed: int) -> None:
+    """A start listed a left-over table for removal, and then wrote a new one under the same name."""
+    result, _, _ = campaign.run_seed((profile, seed))
     assert result.is_good, result.text

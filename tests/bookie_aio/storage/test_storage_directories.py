@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie_aio.storage import directory as layout
+from bookie_aio.storage.disk import RealDisk
 from bookie_aio.wire.messages import Stop
-from metadata.errors import CorruptRecordError, DirectoryInUseError
+from metadata.errors import CorruptRecordError, DirectoryInUseError, DiskFailedError, DiskFullError
 from tests.support.storage import FaultyDisk, Store, make_block
 
 if TYPE_CHECKING:
@@ -94,3 +95,16 @@ async def test_a_full_directory_is_passed_over(tmp_path: Path) -> None:
     assert segments_in(tmp_path / "b") > 5
     assert store.writable == []
     await store.close()
+
+
+async def test_a_file_that_may_or_may_not_be_replaced_ends_the_bookie(tmp_path: Path) -> None:
+    """Going on would mean to remove what one of the two names."""
+
+    class FullInTheEnd(RealDisk):
+        async def sync_directory(self, path: str) -> None:
+            raise DiskFullError("no space left")
+
+    disk = FullInTheEnd()
+    with pytest.raises(DiskFailedError):
+        await layout.write_file(disk, str(tmp_path), layout.CHECKPOINT, [b"new"])
+    disk.close()
