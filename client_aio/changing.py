@@ -174,8 +174,9 @@ class EnsembleChanges(Generic[Token]):
                 replicator.reseat(bookies, seats, self._connections)
                 now = asyncio.get_running_loop().time()
                 self._seated_at |= {bookies[index]: now for index in indexes_of(seats)}
-                self._connections = {}
                 following = changer.reseated()
+                if not changer.is_roll_due:
+                    self._connections = {}  # else those found for the roll wait for it
                 replicator.schedule_flush()  # What a roll held back.
                 return following
             case GiveUp(why):

@@ -217,9 +217,8 @@ class EnsembleChanger(Generic[Token]):
         self._seats = 0  # seats of the change under way
         self._first_entry: int | None = None
         self.is_roll_due = False
-        self._rolling: tuple[tuple[str, ...], int] | None = (
-            None  # to these bookies, of them new in these seats
-        )
+        # To these bookies, of them new in these seats; to none: to whoever is seated when it is written.
+        self._rolling: tuple[tuple[str, ...], int] | None = None
         self._is_rolled = False  # the change under way is the roll itself
         self.fragment = fragment
         self.target = fragment.bookies
@@ -261,7 +260,7 @@ class EnsembleChanger(Generic[Token]):
 
     def not_found_all(self) -> Step:
         """Begin a roll to the same bookies, whichever of them have failed."""
-        return self._begin_roll(self.fragment.bookies, 0)
+        return self._begin_roll((), 0)
 
     def roll_later(self) -> Step:
         """Give the roll up: it is asked for again some other time."""
@@ -282,7 +281,9 @@ class EnsembleChanger(Generic[Token]):
             return Find(self._asked) if is_stuck else Drain(self._window.failed)
         self._is_rolled = True
         self._first_entry = self._window.begin_change()
-        self.target, self._seats = self._rolling
+        bookies, self._seats = self._rolling
+        # Those that go on may be others by now than when it began.
+        self.target = bookies or self.fragment.bookies
         return Write(NewEnsemble(self._first_entry, self.target, self.fragment))
 
     def found(self, bookies: tuple[str, ...]) -> Step:

@@ -222,6 +222,27 @@ async def test_a_roll_goes_on_with_the_same_bookies_where_there_are_no_others(tm
         assert [entry_id for entry_id, _ in found] == list(range(12))
 
 
+async def test_a_bookie_that_fails_while_a_roll_waits_for_it_is_replaced_and_the_roll_made(
+    tmp_path: Path,
+) -> None:
+    async with clients(tmp_path, bookies=4) as (one, other, cluster):
+        ledger = await one.open_unbounded_ledger(NAME, ensemble_size=2, write_quorum=2, ack_quorum=2)
+        await ledger.add_entries(numbered(0, 3))
+        before = ledger.metadata.last_fragment
+        cluster[before.bookies[0]].stop()
+        waiting = ledger.add_entry(b"4")
+        rolling = asyncio.create_task(ledger.roll())
+        await asyncio.sleep(0.3)
+        assert ledger._window.is_holding
+        await cluster[before.bookies[0]].kill()
+        assert await asyncio.wait_for(rolling, WAIT_S) == 5
+        assert await waiting == 4
+        assert before.bookies[0] not in ledger.metadata.fragments[-2].bookies
+        await ledger.add_entries(numbered(5, 9))
+        await ledger.close()
+        assert [data for _, data in await everything(other)] == numbered(0, 9)
+
+
 async def test_a_bulk_add_and_a_close_wait_for_the_roll_under_way(tmp_path: Path) -> None:
     async with clients(tmp_path, max_in_flight_bytes=50_000) as (one, other, _):
         async with one.open_unbounded_ledger(NAME, fragment_bytes=30_000) as ledger:

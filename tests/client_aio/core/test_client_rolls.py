@@ -128,6 +128,23 @@ def test_a_failure_that_what_was_sent_waits_for_is_mended_first() -> None:
     assert ledger.changer.changes == 1
 
 
+def test_a_roll_without_others_goes_on_with_those_that_have_replaced_some_meanwhile() -> None:
+    ledger = Ledger()
+    ledger.changer.next()
+    assert ledger.changer.not_found_all() == Drain(0)
+    ledger.fail(0)
+    ledger.fail(1)
+    assert ledger.changer.drained() == Find(0b011)
+    mended = ("b7", "b8", "b3")  # which have come up
+    assert ledger.changer.found(mended) == Write(NewEnsemble(0, mended, Fragment(0, BOOKIES, 3)))
+    assert ledger.changer.written() == Reseat(mended, 0b011)
+    ledger.sends += ledger.window.commit_change(0b011)
+    assert ledger.changer.reseated() == Drain(0)
+    assert ledger.acknowledge(0, 1) == ["0", "1"]
+    assert ledger.changer.drained() == Write(NewEnsemble(2, mended, Fragment(0, mended, 3)))
+    assert ledger.changer.written() == Reseat(mended, 0)
+
+
 def test_below_the_ack_quorum_a_roll_changes_nothing_about_giving_up() -> None:
     ledger = Ledger()
     ledger.changer.next()
