@@ -26,6 +26,16 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep tests that share something dear in one of the processes that tests are spread over."""
+    if not config.pluginmanager.hasplugin("xdist"):
+        return
+    for item in items:
+        shared = {"spark", "zookeeper", "zookeeper_ensemble"} & set(getattr(item, "fixturenames", ()))
+        if shared:
+            item.add_marker(pytest.mark.xdist_group("spark" if "spark" in shared else "zookeeper"))
+
+
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
     """One ZooKeeper server for the whole run; each test takes a root of its own."""

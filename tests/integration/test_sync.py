@@ -118,6 +118,7 @@ def _in_fork(uri: str, client: client_aio.sync.Client, results: multiprocessing.
         results.put(ledger.add_entry(b"from the fork"))
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # as Python 3.12 has it
 async def test_a_fork_makes_its_own_loop_and_refuses_handles_of_its_parent(uri: str) -> None:
     def run() -> None:
         context = multiprocessing.get_context("fork")

@@ -9,10 +9,14 @@ import sqlite3
 import threading
 from typing import TYPE_CHECKING
 
+import pytest
+
 from metadata._fork_gate import ForkGate, gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # as Python 3.12 has it
 
 FORKS = 60
 DEADLINE_S = 20.0
