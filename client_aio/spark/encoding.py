@@ -247,6 +247,14 @@ def _from_arrow(
     return Decoded(columns, sum(counts), numpy.asarray(counts, dtype=numpy.int64), errors)
 
 
+def _cell(value: Any, kind: pyarrow.DataType) -> Any:
+    """Give a value of JSON as a cell; raises as `from_json_value`, also where Arrow takes no such cell."""
+    cell = from_json_value(value, kind)
+    if cell is not None:
+        pyarrow.scalar(cell, kind)
+    return cell
+
+
 def _from_json(
     schema: pyarrow.Schema,
     offsets: Sequence[int],
@@ -268,7 +276,7 @@ def _from_json(
                 document = json.loads(bytes(buffer[start:end]))
                 if not isinstance(document, dict):
                     raise ValueError(f"it is {type(document).__name__}, not an object")
-                row = [from_json_value(document.get(name), kind) for name, kind, _ in fields]
+                row = [_cell(document.get(name), kind) for name, kind, _ in fields]
             except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
                 fail(place, error)
         for cell, (_, _, column) in zip(row, fields, strict=True):

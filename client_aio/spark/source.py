@@ -118,8 +118,10 @@ class LedgerReader(DataSourceReader):
 
     def _decoded_names(self) -> set[str]:
         """Give the names of ours that what is decoded has for itself."""
-        if self._written.encoding == "binary" or self._written.schema is None:
+        if self._written.encoding == "binary":
             return set()
+        if self._written.schema is None:  # the user has said which columns there are
+            return set(self._schema.names)
         return set(schemas.arrow_schema(self._written.schema).names)
 
     def partitions(self) -> list[InputPartition]:
@@ -162,8 +164,9 @@ def row_reader(options: ReadOptions, written: Written, schema: StructType) -> Ro
 
 def partitions_of(found: Sequence[Found], partition_bytes: int | None) -> Iterator[Pieces]:
     """Cut what was found into partitions."""
-    said = {one.stretch.row_id: one.written or Written() for one in found}
+    # Ids of rows are a log's own: two logs may have the same one for different ledgers.
+    said = {one.stretch.ledger_id: one.written or Written() for one in found}
     all_stretches = [one.stretch for one in found]
     size = partition_size(all_stretches) if partition_bytes is None else partition_bytes
     for stretches in cut_into_partitions(all_stretches, size):
-        yield Pieces([Piece(stretch, said[stretch.row_id]) for stretch in stretches])
+        yield Pieces([Piece(stretch, said[stretch.ledger_id]) for stretch in stretches])

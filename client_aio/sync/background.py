@@ -48,6 +48,8 @@ class Background:
         self.pid = os.getpid()
         self.loop = _new_loop()
         self.open_clients: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self._has_stopped = False
+        self._closing: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="bookie-aio", daemon=True)
         self._thread.start()
 
@@ -63,6 +65,9 @@ class Background:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise InvalidArgumentError("client_aio.sync must not be called from its own event loop")
+        if self._has_stopped:  # nothing would ever answer
+            coroutine.close()
+            raise ClientClosedError("the process ends, and client_aio.sync has ended already")
         call: _Call[T] = _Call(coroutine)
         try:
             self.loop.call_soon_threadsafe(call.start, self.loop)
@@ -79,10 +84,29 @@ class Background:
             if inspect.iscoroutinefunction(close):
                 self.run(close())
 
+    def discard(self, items: AsyncGenerator[Any, None]) -> None:
+        """Close a generator that nobody reads from any more, wherever and whenever that is found out.
+
+        That may be in a fork, at the end of the process, or where garbage is collected, on the loop's own
+        thread as well.
+        """
+        if self.pid != os.getpid() or self._has_stopped:
+            return
+
+        async def close() -> None:
+            await items.aclose()
+
+        if threading.current_thread() is self._thread:
+            self._closing.add(closing := self.loop.create_task(close()))
+            closing.add_done_callback(self._closing.discard)
+        else:
+            self.run(close())
+
     def stop(self) -> None:
         """Close what is open, and end the thread. For the end of a process that has one in good order."""
         if self.pid != os.getpid() or not self._thread.is_alive():
             return
+        self._has_stopped = True
         with contextlib.suppress(Exception):
             asyncio.run_coroutine_threadsafe(self._close_all(), self.loop).result(_EXIT_TIMEOUT_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -149,14 +173,11 @@ class Handle:
         async def advance() -> T | None:
             return await anext(items, None)
 
-        async def finish() -> None:
-            await items.aclose()
-
         try:
             while (item := self._run(advance())) is not None:
                 yield item
         finally:
-            self._run(finish())
+            self._background.discard(items)
 
     def __reduce__(self) -> str:
         raise TypeError(

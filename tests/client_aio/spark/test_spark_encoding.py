@@ -202,6 +202,26 @@ def test_json_that_does_not_fit_is_named_or_set_aside(bad: bytes) -> None:
     assert list(decoded.errors) == [1]
 
 
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        (pyarrow.string(), rb'{"a": "\ud800"}'),
+        (pyarrow.struct([("b", pyarrow.string())]), rb'{"a": {"b": "\ud800"}}'),
+        (pyarrow.map_(pyarrow.string(), pyarrow.int64()), b'{"a": [[null, 1]]}'),
+        (pyarrow.duration("us"), b'{"a": 86399999913600000000}'),
+    ],
+)
+def test_json_that_arrow_cannot_hold_is_named_or_set_aside(kind: pyarrow.DataType, bad: bytes) -> None:
+    format_ = Format("json", schema=pyarrow.schema([("a", kind)]))
+    run = as_run([b"{}", bad, b"{}"])
+    with pytest.raises(UndecodableEntryError) as raised:
+        decode(format_, *run)
+    assert raised.value.entry_id == 1
+    found = decode(format_, *run, is_permissive=True)
+    assert found.columns[0].to_pylist() == [None, None, None]
+    assert list(found.errors) == [1]
+
+
 def test_json_may_leave_columns_out_and_have_others() -> None:
     decoded = decode(Format("json", schema=ROWS), *as_run([b' {"b": "y", "c": [1]}\n']))
     assert [column.to_pylist() for column in decoded.columns] == [[None], ["y"]]

@@ -10,7 +10,11 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.datasource import EqualTo, GreaterThan
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from client_aio.spark.catalog import Found
+from client_aio.spark.options import parse_read
 from client_aio.spark.plan import (
     Bounds,
     Limit,
@@ -21,6 +25,8 @@ from client_aio.spark.plan import (
     partition_size,
 )
 from client_aio.spark.positions import Place, position_column
+from client_aio.spark.source import LedgerReader, partitions_of
+from client_aio.spark.tags import Written
 from metadata.errors import InvalidArgumentError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX
 
@@ -227,3 +233,24 @@ def test_positions_sort_as_text_as_they_do_as_numbers_and_parse_back(places: lis
 def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="is no position"):
         Place.parse(text)
+
+
+def test_ledgers_of_two_logs_whose_rows_have_one_id_are_each_read_as_written() -> None:
+    mine, other = Written("binary", "zstd"), Written("binary", "lz4")
+    found = [Found(Stretch("a", 7, 7, 0, 9, 0), mine), Found(Stretch("b", 7, 3, 0, 9, 0), other)]
+    pieces = [piece for part in partitions_of(found, None) for piece in part.value]
+    assert [(piece.stretch.log, piece.written) for piece in pieces] == [("a", mine), ("b", other)]
+
+
+@pytest.mark.parametrize("schema", [None, '{"type":"struct","fields":[]}'])
+def test_filters_on_the_users_own_columns_are_left_to_spark(
+    monkeypatch: pytest.MonkeyPatch, schema: str | None
+) -> None:
+    """Columns of JSON that the user has described, under names that are also ours."""
+    written = Written("json", schema=schema)
+    monkeypatch.setattr("client_aio.spark.source._written", lambda options: written)
+    options = parse_read({"metadata": "sqlite:///unused.db", "log": "events", "encoding": "json"})
+    columns = StructType([StructField("log", StringType()), StructField("entry_id", LongType())])
+    filters = [EqualTo(("log",), "app.log"), GreaterThan(("entry_id",), 5)]
+    left = list(LedgerReader(options, columns).pushFilters(filters))
+    assert left == (filters if schema is None else [])
