@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO
 
 from metadata._sqlite_tables import connect, translated, use_wal
-from metadata.errors import InvalidArgumentError
+from metadata.errors import InvalidArgumentError, MetadataUnavailableError
 
 
 class Leases:
@@ -62,11 +62,15 @@ class Leases:
             lock.close()
 
     def begin(self, session: str) -> None:
-        """Take a lease."""
-        lock = self._lock_path(session).open("wb")
-        fcntl.flock(lock, fcntl.LOCK_EX)  # nobody looks at it before the lease is there
-        self._locks[session] = lock
+        """Take a lease.
+
+        Raises:
+            MetadataUnavailableError: there is no file to be had for its lock.
+            BusyError: another process holds the write lock. Try again, with the same session.
+        """
         with translated(self._path):
+            if session not in self._locks:  # held since an earlier try, which found the database busy
+                self._locks[session] = self._locked(session)  # nobody looks at it before the lease is there
             self._database.execute(
                 "INSERT INTO lease VALUES (?, ?)", (session, time.monotonic_ns() + self._lease_ns)
             )
@@ -106,6 +110,15 @@ class Leases:
     def _lock_path(self, session: str) -> Path:
         return self._path.parent / f"{self._path.name}-{session}"
 
+    def _locked(self, session: str) -> IO[bytes]:
+        path = self._lock_path(session)
+        try:
+            lock = path.open("wb")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            raise MetadataUnavailableError(f"no lock on {path} can be had: {error}") from error
+        return lock
+
     def _is_gone(self, session: str) -> bool:
         """Tell whether the session's process has ended: the lock that it held can be had."""
         if session in self._locks:
@@ -113,7 +126,7 @@ class Leases:
         try:
             with self._lock_path(session).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (FileNotFoundError, BlockingIOError):
+        except OSError:  # held, or missing, or there are no file descriptors left: the lease decides
             return False
         return True
 

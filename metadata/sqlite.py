@@ -78,6 +78,7 @@ class SqliteMetadataStore(MetadataStore):
         self._watches: set[_Watch] = set()
         self._poke = asyncio.Event()
         self._session: str | None = None
+        self._beginning = asyncio.Lock()  # of the first session
         self._renewed_at = 0.0  # by the loop's clock, or earlier
         self._registrations: set[_SqliteRegistration] = set()
 
@@ -163,8 +164,9 @@ class SqliteMetadataStore(MetadataStore):
     async def register(self, key: str, value: bytes) -> Registration:
         check_key(key)
         registration = _SqliteRegistration(self, key, check_value(value))
-        if self._session is None:
-            await self._begin_session()
+        async with self._beginning:
+            if self._session is None:
+                await self._begin_session()
         # The holder may be ourselves from before a crash: its lease then runs out, and the next round of
         # `_maintain`, here or in any other process, removes the key.
         changes = self.watch(key)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from metadata._sqlite_leases import boot_id
+from metadata._sqlite_leases import Leases, boot_id
 from metadata.errors import (
     InvalidArgumentError,
     MetadataCorruptError,
@@ -248,3 +248,49 @@ async def test_a_registration_closed_while_it_comes_to_another_session_leaves_no
         assert await store.children("b") == []
         assert await registration.put()  # by a round of `_maintain` that had begun
         assert await store.children("b") == []
+
+
+async def test_a_session_begins_though_the_leases_are_locked_for_a_while(tmp_path: Path) -> None:
+    store = await SqliteMetadataStore.open(tmp_path / "m.db")
+    other = sqlite3.connect(tmp_path / f"m.db-leases-{boot_id()}", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    registering = asyncio.create_task(store.register("b/1", b"1"))
+    await asyncio.sleep(0.3)  # longer than one try waits
+    other.execute("COMMIT")
+    other.close()
+    done, _ = await asyncio.wait([registering], timeout=10)
+    for lock in [] if done else list(store._leases._locks.values()):
+        lock.close()  # else the worker, and this process, would wait for it for ever
+    await store.close()
+    assert done
+    await registering
+
+
+async def test_registrations_that_begin_together_share_one_session(tmp_path: Path) -> None:
+    async with await SqliteMetadataStore.open(tmp_path / "m.db") as store:
+        one, other = await asyncio.gather(store.register("b/1", b"1"), store.register("b/2", b"2"))
+        assert await store._submit(store._tables.owners) == [store.session]
+        await other.close()
+        await one.close()
+
+
+async def test_locks_that_cannot_be_opened_for_a_while_end_no_looking_after_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        await SqliteMetadataStore.open(tmp_path / "m.db", lease_s=0.4) as store,
+        await SqliteMetadataStore.open(tmp_path / "m.db", lease_s=0.4) as other,
+    ):
+        await other.register("b/other", b"1")
+        await store.register("b/1", b"1")
+        session = store.session
+        await store._submit_lease(lambda: store._leases.end(session))  # as after its lease has run out
+        with monkeypatch.context() as patched:
+            # As without file descriptors: below a file nothing can be opened.
+            patched.setattr(Leases, "_lock_path", lambda leases, session: leases._path / session)
+            await asyncio.sleep(0.5)
+        async with asyncio.timeout(20):
+            async for _ in store.watch("b"):
+                if store.session != session and await store.children("b") == ["1", "other"]:
+                    break
+        assert not any(task.done() for task in store._tasks)
