@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio
 import client_aio.sync
+from client_aio.log.adding import CONDEMNED
+from client_aio.log.ledger import TAG
 from client_aio.spark import tags
 from client_aio.spark.jobs import metadata_of
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock, unlock_log
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 _IMPORTED = "old long, ledger_id long"
+_NOT_IMPORTED = frozenset({tags.LOG, tags.JOB, tags.BATCH, TAG, CONDEMNED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +249,8 @@ async def _check_log(uri: str, log: str, place: PasswordPlace) -> None:
 def _settings(log: str, job: str, ledger: dict[str, Any], password: bytes) -> dict[str, Any]:
     ensemble_size, write_quorum, ack_quorum = ledger["quorums"]
     custom = {key: base64.b64decode(value) for key, value in ledger["custom"].items()}
-    custom = {key: value for key, value in custom.items() if key not in (tags.LOG, tags.JOB, tags.BATCH)}
+    # By what says whose the old ledger was, sweeps would take the new one for left over.
+    custom = {key: value for key, value in custom.items() if key not in _NOT_IMPORTED}
     return {
         "ensemble_size": ensemble_size,
         "write_quorum": write_quorum,

@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 import client_aio
 from bookie_aio.wire.blocks import HEADER_BYTES, encode_block
 from bookie_aio.wire.messages import Add, AddFlag, Done
-from client_aio.spark import export, import_, stats, verify
+from client_aio.spark import export, import_, stats, sweep_orphans, verify
 from metadata.ids import TERM_FINAL
 from tests.support.cli import Cli
 from tests.support.replicas import flip
@@ -102,6 +102,19 @@ def test_an_export_is_imported_byte_for_byte(spark: SparkSession, bookies: Booki
     assert rows.schema == frame.schema
     with pytest.raises(AnalysisException, match="already exists"):
         export(spark, bookies.uri, folder, log="exported")
+
+
+def test_no_sweep_takes_what_was_imported_for_left_over(
+    spark: SparkSession, bookies: Bookies, tmp_path: Path
+) -> None:
+    """Ledgers of an application's log say which log they were made for; they are in another one now."""
+    records = [b"a", b"b", b"c"]
+    bookies.append("of-an-application", records)
+    export(spark, bookies.uri, str(tmp_path / "export"), log="of-an-application")
+    import_(spark, bookies.uri, str(tmp_path / "export"), log="imported-from-it")
+    bookies.run(bookies.client.sweep_log_orphans(older_than_s=0))
+    bookies.run(sweep_orphans(bookies.uri, log="imported-from-it", grace_s=0))
+    assert bookies.records("imported-from-it") == bookies.records("of-an-application") == records
 
 
 def test_an_import_of_something_else_adds_nothing(
