@@ -394,6 +394,10 @@ async def connect(
         error = NotABookieError(f"what answers at {address} is not a bookie: {failure}", bookie_id=bookie_id)
     except BookKeeperError as failure:
         error = failure
+    except BaseException:
+        if connection is not None:
+            connection.close()  # nobody else knows of it
+        raise
     else:
         return connection
     if connection is not None:

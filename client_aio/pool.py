@@ -138,18 +138,28 @@ class BookiePool:
         if under_way is not None:
             # It began before this call: that it failed says nothing about now, so one more is made.
             with contextlib.suppress(BookieUnavailableError, ProtocolError):
-                return await asyncio.shield(under_way)
+                return await self._wait_for(under_way)
         connection = self._open.get(bookie_id)
         if connection is not None:
             return connection
-        if self._is_closed:
-            raise ClientClosedError("the client is closed")
+        self._check_open()
         task = self._opening.get(bookie_id)
         if task is None or task is under_way:
             task = asyncio.get_running_loop().create_task(self._connect(bookie_id), name=f"to {bookie_id}")
             self._opening[bookie_id] = task
             task.add_done_callback(lambda done: self._opened(bookie_id, done))
-        return await asyncio.shield(task)
+        return await self._wait_for(task)
+
+    async def _wait_for(self, opening: asyncio.Task[BookieConnection]) -> BookieConnection:
+        # Not by awaiting it: closing the pool cancels it, and its callers are not cancelled by that.
+        await asyncio.wait([opening])
+        if opening.cancelled():
+            self._check_open()
+        return opening.result()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosedError("the client is closed")
 
     async def get_all(self, bookie_ids: Iterable[str]) -> dict[str, BookieConnection | BookKeeperError]:
         """Give the connections to several bookies, or the errors that came instead."""

@@ -1,0 +1,54 @@
+"""The pool of connections: what becomes of those that are being made when it is closed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX
+from client_aio.config import ClientConfig
+from client_aio.pool import BookieDirectory, BookiePool
+from metadata.bookies import BookieRecord
+from metadata.errors import ClientClosedError
+from metadata.ids import KEY_AVAILABLE
+from metadata.memory import MemoryMetadataStore, MemoryTree
+
+WAIT_S = 5.0
+
+
+async def test_closing_ends_connections_whose_handshake_is_under_way_and_says_so() -> None:
+    arrived, ended = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Say nothing, as a bookie that is stopped."""
+        await reader.read(HANDSHAKE_FRAME_BYTES_MAX)
+        arrived.set()
+        try:
+            await reader.read()
+        except ConnectionResetError:
+            pass
+        finally:
+            ended.set()
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    store = MemoryMetadataStore(MemoryTree())
+    try:
+        port = server.sockets[0].getsockname()[1]
+        record = BookieRecord("b1", [f"127.0.0.1:{port}"], "nonce")
+        await store.create(f"{KEY_AVAILABLE}/b1", record.to_json())
+        config = ClientConfig(connect_timeout_s=60.0)
+        directory = BookieDirectory(store, config)
+        await directory.refresh()
+        pool = BookiePool(directory, config, "instance")
+        getting = [asyncio.create_task(pool.get("b1")) for _ in range(2)]
+        await asyncio.wait_for(arrived.wait(), WAIT_S)
+        await pool.close()
+        for task in getting:
+            with pytest.raises(ClientClosedError):
+                await asyncio.wait_for(task, WAIT_S)
+        await asyncio.wait_for(ended.wait(), WAIT_S)
+    finally:
+        server.close()
+        await store.close()
