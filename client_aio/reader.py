@@ -64,7 +64,7 @@ class LedgerReader:
 
     def _make_entries(self) -> EntrySource:
         return self._context.entry_reader(
-            lambda: self._metadata, self._digest, on_statement=self._note, refresh=self.refresh
+            lambda: self._metadata, self._digest, on_statement=self._note, refresh=self._refresh_now
         )
 
     # --- what is known ---
@@ -179,6 +179,10 @@ class LedgerReader:
             await self._context.ledgers.sync(self.ledger_id)
         self._metadata, self._version = await self._context.ledgers.read(self.ledger_id)
         self._lac = max(self._lac, self._lac_of_metadata())
+
+    async def _refresh_now(self) -> None:
+        # A metadata server that lags must not decide that an acknowledged entry is not there (rule 13).
+        await self.refresh(sync=True)
 
     async def close(self) -> None:
         """Free the handle. The ledger is not touched."""
