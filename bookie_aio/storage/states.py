@@ -44,6 +44,7 @@ VERSION = 1
 _HEAD = struct.Struct("<4sIIIQQ")
 _COVERED_FROM = 8
 _FLAGS_AT = 24 // 4
+_ROWS_AT_ONCE = 512
 assert _HEAD.size == 32
 
 
@@ -55,18 +56,30 @@ class Table:
     def __init__(self, number: int = 0, rows: Buffer = b"") -> None:
         """Take the rows; table number 0 is the one without any."""
         self.number = number
-        self.rows = memoryview(rows)
-        words = self.rows.cast("Q") if rows else memoryview(b"").cast("Q")
-        self.ids = array("Q", words[:: LEDGER_BYTES // 8].tolist())
-        flags = self.rows.cast("I")[_FLAGS_AT :: LEDGER_BYTES // 4].tolist() if rows else []
-        self.damaged = frozenset(one for one, flag in zip(self.ids, flags, strict=True) if flag & 1)
+        self.rows: Buffer = rows or bytearray()
+        self.ids = array("Q")
+        self.damaged: set[int] = set()
+        self._index(rows)
+
+    def extend(self, rows: Buffer) -> None:
+        """Take further rows, of a table that is being made: in parts, since it may be large."""
+        assert isinstance(self.rows, bytearray)
+        self.rows += rows
+        self._index(rows)
+
+    def _index(self, rows: Buffer) -> None:
+        if rows:
+            ids = memoryview(rows).cast("Q")[:: LEDGER_BYTES // 8].tolist()
+            flags = memoryview(rows).cast("I")[_FLAGS_AT :: LEDGER_BYTES // 4].tolist()
+            self.ids.extend(ids)
+            self.damaged.update(one for one, flag in zip(ids, flags, strict=True) if flag & 1)
 
     def row(self, ledger_id: int) -> memoryview | None:
         """Give a ledger's row."""
         at = bisect_left(self.ids, ledger_id)
         if at == len(self.ids) or self.ids[at] != ledger_id:
             return None
-        return self.rows[at * LEDGER_BYTES : (at + 1) * LEDGER_BYTES]
+        return memoryview(self.rows)[at * LEDGER_BYTES : (at + 1) * LEDGER_BYTES]
 
     def encode(self) -> list[Buffer]:
         """Give the file's bytes, in parts."""
@@ -105,7 +118,7 @@ class States:
         self._new = 0  # how many more ledgers there are than the table has
 
     def load(self, live: dict[int, LedgerState], table: Table, numbers_used: int) -> None:
-        """Take what a checkpoint and its table hold.
+        """Take what a checkpoint and its table hold; `count` is to follow.
 
         Args:
             numbers_used: the highest number of any table that was found: files that are still to be removed
@@ -114,12 +127,14 @@ class States:
         self.live = live
         self._numbers_used = numbers_used
         self._table = table
-        self.count()
 
     def count(self) -> None:
-        """Count the ledgers anew, after deletions that `remove` was not told of."""
-        deleted = self._deleted
-        gone = sum(one in deleted for one in self._table.ids) if len(deleted) else 0
+        """Count the ledgers, after `load`, or after deletions that `remove` was not told of."""
+        deleted, ids = self._deleted, self._table.ids
+        if len(deleted) < len(ids) // 4:
+            gone = sum(bisect_left(ids, last + 1) - bisect_left(ids, one) for one, last in deleted.ranges())
+        else:
+            gone = sum(one in deleted for one in ids)
         self._new = sum(one in deleted or self._table.row(one) is None for one in self.live) - gone
 
     def get(self, ledger_id: int) -> LedgerState | None:
@@ -201,7 +216,7 @@ class States:
 
     def _kept(self, start: int, stop: int) -> Iterator[Buffer]:
         """Give the rows number `start` to `stop` − 1 of the table, but for those of deleted ledgers."""
-        table = self._table
+        table, rows = self._table, memoryview(self._table.rows)
         while start < stop:
             end = stop
             for first, last in self._deleted.ranges_from(table.ids[start]):
@@ -210,9 +225,10 @@ class States:
                 break
             else:
                 then = stop
+            end = min(end, start + _ROWS_AT_ONCE)
             # Perhaps none of them: whoever asks may then pause.
-            yield table.rows[start * LEDGER_BYTES : end * LEDGER_BYTES]
-            start = then
+            yield rows[start * LEDGER_BYTES : end * LEDGER_BYTES]
+            start = end if end - start == _ROWS_AT_ONCE else then
 
     def rest_on(self, table: Table) -> None:
         """Go over to a new table, which a durable checkpoint names. Live states stay what they are."""

@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from bookie_aio.storage.provision import Provision
     from bookie_aio.storage.segment import Segment
     from bookie_aio.storage.segments import Segments
-    from bookie_aio.wire.blocks import Buffer, LacStatement
+    from bookie_aio.wire.blocks import LacStatement
 
 _LEDGERS_AT_ONCE = 512
+_PARTS_AT_ONCE = 32
 
 
 class Tender:
@@ -179,12 +180,12 @@ class Tender:
 
     async def _write_table(self, packed: dict[int, bytes]) -> Table:
         """Write a new table of ledgers, which counts once a checkpoint names it."""
-        parts: list[Buffer] = []
-        for part in self._ledgers.states.new_rows(packed):
-            parts.append(part)
-            if len(parts) % _LEDGERS_AT_ONCE == 0:
+        states = self._ledgers.states
+        table = Table(states.next_table_number)
+        for number, part in enumerate(states.new_rows(packed), 1):
+            table.extend(part)
+            if number % _PARTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        table = Table(self._ledgers.states.next_table_number, b"".join(parts))
         await layout.write_file(self._disk, self._home, layout.table_name(table.number), table.encode())
         return table
 

@@ -67,8 +67,12 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
                 gone.add(value)
                 deleted.add(value)
                 states.remove(value)
-            made = Table(number, b"".join(states.new_rows(packed)))
-            states.rest_on(Table.parse(number, b"".join(made.encode())))
+            made = Table(number)
+            for part in states.new_rows(packed):
+                made.extend(part)
+            parsed = Table.parse(number, b"".join(made.encode()))
+            assert (parsed.ids, parsed.damaged) == (made.ids, made.damaged)
+            states.rest_on(parsed)
             # One of them has something on its way to the disk.
             pending = states.live.get(one)
             states.rest(list(states.live), partial(operator.is_, pending))
@@ -78,10 +82,39 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
         assert len(states) == len(model)
         anew = States(deleted)
         anew.load(dict(states.live), states._table, 0)
+        anew.count()
         assert len(anew) == len(model)
         found = {each: states.get(each) for each in range(13)}
         assert {each: state.term for each, state in found.items() if state is not None} == model
         assert states.damaged_count == sum(state.is_damaged for state in found.values() if state is not None)
+
+
+def test_a_large_table_is_made_in_small_parts_and_holds_what_is_left() -> None:
+    deleted = IdRanges()
+    states = States(deleted)
+    empty = pack_state(0, States(deleted).make(0))
+    table = Table(1)
+    for one in range(0, 4000, 2):
+        table.extend(struct.pack("<Q", one) + empty[8:])
+    states.load({}, table, 1)
+    for one in [*range(1000, 1100), 2024, *range(3990, 4000)]:
+        deleted.add(one)
+    states.count()
+    for one in (7, 600, 3001, 5000):
+        states.make(one).is_damaged = True
+    packed = {one: pack_state(one, state) for one, state in states.live.items()}
+    parts = list(states.new_rows(packed))
+    assert max(map(len, parts)) < 150 * 512
+    made = Table(2)
+    for part in parts:
+        made.extend(part)
+    wanted = [one for one in sorted({*range(0, 4000, 2), 7, 3001, 5000}) if one not in deleted]
+    assert list(made.ids) == list(states.ids_from(0)) == wanted
+    assert len(states) == len(wanted)
+    assert made.damaged == {7, 600, 3001, 5000}
+    states.rest_on(made)
+    states.rest(list(states.live), lambda state: False)
+    assert (len(states), states.damaged_count, len(states.live)) == (len(wanted), 4, 0)
 
 
 def state_of(store: Store, ledger_id: int) -> tuple[object, ...]:
