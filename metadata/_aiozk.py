@@ -24,6 +24,7 @@ import asyncio
 import logging
 import random
 import struct
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from aiozk import exc, protocol
@@ -120,7 +121,8 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._pending: dict[int, tuple[int | None, asyncio.Future[Response]]] = {}
+        self._pending: dict[int, tuple[int | None, float, asyncio.Future[Response]]] = {}
+        self._unanswered: deque[float] = deque()  # when the handshake and the pings were sent
         self._xid = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -133,8 +135,6 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.active_at = self._loop.time()
-        if self.waiting_since is not None:
-            self._session.heard_at = max(self._session.heard_at, self.waiting_since)
         self.waiting_since = None
         self._buffer += data
         try:
@@ -153,6 +153,7 @@ class _Connection(asyncio.Protocol):
 
     def _take(self, frame: bytes) -> None:
         if not self.handshake.done():
+            self._session.heard(self._unanswered.popleft())
             self.handshake.set_result(protocol.ConnectResponse.deserialize(frame))
             return
         xid, zxid, code = _REPLY.unpack_from(frame)
@@ -161,8 +162,11 @@ class _Connection(asyncio.Protocol):
             return
         self._session.saw(zxid)
         if xid == protocol.PING_XID:
+            if self._unanswered:
+                self._session.heard(self._unanswered.popleft())
             return
-        opcode, future = self._pending.pop(xid)
+        opcode, sent_at, future = self._pending.pop(xid)
+        self._session.heard(sent_at)
         if future.done():
             return
         if code == 0:
@@ -176,7 +180,11 @@ class _Connection(asyncio.Protocol):
             future.set_exception(RefusedError(f"{self.server}: {_name_of(code)}"))
 
     def send_raw(self, payload: bytes) -> None:
-        """Send a frame that nobody waits for here."""
+        """Send a handshake or a ping, which nobody waits for here."""
+        self._unanswered.append(self._loop.time())
+        self._write(payload)
+
+    def _write(self, payload: bytes) -> None:
         assert self._transport is not None
         self.active_at = self._loop.time()
         if self.waiting_since is None:
@@ -188,8 +196,8 @@ class _Connection(asyncio.Protocol):
         assert not self.lost.done()
         self._xid = self._xid % 0x7FFFFFFF + 1
         future: asyncio.Future[Response] = self._loop.create_future()
-        self._pending[self._xid] = (request.opcode, future)
-        self.send_raw(request.serialize(self._xid))
+        self._pending[self._xid] = (request.opcode, self._loop.time(), future)
+        self._write(request.serialize(self._xid))
         return future
 
     def drop(self, why: str) -> None:
@@ -205,7 +213,7 @@ class _Connection(asyncio.Protocol):
         if not self.handshake.done():
             self.handshake.set_exception(lost)
             self.handshake.exception()
-        for _, future in self._pending.values():
+        for *_, future in self._pending.values():
             if not future.done():
                 future.set_exception(lost)
                 future.exception()
@@ -340,6 +348,10 @@ class Session:
         """Wake whoever watches the path."""
         for event in self._watchers.get(path, ()):
             event.set()
+
+    def heard(self, sent_at: float) -> None:
+        """Take note that what was sent then has been answered."""
+        self.heard_at = max(self.heard_at, sent_at)
 
     def saw(self, zxid: int) -> None:
         """Take note of how far the server is."""
