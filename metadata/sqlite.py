@@ -315,6 +315,8 @@ class SqliteMetadataStore(MetadataStore):
                 for registration in sorted(self._registrations, key=lambda each: each.key):
                     if registration.session != self._session and not await registration.put():
                         log.warning("key %r is held by another session; trying again", registration.key)
+                    elif registration.is_closed:
+                        self._registrations.discard(registration)
             except BookKeeperError as error:
                 log.warning("registrations not looked after, trying again: %s", error)
 
@@ -356,14 +358,18 @@ class _SqliteRegistration(Registration):
         self._store = store
         self._value = value
         self._mark = _token(None)
-        self._is_closed = False
+        self.is_closed = False
         self._lock = asyncio.Lock()
 
     async def put(self) -> bool:
-        """Bring the key to the latest value under the store's session; False if another holds it."""
+        """Bring the key to the latest value under the store's session; False if another holds it.
+
+        Once this is closed: see that the key is removed.
+        """
         store = self._store
         async with self._lock:
-            if self._is_closed:
+            if self.is_closed:
+                await self._remove()
                 return True
             session, value = store._session, self._value
             assert session is not None
@@ -379,14 +385,23 @@ class _SqliteRegistration(Registration):
 
     async def close(self) -> None:
         store = self._store
-        store._registrations.discard(self)
-        if self._is_closed:
+        if self.is_closed:
             return
+        store._registrations.discard(self)
         async with self._lock:
-            self._is_closed = True
-            # By its mark, whatever the session: the store may have begun another one since.
-            with suppress(ClientClosedError):
-                await store._write(lambda: store._tables.drop_ephemeral(self.key, self._mark))
+            self.is_closed, self.session = True, None
+            try:
+                with suppress(ClientClosedError):
+                    await self._remove()
+            except BaseException:
+                # The session may outlive whatever is wrong, and with it the key: it is removed later.
+                store._registrations.add(self)
+                raise
+
+    async def _remove(self) -> None:
+        # By its mark, whatever the session: the store may have begun another one since.
+        store = self._store
+        await store._write(lambda: store._tables.drop_ephemeral(self.key, self._mark))
 
 
 def _through_gate(call: Callable[[], Result]) -> Result:

@@ -466,6 +466,8 @@ class ZooKeeperMetadataStore(MetadataStore):
                     if not await registration.put():
                         log.warning("key %r is held by another session; trying again", registration.key)
                         self._later()
+                    elif registration.is_closed:
+                        self._registrations.discard(registration)
                 except BookKeeperError as error:
                     log.warning("key %r not registered anew, trying again: %s", registration.key, error)
                     self._later()
@@ -486,17 +488,21 @@ class _ZooKeeperRegistration(Registration):
         self._store = store
         self._value = value
         self._mark = _token(None)
-        self._is_closed = False
+        self.is_closed = False
         self._lock = asyncio.Lock()
 
     async def put(self) -> bool:
-        """Bring the key to the latest value under the present session; False if another holds it."""
+        """Bring the key to the latest value under the present session; False if another holds it.
+
+        Once this is closed: see that the key is removed.
+        """
         async with self._lock:
             return await self._store._settled(f"register {self.key!r}", self._put)
 
-    async def _put(self, _: _Attempt) -> bool:
+    async def _put(self, state: _Attempt) -> bool:
         # Any number of attempts lead to the same end, so a lost answer needs no settling here.
-        if self._is_closed:
+        if self.is_closed:
+            await self._remove(state)
             return True
         session = self._store._session
         path = self._store._path(self.key)
@@ -529,12 +535,19 @@ class _ZooKeeperRegistration(Registration):
             raise KeyExistsError(f"key {self.key!r} is held by another session for now")
 
     async def close(self) -> None:
-        self._store._registrations.discard(self)
-        if self._is_closed or self._store._closed:
+        store = self._store
+        if self.is_closed or store._closed:
             return
+        store._registrations.discard(self)
         async with self._lock:
-            self._is_closed = True
-            await self._store._settled(f"remove {self.key!r}", self._remove)
+            self.is_closed = True
+            try:
+                await store._settled(f"remove {self.key!r}", self._remove)
+            except BaseException:
+                # The session may outlive whatever is wrong, and with it the key: the registrar removes it.
+                store._registrations.add(self)
+                store._later()
+                raise
 
     async def _remove(self, _: _Attempt) -> None:
         path = self._store._path(self.key)

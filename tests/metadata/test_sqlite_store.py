@@ -294,3 +294,21 @@ async def test_locks_that_cannot_be_opened_for_a_while_end_no_looking_after_sess
                 if store.session != session and await store.children("b") == ["1", "other"]:
                     break
         assert not any(task.done() for task in store._tasks)
+
+
+async def test_a_registration_that_could_not_be_removed_is_removed_later(tmp_path: Path) -> None:
+    path = tmp_path / "m.db"
+    async with await SqliteMetadataStore.open(path, lease_s=0.8, operation_timeout_s=0.2) as store:
+        registration = await store.register("b/1", b"1")
+        locker = sqlite3.connect(path, isolation_level=None)
+        locker.execute("BEGIN IMMEDIATE")
+        with pytest.raises(MetadataUnavailableError):
+            await registration.close()
+        locker.execute("COMMIT")
+        locker.close()
+        async with asyncio.timeout(10):
+            async for _ in store.watch("b"):
+                if not await store.children("b"):
+                    break
+        await asyncio.sleep(0.4)
+        assert not store._registrations

@@ -191,6 +191,32 @@ async def test_a_lost_answer_to_a_registration_leaves_one(pair: Pair) -> None:
     assert await pair.other.children("") == []
 
 
+async def test_a_registration_that_could_not_be_removed_is_removed_later(
+    zookeeper: ZooKeeperServer,
+) -> None:
+    root = new_root()
+    async with (
+        ZooKeeperProxy("127.0.0.1", zookeeper.port) as proxy,
+        await open_behind(zookeeper.address, root) as other,
+        await open_behind(
+            proxy.address, root, session_timeout_s=PATIENCE_S, operation_timeout_s=0.5
+        ) as store,
+    ):
+        registration = await store.register("b/1", b"1")
+        session = store.session
+        await proxy.refuse()
+        with pytest.raises(MetadataUnavailableError):
+            await registration.close()
+        await proxy.restore()
+        async with asyncio.timeout(PATIENCE_S):
+            async for _ in other.watch("b"):
+                if not await other.children("b"):
+                    break
+        await asyncio.sleep(0.2)
+        assert not store._registrations
+        assert store.session == session
+
+
 # Outages
 
 
