@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import threading
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from client_aio.core.window import ENTRY_OVERHEAD_BYTES
@@ -70,13 +71,19 @@ class Inbox(Generic[R]):
     def put(self, payload: bytes, entry_id: int | None = None) -> concurrent.futures.Future[R]:
         """Put in a payload, waiting for room; its future is of what `add` gives."""
         future: concurrent.futures.Future[R] = concurrent.futures.Future()
-        with self._room:
-            self._room.wait_for(lambda: self._bytes_in_flight <= self._bytes_max)
-            self._bytes_in_flight += len(payload) + ENTRY_OVERHEAD_BYTES
-            self._waiting.append(_Put(payload, entry_id, future))
-            is_first, self._is_due = not self._is_due, True
-        if is_first:
-            self._background.loop.call_soon_threadsafe(self._take)
+        wake = partial(self._background.loop.call_soon_threadsafe, self._take)
+        try:
+            with self._room:
+                self._room.wait_for(lambda: self._bytes_in_flight <= self._bytes_max)
+                self._bytes_in_flight += len(payload) + ENTRY_OVERHEAD_BYTES
+                self._waiting.append(_Put(payload, entry_id, future))
+                is_first, self._is_due = not self._is_due, True
+            if is_first:
+                wake()
+        except BaseException:
+            # Interrupted, and perhaps nobody else would tell the loop of it. Twice does no harm.
+            wake()
+            raise
         return future
 
     async def emptied(self) -> None:

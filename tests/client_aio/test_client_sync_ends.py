@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from client_aio.sync.background import Background, Handle
+from client_aio.sync.inbox import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    import concurrent.futures
+    from collections.abc import AsyncGenerator, Callable
 
 SCRIPT = """
 import os, sys
@@ -45,6 +47,52 @@ async def test_a_process_ends_though_a_reading_was_left_unfinished(how: str) -> 
             process.kill()
             await process.wait()
     assert (process.returncode, said) == (0, b"")
+
+
+class Taken:
+    """A writer that has room."""
+
+    bytes_in_flight, max_in_flight_bytes = 0, 1000
+
+    async def drain(self) -> None:
+        raise AssertionError("there is room")
+
+
+def test_what_is_put_in_after_an_interrupt_is_taken() -> None:
+    background = Background()
+    wakes: list[Callable[[], object]] = []
+
+    def wake(call: Callable[[], object]) -> object:
+        wakes.append(call)
+        if len(wakes) == 1:
+            raise KeyboardInterrupt
+        return background.loop.call_soon(call)
+
+    def add(payload: bytes, entry_id: int | None) -> asyncio.Future[int]:
+        added = background.loop.create_future()
+        added.set_result(len(payload))
+        return added
+
+    class Loop:
+        call_soon_threadsafe = staticmethod(wake)
+        create_future = background.loop.create_future
+
+    class Here:
+        loop = Loop()
+
+    inbox: Inbox[int] = Inbox(cast("Any", Here()), Taken(), add)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            inbox.put(b"interrupted")
+        futures: list[concurrent.futures.Future[int]] = []
+
+        async def put() -> None:
+            futures.append(inbox.put(b"then"))
+
+        background.run(put())
+        assert futures[0].result(60) == len(b"then")
+    finally:
+        background.stop()
 
 
 def test_a_reading_that_is_collected_on_the_loop_is_closed() -> None:
