@@ -61,6 +61,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._starting = _parse_start(options.starting_position)
         self._target: Place | None = None
+        self._is_patient = True
         self._catalog: Catalog | None = None
         self._client: client_aio.Client | None = None
         self._written: Written = self._ask(self._how_written)
@@ -100,7 +101,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._ask(self._last_place).to_offset()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of a query that reads what there is now."""
+        """Fix the end of a query that reads what there is now.
+
+        From then on, as in a batch read, nothing is left to a later batch where bookies cannot tell it.
+        """
+        self._is_patient, self._catalog = False, None
         self._target = self._ask(self._last_place)
 
     async def _first_place(self, catalog: Catalog) -> Place:
@@ -213,9 +218,10 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
         async def ask() -> T:
-            if self._client is None or self._catalog is None:
+            if self._client is None:
                 self._client = await client_aio.connect(self._options.metadata)
-                self._catalog = Catalog(self._client, self._options, is_stream=True)
+            if self._catalog is None:
+                self._catalog = Catalog(self._client, self._options, is_stream=self._is_patient)
             return await question(self._catalog)
 
         return get_background().run(ask())

@@ -6,10 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 
+import client_aio
 from client_aio.spark.catalog import Catalog
 from client_aio.spark.options import parse_read
 from client_aio.spark.plan import Bounds
+from client_aio.spark.stream import LedgerStreamReader
 from metadata.errors import BookieUnavailableError
 from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
@@ -69,3 +73,24 @@ async def test_a_batch_read_fails_where_nobody_can_tell_the_end_and_a_stream_wai
             await Catalog(reading, options).stretches(Bounds())
         (found,) = await Catalog(reading, options, is_stream=True).stretches(Bounds())
         assert not found.stretch.is_complete
+
+
+async def test_a_stream_of_what_there_is_now_fails_where_nobody_can_tell_it(cluster: Cluster) -> None:
+    """There is no later batch, which would read the rest: the query ended well, short of what there was."""
+    async with client_aio.connect(cluster.uri) as client, client.open_log("a") as log:
+        await log.append(b"1")
+        await asyncio.sleep(0.05)  # until the LAC is published
+        for name in list(cluster.bookies)[:2]:
+            await cluster[name].kill()
+        stream = await asyncio.to_thread(
+            LedgerStreamReader, parse_read({"metadata": cluster.uri, "log": "a"}), StructType()
+        )
+        start = await asyncio.to_thread(stream.initialOffset)
+        assert await asyncio.to_thread(stream.latestOffset, start, ReadAllAvailable())
+        with pytest.raises(BookieUnavailableError):
+            await asyncio.to_thread(stream.prepareForTriggerAvailableNow)
+        with pytest.raises(BookieUnavailableError):
+            await asyncio.to_thread(stream.latestOffset, start, ReadAllAvailable())
+        await asyncio.to_thread(stream.stop)
+        for name in list(cluster.bookies)[:2]:
+            await cluster[name].start()
