@@ -282,6 +282,8 @@ class ZooKeeperMetadataStore(MetadataStore):
                     self._check_open()
                     await asyncio.sleep(RETRY_PAUSE_S)
                     continue
+                except (RefusedError, NoAuthError) as error:
+                    await self._after(error, f"watch {key!r}", _Attempt(maybe_sent=False))
                 yield
                 await changed.wait()
                 self._check_open()

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from client_aio.config import ClientConfig
+from client_aio.pool import BookieDirectory
+from metadata._aiozk import RefusedError
+from metadata.bookies import BookieRecord
 from metadata.errors import (
     KeyExistsError,
     MetadataUnavailableError,
@@ -215,6 +219,28 @@ async def test_a_registration_that_could_not_be_removed_is_removed_later(
         await asyncio.sleep(0.2)
         assert not store._registrations
         assert store.session == session
+
+
+async def test_a_watch_that_a_server_refuses_for_a_while_leaves_the_directory_of_bookies_following(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = asyncio.Event()
+
+    async def refuse(*_: object, **__: object) -> None:
+        refused.set()
+        raise RefusedError("throttled")
+
+    directory = BookieDirectory(pair.store, ClientConfig())
+    with monkeypatch.context() as patched:
+        patched.setattr(pair.store._session, "exists", refuse)
+        await directory.start()
+        await asyncio.wait_for(refused.wait(), PATIENCE_S)
+    record = BookieRecord("b1", ["127.0.0.1:1"], "nonce")
+    await pair.other.register("bookies/available/b1", record.to_json())
+    async with asyncio.timeout(5):
+        await directory.wait_for_change(5)
+    assert list(directory.available) == ["b1"]
+    await directory.close()
 
 
 # Outages
