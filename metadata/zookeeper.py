@@ -235,8 +235,8 @@ class ZooKeeperMetadataStore(MetadataStore):
                     raise
                 await self._sync(state)
                 raise _AgainError from None
-            if not target:
-                target.append(current.incarnation)
+            if version is None and not state.maybe_sent:
+                target[:] = [current.incarnation]  # An earlier look may have been at the past.
             if state.maybe_sent and current.incarnation != target[0]:
                 return
             if version is not None and current != version:

@@ -10,7 +10,7 @@ import pytest
 
 from client_aio.config import ClientConfig
 from client_aio.pool import BookieDirectory
-from metadata._aiozk import RefusedError
+from metadata._aiozk import ConnectionLostError, RefusedError
 from metadata.bookies import BookieRecord
 from metadata.errors import (
     KeyExistsError,
@@ -26,6 +26,7 @@ from tests.support.zookeeper import free_ports
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from metadata.store import Versioned
     from tests.support.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 
 PATIENCE_S = 30.0
@@ -241,6 +242,34 @@ async def test_a_watch_that_a_server_refuses_for_a_while_leaves_the_directory_of
         await directory.wait_for_change(5)
     assert list(directory.available) == ["b1"]
     await directory.close()
+
+
+async def test_a_delete_that_began_with_an_old_look_and_was_lost_deletes_what_is_there(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = await pair.other.create("a", b"1")
+    await pair.other.compare_and_set("a", b"2", version)
+    old = await pair.other.read("a")
+    await pair.other.delete("a")
+    await pair.other.create("a", b"3")
+    get, delete = pair.store._get, pair.store._session.delete
+    looks, deletes = [old], [True, False]
+
+    async def look(key: str) -> Versioned:
+        return looks.pop() if looks else await get(key)
+
+    async def send(path: str, number: int) -> None:
+        if not looks and number == 0 and deletes.pop():
+            await delete(path, number)
+            return
+        if number == 0:
+            raise ConnectionLostError("before the request had left")
+        await delete(path, number)
+
+    monkeypatch.setattr(pair.store, "_get", look)
+    monkeypatch.setattr(pair.store._session, "delete", send)
+    await pair.store.delete("a")
+    assert await pair.other.children("") == []
 
 
 # Outages
