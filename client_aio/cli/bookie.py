@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import resource
 import signal
 import time
 from contextlib import suppress
@@ -79,6 +80,7 @@ async def serve(
         usage_error(f"--log-level {log_level!r} is not one of debug, info, warning, error")
     logs.configure(level=level, as_json=log_json)
     uri = invocation.new_metadata_uri
+    _allow_many_files()
     disk = RealDisk()
     paths = _absolute(directories)
     config = BookieConfig(
@@ -112,6 +114,13 @@ async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk)
         failure = await asyncio.shield(bookie.stopped)
     if failure is not None:
         raise failure
+
+
+def _allow_many_files() -> None:
+    """Take what the system allows: each connection is a file, and the usual soft limit is 1,024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _stop_event(*, watch_standard_input: bool) -> asyncio.Event:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from typing import TYPE_CHECKING
 
@@ -139,3 +140,17 @@ def test_environment_does_not_lend_a_cluster_another_ones_metadata(
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0
+
+
+def test_bookie_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    process = Cli(f"sqlite://{tmp_path / 'metadata.db'}").start(
+        "bookie", "serve", "--dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "-o", "jsonl",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)),
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    process.terminate()
+    assert process.wait(30) == 0
+    process.communicate()
