@@ -228,6 +228,8 @@ def main(
     parser.add_argument("--dir", type=Path)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.dir is not None and any(arguments.dir.glob("*.notes")):
+        parser.error(f"--dir {arguments.dir}: it holds the notes of another duel, which would be judged too")
     with Workplace(arguments.dir, "duel.") as place:
         verdict = run(
             duel(place.path, seconds=arguments.seconds, fighters=arguments.fighters, seed=arguments.seed)
