@@ -148,9 +148,11 @@ def test_bookie_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> N
         "bookie", "serve", "--dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "-o", "jsonl",
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)),
     )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline()
-    assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (hard, hard)
-    process.terminate()
-    assert process.wait(30) == 0
-    process.communicate()
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        found = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    finally:
+        process.terminate()
+        process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, found) == (0, (hard, hard))
