@@ -80,7 +80,7 @@ class Ledgers:
         it waits behind it, and is told that it was dropped. No record is smaller than a fence, so that those
         which follow one are dropped with it.
         """
-        state = self.states.get(change.ledger_id)
+        state = self.states.live.get(change.ledger_id)  # as is all that was accepted and not written yet
         if state is None:
             return
         if change.kind == form.KIND_TERM:
@@ -136,7 +136,7 @@ class Ledgers:
         return touched
 
     def _apply(self, change: Change, segment: Segment) -> None:
-        state = self.states.get(change.ledger_id)
+        state = self.states.live.get(change.ledger_id)
         if change.is_for_all or state is None:  # None: a change that a restart found behind the tombstone
             return
         if change.kind == form.KIND_TOMBSTONE:

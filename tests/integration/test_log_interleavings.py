@@ -16,7 +16,7 @@ from metadata.ids import ledger_key
 from metadata.log import LogHead, LogRow
 from metadata.logs import LogList
 from tests.support.cluster import Cluster
-from tests.support.links import Gate, Links
+from tests.support.links import Gate, Links, roll_behind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -74,14 +74,7 @@ async def test_a_ledger_that_is_not_closed_yet_is_read_to_its_end_by_a_reader_wh
         assert (await anext(records)).data == b"1"
         await log.roll()
         await log.append(b"2")
-        key = ledger_key(log.ledger_id)
-        await links.store("reader").lag(key)
-        (bookie_id,) = log.current.metadata.last_fragment.bookies
-        await links["writer", bookie_id].cut()
-        await log.append(b"3")  # to another bookie, which the reader's server has not heard of
-        gate = Gate(key)
-        links.store("writer").before_compare_and_set = gate.meet
-        await log.roll()
+        gate = await roll_behind(links, log, b"3")
         await log.append(b"4")
         await asyncio.sleep(0.05)  # until the LAC is published
         async with asyncio.timeout(20):

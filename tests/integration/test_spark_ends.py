@@ -15,9 +15,8 @@ from client_aio.spark.options import parse_read
 from client_aio.spark.plan import Bounds
 from client_aio.spark.stream import LedgerStreamReader
 from metadata.errors import BookieUnavailableError
-from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
-from tests.support.links import Gate, Links
+from tests.support.links import Links, roll_behind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,15 +39,8 @@ async def test_a_complete_ledger_that_is_not_closed_is_planned_to_its_end_though
         writing.open_log("a", ensemble_size=1, write_quorum=1, ack_quorum=1) as log,
     ):
         await log.append(b"1")
-        key = ledger_key(log.ledger_id)
         await reading.ledger_metadata(log.ledger_id)
-        await links.store("reader").lag(key)
-        (bookie_id,) = log.current.metadata.last_fragment.bookies
-        await links["writer", bookie_id].cut()
-        await log.append(b"2")  # to another bookie, which the reader's server has not heard of
-        gate = Gate(key)
-        links.store("writer").before_compare_and_set = gate.meet
-        await log.roll()
+        gate = await roll_behind(links, log, b"2")
         await log.append(b"3")
         await asyncio.sleep(0.05)  # until the LAC is published
         catalog = Catalog(reading, parse_read({"metadata": cluster.uri, "log": "a"}))

@@ -62,7 +62,7 @@ from bookie_aio.wire.messages import (
 )
 from metadata.bookies import BookieRecord, split_address
 from metadata.errors import NoSuchKeyError
-from metadata.ids import KEY_AVAILABLE, available_key
+from metadata.ids import KEY_AVAILABLE, available_key, ledger_key
 from metadata.open import open_store
 from metadata.store import MetadataStore, Registration, Version, Versioned
 from tests.support.pipe import Pipe
@@ -70,6 +70,8 @@ from tests.support.pipe import Pipe
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
     from types import TracebackType
+
+    from client_aio import LogWriter
 
 WAIT_S = 30
 """How long a test waits for a frame before it fails."""
@@ -286,6 +288,23 @@ class Gate:
         if key == self._key:
             self.reached.set()
             await self.opened.wait()
+
+
+async def roll_behind(links: Links, log: LogWriter, data: bytes) -> Gate:
+    """Add a record on a bookie that the metadata server of client "reader" has not heard of, and roll.
+
+    The log is client "writer"'s, with one copy of each record. Its old ledger is complete then, and not
+    closed until the gate given back is opened.
+    """
+    key = ledger_key(log.ledger_id)
+    await links.store("reader").lag(key)
+    (bookie_id,) = log.current.metadata.last_fragment.bookies
+    await links["writer", bookie_id].cut()
+    await log.append(data)
+    gate = Gate(key)
+    links.store("writer").before_compare_and_set = gate.meet
+    await log.roll()
+    return gate
 
 
 class ClientStore(MetadataStore):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bookie_aio.storage.checkpoint import LedgerState
+    from bookie_aio.storage.engine import StorageConfig
 
 IDS = st.integers(0, 12)
 STEPS = st.lists(
@@ -129,6 +130,14 @@ def tables(path: Path) -> list[str]:
     return sorted(one.name for one in path.iterdir() if one.name.endswith(layout.TABLE_SUFFIX))
 
 
+async def leave_fences(path: Path, config: StorageConfig = SMALL) -> None:
+    """Have a bookie hold term 9 of twenty ledgers, and end well."""
+    store = await Store.open(path, config)
+    for one in range(20):
+        await store.fence(one, 9)
+    await store.close()
+
+
 async def test_what_rests_in_a_table_is_there_after_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "data"
     store = await Store.open(path)
@@ -163,10 +172,7 @@ async def test_what_rests_in_a_table_is_there_after_a_restart(tmp_path: Path) ->
 @pytest.mark.parametrize("harm", ["missing", "flipped", "cut"])
 async def test_a_lost_table_is_known_to_be_lost(tmp_path: Path, harm: str) -> None:
     path = tmp_path / "data"
-    store = await Store.open(path)
-    for one in range(20):
-        await store.fence(one, 9)
-    await store.close()
+    await leave_fences(path)
     (name,) = tables(path)
     data = bytearray((path / name).read_bytes())
     if harm == "missing":
@@ -183,11 +189,8 @@ async def test_a_lost_table_is_known_to_be_lost(tmp_path: Path, harm: str) -> No
 
 async def test_a_table_that_no_checkpoint_names_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "data"
-    store = await Store.open(path)
-    for one in range(20):
-        await store.fence(one, 9)
-    await store.close()
-    (name,) = tables(path)
+    await leave_fences(path)
+    assert len(tables(path)) == 1
     (path / layout.table_name(77)).write_bytes(b"left over by a crash")
     store = await Store.open(path)
     await store.settled()
@@ -195,16 +198,12 @@ async def test_a_table_that_no_checkpoint_names_is_removed(tmp_path: Path) -> No
     assert store.engine.term(19) == 9
     await store.close()
     assert len(tables(path)) == 1
-    assert name
 
 
 async def test_a_table_never_gets_the_name_of_one_that_is_to_be_removed(tmp_path: Path) -> None:
     """The next start removed the new one, which had come under the name of what a crash had left over."""
     path = tmp_path / "data"
-    store = await Store.open(path, dataclasses.replace(SMALL, live_ledgers_max=1000))
-    for one in range(20):
-        await store.fence(one, 9)
-    await store.close()
+    await leave_fences(path, dataclasses.replace(SMALL, live_ledgers_max=1000))
     (path / layout.table_name(1)).write_bytes(b"left over by a crash")
     for _ in range(2):
         store = await Store.open(path)
@@ -246,10 +245,7 @@ async def test_a_table_leaves_its_space_to_the_checkpoint(tmp_path: Path) -> Non
 
 async def test_few_ledgers_need_no_table(tmp_path: Path) -> None:
     path = tmp_path / "data"
-    store = await Store.open(path, dataclasses.replace(SMALL, live_ledgers_max=1000))
-    for one in range(20):
-        await store.fence(one, 9)
-    await store.close()
+    await leave_fences(path, dataclasses.replace(SMALL, live_ledgers_max=1000))
     assert tables(path) == []
 
 
