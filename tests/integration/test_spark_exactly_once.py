@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -16,7 +17,12 @@ from client_aio.spark import commits, ledger_sink, sweep_orphans
 from client_aio.spark.options import parse_write
 from client_aio.spark.tags import Written
 from client_aio.spark.tasks import Job
-from tests.support.sparkfaults import die_at_the_first_attempt, fail_always, fail_first_attempts, wait_for
+from tests.support.sparkfaults import (
+    die_at_the_first_attempt,
+    fail_always_after,
+    fail_first_attempts,
+    wait_for,
+)
 from tests.support.sparksession import read, write
 
 if TYPE_CHECKING:
@@ -42,13 +48,46 @@ def test_attempts_that_fail_leave_nothing_and_double_nothing(
     log = f"faulty-{fault.__name__}"
     write(numbers(spark).mapInArrow(fault, "value binary"), bookies.uri, log=log)
     assert Counter(bookies.records(log)) == Counter(b"%d" % number for number in range(ROWS))
-    assert bookies.ledgers_of(log)[1] == set(), "the commit has deleted what failed attempts left"
+    assert bookies.leftovers(log) == set(), "the commit and the failed attempts have deleted what these wrote"
 
 
-def test_a_job_that_fails_leaves_nothing(spark: SparkSession, bookies: Bookies) -> None:
-    with pytest.raises(PySparkException, match="always"):
-        write(numbers(spark).mapInArrow(fail_always, "value binary"), bookies.uri, log="failed")
-    assert bookies.ledgers_of("failed") == (set(), set())
+def test_a_job_that_fails_leaves_nothing_of_what_its_tasks_had_written(
+    spark: SparkSession, bookies: Bookies, tmp_path: Path
+) -> None:
+    flag = tmp_path / "the others are written"
+    written: set[int] = set()
+
+    async def closed() -> set[int]:
+        found = set()
+        async for ledger_id in bookies.client.list_ledgers():
+            with contextlib.suppress(client_aio.NoSuchLedgerError):
+                metadata = await bookies.client.ledger_metadata(ledger_id)
+                if metadata.is_closed and metadata.custom.get("spark.log") == b"failed":
+                    found.add(ledger_id)
+        return found
+
+    def watch() -> None:
+        try:
+            for _ in range(1200):
+                written.update(bookies.run(closed()))
+                if len(written) == 5:
+                    break
+                time.sleep(0.05)
+        finally:
+            flag.touch()
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        frame = numbers(spark).mapInArrow(fail_always_after(str(flag)), "value binary")
+        with pytest.raises(PySparkException, match="always"):
+            write(frame, bookies.uri, log="failed")
+    finally:
+        watching.join()
+    listed, left = bookies.ledgers_of("failed")
+    assert len(written) == 5
+    assert (listed, left & written) == (set(), set()), "nothing is visible, and the abort has deleted it"
+    assert bookies.leftovers("failed") == set(), "the attempts that failed have deleted what they wrote"
 
 
 def test_a_bookie_that_dies_in_mid_job_stops_nothing(spark: SparkSession, bookies: Bookies) -> None:
@@ -103,7 +142,7 @@ def test_a_partition_whose_attempt_fails_is_written_once(spark: SparkSession, bo
     sink = ledger_sink(bookies.uri, log="foreach-faulty")
     numbers(spark).mapInArrow(fail_first_attempts, "value binary").foreachPartition(sink)
     assert Counter(bookies.records("foreach-faulty")) == Counter(b"%d" % number for number in range(ROWS))
-    assert bookies.ledgers_of("foreach-faulty")[1] == set()
+    assert bookies.leftovers("foreach-faulty") == set()
 
 
 @pytest.mark.parametrize(
@@ -163,7 +202,7 @@ def test_micro_batches_are_in_the_log_once_though_replayed(
     (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
     run_batches(spark, bookies, tmp_path, "stream-in", "stream-out")
     assert Counter(bookies.records("stream-out")) == Counter(records)
-    assert bookies.ledgers_of("stream-out")[1] == set(), "what was replayed or failed is deleted"
+    assert bookies.leftovers("stream-out") == set(), "what was replayed or failed is deleted"
 
 
 def test_a_stream_of_columns_comes_back_typed(spark: SparkSession, bookies: Bookies, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_log_with_a_password_is_written_and_read_and_spark_never_shows_it(
     faulty = numbers(spark).mapInArrow(die_at_the_first_attempt, "value binary")
     write(faulty, bookies.uri, log="locked", **locked)
     assert digests_of(bookies, "locked") == {"hmac-sha256"}
-    assert bookies.ledgers_of("locked")[1] == set(), "what failed attempts wrote is deleted"
+    assert bookies.leftovers("locked") == set(), "what failed attempts wrote is deleted"
     by_file = read(spark, bookies.uri, log="locked", **locked)
     assert values(by_file) == ROWS
     by_variable = read(spark, bookies.uri, log="locked", passwordEnv=PASSWORD_ENV)
@@ -152,7 +152,7 @@ def test_a_password_that_is_missing_or_does_not_fit_is_said_by_the_driver(
             assert PASSWORD not in str(raised.value)
             assert "a wrong guess" not in str(raised.value)
     assert records(bookies, "guarded") == ROWS
-    assert bookies.ledgers_of("guarded")[1] == set()
+    assert bookies.leftovers("guarded") == set()
 
 
 def test_the_usual_variable_is_settled_in_the_driver_and_can_be_left_out(

@@ -35,11 +35,17 @@ def die_at_the_first_attempt(batches: Iterable[pyarrow.RecordBatch]) -> Iterator
         os._exit(9)
 
 
-def fail_always(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Fail every attempt of one partition."""
-    yield from batches
-    if _task().partitionId() == 1:
-        raise RuntimeError("made to fail, always")
+def fail_always_after(flag: str) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+    """Fail every attempt of one partition, when there is a file of that name."""
+
+    def fail(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        yield from batches
+        if _task().partitionId() == 1:
+            while not Path(flag).exists():
+                time.sleep(0.01)
+            raise RuntimeError("made to fail, always")
+
+    return fail
 
 
 def wait_for(flag: str) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 import threading
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -149,6 +150,17 @@ class Bookies:
             return made & listed, made - listed
 
         return self.run(look())
+
+    def leftovers(self, log: str) -> set[int]:
+        """Give what Spark made for a log and nobody lists, when the attempts that failed have had their time.
+
+        A failed attempt deletes what it made. Spark does not wait for that, so neither do job and commit.
+        """
+        for _ in range(200):
+            if not (left := self.ledgers_of(log)[1]):
+                break
+            time.sleep(0.1)
+        return left
 
 
 def read(spark: SparkSession, uri: str, **options: str) -> DataFrame:
