@@ -21,6 +21,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from client_aio.sync.waiting import closed_gate
 from metadata.errors import ClientClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -71,16 +72,18 @@ class Background:
         call: _Call[T] = _Call(coroutine)
         try:
             self.loop.call_soon_threadsafe(call.start, self.loop)
-            return call.outcome.result()
+            call.wait()
         except BaseException:
-            if not call.outcome.done():
-                self._give_up(call)
+            self._give_up(call)
             raise
+        return call.result()
 
     def _give_up(self, call: _Call[T]) -> None:
         self.loop.call_soon_threadsafe(call.cancel)
+        if not call.wait(CANCEL_TIMEOUT_S):
+            return
         with contextlib.suppress(Exception, concurrent.futures.CancelledError):
-            close = getattr(call.outcome.result(CANCEL_TIMEOUT_S), "close", None)
+            close = getattr(call.result(), "close", None)
             if inspect.iscoroutinefunction(close):
                 self.run(close())
 
@@ -121,9 +124,12 @@ class _Call(Generic[T]):
     """A coroutine on the loop that another thread waits for."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self.outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._coroutine = coroutine
         self._task: asyncio.Task[T] | None = None
+        self._has_ended = False
+        self._ending = closed_gate()
+
+    # --- on the loop ---
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._task = loop.create_task(self._coroutine)
@@ -134,15 +140,23 @@ class _Call(Generic[T]):
             self._task.cancel()
         else:  # interrupted before it was handed over
             self._coroutine.close()
-            self.outcome.cancel()
+            self._ended()
 
-    def _ended(self, task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            self.outcome.set_exception(concurrent.futures.CancelledError())
-        elif (error := task.exception()) is not None:
-            self.outcome.set_exception(error)
-        else:
-            self.outcome.set_result(task.result())
+    def _ended(self, _: asyncio.Task[T] | None = None) -> None:
+        self._has_ended = True
+        self._ending.release()
+
+    # --- on the thread that waits ---
+
+    def wait(self, timeout_s: float = -1) -> bool:
+        """Wait until it has ended; False when it has not in time."""
+        return self._has_ended or self._ending.acquire(timeout=timeout_s)
+
+    def result(self) -> T:
+        """Give the result of what has ended, or raise its exception."""
+        if self._task is None or self._task.cancelled():
+            raise concurrent.futures.CancelledError
+        return self._task.result()
 
 
 class Handle:

@@ -6,14 +6,13 @@ Owns the bound on what waits there: putting blocks while more than `max_in_fligh
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import threading
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from client_aio.core.window import ENTRY_OVERHEAD_BYTES
+from client_aio.sync.waiting import AddFuture, Room
 from metadata.errors import BookKeeperError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class Writer(Protocol):
 class _Put(NamedTuple, Generic[R]):
     payload: bytes
     entry_id: int | None
-    future: concurrent.futures.Future[R]
+    future: AddFuture[R]
 
 
 class Inbox(Generic[R]):
@@ -63,28 +62,35 @@ class Inbox(Generic[R]):
         self._add = add
         self._waiting: deque[_Put[R]] = deque()
         self._is_due = False
-        self._room = threading.Condition()
-        self._bytes_in_flight = 0
+        self._putting = threading.Lock()  # of the threads, never of the loop
+        self._room = Room()
+        self._bytes_put = 0  # by the threads
+        self._bytes_done = 0  # by the loop
         self._bytes_max = writer.max_in_flight_bytes
         self._draining: asyncio.Task[None] | None = None  # on the loop
 
-    def put(self, payload: bytes, entry_id: int | None = None) -> concurrent.futures.Future[R]:
+    def put(self, payload: bytes, entry_id: int | None = None) -> AddFuture[R]:
         """Put in a payload, waiting for room; its future is of what `add` gives."""
-        future: concurrent.futures.Future[R] = concurrent.futures.Future()
-        wake = partial(self._background.loop.call_soon_threadsafe, self._take)
+        future: AddFuture[R] = AddFuture()
         try:
-            with self._room:
-                self._room.wait_for(lambda: self._bytes_in_flight <= self._bytes_max)
-                self._bytes_in_flight += len(payload) + ENTRY_OVERHEAD_BYTES
+            with self._putting:
+                self._room.wait_for(self._has_room)
                 self._waiting.append(_Put(payload, entry_id, future))
-                is_first, self._is_due = not self._is_due, True
-            if is_first:
-                wake()
+                self._bytes_put += len(payload) + ENTRY_OVERHEAD_BYTES
+            if not self._is_due:
+                self._is_due = True
+                self._wake()
         except BaseException:
             # Interrupted, and perhaps nobody else would tell the loop of it. Twice does no harm.
-            wake()
+            self._wake()
             raise
         return future
+
+    def _has_room(self) -> bool:
+        return self._bytes_put - self._bytes_done <= self._bytes_max
+
+    def _wake(self) -> None:
+        self._background.loop.call_soon_threadsafe(self._take)
 
     async def emptied(self) -> None:
         """Have everything added that was put in so far. On the loop."""
@@ -109,10 +115,9 @@ class Inbox(Generic[R]):
         self._add_all()
 
     def _add_all(self) -> None:
-        with self._room:
-            waiting, self._waiting = self._waiting, deque()
-            self._is_due = False
-        for payload, entry_id, future in waiting:
+        self._is_due = False  # first: what is put in from now on comes with a wake-up of its own
+        for _ in range(len(self._waiting)):
+            payload, entry_id, future = self._waiting.popleft()
             complete = self._completer(future, len(payload) + ENTRY_OVERHEAD_BYTES)
             try:
                 added = self._add(payload, entry_id)
@@ -121,13 +126,10 @@ class Inbox(Generic[R]):
                 added.set_exception(error)
             added.add_done_callback(complete)
 
-    def _completer(
-        self, future: concurrent.futures.Future[R], size: int
-    ) -> Callable[[asyncio.Future[R]], None]:
+    def _completer(self, future: AddFuture[R], size: int) -> Callable[[asyncio.Future[R]], None]:
         def complete(added: asyncio.Future[R]) -> None:
-            with self._room:
-                self._bytes_in_flight -= size
-                self._room.notify()
+            self._bytes_done += size
+            self._room.notify()
             if not future.set_running_or_notify_cancel():
                 return
             error = added.exception()

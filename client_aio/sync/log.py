@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from client_aio.sync.background import Handle
 from client_aio.sync.handle import WriterHandle
 from client_aio.sync.inbox import as_bytes
+from client_aio.sync.waiting import result_of
 
 if TYPE_CHECKING:
-    import concurrent.futures
     from collections.abc import Generator
 
     import client_aio
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from client_aio.log.records import LogBatch, LogRecord
     from client_aio.log.sweeping import SweepReport
     from client_aio.sync.background import Background
+    from client_aio.sync.waiting import AddFuture
     from metadata.log import LogRow, Position
 
 
@@ -41,14 +42,14 @@ class LogWriter(WriterHandle["Position"]):
 
     def append(self, data: bytes | bytearray | memoryview) -> Position:
         """Append a record, wait until it is acknowledged, and return its position."""
-        return self.append_nowait(data).result()
+        return result_of(self.append_nowait(data))
 
-    def append_nowait(self, data: bytes | bytearray | memoryview) -> concurrent.futures.Future[Position]:
+    def append_nowait(self, data: bytes | bytearray | memoryview) -> AddFuture[Position]:
         """Append a record; blocks only while more than `max_in_flight_bytes` are in flight.
 
         Returns:
-            A future of its position. Cancelling it leaves the append running. Its callbacks run on the
-            background thread and must not block.
+            A `concurrent.futures.Future` of its position. Cancelling it leaves the append running. Its
+            callbacks run on the background thread and must not block.
         """
         self._check_process()
         return self._inbox.put(as_bytes(data, "a record"))

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
 from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
 from client_aio.sync.handle import WriterHandle
 from client_aio.sync.inbox import as_bytes
+from client_aio.sync.waiting import AddFuture, Room, result_of
 
 if TYPE_CHECKING:
-    import concurrent.futures
     from collections.abc import AsyncGenerator, Iterable, Iterator
 
     import client_aio
@@ -51,19 +50,19 @@ class LedgerWriter(WriterHandle[int]):
 
     def add_entry(self, data: bytes | bytearray | memoryview, entry_id: int | None = None) -> int:
         """Add an entry, wait until it is acknowledged, and return its id."""
-        return self.add_entry_nowait(data, entry_id).result()
+        return result_of(self.add_entry_nowait(data, entry_id))
 
     def add_entry_nowait(
         self, data: bytes | bytearray | memoryview, entry_id: int | None = None
-    ) -> concurrent.futures.Future[int]:
+    ) -> AddFuture[int]:
         """Add an entry; blocks only while more than `max_in_flight_bytes` are in flight.
 
         Args:
             entry_id: as for `client_aio.LedgerWriter.add_entry`. Where it is refused, so is the future.
 
         Returns:
-            A future of the entry's id. Cancelling it leaves the add running. Its callbacks run on the
-            background thread and must not block.
+            A `concurrent.futures.Future` of the entry's id. Cancelling it leaves the add running. Its
+            callbacks run on the background thread and must not block.
         """
         self._check_process()
         payload = as_bytes(data, "an entry")
@@ -82,6 +81,7 @@ class LedgerWriter(WriterHandle[int]):
         self._check_process()
         bulk = _Bulk(self._background, self._writer)
         try:
+            bulk.start()
             for chunk in chunks:
                 bulk.put(chunk)
             return bulk.finish()
@@ -111,32 +111,32 @@ def _chunks(entries: Iterable[bytes | bytearray | memoryview]) -> Iterator[list[
 
 
 class _Bulk:
-    """One `add_entries` that is fed from another thread, a bounded number of chunks ahead.
-
-    The feeding thread waits on a condition, never on the loop: an interrupt of it leaves no task behind.
-    """
+    """One `add_entries` that is fed from another thread, a bounded number of chunks ahead."""
 
     def __init__(self, background: Background, writer: client_aio.LedgerWriter) -> None:
         self._background = background
-        self._room = threading.Condition()
+        self._writer = writer
+        self._room = Room()
         self._chunks: deque[list[bytes]] = deque()
         self._is_fed = False
         self._has_ended = False
         self._wake: asyncio.Event
-        self._adding: asyncio.Task[tuple[int, int]]
+        self._adding: asyncio.Task[tuple[int, int]] | None = None
+
+    def start(self) -> None:
+        """Start adding. Interrupted or not, `cancel` ends it."""
 
         async def start() -> None:
             self._wake = asyncio.Event()
-            self._adding = asyncio.create_task(writer.add_entries(self._entries()))
+            self._adding = asyncio.create_task(self._writer.add_entries(self._entries()))
             self._adding.add_done_callback(self._ended)
 
-        background.run(start())
+        self._background.run(start())
 
     def put(self, chunk: list[bytes]) -> None:
         """Hand over a chunk, waiting for room; raises what ended the adding."""
-        with self._room:
-            self._room.wait_for(lambda: len(self._chunks) < _CHUNKS_AHEAD or self._has_ended)
-            self._chunks.append(chunk)
+        self._room.wait_for(lambda: len(self._chunks) < _CHUNKS_AHEAD or self._has_ended)
+        self._chunks.append(chunk)
         if self._has_ended:
             self.finish()
         self._background.loop.call_soon_threadsafe(self._wake.set)
@@ -145,6 +145,7 @@ class _Bulk:
         """Wait for the acknowledgement of all."""
 
         async def finish() -> tuple[int, int]:
+            assert self._adding is not None
             self._is_fed = True
             self._wake.set()
             return await asyncio.shield(self._adding)
@@ -155,24 +156,23 @@ class _Bulk:
         """Give up adding; what was taken stays added."""
 
         async def cancel() -> None:
-            self._adding.cancel()
-            await asyncio.wait([self._adding])
+            if self._adding is not None:
+                self._adding.cancel()
+                await asyncio.wait([self._adding])
 
         self._background.run(cancel())
 
     def _ended(self, adding: asyncio.Task[tuple[int, int]]) -> None:
         if not adding.cancelled():
             adding.exception()  # raised by `finish`, or given up with all the rest
-        with self._room:
-            self._has_ended = True
-            self._room.notify_all()
+        self._has_ended = True
+        self._room.notify()
 
     async def _entries(self) -> AsyncGenerator[bytes, None]:
         while True:
-            with self._room:
-                chunk = self._chunks.popleft() if self._chunks else None
-                self._room.notify_all()
-            if chunk is not None:
+            if self._chunks:
+                chunk = self._chunks.popleft()
+                self._room.notify()
                 for data in chunk:
                     yield data
             elif self._is_fed:

@@ -85,6 +85,41 @@ def prepare(client):
     return interrupted
 """
 
+# Each runs `add(ledger)` until it is interrupted, at another instruction each time.
+OFTEN = """
+import asyncio, os, random, signal, sys, threading
+import client_aio.sync
+from client_aio.sync import background
+
+def add(ledger):
+    {adding}
+
+async def others():
+    return len(asyncio.all_tasks()) - 1
+
+client = client_aio.sync.connect(sys.argv[1])
+for number in range(80):
+    ledger = client.create_ledger(deferred_sync=True)
+    timer = threading.Timer(random.uniform(0.005, 0.02), os.kill, (os.getpid(), signal.SIGINT))
+    try:
+        timer.start()
+        while True:
+            add(ledger)
+    except KeyboardInterrupt:
+        ledger.abort()
+    timer.join()
+left = asyncio.run_coroutine_threadsafe(others(), background.get_background().loop).result()
+print("tasks do not pile up" if left < 20 else f"{{left}} tasks are left")
+with client.create_ledger() as ledger:
+    print("goes on" if ledger.add_entry(b"x") == 0 else "wrong id")
+"""
+ADDING = {
+    "add": "ledger.add_entry(bytes(100))",
+    "nowait": "ledger.add_entry_nowait(bytes(100))",
+    "callback": "ledger.add_entry_nowait(bytes(100)).add_done_callback(lambda _: None)",
+    "bulk": "ledger.add_entries(bytes(100) for _ in range(100))",
+}
+
 
 @pytest.fixture
 async def uri(tmp_path: Path) -> AsyncIterator[str]:
@@ -93,9 +128,11 @@ async def uri(tmp_path: Path) -> AsyncIterator[str]:
 
 
 async def output_of(tmp_path: Path, uri: str, body: str, end: str = "") -> str:
-    child = await Child.start(
-        sys.executable, "-c", FRAME.format(body=body, end=end), uri, log=tmp_path / "script.log"
-    )
+    return await printed_by(tmp_path, uri, FRAME.format(body=body, end=end))
+
+
+async def printed_by(tmp_path: Path, uri: str, script: str) -> str:
+    child = await Child.start(sys.executable, "-c", script, uri, log=tmp_path / "script.log")
     async with asyncio.timeout(60), child:
         assert child.process.stdout is not None
         printed = (await child.process.stdout.read()).decode()
@@ -119,3 +156,11 @@ async def test_a_script_that_closes_nothing_ends_with_its_registrations_released
     async with client_aio.connect(uri) as client:
         left_open = await client.ledger_metadata(int(printed.split()[-1]))
     assert left_open.state is client_aio.LedgerState.OPEN
+
+
+@pytest.mark.parametrize("how", ADDING)
+async def test_an_interrupt_at_any_instruction_stops_neither_loop_nor_client(
+    tmp_path: Path, uri: str, how: str
+) -> None:
+    printed = await printed_by(tmp_path, uri, OFTEN.format(adding=ADDING[how]))
+    assert printed == "tasks do not pile up\ngoes on\n"
