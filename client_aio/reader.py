@@ -152,7 +152,8 @@ class LedgerReader:
         """Ask the bookies for the LAC until every write set has answered well enough, and return it.
 
         Raises:
-            BookieUnavailableError: too few bookies answered. What they said is noted all the same.
+            BookieUnavailableError: too few bookies answered that have lost nothing of the ledger. What any
+                of them said is noted all the same.
         """
         if not self.is_closed:
             await self.refresh()
@@ -234,12 +235,15 @@ class LedgerReader:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     error = task.exception()
-                    if error is None:
-                        answered |= 1 << tasks[task]
-                    elif isinstance(error, BookKeeperError):
+                    if isinstance(error, BookKeeperError):
                         errors.append(str(error))
-                    else:
+                    elif error is not None:
                         raise error
+                    elif needs_coverage and task.result().is_damaged:
+                        # What it states is true. Of what it lost, nobody knows that it was not higher.
+                        errors.append(f"bookie {ensemble[tasks[task]]} has lost data of the ledger")
+                    else:
+                        answered |= 1 << tasks[task]
                 is_enough = answered and (
                     not needs_coverage
                     or covers_all_write_sets(
@@ -256,7 +260,7 @@ class LedgerReader:
             ledger_id=self.ledger_id,
         )
 
-    async def _poll(self, bookie_id: str, known_lac: int, wait_ms: int) -> None:
+    async def _poll(self, bookie_id: str, known_lac: int, wait_ms: int) -> ReadLacAnswer:
         """Ask one bookie for the LAC, waiting there for one above `known_lac`, and note it."""
         connection: BookieConnection = await self._context.pool.get(bookie_id)
         answer, _ = await connection.call(
@@ -275,6 +279,7 @@ class LedgerReader:
                 ledger_id=self.ledger_id,
                 bookie_id=bookie_id,
             )
+        return answer
 
     async def _catch_up(self, statement: LacStatement, bookie_id: str) -> None:
         """Read the metadata as they are now: they were written before such a statement could be made."""
@@ -315,7 +320,7 @@ class _Progress:
     def __init__(self, reader: LedgerReader) -> None:
         self._reader = reader
         self._changed = asyncio.Event()
-        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._polls: dict[str, asyncio.Task[ReadLacAnswer]] = {}
         self._not_before: dict[str, float] = {}  # by the loop's clock
         self._watch = asyncio.create_task(self._follow_metadata())
         self._next_seat = reader.ledger_id  # spreads the readers of many ledgers over the seats

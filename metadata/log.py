@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from metadata.errors import InvalidArgumentError, MetadataCorruptError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, check_ledger_id
+from metadata.ledger import check_custom
 from metadata.pages import PagedRows, PageRef, Row, parse_rows
 
 if TYPE_CHECKING:
@@ -203,8 +204,14 @@ class LogHead:
         return replace(self, transactions=(*others, (query_id, batch_id))[-TRANSACTIONS_MAX:])
 
     def with_custom(self, custom: Mapping[str, bytes]) -> LogHead:
-        """Set custom metadata; keys that are not given stay."""
-        return replace(self, custom=MappingProxyType({**self.custom, **custom}))
+        """Set custom metadata; keys that are not given stay.
+
+        Raises:
+            InvalidArgumentError: with what stays it is more than 64 KiB: the list needs its node for rows.
+        """
+        if not custom:
+            return self
+        return replace(self, custom=MappingProxyType(check_custom({**self.custom, **custom})))
 
     # --- as the head of a paged list (`metadata.paged.Head`) ---
 

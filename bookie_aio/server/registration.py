@@ -192,6 +192,7 @@ class Announcement:
         self._record = record
         self._announced = record
         self._updating: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     @classmethod
     async def make(cls, store: MetadataStore, record: BookieRecord) -> Announcement:
@@ -209,7 +210,9 @@ class Announcement:
             ) from error
 
     def set_writable(self, is_writable: bool) -> None:
-        """Let clients know, as soon as the metadata store can be reached."""
+        """Let clients know, as soon as the metadata store can be reached; nobody once it is closed."""
+        if self._is_closed:
+            return
         self._record = replace(self._record, is_writable=is_writable)
         if self._updating is None or self._updating.done():
             self._updating = asyncio.get_running_loop().create_task(self._update())
@@ -227,6 +230,7 @@ class Announcement:
 
     async def close(self) -> None:
         """Remove the record. Where the store cannot be reached, its session takes the record along."""
+        self._is_closed = True
         if self._updating is not None:
             self._updating.cancel()
             await asyncio.gather(self._updating, return_exceptions=True)

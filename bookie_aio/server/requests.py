@@ -463,7 +463,10 @@ class Requests:
         if self._engine.is_deleted(ledger_id):
             self._refuse_deleted(peer, Op.READ_LAC, request_id, f"ledger {ledger_id} has been deleted")
             return
-        answer = ReadLacAnswer(self._engine.statement(ledger_id), self._engine.last_entry(ledger_id))
+        engine = self._engine
+        answer = ReadLacAnswer(
+            engine.statement(ledger_id), engine.last_entry(ledger_id), engine.is_damaged(ledger_id)
+        )
         peer.send(encode_frame(encode_answer(Op.READ_LAC, request_id, answer)))
 
     # --- deleting ------------------------------------------------------------------------------

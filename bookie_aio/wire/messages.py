@@ -28,8 +28,8 @@ from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, NO_ENTRY, TERM_FINAL
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION_MIN = 2
-VERSION_MAX = 2
+VERSION_MIN = 3
+VERSION_MAX = 3
 ANSWER = 0x80
 NO_TERM = -1
 """A read's `term` when it does not fence."""
@@ -292,12 +292,16 @@ class ReadLac(Message):
 
 @dataclass(slots=True)
 class ReadLacAnswer(Message):
-    """The highest LAC statement the bookie has, and the highest entry it holds (−1: none)."""
+    """The highest LAC statement the bookie has, and the highest entry it holds (−1: none).
+
+    A bookie that has lost data of the ledger may have had higher ones.
+    """
 
     op = Op.READ_LAC
-    schema = (_STATEMENT, _LAC)
+    schema = (_STATEMENT, _LAC, _FLAG)
     statement: LacStatement | None
     last_entry: int
+    is_damaged: bool
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,14 @@ if TYPE_CHECKING:
 
 def ask(question: str, *, is_answered: bool) -> None:
     """Ask on a terminal, and abort the command unless the answer is yes."""
-    if not is_answered and sys.stdin.isatty():
+    if is_answered or not sys.stdin.isatty():
+        return
+    # The event loop takes Ctrl-C for itself, and gets to it only when somebody has answered.
+    of_the_loop = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
         typer.confirm(question, abort=True, err=True)
+    finally:
+        signal.signal(signal.SIGINT, of_the_loop)
 
 
 async def delete_each(

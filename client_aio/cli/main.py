@@ -45,8 +45,8 @@ def main() -> NoReturn:
     """Run the command line; ends the process with a stable exit code."""
     try:
         code = app(standalone_mode=False)
-    except typer.Abort:
-        code = Exit.FAILURE
+    except typer.Abort as abort:  # a question that was answered with no, or not at all
+        code = Exit.INTERRUPTED if isinstance(abort.__context__, KeyboardInterrupt) else Exit.FAILURE
     except Exception as error:
         code = _report_usage(error)
     sys.exit(code or Exit.OK)

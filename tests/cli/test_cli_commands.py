@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
+import pty
 import random
 import signal
+import termios
 from typing import TYPE_CHECKING
 
 import pytest
@@ -266,3 +270,29 @@ async def test_what_the_command_writes_the_client_reads(cli: Cli) -> None:
     async with client_aio.connect(cli.metadata) as client, client.open_ledger(ledger) as reader:
         entries = [entry.data async for entry in reader.read(0, reader.last_add_confirmed)]
     assert entries == LINES.splitlines()
+
+
+@pytest.mark.parametrize(("keys", "code"), [(b"y\n", 0), (b"n\n", 1), (b"\x04", 1), (b"\x03", 130)])
+def test_a_deletion_is_asked_for_on_a_terminal(cli: Cli, keys: bytes, code: int) -> None:
+    ledger_id = cli.run("ledger", "write", "-", stdin=b"a\n").decode().strip()
+    ours, theirs = pty.openpty()
+    try:
+        process = cli.start(
+            "ledger", "delete", ledger_id, stdin=theirs, start_new_session=True, preexec_fn=own_terminal
+        )
+        assert process.stderr is not None
+        asked = b""
+        while b"[y/N]" not in asked:
+            asked += os.read(process.stderr.fileno(), 1000)
+        os.write(ours, keys)
+        process.communicate(timeout=TIMEOUT_S)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert process.returncode == code
+    cli.run("ledger", "show", ledger_id, code=3 if code == 0 else 0)
+
+
+def own_terminal() -> None:
+    """Make standard input the terminal of the session, so that its keys are signals."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -130,6 +130,34 @@ def flip_first(directory: Path, payload: bytes) -> None:
     raise AssertionError(f"{payload!r} is in no segment of {directory}")
 
 
+async def test_what_a_bookie_lost_does_not_tell_where_a_ledger_ends(tmp_path: Path) -> None:
+    """One bookie has lost all, one never had anything, and the one that knows the LAC does not answer."""
+    async with (
+        Cluster(tmp_path) as cluster,
+        Links(cluster.uri) as links,
+        links.connect("writer", explicit_lac_delay_s=60, add_timeout_s=60) as writer,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        ledger = await writer.create_ledger()
+        damaged, sound, without = ledger.metadata.last_fragment.bookies
+        links["writer", without].requests.block()
+        for number in range(10):
+            assert await ledger.add_entry(b"entry %d" % number) == number
+        await ledger.abort()
+        await cluster[damaged].end()
+        for path in cluster[damaged].directory.iterdir():
+            if path.name != "cookie.json":
+                path.unlink()
+        await cluster[damaged].start()
+        await cluster[sound].kill()
+        reader = await client.open_ledger(ledger.ledger_id)
+        with pytest.raises(client_aio.BookieUnavailableError, match=f"{damaged} has lost data of the ledger"):
+            await reader.read_last_add_confirmed()
+        assert await reader.try_read_last_add_confirmed() == -1
+        await cluster[sound].start()
+        assert await reader.read_last_add_confirmed() == 8
+
+
 async def test_a_missing_segment_marks_the_ledgers_in_its_index(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
         lost_id = await fill(client)

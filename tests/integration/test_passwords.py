@@ -6,6 +6,7 @@ import asyncio
 import json
 import pickle
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -281,7 +282,7 @@ def state_lac(ledger_id: int, lac: int, mac: bytes) -> Callable[[Frame], Frame |
     def forge(frame: Frame) -> Frame | None:
         message = frame.message
         if isinstance(message, ReadLacAnswer):
-            return frame._replace(message=ReadLacAnswer(statement, message.last_entry))
+            return frame._replace(message=replace(message, statement=statement))
         if isinstance(message, ReadAnswer):
             return frame._replace(message=ReadAnswer(message.stop, message.stop_entry, statement))
         return None

@@ -120,6 +120,15 @@ def test_the_last_batch_of_each_query_is_kept_and_of_the_quietest_forgotten() ->
     assert len(head.transactions) == TRANSACTIONS_MAX
 
 
+def test_custom_metadata_stay_small_however_they_are_put_together() -> None:
+    head = LogHead("a", 5)
+    for name in "abc":
+        head = head.with_custom({name: bytes(20_000)})
+    with pytest.raises(InvalidArgumentError, match="64 KiB"):
+        head.with_custom({"d": bytes(20_000)})
+    assert set(head.with_custom({"a": b""}).custom) == set("abc")
+
+
 def test_the_stored_form_says_everything_and_damage_is_told() -> None:
     head = LogHead("a", 5).append(rows(3, 9, 12)).truncate(Position(9, 5), ())
     head = head.with_custom({"k": b"\xff"}).record("q", 7)

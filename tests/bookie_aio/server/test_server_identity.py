@@ -10,6 +10,7 @@ import pytest
 
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
+from bookie_aio.server.registration import Announcement
 from bookie_aio.wire.messages import NO_TERM, Read, Status
 from metadata.bookies import BookieRecord, Cookie, available_bookies
 from metadata.errors import (
@@ -246,3 +247,12 @@ async def test_all_of_several_directories_are_needed_and_their_order_is_not(book
     with pytest.raises(CookieMismatchError, match="belongs to bookie b2"):
         await start(*paths[:2], str(bookies.folder / "b2"))
     await (await start(*paths)).close()
+
+
+async def test_what_is_announced_after_the_end_is_announced_to_nobody(bookies: Bookies) -> None:
+    store = bookies.store()
+    announcement = await Announcement.make(store, BookieRecord("b1", ["127.0.0.1:3181"], "nonce"))
+    await announcement.close()
+    before = asyncio.all_tasks()
+    announcement.set_writable(False)
+    assert asyncio.all_tasks() == before, "no task tries for ever to change a record that is gone"

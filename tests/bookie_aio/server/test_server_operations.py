@@ -49,7 +49,7 @@ async def test_the_handshake_names_the_bookie_and_its_limits(bookies: Bookies, b
     answer = await client.call(hello())
     message = answer.message
     assert isinstance(message, HelloAnswer)
-    assert (message.version, message.bookie_id, message.nonce) == (2, "b1", bookie.nonce)
+    assert (message.version, message.bookie_id, message.nonce) == (3, "b1", bookie.nonce)
     assert (message.frame_bytes_max, message.entry_bytes_max) == (FRAME_BYTES_MAX, 4 * MIB)
     again = await bookies.connect(bookie, greet=False)
     assert (await again.call(hello(instance_id=message.instance_id, bookie_id="b1"))).status is Status.OK
@@ -112,14 +112,20 @@ async def test_striped_entries_are_read_by_their_stride(client: RawClient) -> No
 
 async def test_the_lac_is_the_highest_one_stated(client: RawClient) -> None:
     nothing = await client.call(ReadLac(7, NO_TERM, -1, 0))
-    assert nothing.message == ReadLacAnswer(None, -1)
+    assert nothing.message == ReadLacAnswer(None, -1, False)
     await client.add(7, 0, [b"a"])
     await client.add(7, 1, [b"b"], lac=0)
-    assert (await client.call(ReadLac(7, NO_TERM, -1, 0))).message == ReadLacAnswer(lac_statement(7, 0), 1)
+    assert (await client.call(ReadLac(7, NO_TERM, -1, 0))).message == ReadLacAnswer(
+        lac_statement(7, 0), 1, False
+    )
     assert (await client.call(WriteLac(7, 0, lac_statement(7, 1)))).status is Status.OK
-    assert (await client.call(ReadLac(7, NO_TERM, -1, 0))).message == ReadLacAnswer(lac_statement(7, 1), 1)
+    assert (await client.call(ReadLac(7, NO_TERM, -1, 0))).message == ReadLacAnswer(
+        lac_statement(7, 1), 1, False
+    )
     assert (await client.call(WriteLac(7, 0, lac_statement(7, 0)))).status is Status.OK
-    assert (await client.call(ReadLac(7, NO_TERM, -1, 0))).message == ReadLacAnswer(lac_statement(7, 1), 1)
+    assert (await client.call(ReadLac(7, NO_TERM, -1, 0))).message == ReadLacAnswer(
+        lac_statement(7, 1), 1, False
+    )
 
 
 @pytest.mark.parametrize("statement", [None, lac_statement(8, 1)])

@@ -34,10 +34,10 @@ async def test_a_poll_is_answered_when_the_lac_moves(
     await client.call(Ping())
     assert not first.done()
     await writer.add(7, 1, [b"b"], lac=0)
-    assert (await asyncio.wait_for(first, 5)).message == ReadLacAnswer(lac_statement(7, 0), 1)
+    assert (await asyncio.wait_for(first, 5)).message == ReadLacAnswer(lac_statement(7, 0), 1, False)
     assert not ahead.done()
     await write_lac(writer, 7, 4)
-    assert (await asyncio.wait_for(ahead, 5)).message == ReadLacAnswer(lac_statement(7, 4), 1)
+    assert (await asyncio.wait_for(ahead, 5)).message == ReadLacAnswer(lac_statement(7, 4), 1, False)
     assert not other.done()
     assert bookie.info()["polls_waiting"] == 1
 
@@ -45,7 +45,7 @@ async def test_a_poll_is_answered_when_the_lac_moves(
 async def test_a_poll_for_less_than_is_known_is_answered_at_once(client: RawClient) -> None:
     await write_lac(client, 7, 4)
     assert (await client.call(ReadLac(7, NO_TERM, 3, LONG_MS))).message == ReadLacAnswer(
-        lac_statement(7, 4), -1
+        lac_statement(7, 4), -1, False
     )
 
 
@@ -56,7 +56,7 @@ async def test_a_poll_that_times_out_is_answered_with_what_there_is(
     started = asyncio.get_running_loop().time()
     answer = await client.call(ReadLac(7, NO_TERM, 4, 50))
     assert asyncio.get_running_loop().time() - started >= 0.04
-    assert answer.message == ReadLacAnswer(lac_statement(7, 4), -1)
+    assert answer.message == ReadLacAnswer(lac_statement(7, 4), -1, False)
     assert bookie.info()["polls_waiting"] == 0
 
 
@@ -69,7 +69,7 @@ async def test_a_fencing_poll_fences_before_it_waits(
     assert (await writer.add(7, 0, [b"a"])).status is Status.INVALID_TERM
     statement = lac_statement(7, 2)
     assert (await writer.call(WriteLac(7, TERM_FINAL, statement))).status is Status.OK
-    assert (await asyncio.wait_for(poll, 5)).message == ReadLacAnswer(statement, -1)
+    assert (await asyncio.wait_for(poll, 5)).message == ReadLacAnswer(statement, -1, False)
 
 
 async def test_a_closed_connection_leaves_no_poll_behind(

@@ -44,7 +44,7 @@ def blocks() -> dict[str, bytes]:
 def frames() -> dict[str, bytes]:
     block = blocks()["block plain"]
     requests: list[tuple[wire.Message, bytes | None, bytes]] = [
-        (wire.Hello(2, 2, "a client", "an instance", "b1"), None, b""),
+        (wire.Hello(3, 3, "a client", "an instance", "b1"), None, b""),
         (wire.Ping(), bytes(range(32)), b""),
         (wire.Add(7, 0, int(wire.AddFlag.RECOVERY)), None, block),
         (wire.Read(7, wire.NO_TERM, 0, 42, 2**62 - 1, 3, 1 << 20), None, b""),
@@ -57,11 +57,11 @@ def frames() -> dict[str, bytes]:
         (wire.Delete(7), bytes(range(32)), b""),
     ]
     answers: list[tuple[wire.Message, wire.Op, bytes]] = [
-        (wire.HelloAnswer(2, "b1", "an instance", "a nonce", 5 << 20, 4 << 20), wire.Op.HELLO, b""),
+        (wire.HelloAnswer(3, "b1", "an instance", "a nonce", 5 << 20, 4 << 20), wire.Op.HELLO, b""),
         (wire.Done(), wire.Op.PING, b""),
         (wire.Done(), wire.Op.ADD, b""),
         (wire.ReadAnswer(int(wire.Stop.NO_SUCH_ENTRY), 45, STATEMENT), wire.Op.READ, block),
-        (wire.ReadLacAnswer(None, -1), wire.Op.READ_LAC, b""),
+        (wire.ReadLacAnswer(None, -1, True), wire.Op.READ_LAC, b""),
         (wire.Done(), wire.Op.WRITE_LAC, b""),
         (wire.ListEntriesAnswer(-1, True), wire.Op.LIST_ENTRIES, b"\x2a" + bytes(23)),
         (wire.ListLedgersAnswer(-1), wire.Op.LIST_LEDGERS, b"\x07" + bytes(7)),

@@ -122,7 +122,7 @@ EXAMPLES: list[tuple[Callable[[list[object]], object], list[object]]] = [
     for header in (
         wire.encode_answer(wire.Op.HELLO, 7, wire.HelloAnswer(1, "b1", "instance", "nonce", 5, 4)),
         wire.encode_answer(wire.Op.READ, 7, wire.ReadAnswer(0, 3, LacStatement(0, 4, -1, 77, b"m" * 32))),
-        wire.encode_answer(wire.Op.READ_LAC, 7, wire.ReadLacAnswer(None, -1)),
+        wire.encode_answer(wire.Op.READ_LAC, 7, wire.ReadLacAnswer(None, -1, False)),
         wire.encode_answer(wire.Op.LIST_ENTRIES, 7, wire.ListEntriesAnswer(-1, False)),
         wire.encode_answer(wire.Op.LIST_LEDGERS, 7, wire.ListLedgersAnswer(-1)),
         wire.encode_answer(wire.Op.ADD, 7, wire.Done()),
