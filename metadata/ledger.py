@@ -485,6 +485,8 @@ def check_custom(custom: Mapping[str, bytes]) -> dict[str, bytes]:
     for key, value in custom.items():
         if not isinstance(key, str) or not isinstance(value, (bytes, bytearray, memoryview)):
             raise InvalidArgumentError(f"custom metadata {key!r}: keys are str and values are bytes")
+        if not key.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in key):
+            raise InvalidArgumentError(f"custom metadata {key!r}: a key is text that UTF-8 can hold")
         checked[key] = bytes(value)
     if sum(len(key.encode()) + len(value) for key, value in checked.items()) > 64 * 1024:
         raise InvalidArgumentError("custom metadata is larger than 64 KiB")

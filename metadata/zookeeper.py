@@ -400,8 +400,12 @@ class ZooKeeperMetadataStore(MetadataStore):
                 state.is_synced = False
             case NoNodeError() | NodeExistsError() | BadVersionError():
                 # Somebody was faster; read what is there now, and not from a server that lags.
-                with suppress(ConnectionLostError):
+                try:
                     await self._sync(state)
+                except ConnectionLostError:
+                    pass
+                except (RefusedError, NoAuthError) as refused:
+                    await self._after(refused, what, state)
             case EphemeralParentError():
                 raise InvalidArgumentError(f"{what}: an ephemeral key can have no children") from error
             case NoAuthError():

@@ -238,7 +238,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- what requests hold --------------------------------------------------------------------
 
     def hold(self, count: int) -> None:
-        """Count the bytes of an add until `release`."""
+        """Count what waits for the disk until `release`."""
         self._bytes_pending += count
         self._flow.adds.count(count)
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from bookie_aio.core.authorisation import Access, judge_token, ledger_at_stake, lock_of
+from bookie_aio.server.peer import WAITING_BYTES
 
 if TYPE_CHECKING:
+    from bookie_aio.server.peer import Peer
     from bookie_aio.storage.engine import Engine
     from bookie_aio.wire.messages import Message
-    from metadata.errors import StorageError
 
 
 class Authoriser(Protocol):
     """Decides whether a request may be carried out."""
 
-    def authorise(self, request: Message, auth: bytes | None) -> str | None:
+    def authorise(self, peer: Peer, request: Message, auth: bytes | None) -> str | None:
         """Give None to allow the request, or the reason for refusing it."""
 
 
@@ -29,7 +30,7 @@ class LedgerLocks:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def authorise(self, request: Message, auth: bytes | None) -> str | None:
+    def authorise(self, peer: Peer, request: Message, auth: bytes | None) -> str | None:
         """Give None to allow the request, or the reason for refusing it. Raises DiskFullError."""
         ledger_id = ledger_at_stake(request)
         if ledger_id is None:
@@ -40,15 +41,13 @@ class LedgerLocks:
         access = judge_token(lock, auth)
         if access is Access.REFUSE:
             return f"ledger {ledger_id} has a password here, and the request {_fault(auth)}"
-        if access is Access.LOCK:
+        if access is Access.LOCK and not self._engine.is_deleted(ledger_id):
             assert auth is not None
-            self._engine.append_lock(ledger_id, lock_of(auth), _ignore)
+            # The request may well be refused for another reason, and nothing else count for it.
+            self._engine.append_lock(ledger_id, lock_of(auth), lambda error: peer.release(WAITING_BYTES))
+            peer.hold(WAITING_BYTES)
         return None
 
 
 def _fault(auth: bytes | None) -> str:
     return "carries no token" if auth is None else "carries a token that is not of this password"
-
-
-def _ignore(error: StorageError | None) -> None:
-    """A failed append stops the bookie as a whole (`Engine`'s on_failed)."""

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
     from bookie_aio.wire.blocks import Buffer
 
+WAITING_BYTES = 1024
+"""About what a request without a block takes up in memory while it waits for the disk."""
+
 
 class Peer(Protocol):
     """The other side of a connection."""
@@ -24,7 +27,7 @@ class Peer(Protocol):
         """Queue a frame; all of a turn of the loop leave together."""
 
     def hold(self, count: int) -> None:
-        """Count the bytes of an add against the limits, until `release`."""
+        """Count what waits for the disk, an add or another request, against the limits until `release`."""
 
     def release(self, count: int) -> None:
         """Take back what `hold` counted."""

@@ -2,7 +2,8 @@
 
 Owns the order of things: the term check and the append that follows it are one step (rule 7), an answer
 about state waits for everything accepted before it (rule 3), an add is acknowledged when that very copy is
-durable. Does not own bytes and limits of a connection (`connection`), nor files (`storage`).
+durable. Does not own bytes and limits of a connection (`connection`), the words of answers and the waiting
+for the disk (`answers`), nor files (`storage`).
 
 Invariant: between a verdict on a request's term and the append it allows, nothing else runs. So all of that
 is synchronous here, in the order in which the frames came; only what follows a barrier is a task.
@@ -18,10 +19,9 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.core.adds import check_block
 from bookie_aio.core.fencing import Verdict, judge
-from bookie_aio.logs import fields
-from bookie_aio.server.counters import Counters
+from bookie_aio.server.answers import Answers
+from bookie_aio.server.peer import WAITING_BYTES
 from bookie_aio.server.polls import LongPolls
-from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.rewriting import OutdatedBlockError, store_missing, store_unless_outdated
 from bookie_aio.wire.blocks import Block, statement_is_intact
 from bookie_aio.wire.frames import encode_frame
@@ -35,7 +35,6 @@ from bookie_aio.wire.messages import (
     AddFlag,
     Delete,
     Done,
-    Failure,
     Force,
     Hello,
     HelloAnswer,
@@ -56,7 +55,6 @@ from bookie_aio.wire.messages import (
     Stop,
     WriteLac,
     encode_answer,
-    encode_failure,
 )
 from metadata.errors import (
     DiskFullError,
@@ -64,7 +62,6 @@ from metadata.errors import (
     LedgerFencedError,
     MalformedFrameError,
     MetadataError,
-    NoSuchLedgerError,
     ProtocolError,
     StorageError,
 )
@@ -72,7 +69,7 @@ from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Awaitable, Callable, Collection, Coroutine
+    from collections.abc import Awaitable, Callable, Collection
 
     from bookie_aio.config import Limits
     from bookie_aio.server.locks import Authoriser
@@ -88,7 +85,7 @@ _DEFERRED = int(AddFlag.DEFERRED_SYNC)
 _ADD_FLAGS = (0, _RECOVERY, _REPAIR, _DEFERRED)
 
 
-class Requests:
+class Requests(Answers):
     """Carries out the requests of all connections."""
 
     def __init__(
@@ -102,7 +99,7 @@ class Requests:
         authoriser: Authoriser,
         drop_if_deleted: Callable[[int], Awaitable[bool]],
     ) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._limits = limits
         self._hello = hello
         self._info = info
@@ -111,7 +108,6 @@ class Requests:
         self._deleting = 0
         self._polls = LongPolls(loop, limits.connection_polls_max, self._answer_lac)
         self._decoder = RequestDecoder()
-        self.counters = Counters()
         self.is_draining = False
         self._handlers: dict[type[Message], Callable[..., None]] = {
             Ping: self._ping,
@@ -185,7 +181,7 @@ class Requests:
             if ledger_id is not None and self._engine.is_deleted(ledger_id) and request.op != Op.DELETE:
                 self._refuse_deleted(peer, request.op, request_id, f"ledger {ledger_id} has been deleted")
                 return
-            refusal = self._authoriser.authorise(request, auth)
+            refusal = self._authoriser.authorise(peer, request, auth)
             if refusal is not None:
                 self._refuse(peer, request.op, request_id, Status.UNAUTHORIZED, refusal)
                 return
@@ -260,7 +256,7 @@ class Requests:
                 self._refuse(peer, Op.ADD, request_id, Status.READ_ONLY, "this bookie is read-only")
                 return
         if verdict is Verdict.RAISE:
-            self._raise_term(ledger_id, request.term)
+            self._raise_term(peer, ledger_id, request.term)
         size = len(body)
         if request.flags == _DEFERRED:
             done = partial(self._deferred_added, peer, block.count, size)
@@ -337,7 +333,7 @@ class Requests:
         if judge(held, request.term) is Verdict.REFUSE:
             self._refuse_term(peer, Op.FORCE, request_id, held)
             return
-        self._engine.barrier(partial(self._acknowledge, peer, Op.FORCE, request_id))
+        self._wait(peer, partial(self._acknowledge, peer, Op.FORCE, request_id))
 
     def _write_lac(self, peer: Peer, request_id: int, request: WriteLac, body: memoryview) -> None:
         statement, ledger_id = request.statement, request.ledger_id
@@ -356,16 +352,23 @@ class Requests:
             self._refuse_term(peer, Op.WRITE_LAC, request_id, held)
             return
         if verdict is Verdict.RAISE:
-            self._raise_term(ledger_id, request.term)
-        done = partial(self._acknowledge, peer, Op.WRITE_LAC, request_id)
+            self._raise_term(peer, ledger_id, request.term)
+        size = WAITING_BYTES + len(statement.mac)
+
+        def done(error: StorageError | None) -> None:
+            peer.release(size)
+            self._acknowledge(peer, Op.WRITE_LAC, request_id, error)
+
         self._engine.append_statement(ledger_id, statement, done)
+        peer.hold(size)
 
     # --- fencing -------------------------------------------------------------------------------
 
-    def _raise_term(self, ledger_id: int, term: int) -> None:
+    def _raise_term(self, peer: Peer, ledger_id: int, term: int) -> None:
         self.counters.fences += 1
         # Nobody waits for this alone: what depends on it waits for itself, or for a barrier, behind it.
-        self._engine.append_term(ledger_id, term, _ignore)
+        self._engine.append_term(ledger_id, term, lambda error: peer.release(WAITING_BYTES))
+        peer.hold(WAITING_BYTES)
 
     def _fence(self, peer: Peer, op: Op, request_id: int, ledger_id: int, term: int) -> bool:
         """Judge and store the term of a fencing request; answers and gives False where it is refused."""
@@ -375,25 +378,8 @@ class Requests:
             self._refuse_term(peer, op, request_id, held)
             return False
         if verdict is Verdict.RAISE:
-            self._raise_term(ledger_id, term)
+            self._raise_term(peer, ledger_id, term)
         return True
-
-    def _refuse_term(self, peer: Peer, op: Op, request_id: int, held: int) -> None:
-        # Rule 3: the term held may still be on its way to the disk; its durability is what the answer says.
-        self.counters.refused_terms += 1
-
-        def answer(error: StorageError | None) -> None:
-            if error is None:
-                reason = f"this bookie holds term {held} for the ledger"
-                self._refuse(peer, op, request_id, Status.INVALID_TERM, reason, held)
-            else:
-                self._answer_storage_error(peer, op, request_id, error)
-
-        self._engine.barrier(answer)
-
-    async def _barrier(self) -> None:
-        """Wait until everything accepted before this call is durable and indexed (rule 3)."""
-        await when_durable(self._engine.barrier)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -443,7 +429,7 @@ class Requests:
             else:
                 self._answer_storage_error(peer, Op.READ_LAC, request_id, error)
 
-        self._engine.barrier(durable)
+        self._wait(peer, durable)
 
     def _answer_or_wait(self, peer: Peer, request_id: int, request: ReadLac) -> None:
         if not peer.is_open:  # it went while its fence was on the way to the disk
@@ -497,16 +483,6 @@ class Requests:
 
         self._run(peer, Op.DELETE, request_id, answer, 1)
 
-    def _refuse_deleted(self, peer: Peer, op: Op, request_id: int, reason: str) -> None:
-        # Rule 3: the tombstone may still be on its way to the disk.
-        def answer(error: StorageError | None) -> None:
-            if error is None:
-                self._refuse(peer, op, request_id, Status.NO_SUCH_LEDGER, reason)
-            else:
-                self._answer_storage_error(peer, op, request_id, error)
-
-        self._engine.barrier(answer)
-
     # --- looking around ------------------------------------------------------------------------
 
     def _ping(self, peer: Peer, request_id: int, request: Ping, body: memoryview) -> None:
@@ -542,52 +518,3 @@ class Requests:
     def _answer_info(self, peer: Peer, request_id: int, request: Info, body: memoryview) -> None:
         document = json.dumps(self._info(), default=str).encode()
         peer.send(encode_frame(encode_answer(Op.INFO, request_id, Done()), len(document)), document)
-
-    # --- answers -------------------------------------------------------------------------------
-
-    def _run(
-        self,
-        peer: Peer,
-        op: Op,
-        request_id: int,
-        answering: Callable[[], Coroutine[object, object, int]],
-        bytes_max: int,
-    ) -> None:
-        """Run what answers a request in a task, turning a disk's error into an answer."""
-
-        async def run() -> int:
-            try:
-                return await answering()
-            except NoSuchLedgerError as error:
-                self._refuse_deleted(peer, op, request_id, str(error))
-            except StorageError as error:
-                self._answer_storage_error(peer, op, request_id, error)
-            return 0
-
-        peer.run_read(run, bytes_max)
-
-    def _acknowledge(self, peer: Peer, op: Op, request_id: int, error: StorageError | None) -> None:
-        if error is None:
-            peer.send(encode_frame(encode_answer(op, request_id, Done())))
-        else:
-            self._answer_storage_error(peer, op, request_id, error)
-
-    def _answer_storage_error(self, peer: Peer, op: Op, request_id: int, error: StorageError) -> None:
-        if isinstance(error, DiskFullError):
-            self._refuse(peer, op, request_id, Status.READ_ONLY, str(error))
-        else:
-            self._fail_internally(peer, op, request_id, error)
-
-    def _fail_internally(self, peer: Peer, op: Op, request_id: int, error: StorageError) -> None:
-        log.error("request failed", extra=fields(peer=peer.peer, op=op.name, request=request_id, error=error))
-        self._refuse(peer, op, request_id, Status.INTERNAL_ERROR, str(error))
-
-    def _refuse(
-        self, peer: Peer, op: Op, request_id: int, status: Status, reason: str, value: int = 0
-    ) -> None:
-        self.counters.failures[status.name] = self.counters.failures.get(status.name, 0) + 1
-        peer.send(encode_frame(encode_failure(op, request_id, Failure(status, reason, value))))
-
-
-def _ignore(error: StorageError | None) -> None:
-    """A failed append stops the bookie as a whole (`Engine`'s on_failed)."""

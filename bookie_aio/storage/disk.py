@@ -413,7 +413,12 @@ class RealDisk:
         return await self._open(path, os.O_RDWR | os.O_CLOEXEC)
 
     async def _open(self, path: str, flags: int) -> RealFile:
-        return RealFile(self, await self.call(f"opening {path}", os.open, path, flags, 0o644), path)
+        opening = asyncio.ensure_future(self.call(f"opening {path}", os.open, path, flags, 0o644))
+        try:
+            return RealFile(self, await asyncio.shield(opening), path)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unwanted)
+            raise
 
     async def list_directory(self, path: str) -> list[str]:
         """See `Disk`."""
@@ -458,6 +463,12 @@ class RealDisk:
         if self._journal_thread is not None:
             self._journal_thread.shutdown()
         self._pool.shutdown()
+
+
+def _close_unwanted(opening: asyncio.Task[int]) -> None:
+    """Close what was opened for somebody who is gone."""
+    if not opening.cancelled() and opening.exception() is None:
+        os.close(opening.result())
 
 
 def _sync_directory(path: str) -> None:

@@ -358,7 +358,7 @@ class Engine:
         """
         change = Change(form.KIND_TOMBSTONE, ledger_id)
         self._accept_change(form.tombstone_row(ledger_id), change, done)
-        self._ledgers.deleted.add(ledger_id)
+        self._ledgers.burying.add(ledger_id)
 
     def append_trim(self, ledger_id: int, first: int, done: Done) -> None:
         """Accept that the ledger's entries below `first` are not kept.
@@ -533,16 +533,22 @@ class Engine:
             },
         }
 
+    async def _drained(self) -> StorageError | None:
+        """Wait until nothing is on its way to the disk; gives what went wrong."""
+        durable: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+        self.barrier(durable.set_result)
+        return await durable
+
     async def close(self) -> None:
         """Finish what is accepted, seal the segment for a quick start, and let go of the directory."""
         if self._is_closed:
             return
-        durable: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
-        self.barrier(durable.set_result)
-        error = await durable
+        error = await self._drained()
         self._is_closed = True
         await self._scrubber.close()
         await self._reclaimer.close()
+        # A compaction that stopped half way may have left copies on their way into the segment to be sealed.
+        error = await self._drained() or error
         await self._provision.close()
         await self._tender.close()
         if error is None and self._journal.error is None:

@@ -201,8 +201,8 @@ class Journal:
         size = self._queue[0].size
         count = 1
         for record in islice(self._queue, 1, None):
-            if size + record.size > limit:
-                break
+            if record.size and size + record.size > limit:
+                break  # but a barrier goes with what is before it
             size += record.size
             count += 1
         return count, size

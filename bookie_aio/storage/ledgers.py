@@ -33,7 +33,8 @@ class Ledgers:
     def __init__(self, states: States, deleted: IdRanges) -> None:
         """Take what a restart found."""
         self.states = states
-        self.deleted = deleted  # tombstones accepted, perhaps not durable yet
+        self.deleted = deleted  # by tombstones that are durable
+        self.burying: set[int] = set()  # by those that were accepted and are not durable yet
         self._accepted = 0  # records accepted, and of those the ones durable and indexed
         self._indexed = 0
         self.quiet: set[int] = set()  # of those that somebody put here: nothing was accepted or listed since
@@ -49,7 +50,7 @@ class Ledgers:
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Tell whether a tombstone was accepted for the ledger, perhaps not durable yet."""
-        return ledger_id in self.deleted
+        return ledger_id in self.burying or ledger_id in self.deleted
 
     def accept(self, ledger_id: int) -> LedgerState:
         """Count a record that is accepted for a ledger, and give the ledger's state.
@@ -57,7 +58,7 @@ class Ledgers:
         Raises:
             NoSuchLedgerError: it has been deleted (rule 15). Nothing is counted.
         """
-        if ledger_id in self.deleted:
+        if self.is_deleted(ledger_id):
             raise NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
         state = self.state(ledger_id)
         self.quiet.discard(ledger_id)
@@ -74,7 +75,7 @@ class Ledgers:
         self._indexed += count
 
     def take_back(self, change: Change) -> None:
-        """Forget a fence or a lock that counted from its acceptance on, and will not be written.
+        """Forget a fence, a lock or a tombstone that counted from its acceptance on, and will not be written.
 
         Or it would be found held, and promised, although it is nowhere (rule 3). Whoever was to be told of
         it waits behind it, and is told that it was dropped. No record is smaller than a fence, so that those
@@ -87,6 +88,8 @@ class Ledgers:
             state.term = min(state.term, change.before)
         elif change.kind == form.KIND_LOCK and state.lock == change.lock:
             state.lock = b""
+        elif change.kind == form.KIND_TOMBSTONE:
+            self.burying.discard(change.ledger_id)
 
     def is_pending(self, ledger_id: int) -> bool:
         """Tell whether something accepted for the ledger is not yet durable and indexed."""
@@ -140,6 +143,7 @@ class Ledgers:
         if change.is_for_all or state is None:  # None: a change that a restart found behind the tombstone
             return
         if change.kind == form.KIND_TOMBSTONE:
+            self.burying.discard(change.ledger_id)
             self.deleted.add(change.ledger_id)
             self.states.remove(change.ledger_id)
             self.on_less()

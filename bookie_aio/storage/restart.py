@@ -127,6 +127,8 @@ class Restart:
         self._segments = segments
         self._at: dict[str, str] = {}  # the directory of each file's name
         self._checkpoint: Checkpoint | None = None
+        self._is_table_lost = False
+        self._learnt: set[int] = set()  # ledgers of which nothing says since when their entries count
         self._found = Restarted(home=directories[0])
 
     def _path(self, name: str) -> str:
@@ -222,6 +224,7 @@ class Restart:
         except (CorruptRecordError, DiskFailedError) as error:
             # It may have held fences that are nowhere else.
             self._found.lose_all(str(error))
+            self._is_table_lost = True
             return Table()
 
     async def _open(self, segment_ids: list[int], rows: dict[int, SegmentRow]) -> None:
@@ -230,7 +233,8 @@ class Restart:
         for segment_id in segment_ids:
             row = rows.get(segment_id)
             name = layout.segment_name(segment_id)
-            if row is not None and row.end and name in self._at and layout.index_name(segment_id) in self._at:
+            is_sealed = row is not None and row.end and layout.index_name(segment_id) in self._at
+            if row is not None and is_sealed and name in self._at and await self._learn_from(row):
                 header = form.SegmentHeader(segment_id, row.generation, row.end)
                 self._segments.add_sealed(Segment(self._at[name], header, self._segments.shelf), row)
                 continue
@@ -316,23 +320,43 @@ class Restart:
         if head is None or head.generation != segment.header.generation:
             return
         row = _row_of(head)
-        if self._checkpoint is None:
-            # What the checkpoint knew of the ledgers, or some of it, is in the indexes as well.
-            index = self._segments.read_index(self._path(layout.index_name(segment.segment_id)), row)
-            try:
-                self._learn(segment.segment_id, await index.ledgers())
-            except CorruptRecordError as error:
-                self._found.notes.append(str(error))
-                segment.end = head.end
-                return
+        if not await self._learn_from(row):
+            segment.end = head.end
+            return
         segment.rest()
         self._segments.add_sealed(segment, row)
+
+    @property
+    def _is_learning(self) -> bool:
+        """Tell whether what was known of ledgers, or of some, is lost."""
+        return self._checkpoint is None or self._is_table_lost
+
+    async def _learn_from(self, row: SegmentRow) -> bool:
+        """Learn of ledgers from an index, if what knew of them is lost; False where it cannot be read.
+
+        What the checkpoint and the table knew, or some of it, is in the indexes as well. Without it nothing
+        there would count, and the segment would be given up.
+        """
+        if not self._is_learning:
+            return True
+        index = self._segments.read_index(self._path(layout.index_name(row.segment_id)), row)
+        try:
+            self._learn(row.segment_id, await index.ledgers())
+        except CorruptRecordError as error:
+            self._found.notes.append(str(error))
+            return False
+        return True
 
     def _learn(self, segment_id: int, rows: list[LedgerRow]) -> None:
         for row in rows:
             state = self._found.state(row.ledger_id)
-            state.since = state.since or segment_id
-            state.last_entry = max(state.last_entry, row.highest)
+            if not state.since:
+                self._learnt.add(row.ledger_id)
+            if row.ledger_id in self._learnt:
+                # The indexes do not come in order where one was rebuilt.
+                state.since = min(state.since or segment_id, segment_id)
+            if state.since <= segment_id:
+                state.last_entry = max(state.last_entry, row.highest)
             if row.statement is not None:
                 state.learn_statement(row.statement)
 
@@ -412,11 +436,15 @@ class Restart:
             state.first = max(state.first, first)
         for ledger_id in result.forgotten:
             state = found.state(ledger_id)
-            if state.since < segment.segment_id:  # else the checkpoint knows of it, or of a later one
+            if ledger_id in self._learnt:
+                state.since = segment.segment_id  # what was learnt may be of later segments
+            elif state.since < segment.segment_id:  # else the checkpoint knows of it, or of a later one
                 state.since, state.last_entry = segment.segment_id, -1
         for ledger_id, runs in result.index.ledgers.items():
             state = found.state(ledger_id)
-            state.since = state.since or segment.segment_id
+            if not state.since or ledger_id in self._learnt:
+                # What was learnt from the indexes of later segments does not make this one's outdated.
+                state.since = min(state.since or segment.segment_id, segment.segment_id)
             if state.since <= segment.segment_id:
                 state.last_entry = max(state.last_entry, runs.highest)
         if not result.groups and not result.is_all_damaged:

@@ -99,6 +99,7 @@ class Segments:
         self.by_id: dict[int, Segment] = {}
         self.in_memory: dict[int, Segment] = {}  # those whose index is, ascending but for rebuilt ones
         self._sealed: list[int] = []
+        self._highest = 0  # of all that were ever sealed
         self._heads: Cache[int, IndexHead] = Cache(heads_bytes_max)
         self._places: Cache[int, _Known] = Cache(places_bytes_max)
         self._epoch = 0  # counts how often all places were forgotten
@@ -122,8 +123,9 @@ class Segments:
     def _seal(self, segment: Segment, row: SegmentRow) -> None:
         segment.index, segment.end = None, row.end
         segment.sealed = self.read_index(segment.index_path, row)
-        if self._sealed and segment.segment_id < self._sealed[-1]:
-            self._forget_places()  # what is known reaches beyond it already
+        if segment.segment_id <= self._highest:
+            self._forget_places()  # what is known reaches beyond it already, or up to it
+        self._highest = max(self._highest, segment.segment_id)
         insort(self._sealed, segment.segment_id)
 
     def read_index(self, path: str, row: SegmentRow) -> SealedIndex:

@@ -14,7 +14,7 @@ import asyncio
 import os
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bookie_aio.storage import directory as layout
 from bookie_aio.storage.checkpoint import SegmentRow, encode_checkpoint, pack_state
@@ -65,7 +65,7 @@ class Tender:
         self._one_at_a_time = asyncio.Lock()
         self._unsealed: list[Segment] = []
         self._useless: list[str] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self.is_all_damaged = False
         self.also_listed: set[int] = set()
         """Segments that are of no use once the restart is complete, and needed until then."""
@@ -199,14 +199,25 @@ class Tender:
             states.rest(live[at : at + _LEDGERS_AT_ONCE], self._ledgers.awaits)
             await asyncio.sleep(0)
         if former:
-            await self.remove([self._table_path(former)])
+            # The checkpoint is durable by now, and nobody may take it for one that found no room.
+            with suppress(DiskFullError):
+                await self.remove([self._table_path(former)])
 
     async def rebuild(self, segment: Segment) -> bool:
         """Rebuild a sealed index that fails its checksum, from the segment. What is lost is marked.
 
         False: the disk fails to give all of the segment, and nothing was changed. An index of what can be
         read now would hide the rest for good, and the segment would be given up with it.
+
+        It goes on to its end where the caller, a reader perhaps whose connection is lost, is cancelled.
         """
+        task = asyncio.get_running_loop().create_task(self._rebuild(segment))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self.retry())  # which waits for what is under way
+        return await asyncio.shield(task)
+
+    async def _rebuild(self, segment: Segment) -> bool:
         async with self._one_at_a_time:
             if segment.sealed is None or segment.is_gone:
                 return True
@@ -291,7 +302,7 @@ class Tender:
 
     async def close(self) -> None:
         """Wait for what is under way."""
-        if self._tasks:
+        while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def finish(self, current: Segment) -> None:

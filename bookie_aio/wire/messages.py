@@ -438,6 +438,8 @@ class PreparedRequest:
 # An array of six fields, the operation, and the mark of a u32: the request's id.
 _ADD_HEAD = bytes((0x96, Op.ADD, 0xCE))
 _ADDS_KNOWN_MAX = 16_384
+_ADD_KNOWN_BYTES = 128
+"""Of an add's header, with a token; what is larger is no client's of ours, and not worth the memory."""
 ADDED = ShortForm(bytes((0x93, 0xCC, Op.ADD | ANSWER, 0xCE)), b"\x00")
 """The commonest answer, that an add is stored."""
 
@@ -487,7 +489,8 @@ class RequestDecoder:
             request_id, auth, request = decode_request(decode_header(packed))
             if len(self._adds) >= _ADDS_KNOWN_MAX:
                 self._adds.clear()
-            self._adds[rest] = auth, request
+            if len(rest) <= _ADD_KNOWN_BYTES:
+                self._adds[rest] = auth, request
             return request_id, auth, request
         return int.from_bytes(packed[3:7], "big"), *known
 

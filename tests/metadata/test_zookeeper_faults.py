@@ -10,12 +10,13 @@ import pytest
 
 from client_aio.config import ClientConfig
 from client_aio.pool import BookieDirectory
-from metadata._aiozk import ConnectionLostError, RefusedError
+from metadata._aiozk import ConnectionLostError, NoAuthError, RefusedError
 from metadata.bookies import BookieRecord
 from metadata.errors import (
     KeyExistsError,
     MetadataUnavailableError,
     NoSuchKeyError,
+    UnauthorizedAccessError,
     VersionConflictError,
 )
 from metadata.zookeeper import ZooKeeperMetadataStore
@@ -242,6 +243,31 @@ async def test_a_watch_that_a_server_refuses_for_a_while_leaves_the_directory_of
         await directory.wait_for_change(5)
     assert list(directory.available) == ["b1"]
     await directory.close()
+
+
+@pytest.mark.parametrize(
+    ("refusal", "expected"),
+    [
+        (RefusedError("throttled"), MetadataUnavailableError),
+        (NoAuthError("not yours"), UnauthorizedAccessError),
+    ],
+    ids=["throttled", "forbidden"],
+)
+async def test_a_look_that_is_refused_after_a_conflict_is_an_error_of_the_store(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, refusal: Exception, expected: type[Exception]
+) -> None:
+    version = await pair.store.create("a", b"1")
+    send = pair.store._session.set
+
+    async def come_second(path: str, data: bytes, number: int) -> object:
+        if path.endswith("/sync"):
+            raise refusal
+        await pair.other.compare_and_set("a", b"2", version)
+        return await send(path, data, number)
+
+    monkeypatch.setattr(pair.store._session, "set", come_second)
+    with pytest.raises(expected):
+        await pair.store.compare_and_set("a", b"3", version)
 
 
 async def test_a_delete_that_began_with_an_old_look_and_was_lost_deletes_what_is_there(

@@ -95,6 +95,16 @@ async def test_add_after_delete(bookies: Bookies, bookie: Bookie, client: RawCli
         client = await bookies.connect(bookie)
 
 
+async def test_a_deletion_said_again_with_a_token_is_answered_like_the_first(
+    bookies: Bookies, client: RawClient
+) -> None:
+    await fill(bookies, client, 7)
+    await delete(bookies, 7)
+    for _ in range(2):  # there is no lock to put on what is gone
+        assert (await client.call(Delete(7), auth=b"t" * 32)).status is Status.OK
+    assert await held(client) == []
+
+
 async def test_an_add_that_a_bookie_hears_of_only_after_the_deletion_is_refused_too(
     bookies: Bookies, bookie: Bookie, client: RawClient
 ) -> None:

@@ -6,15 +6,28 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+import pytest
+
 from bookie_aio.config import Limits
 from bookie_aio.server.flow import Budget
 from bookie_aio.wire.frames import encode_frame
-from bookie_aio.wire.messages import NO_TERM, AddFlag, Force, Ping, Read, ReadLac, Status, encode_request
-from tests.support.rawclient import WAIT_S, hello
+from bookie_aio.wire.messages import (
+    NO_TERM,
+    Add,
+    AddFlag,
+    Delete,
+    Force,
+    Message,
+    Ping,
+    Read,
+    ReadLac,
+    Status,
+    WriteLac,
+    encode_request,
+)
+from tests.support.rawclient import WAIT_S, block, hello, lac_statement
 
 if TYPE_CHECKING:
-    import pytest
-
     from bookie_aio.server.bookie import Bookie
     from tests.bookie_aio.server.conftest import Bookies
 
@@ -72,6 +85,55 @@ async def test_a_connection_whose_adds_were_answered_before_they_are_durable_goe
     disk.release()
     # Nothing is answered when the add is durable, and the force has not been read yet.
     assert (await asyncio.wait_for(force, WAIT_S)).status is Status.OK
+
+
+STATEMENT = lac_statement(7, 0)._replace(mac=bytes(4000))
+
+
+@pytest.mark.parametrize(
+    ("request_", "body", "status"),
+    [
+        (WriteLac(7, 5, STATEMENT), b"", Status.OK),
+        (Force(7, 5), b"", Status.OK),
+        (ReadLac(7, 5, -1, 0), b"", Status.OK),
+        (Add(7, 4, 0), block(7, 1, [b"late"]), Status.INVALID_TERM),
+        (Add(8, 0, 0), block(8, 0, [b"late"]), Status.NO_SUCH_LEDGER),
+    ],
+    ids=["statement", "force", "fence", "outdated", "deleted"],
+)
+async def test_what_waits_for_the_disk_is_bounded_whatever_it_is(
+    bookies: Bookies, request_: Message, body: bytes, status: Status
+) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, limits=Limits(connection_bytes_pending_max=64 * KIB))
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"a"], term=5)).status is Status.OK
+    assert (await client.call(Delete(8))).status is Status.OK
+    disk.hold()
+    held = client.add(7, 1, [b"in flight"], term=5)
+    await disk.arrived.wait()
+    waiting = [client.send(request_, body) for _ in range(200)]
+    pending = await until_steady(bookie, "bytes_pending", 64 * KIB)
+    assert pending <= 64 * KIB + 6 * KIB
+    disk.release()
+    assert (await held).status is Status.OK
+    answers = await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
+    assert {answer.status for answer in answers} == {status}
+    assert figure(bookie, "bytes_pending") == 0
+
+
+async def test_each_new_fence_counts_until_it_is_durable(bookies: Bookies) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, limits=Limits(connection_bytes_pending_max=64 * KIB))
+    client = await bookies.connect(bookie)
+    disk.hold()
+    waiting = [client.send(ReadLac(7, term, -1, 0)) for term in range(1, 200)]
+    assert await until_steady(bookie, "bytes_pending", 64 * KIB) <= 64 * KIB + 2 * KIB
+    assert bookie._engine is not None
+    assert bookie._engine.term(7) < 40  # a fence and an answer that waits for it: two for each
+    disk.release()
+    await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
+    assert figure(bookie, "bytes_pending") == 0
 
 
 async def test_the_total_of_all_connections_is_bounded_and_all_go_on_afterwards(bookies: Bookies) -> None:

@@ -10,7 +10,15 @@ import pytest
 from crc32c import crc32c
 
 from bookie_aio.storage import format as form
-from bookie_aio.storage.directory import RESERVE, format_directory, index_name, read_cookie, segment_name
+from bookie_aio.storage.directory import (
+    CHECKPOINT,
+    RESERVE,
+    TABLE_SUFFIX,
+    format_directory,
+    index_name,
+    read_cookie,
+    segment_name,
+)
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.storage.index import PAGE_BYTES, IndexHead
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, parse_blocks
@@ -236,6 +244,34 @@ async def test_fences_are_not_trusted_without_a_checkpoint(tmp_path: Path, how: 
     store = await Store.open(path)
     assert store.engine.is_damaged(3)
     assert (await store.read(1, 0, 2999))[1] == Stop.END  # what can be proved is served
+    await store.close()
+
+
+@pytest.mark.parametrize("lost", [CHECKPOINT, TABLE_SUFFIX])
+async def test_a_segment_counts_although_its_index_and_what_knew_of_the_ledgers_are_lost(
+    tmp_path: Path, lost: str
+) -> None:
+    """What later indexes say of a ledger made the older segment look like one from before it began."""
+    path = tmp_path / "b1"
+    for first, ledger_ids in ((0, range(6)), (60, range(12))):
+        store = await Store.open(path)
+        for entry in range(first, first + 60):
+            for ledger_id in ledger_ids:
+                store.engine.append_block(make_block(ledger_id, entry, [b"x" * 300]), lambda _: None)
+            await store.barrier()
+        await store.close()
+    await (await Store.open(path)).close()  # most ledgers rest in the table by now
+    names = os.listdir(path)
+    (gone,) = [name for name in names if name.endswith(lost)]
+    (path / gone).unlink()
+    (path / index_name(1)).unlink()
+    store = await Store.open(path)
+    assert store.engine.is_all_damaged
+    await store.settled()
+    assert {name for name in names if name.endswith(".segment")} <= set(os.listdir(path))
+    for ledger_id in range(12):
+        first = 0 if ledger_id < 6 else 60
+        assert (await store.read(ledger_id, first, 119))[1] is Stop.END
     await store.close()
 
 

@@ -79,6 +79,17 @@ async def test_a_barrier_waits_for_the_group_in_flight(store: Store) -> None:
     assert order == ["add", "barrier"]
 
 
+async def test_a_barrier_behind_a_block_larger_than_a_group_waits_for_it(store: Store) -> None:
+    await store.settled()
+    seen: list[int] = []
+    store.engine.append_block(make_block(1, 0, [b"first"]), lambda _: None)
+    await asyncio.sleep(0)  # in flight; what follows is the next group
+    store.engine.append_block(make_block(1, 1, [b"x" * (SMALL.group_bytes_max + 1)]), lambda _: None)
+    store.engine.barrier(lambda _: seen.append(store.engine.last_entry(1)))
+    await store.barrier()
+    assert seen == [1]
+
+
 async def test_a_callback_that_fails_keeps_nobody_else_from_hearing(store: Store) -> None:
     heard: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context["exception"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -200,6 +201,40 @@ async def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     disk.close()
 
 
+async def test_a_file_that_is_opened_for_somebody_who_has_gone_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "file")
+    (tmp_path / "file").write_bytes(b"x")
+    loop, open_file, close_file = asyncio.get_running_loop(), os.open, os.close
+    is_opening, is_closed, may_go_on = asyncio.Event(), asyncio.Event(), threading.Event()
+    descriptors: list[int] = []
+
+    def open_late(name: str, flags: int, mode: int = 0o777) -> int:
+        loop.call_soon_threadsafe(is_opening.set)
+        may_go_on.wait(10)
+        descriptors.append(open_file(name, flags, mode))
+        return descriptors[0]
+
+    def close(descriptor: int) -> None:
+        close_file(descriptor)
+        if descriptor in descriptors:
+            is_closed.set()
+
+    disk = RealDisk()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", open_late)
+        patched.setattr(os, "close", close)
+        opening = asyncio.create_task(disk.open(path))
+        await is_opening.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        may_go_on.set()
+        await asyncio.wait_for(is_closed.wait(), 10)
+    disk.close()
+
+
 @pytest.mark.parametrize("filler_bytes", [0, 40])
 async def test_what_is_dropped_for_want_of_space_is_neither_promised_nor_remembered(
     tmp_path: Path, filler_bytes: int
@@ -234,3 +269,36 @@ async def test_what_is_dropped_for_want_of_space_is_neither_promised_nor_remembe
     await store.fence(1, 7)
     assert engine.term(1) == 7
     await store.close()
+
+
+async def test_a_tombstone_that_is_dropped_for_want_of_space_deletes_nothing(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = await Store.open(tmp_path / "b1", disk=disk)
+    engine = store.engine
+    await store.add(make_block(7, 0, [b"kept"]))
+    await store.settled()
+    disk.is_full = True
+    # Far more than the current segment, the next one and the reserve hold, and accepted before that is known.
+    for entry in range(60):
+        engine.append_block(make_block(1, entry, [bytes(5000)]), lambda error: None)
+    for other in range(100, 400):  # what is left behind the blocks
+        engine.append_term(other, 1, lambda error: None)
+    deleting = when_durable(partial(engine.append_tombstone, 7))
+    assert engine.is_deleted(7)
+    with pytest.raises(DiskFullError):
+        await asyncio.wait_for(deleting, 10)
+    # Nor may the next who asks be told that it is deleted, and a crash bring it back.
+    assert not engine.is_deleted(7)
+    assert (await store.read(7, 0, 0))[0] == {0: b"kept"}
+    back = asyncio.Event()
+    engine._provision._on_writable = lambda is_: back.set()
+    disk.is_full = False
+    await asyncio.wait_for(back.wait(), 10)
+    await store.add(make_block(7, 1, [b"more"]))
+    await store.wait(partial(engine.append_tombstone, 7))
+    assert engine.is_deleted(7)
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    again = await Store.open(crashed)
+    assert again.engine.is_deleted(7)
+    await again.close()

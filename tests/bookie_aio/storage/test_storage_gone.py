@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -12,11 +13,12 @@ import pytest
 
 from bookie_aio.storage.directory import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, segment_name
 from bookie_aio.storage.disk import RealDisk
+from bookie_aio.storage.index import IndexHead
 from bookie_aio.storage.reader import gather, read_block
 from bookie_aio.storage.segments import SegmentGoneError
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFullError
-from tests.support.storage import SMALL, Store, make_block
+from tests.support.storage import SMALL, FaultyDisk, Store, make_block, unaccounted_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,6 +121,80 @@ async def test_a_reader_that_comes_late_does_not_take_a_file_used_again_for_a_da
         await read_block(found, 1)
     assert (await store.read(1, 0, 4))[1] is Stop.END
     assert not engine.is_damaged(1)
+    await store.close()
+
+
+async def store_with_a_damaged_index(path: Path, disk: FaultyDisk) -> Store:
+    """Give a store of sealed segments 1 to 3, each of the ledger of that number, and also 2 of ledger 5.
+
+    Segment 2's index fails its checksums.
+    """
+    store = await Store.open(path, disk=disk)
+    await fill_segment(store, 1)
+    await store.add(make_block(5, 0, [bytes(1500)]))  # this one takes the next segment
+    for ledger_id in (2, 3):
+        await fill_segment(store, ledger_id)
+        await store.add(make_block(ledger_id + 1, 0, [bytes(1500)]))
+    await store.settled()
+    assert [segment.segment_id for segment in store.engine._segments.sealed()] == [1, 2, 3]
+    index = path / index_name(2)
+    data = bytearray(index.read_bytes())
+    data[IndexHead(data).page_offset(0) + 9] ^= 1
+    index.write_bytes(data)
+    return store
+
+
+async def test_who_knew_of_a_later_segment_that_is_gone_finds_the_one_that_was_sealed_again(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyDisk()
+    store = await store_with_a_damaged_index(tmp_path / "b1", disk)
+    segments = store.engine._segments
+    disk.is_full = True  # so that the index which is made again stays in memory
+    for _ in range(2):  # the second time it is known what segments 1 and 3 hold of ledger 5
+        assert (await store.read(5, 0, 0))[1] is Stop.END
+    await store.settled()  # it was tried once more
+    assert [segment.segment_id for segment in segments.sealed()] == [1, 3]
+    disk.is_full = False
+    await store.wait(lambda done: store.engine.append_tombstone(3, done))
+    await store.settled()
+    assert [segment.segment_id for segment in segments.sealed()] == [1]
+    await store.engine._tender.seal_all()
+    assert [segment.segment_id for segment in segments.sealed()] == [1, 2]
+    assert (await store.read(5, 0, 0))[1] is Stop.END
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ("create", "checkpoint.new"),
+        ("rename", "checkpoint"),
+        ("create", ".index.new"),
+        ("write", ".index.new"),
+        ("rename", ".index"),
+    ],
+    ids=" ".join,
+)
+async def test_an_index_is_made_again_to_the_end_although_its_reader_goes(
+    tmp_path: Path, step: tuple[str, str]
+) -> None:
+    disk = FaultyDisk()
+    store = await store_with_a_damaged_index(tmp_path / "b1", disk)
+    reading = asyncio.create_task(store.read(2, 0, 0))
+
+    def go(what: str, path: str) -> None:
+        if what == step[0] and path.endswith(step[1]):
+            reading.cancel()
+
+    disk.on_step = go
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await store.settled()
+    assert [segment.segment_id for segment in store.engine._segments.sealed()] == [1, 2, 3]
+    assert not unaccounted_files(store)
+    disk.on_step = lambda what, path: None
+    assert (await store.read(2, 0, 0))[1] is Stop.END
     await store.close()
 
 

@@ -15,6 +15,7 @@ from bookie_aio.storage.index import Run
 from bookie_aio.storage.winners import Found, winning
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFullError
+from tests.support.helddisk import HeldDisk
 from tests.support.storage import (
     SMALL,
     FaultyDisk,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bookie_aio.storage.journal import Done
+    from bookie_aio.storage.segments import Source
     from bookie_aio.wire.blocks import Block
 
 KEPT = range(1, 4)
@@ -338,3 +340,56 @@ async def test_small_entries_that_all_count_are_not_copied_again_and_again(
     assert reclaimed["copied_bytes"] <= 600 * 97
     assert len((await store.read(1, 1, 599))[0]) == 599
     await store.close()
+
+
+async def test_a_close_while_compacting_waits_for_the_copy_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The segment that it was to go to was cut and sealed before it came."""
+    disk = HeldDisk()
+    one_copy_at_a_time = replace(SMALL, reclaim=replace(SMALL.reclaim, bytes_per_s=1))
+    store = await Store.open(tmp_path / "b1", one_copy_at_a_time, disk)
+    engine, lookup = store.engine, store.engine._lookup
+    sources, append_copy, barrier = lookup.sources, engine.append_copy, engine.barrier
+    is_copying, may_copy, copied = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def sources_when_told(ledger_id: int, low: int, high: int) -> list[Source]:
+        is_copying.set()
+        await may_copy.wait()
+        return await sources(ledger_id, low, high)
+
+    def note_copy(block: Block, done: Done) -> None:
+        append_copy(block, done)
+        copied.set()
+
+    def barrier_that_lets_go(done: Done) -> None:
+        barrier(done)
+        if engine.is_closed:
+            disk.release()
+
+    await write(store, range(1, 13), range(60))
+    await store.settled()
+    with monkeypatch.context() as patched:
+        patched.setattr(lookup, "sources", sources_when_told)
+        patched.setattr(engine, "append_copy", note_copy)
+        patched.setattr(engine, "barrier", barrier_that_lets_go)
+        for ledger_id in range(4, 13):
+            await delete(store, ledger_id)
+        await is_copying.wait()
+        disk.hold()
+        engine.append_block(make_block(20, 0, [b"in flight"]), lambda _: None)
+        await disk.arrived.wait()
+        closing = asyncio.create_task(engine.close())
+        await asyncio.sleep(0)  # it waits for the block
+        may_copy.set()
+        await copied.wait()
+        disk.release()  # the block, and
+        disk.hold()  # not the copy behind it
+        await closing
+        assert not disk.waiting
+    disk.close()
+    assert not store.failures
+    again = await Store.open(tmp_path / "b1")
+    assert not again.engine.notes
+    await assert_kept(again, range(60))
+    await again.close()

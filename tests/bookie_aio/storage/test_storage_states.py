@@ -18,8 +18,9 @@ from bookie_aio.storage.checkpoint import encode_checkpoint, pack_state, parse_c
 from bookie_aio.storage.disk import RealDisk, RealFile
 from bookie_aio.storage.idranges import IdRanges
 from bookie_aio.storage.states import States, Table
+from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DiskFullError
-from tests.support.storage import SMALL, Store, make_block
+from tests.support.storage import SMALL, FaultyDisk, Store, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -187,6 +188,35 @@ async def test_a_lost_table_is_known_to_be_lost(tmp_path: Path, harm: str) -> No
     await store.close()
 
 
+@pytest.mark.parametrize("harm", ["missing", "flipped", "unreadable"])
+async def test_the_entries_of_ledgers_in_a_lost_table_are_still_there(tmp_path: Path, harm: str) -> None:
+    """The indexes name them; what nobody knew of was taken for deleted, and its segments given up."""
+    path, disk = tmp_path / "data", FaultyDisk()
+    store = await Store.open(path)
+    for first in range(0, 120, 10):
+        for one in range(20):
+            await store.add(make_block(one, first, [b"%d" % one * 30] * 10))
+    await store.close()
+    await (await Store.open(path)).close()  # most ledgers rest in the table by now
+    segments = {one.name for one in path.iterdir() if one.name.endswith(layout.SEGMENT_SUFFIX)}
+    assert len(segments) > 3
+    (name,) = tables(path)
+    data = bytearray((path / name).read_bytes())
+    if harm == "missing":
+        (path / name).unlink()
+    elif harm == "flipped":
+        data[len(data) // 2] ^= 1
+        (path / name).write_bytes(data)
+    else:
+        disk.fail_reads_of = layout.TABLE_SUFFIX
+    store = await Store.open(path, disk=disk)
+    assert store.engine.is_all_damaged
+    await store.settled()
+    assert segments <= {one.name for one in path.iterdir()}
+    assert [(await store.read(one, 0, 119))[1] for one in range(20)] == [Stop.END] * 20
+    await store.close()
+
+
 async def test_a_table_that_no_checkpoint_names_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "data"
     await leave_fences(path)
@@ -241,6 +271,47 @@ async def test_a_table_leaves_its_space_to_the_checkpoint(tmp_path: Path) -> Non
     store = await Store.open(tmp_path / "data")
     assert {store.engine.term(one) for one in range(20)} == {10}
     await store.close()
+
+
+async def test_a_checkpoint_counts_although_the_table_before_is_not_surely_removed(tmp_path: Path) -> None:
+    """The segment that it lists was given up as if it had not been listed: after a crash, as one lost."""
+
+    class ShortDisk(RealDisk):
+        """Has no descriptor left for the directory just when a table was removed."""
+
+        is_short = False
+        refusals = 0
+
+        async def unlink(self, path: str) -> None:
+            await super().unlink(path)
+            self.is_short = path.endswith(layout.TABLE_SUFFIX)
+
+        async def sync_directory(self, path: str) -> None:
+            if self.is_short:
+                self.is_short = False
+                self.refusals += 1
+                raise DiskFullError("too many open files")
+            await super().sync_directory(path)
+
+    disk = ShortDisk()
+    store = await Store.open(tmp_path / "data", disk=disk)
+    await store.settled()
+    for one in range(20):
+        await store.fence(one, 9)
+    await store.engine._tender.checkpoint()
+    for one in range(20):
+        await store.fence(one, 10)
+    taken = store.engine._provision.take()  # another one is prepared, and listed with a new table
+    assert taken is not None
+    store.engine._segments.add(taken)
+    await store.settled()
+    assert (disk.refusals, store.writable) == (1, [])
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    again = await Store.open(crashed)
+    assert (list(again.engine.notes), again.engine.is_all_damaged) == ([], False)
+    assert [again.engine.term(one) for one in range(20)] == [10] * 20
+    await again.close()
 
 
 async def test_few_ledgers_need_no_table(tmp_path: Path) -> None:

@@ -288,3 +288,13 @@ def test_a_prepared_request_is_the_request(request_id: int, auth: bytes | None) 
     request = wire.Add(2**40, 3, 1)
     packed = wire.PreparedRequest(request, auth).frame_head(request_id, 0)[8:]
     assert wire.decode_request(decode_header(memoryview(packed))) == (request_id, auth, request)
+
+
+def test_a_decoder_keeps_in_mind_what_clients_send_and_no_more() -> None:
+    decoder = wire.RequestDecoder()
+    for ledger_id in range(100):
+        for auth, is_kept in ((None, True), (bytes(32), True), (bytes(4000), False)):
+            header = msgpack.packb(wire.encode_request(wire.Add(2**62 + ledger_id, 2**62, 4), 2**31, auth))
+            before = len(decoder._adds)
+            assert decoder.decode(memoryview(header))[1] == auth
+            assert (len(decoder._adds) > before) is is_kept
