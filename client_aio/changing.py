@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.core.changes import EnsembleChanger
     from client_aio.replication import Replicator
-    from metadata.ledger import LedgerMetadata
+    from metadata.ledger import Fragment, LedgerMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,13 @@ class EnsembleChanges(Generic[Token]):
         self._is_finishing = asyncio.Event()
         self._patience = _Patience(context.config.ensemble_change_timeout_s)
         self._rolls: list[asyncio.Future[None]] = []
+        self._later_rolls: list[asyncio.Future[None]] = []  # asked for when a roll had begun
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def fragment(self) -> Fragment:
+        """Give the last fragment as this window's owner last wrote it, whatever others have made of it."""
+        return self._changer.fragment
 
     def begin(self) -> None:
         """Look after the seats that have failed, now or after the change that is under way."""
@@ -97,7 +103,7 @@ class EnsembleChanges(Generic[Token]):
             metadata store, where that cannot be reached and the roll is given up.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._rolls.append(future)
+        (self._later_rolls if self._changer.is_rolling else self._rolls).append(future)
         self._changer.roll()
         self.begin()
         return future
@@ -128,8 +134,6 @@ class EnsembleChanges(Generic[Token]):
             step = self._changer.next()
             while step is not None and self._is_needed():
                 step = await self._carry_out(step)
-                if not self._changer.is_roll_due:
-                    self._end_rolls(None)
         except BookKeeperError as error:
             self._on_given_up(error)
         except Exception as error:
@@ -138,6 +142,8 @@ class EnsembleChanges(Generic[Token]):
             logger.exception("ledger=%d %s", ledger_id, why)
             self._on_given_up(WriterAbortedError(why, ledger_id=ledger_id))
         finally:
+            self._rolls += self._later_rolls
+            self._later_rolls = []
             self._end_rolls(None)
 
     def _end_rolls(self, error: MetadataUnavailableError | None) -> None:
@@ -174,11 +180,16 @@ class EnsembleChanges(Generic[Token]):
                 replicator.reseat(bookies, seats, self._connections)
                 now = asyncio.get_running_loop().time()
                 self._seated_at |= {bookies[index]: now for index in indexes_of(seats)}
+                is_rolling = changer.is_rolling
                 following = changer.reseated()
                 if not changer.is_roll_due:
                     self._connections = {}  # else those found for the roll wait for it
-                replicator.schedule_flush()  # What a roll held back.
-                return following
+                if is_rolling and not changer.is_rolling:
+                    self._end_rolls(None)
+                    self._rolls, self._later_rolls = self._later_rolls, []
+                replicator.flush()  # What a roll held back; it lies before the next one.
+                # A seat that failed by that has been looked after by nobody: this task has not ended yet.
+                return changer.next() if following is None else following
             case GiveUp(why):
                 raise self._not_enough(why)
         raise AssertionError(step)

@@ -88,6 +88,7 @@ class Client(LogClient, UnboundedClient):
         self._store = store
         self._context = context
         self._owns_store = owns_store
+        self._closing: asyncio.Task[None] | None = None
 
     @classmethod
     async def _open(
@@ -330,10 +331,16 @@ class Client(LogClient, UnboundedClient):
         return metadata
 
     async def close(self) -> None:
-        """Close the client. Open writers are aborted: their outstanding adds end as *unknown*."""
-        if self._context.is_closed:
-            return
+        """Close the client. Open writers are aborted: their outstanding adds end as *unknown*.
+
+        Cancelling leaves it to end by itself; calling it again waits for that.
+        """
         self._context.is_closed = True
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         await asyncio.gather(*(handle.abort() for handle in list(self._context.handles)))
         await self._context.pool.close()
         await self._context.pool.directory.close()

@@ -32,6 +32,7 @@ from bookie_aio.wire.messages import (
     Hello,
     HelloAnswer,
     Message,
+    Op,
     PreparedRequest,
     Status,
     decode_answer,
@@ -97,8 +98,9 @@ def error_of(failure: Failure, *, bookie_id: str, ledger_id: int | None = None) 
     )
 
 
-# What is called with the answer, when the request was sent, when the answer is due, and whether it is an add.
-_Request = tuple[OnAnswer, float, float, bool]
+# What is called with the answer, when the request was sent, when the answer is due, and the operation.
+_Request = tuple[OnAnswer, float, float, int]
+_ADD = int(Op.ADD)
 _DONE = Done()
 
 
@@ -151,7 +153,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         request_id = self._next_id
         self._next_id = (request_id + 1) & REQUEST_ID_MAX
         now = self._time()
-        self._requests[request_id] = (on_answer, now, now + timeout_s, False)
+        self._requests[request_id] = (on_answer, now, now + timeout_s, request.op)
         self._release()  # requests stay in order
         head = encode_frame(encode_request(request, request_id, auth), body_bytes)
         if body_bytes > _JOINED_BYTES_MAX:
@@ -177,7 +179,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         request_id = self._next_id
         self._next_id = (request_id + 1) & REQUEST_ID_MAX
         now = self._time()
-        self._requests[request_id] = (on_answer, now, now + timeout_s, True)
+        self._requests[request_id] = (on_answer, now, now + timeout_s, _ADD)
         if self._watch is None:
             self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
         self._held += (request.frame_head(request_id, body_bytes), body)
@@ -259,12 +261,12 @@ class BookieConnection(asyncio.BufferedProtocol):
             while True:
                 # Nearly all answers say that an add is stored: those that came together are taken together.
                 for request_id in parser.take_short(ADDED):
-                    self._settle(request_id, _DONE, NO_BODY)
+                    self._settle(_ADD, request_id, _DONE, NO_BODY)
                 frame = parser.next_packed()
                 if frame is None:
                     break
-                _, request_id, outcome = decode_answer(decode_header(frame[0]))
-                self._settle(request_id, outcome, frame[1])
+                op, request_id, outcome = decode_answer(decode_header(frame[0]))
+                self._settle(op, request_id, outcome, frame[1])
             if self._held and not self._is_release_due:
                 # Behind what the answers just now lead to: the next adds, as likely as not.
                 self._is_release_due = True
@@ -274,10 +276,13 @@ class BookieConnection(asyncio.BufferedProtocol):
             logger.warning("bookie=%s broke the protocol: %s", self.bookie_id or "?", error)
             self._end(error)
 
-    def _settle(self, request_id: int, outcome: Outcome, body: memoryview) -> None:
-        waiting = self._requests.pop(request_id, None)
+    def _settle(self, op: int, request_id: int, outcome: Outcome, body: memoryview) -> None:
+        waiting = self._requests.get(request_id)
         if waiting is not None:
-            self._adds_sent -= waiting[3]
+            if waiting[3] != op:  # it stays outstanding, and ends with the connection
+                raise MalformedFrameError(f"request {request_id} got the answer of operation {op}")
+            del self._requests[request_id]
+            self._adds_sent -= op == _ADD
             waiting[0](outcome, body)
         elif request_id in self._overdue:
             self._overdue.remove(request_id)
@@ -330,10 +335,10 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._end(error)
             return
         self._release()
-        for key, (on_answer, _, _, is_add) in overdue:
+        for key, (on_answer, _, _, op) in overdue:
             del self._requests[key]
             self._overdue.add(key)
-            self._adds_sent -= is_add
+            self._adds_sent -= op == _ADD
             on_answer(error, NO_BODY)
         self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
 

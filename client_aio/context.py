@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from client_aio.config import ClientConfig
     from client_aio.ensemble import EnsembleFinder
     from client_aio.pool import BookiePool
+    from client_aio.updating import HeldMetadata
     from metadata.ledger import LedgerMetadata
     from metadata.ledgers import LedgerStore
 
@@ -100,3 +101,20 @@ class ClientContext:
     ) -> EntryReader:
         """Make a reader of a ledger's entries."""
         return EntryReader(self, metadata, digest, on_statement=on_statement, refresh=refresh)
+
+    def writers_reader(self, held: HeldMetadata, digest: Digest) -> EntryReader:
+        """Make a reader of what a writer has written."""
+        # A repair may have replaced bookies of earlier fragments. What is read again is for reading alone:
+        # what is held is what this writer last wrote.
+        found: tuple[LedgerMetadata, LedgerMetadata] | None = None  # what was held then, what was there
+
+        def metadata() -> LedgerMetadata:
+            return held.current if found is None or found[0] is not held.current else found[1]
+
+        async def refresh() -> None:
+            nonlocal found
+            known = held.current
+            await self.ledgers.sync(known.ledger_id)
+            found = known, (await self.ledgers.read(known.ledger_id))[0]
+
+        return self.entry_reader(metadata, digest, refresh=refresh)

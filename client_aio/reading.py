@@ -26,6 +26,7 @@ from metadata.errors import (
     DigestMismatchError,
     EntryUnknownError,
     InvalidArgumentError,
+    MetadataUnavailableError,
     NoSuchEntryError,
     ProtocolError,
     StaleMetadataError,
@@ -126,10 +127,18 @@ class EntryReader:
         while True:
             try:
                 return await self._blocks_once(now)
-            except (NoSuchEntryError, EntryUnknownError, StaleMetadataError, BookieUnavailableError):
+            except (
+                NoSuchEntryError, DigestMismatchError, EntryUnknownError, StaleMetadataError,
+                BookieUnavailableError,
+            ) as error:  # fmt: skip
                 if self._refresh is None:
                     raise
-                await self._refresh()
+                try:
+                    await self._refresh()
+                except MetadataUnavailableError:
+                    if isinstance(error, DigestMismatchError):
+                        raise error from None  # That is so, whoever has copies by now.
+                    raise
                 moved = self._current(wanted)
                 if moved == now:
                     raise
@@ -339,8 +348,8 @@ async def entries_of(batches: BatchStream) -> EntryStream:
 
 def check_range(first: int, last: int) -> None:
     """Raise InvalidArgumentError unless first to last is a range of entries, perhaps an empty one."""
-    if first < 0 or last < first - 1:
-        raise InvalidArgumentError(f"{first} to {last} is no range of entries")
+    if not isinstance(first, int) or not isinstance(last, int) or first < 0 or last < first - 1:
+        raise InvalidArgumentError(f"{first!r} to {last!r} is no range of entries")
 
 
 def check_limit(ledger_id: int, first: int, last: int, limit: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
@@ -111,6 +111,7 @@ class LedgerWriter(ClosedOnLeaving):
         )
         self._failure: BookKeeperError | None = None
         self._is_closing = False
+        self._has_closed = False  # the ledger, rather than found it closed by others
         self._order: EntryOrder[tuple[bytes, asyncio.Future[int]]] | None = None
         if options.advanced:
             self._order = EntryOrder()
@@ -133,7 +134,7 @@ class LedgerWriter(ClosedOnLeaving):
         return HeldMetadata(self._context, metadata, version)
 
     def _make_reader(self) -> EntrySource:
-        return self._context.entry_reader(lambda: self._held.current, self._digest)
+        return self._context.writers_reader(self._held, self._digest)
 
     async def start(self) -> None:
         """Take the seats of the ensemble; called once, by who made this writer."""
@@ -195,6 +196,13 @@ class LedgerWriter(ClosedOnLeaving):
     def max_in_flight_bytes(self) -> int:
         """Give the bytes in flight above which `drain` waits."""
         return self._config.max_in_flight_bytes
+
+    @property
+    def is_held_up(self) -> bool:
+        """Tell whether adds wait behind a gap in the ids, and for nothing else: the caller must close it."""
+        window = self._window
+        has_gap = self._order is not None and self._queued_bytes > 0
+        return has_gap and window.last_add_pushed == window.last_entry_reported
 
     # --- adding ---
 
@@ -325,6 +333,10 @@ class LedgerWriter(ClosedOnLeaving):
             BookKeeperError: the first failure of an add; the ledger then stays OPEN for recovery.
             LedgerFencedError: another client took the ledger over.
         """
+        return await self._close(self._close_metadata)
+
+    async def _close(self, end: Callable[[], Awaitable[None]]) -> LedgerMetadata:
+        """Flush, and end in the way that this call asks for: another one may ask for another."""
         if self._is_closed_here:
             return self._held.current
         if not self._is_closing:
@@ -335,7 +347,7 @@ class LedgerWriter(ClosedOnLeaving):
         if self._failure is not None:
             raise self._failure
         try:
-            await self._close_metadata()
+            await end()
         finally:
             self._release()
         return self._held.current
@@ -360,7 +372,7 @@ class LedgerWriter(ClosedOnLeaving):
     @property
     def _is_closed_here(self) -> bool:
         """Tell whether this writer has closed the ledger, rather than found it closed by a recovery."""
-        return self._failure is None and self._held.current.is_closed
+        return self._failure is None and self._has_closed
 
     async def abort(self) -> None:
         """Give up: outstanding futures fail as *unknown*, the ledger stays OPEN for recovery.
@@ -575,8 +587,10 @@ class LedgerWriter(ClosedOnLeaving):
 
     async def _close_metadata(self) -> None:
         window = self._window
-        closing = Closing(window.lac, window.length_confirmed, self._held.current.last_fragment)
+        # The fragment is this writer's own: what is held may have been read again since, from others.
+        closing = Closing(window.lac, window.length_confirmed, self._changes.fragment)
         if await self._held.update(closing.apply) or closing.is_met_by(self._held.current):
+            self._has_closed = True
             return
         error = taken_over(self._held.current)
         self._fail(error)

@@ -217,6 +217,7 @@ class EnsembleChanger(Generic[Token]):
         self._seats = 0  # seats of the change under way
         self._first_entry: int | None = None
         self.is_roll_due = False
+        self._is_another_due = False  # asked for when a roll had begun
         # To these bookies, of them new in these seats; to none: to whoever is seated when it is written.
         self._rolling: tuple[tuple[str, ...], int] | None = None
         self._is_rolled = False  # the change under way is the roll itself
@@ -224,8 +225,17 @@ class EnsembleChanger(Generic[Token]):
         self.target = fragment.bookies
         self.changes = 0
 
+    @property
+    def is_rolling(self) -> bool:
+        """Tell whether a roll has begun."""
+        return self._rolling is not None
+
     def roll(self) -> None:
-        """Ask for a new fragment, after what is under way; `next` gives the steps."""
+        """Ask for a new fragment, after what is under way; `next` gives the steps.
+
+        A roll that has begun holds back what was added since: that lies behind it, and before another one.
+        """
+        self._is_another_due = self._rolling is not None
         self.is_roll_due = True
 
     def next(self) -> Step:
@@ -319,6 +329,7 @@ class EnsembleChanger(Generic[Token]):
     def reseated(self) -> Step:
         """Note that the window goes on; what failed meanwhile is the next change."""
         if self._is_rolled:
-            self._rolling, self.is_roll_due, self._window.is_holding = None, False, False
+            self._rolling, self._window.is_holding = None, False
+            self.is_roll_due, self._is_another_due = self._is_another_due, False
         self._first_entry, self._seats, self._is_rolled = None, 0, False
         return self.next()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from metadata.ids import LEDGER_ID_MAX, check_ledger_id
 from metadata.log import LogRow
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from client_aio.context import ClientContext
     from metadata.log import LogHead
@@ -54,6 +55,8 @@ class Addition:
     transaction: tuple[str, int] | None
     replace: bool
     custom: Mapping[str, bytes]
+    fits: Callable[[LogHead], None] | None = None
+    """Looks at the log's head in the same step, unless all is replaced; raises what is wrong."""
 
     @classmethod
     def check(
@@ -64,10 +67,14 @@ class Addition:
         custom: Mapping[str, bytes],
     ) -> Addition:
         """Check what the caller gave, or raise InvalidArgumentError."""
+        if not isinstance(ledger_ids, Sequence):
+            raise InvalidArgumentError(f"{ledger_ids!r} is no sequence of ledger ids")
         ids = tuple(check_ledger_id(each) for each in ledger_ids)
         if len(set(ids)) != len(ids):
             raise InvalidArgumentError(f"a ledger is given twice in {list(ids)}")
         if transaction is not None:
+            if not isinstance(transaction, Sequence) or len(transaction) != 2:
+                raise InvalidArgumentError(f"transaction {transaction!r} is not a query id and a batch id")
             query_id, batch_id = transaction
             if not isinstance(query_id, str) or not 1 <= len(query_id) <= 200:
                 raise InvalidArgumentError(f"query id {query_id!r} is not a string of 1 to 200 characters")
@@ -86,6 +93,8 @@ class Addition:
         """Give the head with all of it."""
         if self.replace:
             head = head.drop_all()
+        elif self.fits is not None:
+            self.fits(head)
         head = head.append(rows).with_custom(self.custom)
         return head if self.transaction is None else head.record(*self.transaction)
 

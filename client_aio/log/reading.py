@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
     NoSuchLedgerError,
+    NoSuchLogError,
 )
 from metadata.ids import ENTRY_ID_MAX
 from metadata.log import LogHead, LogRow, Position
@@ -42,6 +44,9 @@ Start = Position | tuple[int, int] | datetime | float | str | None
 """Where reading starts: a position, "end", a time (aware, or seconds since 1970), or None: the beginning."""
 
 _RETRY_S = 0.2
+_SILENCE_S, _SILENCE_MAX_S = 2.0, 60.0
+"""A follower that has heard nothing of a ledger for so long looks whether records go to the next one; the
+longer nothing is heard the more rarely."""
 
 
 def check_start(start: Start) -> Start:
@@ -52,6 +57,8 @@ def check_start(start: Start) -> Start:
         if start.tzinfo is None:
             raise InvalidArgumentError(f"start {start!r} has no time zone")
         return start
+    if isinstance(start, float) and not math.isfinite(start):
+        raise InvalidArgumentError(f"start {start!r} is no time")
     if start is None or isinstance(start, (int, float)):
         return start
     return Position.check(start)
@@ -77,6 +84,8 @@ class LogReading:
         self._follow = follow
         self._password = password
         self._ahead: tuple[int, asyncio.Task[LedgerReader]] | None = None
+        self._incarnation: int | None = None  # of the log's list: another one is another log's
+        self._behind: tuple[int, LedgerReader] | None = None  # the one by which `_is_overtaken` tells
         self._doubt: BookieUnavailableError | None = None  # whether the ledger behind the end has a record
 
     async def batches(self) -> LogBatchStream:
@@ -117,11 +126,14 @@ class LogReading:
         while True:
             head, version = await self._lists.read(sync=True)
             try:
-                return head, LogCursor(await self._begin(head))
+                cursor = LogCursor(await self._begin(head))
             except (NoSuchKeyError, NoSuchLedgerError):
                 # A page or a ledger is gone: it was truncated since, or is missing for good.
                 if (await self._lists.read(sync=True))[1] == version:
                     raise
+            else:
+                self._incarnation = version.incarnation
+                return head, cursor
 
     async def _begin(self, head: LogHead) -> Position:
         match self._start:
@@ -168,6 +180,9 @@ class LogReading:
         """Read the rows around the cursor."""
         while True:
             head, version = await self._lists.read()
+            if version.incarnation != self._incarnation:
+                name = self._lists.name
+                raise NoSuchLogError(f"log {name!r} has been deleted, and another one made of that name")
             try:
                 cursor.learn(head, await self._lists.rows_around(head, cursor.at.ledger_id))
                 return head
@@ -219,10 +234,13 @@ class LogReading:
             await reader.read_last_add_confirmed()  # What nobody can tell is not where the log ends.
         following, is_closed = first, reader.is_closed
         if self._follow and not is_complete:
-            batches = reader.tail_batches(first)
-        else:
-            batches = reader.read_batches(first, max(first - 1, reader.last_add_confirmed))
-        async with contextlib.aclosing(batches):
+            async with contextlib.aclosing(self._tail(reader, cursor, row, first)) as batches:
+                async for batch in batches:
+                    following = batch.last_entry_id + 1
+                    yield batch
+            is_complete, is_closed = True, reader.is_closed
+        last = max(following - 1, reader.last_add_confirmed)
+        async with contextlib.aclosing(reader.read_batches(following, last)) as batches:
             async for batch in batches:
                 following = batch.last_entry_id + 1
                 yield batch
@@ -236,12 +254,48 @@ class LogReading:
         if is_complete or self._follow:
             cursor.finished(row)
 
+    async def _tail(
+        self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Follow a ledger until it is CLOSED, or proved complete: its writer may not come to closing it."""
+        async with contextlib.aclosing(reader.tail_batches(first)) as batches:
+
+            async def next_batch() -> EntryBatch | None:
+                return await anext(batches, None)
+
+            while True:
+                coming, silence_s = asyncio.create_task(next_batch()), _SILENCE_S
+                try:
+                    while not (await asyncio.wait([coming], timeout=silence_s))[0]:
+                        if await self._is_passed(cursor, row):
+                            return  # What comes at this moment is read again from where the caller is.
+                        silence_s = min(2 * silence_s, _SILENCE_MAX_S)
+                finally:
+                    if not coming.done():
+                        coming.cancel()
+                        await asyncio.gather(coming, return_exceptions=True)
+                batch = coming.result()
+                if batch is None:
+                    return
+                yield batch
+
+    async def _is_passed(self, cursor: LogCursor, row: LogRow) -> bool:
+        """Tell whether a ledger that is followed is complete, by the list as it is now."""
+        try:
+            await self._learn(cursor)
+            return await self._is_overtaken(cursor, row)
+        except (MetadataUnavailableError, NoSuchLedgerError) as error:
+            logger.debug("log=%s whether ledger=%d is complete: %s", self._lists.name, row.ledger_id, error)
+            return False
+
     async def _is_overtaken(self, cursor: LogCursor, row: LogRow) -> bool:
         """Tell whether a ledger that is not CLOSED is complete: the one behind it has an entry."""
         following = cursor.after(row)
         if following is None:
             return False
-        reader = await self._open(following)
+        if self._behind is None or self._behind[0] != following.id:
+            self._behind = following.id, await self._open(following)
+        reader = self._behind[1]
         try:
             return await reader.read_last_add_confirmed() >= 0
         except BookieUnavailableError as error:

@@ -21,7 +21,7 @@ from client_aio.creating import create_ledger
 from client_aio.log.ledger import LogLedger
 from client_aio.log.listing import is_met
 from client_aio.log.taking_over import discard
-from metadata.errors import BookKeeperError, MetadataUnavailableError, NoSuchLogError
+from metadata.errors import BookKeeperError, MetadataUnavailableError, NoSuchLedgerError, NoSuchLogError
 from metadata.log import LogRow
 
 if TYPE_CHECKING:
@@ -119,14 +119,15 @@ class Roller:
         """Look whether there is still something to do."""
         self._wake.set()
 
-    async def roll(self) -> None:
-        """Go on to the next ledger, unless the current one is empty; returns when that is done or fails."""
+    async def roll(self) -> bool:
+        """Go on to the next ledger, unless the current one is empty; gives False where it ends before."""
         if self._log.current.last_add_pushed < 0:
-            return
+            return True
         rolled, self._is_asked = self.rolls, True
         self._wake.set()
         while self.rolls == rolled and self._log.failure is None and not self._is_stopping:
             await self._pause(None)
+        return self.rolls != rolled
 
     async def stop(self) -> None:
         """Finish the step that is under way, close the ledgers that are not written to, and do no more.
@@ -201,7 +202,7 @@ class Roller:
             except BookKeeperError as error:
                 # Records go on to the current ledger; it only grows larger than it should.
                 logger.warning("log=%s has no next ledger, trying again: %s", self._lists.name, error)
-                await self._pause(RETRY_S)
+                await self._rest()
                 continue
             try:
                 if await self._list(ledger):
@@ -270,9 +271,16 @@ class Roller:
             try:
                 await old.close()
                 return
+            except NoSuchLedgerError as error:
+                # Closed by a request whose answer was lost, and truncated since. Where it is the log that is
+                # gone, the next ledger finds that out.
+                logger.warning("ledger=%d is gone: %s", old.ledger_id, error)
+                return
             except MetadataUnavailableError as error:
+                if self._is_stopping:
+                    raise  # It is left to whoever opens the log next.
                 logger.warning("ledger=%d is not closed yet: %s", old.ledger_id, error)
-                await self._pause(RETRY_S)
+                await self._rest()
 
     # --- time ---
 
@@ -297,6 +305,12 @@ class Roller:
         assert self._limits.age_s is not None
         self._wake.set()
         self._timer = self._loop.call_later(max(1.0, self._limits.age_s / 10), self._look_at_age)
+
+    async def _rest(self) -> None:
+        """Wait before something is tried again, however often records are acknowledged meanwhile."""
+        until = self._loop.time() + RETRY_S
+        while not self._has_ended and (left := until - self._loop.time()) > 0:
+            await self._pause(left)
 
     async def _pause(self, seconds: float | None) -> None:
         """Wait until there is something to look at, or for so long."""

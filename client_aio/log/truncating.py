@@ -116,9 +116,11 @@ async def delete_log(context: ClientContext, lists: LogList, password: bytes) ->
         head, version = await finish_dropping(context, lists, head, version, password)
         await _check_password(context, head, password)
 
-        changed = await lists.change_now(
-            head, version, lambda found: None if found.has_dropped else found.delete()
-        )
+        def apply(found: LogHead, known: LogHead = head) -> LogHead | None:
+            # Of another one it is not known whose password it has, be it made anew under this name.
+            return found.delete() if found == known and not found.has_dropped else None
+
+        changed = await lists.change_now(head, version, apply)
         head, version = changed.head, changed.version
     await finish_deletion(context, lists, head, version, password)
 

@@ -139,8 +139,9 @@ class LogWriter(ClosedOnLeaving):
     @property
     def last_add_confirmed(self) -> Position | None:
         """Give the position of the last record that this writer has had acknowledged, None for none."""
-        lac = self.current.last_add_confirmed
-        return Position(self.current.ledger_id, lac) if lac >= 0 else self._before
+        current = self.current  # once, and before `_before`: the blocking adapter's threads look in here
+        lac = current.last_add_confirmed
+        return Position(current.ledger_id, lac) if lac >= 0 else self._before
 
     @property
     def bytes_in_flight(self) -> int:
@@ -151,6 +152,11 @@ class LogWriter(ClosedOnLeaving):
     def max_in_flight_bytes(self) -> int:
         """Give the bytes in flight above which `drain` waits."""
         return self._context.config.max_in_flight_bytes
+
+    @property
+    def is_held_up(self) -> bool:
+        """Tell whether records wait for the caller: never, a log gives the positions."""
+        return False
 
     @property
     def is_closed(self) -> bool:
@@ -226,12 +232,14 @@ class LogWriter(ClosedOnLeaving):
         Cancelling leaves the roll to happen.
 
         Raises:
-            BookKeeperError: the writer's first failure.
+            BookKeeperError: the writer's first failure. LedgerClosedError: it is closed.
         """
         self._check()
         assert self._roller is not None
-        await self._roller.roll()
+        is_done = not self._is_closing and await self._roller.roll()
         self._check()
+        if not is_done:
+            raise LedgerClosedError(f"log {self.name!r} has been closed by this writer")
 
     async def close(self) -> None:
         """Flush, and close the log's last ledger. Calling it again does nothing.

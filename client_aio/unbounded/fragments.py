@@ -4,8 +4,8 @@ Owns the changes to the head, one after another, and the *views*: a view is the 
 the fragments that a range of entries lies in, wherever those stand. So memory and time do not grow with the
 ledger.
 
-Invariant: a view covers the whole range that it was made for, also after it has been made again; nothing is
-looked up in it beyond that.
+Invariant: a view covers the whole range that it was made for; made again, what of that has not been given
+yet, for the rest may have been trimmed. Nothing is looked up in it beyond that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from client_aio.reading import BatchStream, EntryReader, EntryStream, check_limit, check_range, entries_of
@@ -59,8 +59,11 @@ class HeldFragments(HeldMetadata):
 
         return await self._change(change)
 
-    async def trim(self, before_entry: int) -> bool:
+    async def trim(self, before_entry: int, *, term: int | None = None) -> bool:
         """Drop the fragments that lie as a whole before an entry; gives False where there are none.
+
+        Args:
+            term: that of the writer that trims: nothing is dropped from a ledger that is under another one.
 
         Raises:
             MetadataUnavailableError: no definite outcome in time. NoSuchLedgerError: it has been deleted.
@@ -68,6 +71,8 @@ class HeldFragments(HeldMetadata):
         pages: set[str] = set()
 
         async def change(head: FragmentHead) -> FragmentHead | None:
+            if term is not None and head.metadata.term != term:
+                return None
             trimmed = FragmentHead(await self._list.without_before(head.metadata, before_entry))
             pages.clear()
             pages.update({*head.pages_in_use()} - {*trimmed.pages_in_use()})
@@ -94,6 +99,16 @@ class HeldFragments(HeldMetadata):
                 raise NoSuchLedgerError(f"there is no ledger {ledger_id}", ledger_id=ledger_id) from error
             self.current, self.version = changed.head.metadata, changed.version
             return changed.is_done
+
+
+@dataclass(slots=True)
+class _Run:
+    """Entries that are read with one view."""
+
+    reader: EntryReader
+    following: int
+    """The first one that has not been given yet."""
+    end: int
 
 
 class PagedEntries:
@@ -146,27 +161,26 @@ class PagedEntries:
     async def _batches(self, first: int, last: int) -> BatchStream:
         while first <= last:
             async with (
-                self._reader(first, last) as (reader, end),
-                contextlib.aclosing(reader.batches(first, end, end)) as batches,
+                self._run(first, last) as run,
+                contextlib.aclosing(run.reader.batches(first, run.end, run.end)) as batches,
             ):
                 async for batch in batches:
-                    first = batch.last_entry_id + 1
+                    first = run.following = batch.last_entry_id + 1
                     yield batch
 
     async def _unconfirmed(self, first: int, last: int) -> EntryStream:
         while first <= last:
-            async with self._reader(first, last) as (reader, end):
-                following = first
-                async with contextlib.aclosing(reader.stream_unconfirmed(first, end)) as entries:
+            async with self._run(first, last) as run:
+                async with contextlib.aclosing(run.reader.stream_unconfirmed(first, run.end)) as entries:
                     async for entry in entries:
-                        following = entry.entry_id + 1
+                        run.following = entry.entry_id + 1
                         yield entry
-                if following <= end:
+                if run.following <= run.end:
                     return
-                first = following
+                first = run.following
 
     @contextlib.asynccontextmanager
-    async def _reader(self, first: int, last: int) -> AsyncGenerator[tuple[EntryReader, int], None]:
+    async def _run(self, first: int, last: int) -> AsyncGenerator[_Run, None]:
         """Give a reader of entries from `first` on, and up to which one it may be used."""
         view, end = await self._view(first, first)
         last = min(last, end)
@@ -174,7 +188,7 @@ class PagedEntries:
         async def refresh() -> None:
             nonlocal view
             await self._refresh()
-            view, _ = await self._view(first, last)
+            view, _ = await self._view(run.following, last)  # what was read may have been trimmed
 
         self._turn += 1
         reader = EntryReader(
@@ -185,9 +199,10 @@ class PagedEntries:
             refresh=refresh,
             turn=self._turn,
         )
+        run = _Run(reader, first, last)
         self._readers.append(reader)
         try:
-            yield reader, last
+            yield run
         finally:
             self._readers.remove(reader)
             self._mismatches += reader.digest_mismatches

@@ -14,9 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import WriteLac
+from client_aio.failing import taken_over
 from client_aio.unbounded.fragments import HeldFragments, PagedEntries
 from client_aio.writer import LedgerWriter, Token
-from metadata.errors import LedgerClosedError
+from metadata.errors import InvalidArgumentError, LedgerClosedError
 
 if TYPE_CHECKING:
     from client_aio.core.changes import NewEnsemble
@@ -44,7 +45,6 @@ class UnboundedLedgerWriter(LedgerWriter):
         super().__init__(*args, **options)
         self._fragment_bytes = fragment_bytes
         self._roll_at = self._window.length_confirmed + fragment_bytes
-        self._seals = False
         self._is_left = False
 
     def _hold(self, metadata: LedgerMetadata, version: Version) -> HeldFragments:
@@ -69,16 +69,20 @@ class UnboundedLedgerWriter(LedgerWriter):
         """Begin a new fragment, and return its first entry: all that has been added by now lies before it.
 
         Fragments are what `trim` drops. They are begun by size without being asked for. Cancelling leaves it
-        to be begun.
+        to be begun; but where `add_entries` runs, and entries wait behind it, none is begun before that ends.
 
         Raises:
             BookKeeperError: the writer's first failure. LedgerClosedError: it is closed.
             MetadataUnavailableError: the store cannot be reached; no fragment was begun, and adding goes on.
         """
+        if self._bulk_lock.locked() and self._queued:
+            async with self._bulk_lock:  # What was added by now waits behind a bulk.
+                pass
         if not self.is_closed:
+            self._replicator.flush()  # What is not sent yet lies before it, too.
             await asyncio.shield(self._changes.roll())
         self._check_writes()
-        return self._held.current.last_fragment.first_entry
+        return self._changes.fragment.first_entry
 
     def _check_writes(self) -> None:
         if self._failure is not None:
@@ -97,8 +101,14 @@ class UnboundedLedgerWriter(LedgerWriter):
             MetadataUnavailableError: no definite outcome in time.
         """
         self._check_writes()
+        if not isinstance(before_entry, int):
+            raise InvalidArgumentError(f"{before_entry!r} is no entry id", ledger_id=self.ledger_id)
         assert isinstance(self._held, HeldFragments)
-        await self._held.trim(before_entry)
+        await self._held.trim(before_entry, term=self._term)
+        if (found := self._held.current).term != self._term:
+            error = taken_over(found)
+            self._fail(error)
+            raise error
         return self.first_entry
 
     async def close(self, *, seal: bool = False) -> LedgerMetadata:
@@ -117,17 +127,13 @@ class UnboundedLedgerWriter(LedgerWriter):
             raise LedgerClosedError(
                 f"ledger {self.ledger_id} has been left: open it again to seal it", ledger_id=self.ledger_id
             )
-        self._seals = seal
-        return await super().close()
+        return await self._close(self._close_metadata if seal else self._leave)
 
     @property
     def _is_closed_here(self) -> bool:
         return self._is_left or super()._is_closed_here
 
-    async def _close_metadata(self) -> None:
-        if self._seals:
-            await super()._close_metadata()
-            return
+    async def _leave(self) -> None:
         # Nothing else will tell readers of the last entries.
         window = self._window
         statement = self._digest.statement(window.content_term, window.lac, window.lafr_to_state)
@@ -144,6 +150,6 @@ class UnboundedLedgerWriter(LedgerWriter):
     def _on_turns(self, turns: list[Turn[Token]]) -> None:
         super()._on_turns(turns)
         length = self._window.length_confirmed
-        if length >= self._roll_at and not self.is_closed:
+        if length >= self._roll_at and not self.is_closed and not self._window.is_holding:
             self._roll_at = length + self._fragment_bytes // _ROLL_RETRY_SHARE
             self._changes.roll()

@@ -92,7 +92,8 @@ async def test_a_view_in_the_middle_is_of_a_page_or_two() -> None:
 
 async def test_a_view_made_again_covers_what_the_first_one_did() -> None:
     held, entries = await ledger()
-    async with entries._reader(FRAGMENTS * STEP - 25, FRAGMENTS * STEP - 1) as (reader, last):
+    async with entries._run(FRAGMENTS * STEP - 25, FRAGMENTS * STEP - 1) as run:
+        reader, last = run.reader, run.end
         assert last == FRAGMENTS * STEP - 1
         for number in range(FRAGMENTS, FRAGMENTS + 20):
             assert await held.update(begun(number))

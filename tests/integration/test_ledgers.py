@@ -273,3 +273,17 @@ async def test_a_bookie_that_lags_is_left_behind_and_a_full_window_is_no_lag(tmp
         assert ledger.failed_bookies == [stopped]
         await ledger.add_entry(b"and on")
         cluster[stopped].resume()
+
+
+async def test_a_client_whose_closing_was_cancelled_is_closed_by_the_next_call(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster:
+        before = asyncio.all_tasks()
+        client = await client_aio.connect(cluster.uri)
+        ledger = await client.create_ledger()
+        await ledger.add_entry(b"0")
+        closing = asyncio.create_task(client.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        await client.close()
+        assert asyncio.all_tasks() <= before

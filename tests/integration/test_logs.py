@@ -22,6 +22,7 @@ from client_aio import (
     Position,
     WriterAbortedError,
 )
+from client_aio.log.rolling import RETRY_S
 from metadata.logs import LogList
 from metadata.open import open_store
 from tests.support.cluster import Cluster
@@ -466,3 +467,19 @@ async def test_a_log_with_a_password_needs_it(client: Client) -> None:
     assert [r.data async for r in client.read_log("a", password=b"secret")] == [b"4"]
     await client.delete_log("a", password=b"secret")
     assert [each async for each in client.list_ledgers()] == []
+
+
+async def test_a_roll_that_finds_no_bookies_is_tried_again_in_a_while_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("events", roll_entries=8)
+        await log.append(b"0")
+        await cluster["b3"].end()
+        begun = asyncio.get_running_loop().time()
+        for number in range(200):
+            await log.append(b"%d" % number)
+        taken = asyncio.get_running_loop().time() - begun
+        await log.abort()
+    tries = sum("has no next ledger" in record.message for record in caplog.records)
+    assert 1 <= tries <= 2 + taken / RETRY_S

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
-from bookie_aio.wire.messages import Op
+from bookie_aio.wire.messages import Done, Op
 from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
-from tests.support.links import Links
+from tests.support.links import Frame, Links
+from tests.support.unbounded import numbered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
@@ -179,3 +180,85 @@ async def test_who_comes_while_a_connection_fails_tries_once_more(tmp_path: Path
             with pytest.raises(client_aio.BookieUnavailableError):
                 await asyncio.wait_for(first, WAIT_S)
             assert await asyncio.wait_for(second, WAIT_S) == [b"x"]
+
+
+def rot(frame: Frame) -> Frame | None:
+    """Turn a bit of an entry on its way."""
+    if frame.op is not Op.READ or not frame.body:
+        return None
+    body = bytearray(frame.body)
+    body[-1] ^= 1
+    return frame._replace(body=memoryview(bytes(body)))
+
+
+async def test_damage_at_one_bookie_has_the_metadata_read_again_too(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, bookies=3) as cluster,
+        Links(cluster.uri) as links,
+        client_aio.connect(cluster.uri) as one,
+        links.connect("reader", connect_timeout_s=1, read_timeout_s=1) as other,
+    ):
+        async with one.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=2) as ledger:
+            await ledger.add_entries(numbered(0, 9))
+        stays, lost = ledger.metadata.fragments[0].bookies
+        spare = next(name for name in cluster.bookies if name not in (stays, lost))
+        reader = await other.open_ledger(ledger.ledger_id)
+        await one.repair_ledger(ledger.ledger_id, replace=lost, by=spare)
+        await cluster[lost].kill()
+        await links["reader", lost].cut()
+
+        links["reader", stays].answers.forge = rot
+        fresh = await other.open_ledger(ledger.ledger_id)
+        assert [entry.data async for entry in fresh.read(0, 9)] == numbered(0, 9)
+        assert [entry.data async for entry in reader.read(0, 9)] == numbered(0, 9)
+
+
+async def test_an_answer_of_another_kind_is_a_bookie_that_breaks_the_protocol(tmp_path: Path) -> None:
+    def lie(frame: Frame) -> Frame | None:
+        return frame._replace(op=Op.FORCE, message=Done(), body=memoryview(b""))
+
+    async with (
+        Cluster(tmp_path) as cluster,
+        Links(cluster.uri) as links,
+        client_aio.connect(cluster.uri) as one,
+        links.connect("reader", read_timeout_s=1) as other,
+    ):
+        ledger = await one.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=1)
+        await ledger.add_entries(numbered(0, 9))
+        await ledger.close()
+        reader = await other.open_ledger(ledger.ledger_id)
+        links["reader", ledger.metadata.last_fragment.bookies[0]].answers.forge = lambda frame: (
+            lie(frame) if frame.op is Op.READ else None
+        )
+        for _ in range(2):
+            assert [entry.data async for entry in reader.read(0, 9)] == numbered(0, 9)
+        ledger = await one.create_ledger(ensemble_size=2, write_quorum=2, ack_quorum=1)
+        await ledger.add_entries(numbered(0, 9))
+        links["reader", ledger.metadata.last_fragment.bookies[0]].answers.forge = lambda frame: (
+            lie(frame) if frame.op is Op.READ else None
+        )
+        with pytest.raises(client_aio.LedgerRecoveryError):
+            await asyncio.wait_for(other.open_ledger(ledger.ledger_id, recover=True), WAIT_S)
+
+
+async def test_damage_is_damage_where_the_metadata_store_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        Cluster(tmp_path) as cluster,
+        Links(cluster.uri) as links,
+        client_aio.connect(cluster.uri) as one,
+        links.connect("reader") as other,
+    ):
+        async with one.create_ledger() as ledger:
+            await ledger.add_entry(b"0")
+        reader = await other.open_ledger(ledger.ledger_id)
+        for bookie_id in cluster.bookies:
+            links["reader", bookie_id].answers.forge = rot
+
+        async def away(ledger_id: int) -> None:
+            raise client_aio.MetadataUnavailableError("away")
+
+        monkeypatch.setattr(other._context.ledgers, "sync", away)
+        with pytest.raises(client_aio.DigestMismatchError):
+            [entry async for entry in reader.read(0, 0)]

@@ -466,3 +466,25 @@ class TestDamage:
                 await client.repair_ledger(999, replace=first)
             report = await client.repair_ledger(ledger_id, replace="b9")
             assert report.fragments == ()
+
+
+async def test_a_writer_reads_what_was_repaired_beneath_it(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri, connect_timeout_s=2) as client,
+        client_aio.connect(cluster.uri) as other,
+    ):
+        ledger = await client.create_ledger(ensemble_size=2, write_quorum=1, ack_quorum=1)
+        await ledger.add_entries([b"x"] * 6)
+        lost = ledger.metadata.last_fragment.bookies[0]
+        await cluster[lost].kill()
+        await ledger.add_entries([b"y"] * 6)
+        assert len(ledger.metadata.fragments) == 2
+        await cluster[lost].start()
+        async with asyncio.timeout(WAIT_S):
+            while lost not in other.bookies:
+                await other._context.pool.directory.refresh()
+        await other.repair_ledger(ledger.ledger_id, replace=lost)
+        await cluster[lost].kill()
+        assert [entry.data async for entry in ledger.read(0, 5)] == [b"x"] * 6
+        await ledger.close()

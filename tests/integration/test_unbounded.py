@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,39 +11,12 @@ import pytest
 import client_aio
 from client_aio import LedgerState
 from tests.support.cluster import Cluster
+from tests.support.unbounded import NAME, WAIT_S, clients, everything, numbered
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from client_aio.reading import EntryStream
-
-WAIT_S = 30
-NAME = "payments"
-
-
-@asynccontextmanager
-async def clients(
-    tmp_path: Path, bookies: int = 3, **settings: object
-) -> AsyncIterator[tuple[client_aio.Client, client_aio.Client, Cluster]]:
-    """Give two clients of a cluster."""
-    async with (
-        Cluster(tmp_path, bookies=bookies) as cluster,
-        client_aio.connect(cluster.uri, **settings) as one,
-        client_aio.connect(cluster.uri, **settings) as other,
-    ):
-        yield one, other, cluster
-
-
-def numbered(first: int, last: int) -> list[bytes]:
-    return [b"%d" % n for n in range(first, last + 1)]
-
-
-async def everything(
-    client: client_aio.Client, start: int | None = 0, name: str | int = NAME
-) -> list[tuple[int, bytes]]:
-    async with aclosing(client.read_unbounded_ledger(name, start, follow=False)) as entries:
-        return [tuple(entry) async for entry in entries]
 
 
 async def take(entries: EntryStream, count: int) -> list[tuple[int, bytes]]:

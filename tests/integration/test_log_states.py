@@ -1,0 +1,184 @@
+"""Logs whose writers, readers and deleters meet each other in mid-step, or call what no longer fits."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import client_aio
+from client_aio import LedgerClosedError, MetadataUnavailableError, NoSuchLogError, UnauthorizedAccessError
+from metadata.ids import ledger_key
+from tests.support.cluster import Cluster
+from tests.support.links import Gate, Links
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+WAIT_S = 30
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with Cluster(tmp_path) as made:
+        yield made
+
+
+async def test_a_follower_goes_on_behind_a_ledger_that_its_writer_does_not_come_to_closing(
+    cluster: Cluster,
+) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("writer") as writing,
+        client_aio.connect(cluster.uri) as client,
+        writing.open_log("a") as log,
+        aclosing(client.read_log("a", follow=True)) as records,
+    ):
+        await log.append(b"1")
+        assert (await anext(records)).data == b"1"
+        following = asyncio.create_task(anext(records))
+        await asyncio.sleep(0)
+        gate = Gate(ledger_key(log.ledger_id))
+        links.store("writer").before_compare_and_set = gate.meet
+        rolling = asyncio.create_task(log.roll())
+        await gate.reached.wait()
+        await rolling
+        await log.append(b"2")
+        await log.flush()
+        assert (await asyncio.wait_for(following, WAIT_S)).data == b"2"
+        gate.opened.set()
+
+
+async def test_a_follower_does_not_go_on_in_another_log_of_the_same_name(cluster: Cluster) -> None:
+    async with (
+        client_aio.connect(cluster.uri) as client,
+        aclosing(client.read_log("a", follow=True)) as records,
+    ):
+        async with client.open_log("a") as log:
+            await log.append(b"1")
+        assert (await anext(records)).data == b"1"
+        async with client.open_log("a") as log:
+            await log.append(b"2")
+        await client.delete_log("a")
+        async with client.open_log("a") as log:
+            await log.append(b"new")
+        with pytest.raises(NoSuchLogError):
+            await asyncio.wait_for(anext(records), WAIT_S)
+
+
+async def test_a_wrong_password_deletes_no_log_that_is_written_for_the_first_time(cluster: Cluster) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("deleter") as deleting,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        await client._lists("a").create(custom={}, created_ms=1)  # as open_log does first
+        gate = Gate("logs/a")
+        links.store("deleter").before_compare_and_set = gate.meet
+        deletion = asyncio.create_task(deleting.delete_log("a", password=b"wrong"))
+        await gate.reached.wait()
+        async with client.open_log("a", digest="hmac-sha256", password=b"right") as log:
+            await log.append(b"1")
+            gate.opened.set()
+            with pytest.raises(UnauthorizedAccessError):
+                await deletion
+        assert [record.data async for record in client.read_log("a", password=b"right")] == [b"1"]
+
+
+async def test_a_closed_log_is_not_rolled(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("a")
+        await log.append(b"1")
+        await log.close()
+        with pytest.raises(LedgerClosedError):
+            await log.roll()
+
+
+async def test_a_log_is_not_closed_without_end_while_the_metadata_store_is_away(cluster: Cluster) -> None:
+    async with Links(cluster.uri) as links, links.connect("w", ensemble_change_timeout_s=1) as client:
+        log = await client.open_log("a")
+        await log.append(b"1")
+        key = ledger_key(log.ledger_id)
+
+        async def away(which: str) -> None:
+            if which == key:
+                raise MetadataUnavailableError("away")
+
+        links.store("w").before_compare_and_set = away
+        await log.roll()
+        await log.append(b"2")
+        with pytest.raises(MetadataUnavailableError):
+            await asyncio.wait_for(log.close(), WAIT_S)
+        await log.abort()
+
+
+async def test_a_writer_goes_on_when_its_former_ledger_was_closed_unheard_and_truncated(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("w") as client,
+        client_aio.connect(cluster.uri) as other,
+    ):
+        log = await client.open_log("a")
+        await log.append(b"1")
+        former = log.ledger_id
+        store = links.store("w")
+        really = store.compare_and_set
+        is_closed, is_truncated = asyncio.Event(), asyncio.Event()
+
+        async def lose_the_answer(key: str, *change: Any, **token: Any) -> Any:
+            version = await really(key, *change, **token)
+            if key == ledger_key(former) and not is_closed.is_set():
+                is_closed.set()
+                await is_truncated.wait()
+                raise MetadataUnavailableError("lost")
+            return version
+
+        monkeypatch.setattr(store, "compare_and_set", lose_the_answer)
+        await log.roll()
+        at = await log.append(b"2")
+        await is_closed.wait()
+        await other.truncate_log("a", at)
+        is_truncated.set()
+        await log.roll()  # which waits for the former one's close
+        await log.append(b"3")
+        await log.roll()
+        await log.append(b"4")
+        await log.close()
+        assert [record.data async for record in other.read_log("a")] == [b"2", b"3", b"4"]
+
+
+NO: Any = "no"
+WRONG: dict[str, Callable[[client_aio.Client, client_aio.LedgerReader], Any]] = {
+    "read": lambda client, reader: reader.read(NO, 0),
+    "tail": lambda client, reader: reader.tail(NO),
+    "nan": lambda client, reader: client.read_log("a", float("nan")),
+    "inf": lambda client, reader: client.read_log("a", float("inf")),
+    "ids": lambda client, reader: client.add_to_log("a", NO),
+    "transaction": lambda client, reader: client.add_to_log("a", [], transaction=NO),
+    "surrogate": lambda client, reader: client.create_ledger(custom_metadata={"\ud800": b""}),
+    "unbounded": lambda client, reader: client.read_unbounded_ledger("u", NO),
+}
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=list(WRONG))
+async def test_what_is_no_argument_is_said_to_be_none(
+    cluster: Cluster, call: Callable[[client_aio.Client, client_aio.LedgerReader], Any]
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        async with client.create_ledger() as ledger:
+            await ledger.add_entry(b"1")
+        reader = await client.open_ledger(ledger.ledger_id)
+
+        async def called() -> None:
+            made = call(client, reader)
+            if inspect.isawaitable(made):
+                await made
+
+        with pytest.raises(client_aio.InvalidArgumentError):
+            await called()
