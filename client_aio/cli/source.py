@@ -23,36 +23,51 @@ async def read_chunks(path: str) -> AsyncGenerator[bytes, None]:
     Raises:
         OSError: it cannot be opened or read.
     """
-    descriptor = 0 if path == "-" else os.open(path, os.O_RDONLY)
+    found = os.fstat(0) if path == "-" else os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        async for data in _read_on_thread(path):
+            yield data
+        return
+    descriptor = _open(path)
     try:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            while data := os.read(descriptor, _CHUNK_BYTES):
-                yield data
-        else:
-            async for data in _read_on_thread(descriptor):
-                yield data
+        while data := os.read(descriptor, _CHUNK_BYTES):
+            yield data
     finally:
-        if path != "-":
-            os.close(descriptor)
+        _close(path, descriptor)
 
 
-async def _read_on_thread(descriptor: int) -> AsyncGenerator[bytes, None]:
+def _open(path: str) -> int:
+    return 0 if path == "-" else os.open(path, os.O_RDONLY)
+
+
+def _close(path: str, descriptor: int) -> None:
+    if path != "-":
+        os.close(descriptor)
+
+
+async def _read_on_thread(path: str) -> AsyncGenerator[bytes, None]:
     # A thread of its own, as a daemon: a pool's thread that waits in read() would be waited for at the end,
     # and a terminal set to non-blocking would be so for standard output as well.
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(_CHUNKS_AHEAD)
 
+    def put(data: bytes | OSError) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(arrived.put_nowait, data)
+
     def read() -> None:
-        data: bytes | OSError = b"-"
-        while data and isinstance(data, bytes):
-            room.acquire()
+        try:
+            descriptor = _open(path)  # a named pipe's waits until somebody writes to it
             try:
-                data = os.read(descriptor, _CHUNK_BYTES)
-            except OSError as error:
-                data = error
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(arrived.put_nowait, data)
+                data = b"-"
+                while data:
+                    room.acquire()
+                    put(data := os.read(descriptor, _CHUNK_BYTES))
+            finally:
+                _close(path, descriptor)
+        except OSError as error:
+            put(error)
 
     threading.Thread(target=read, name="read input", daemon=True).start()
     while True:

@@ -14,19 +14,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import client_aio
 import client_aio.sync
-from client_aio.log.adding import CONDEMNED
+from client_aio.log.adding import CONDEMNED, Addition, add_to_log
 from client_aio.log.ledger import TAG
 from client_aio.spark import tags
+from client_aio.spark.commits import fitting
 from client_aio.spark.jobs import metadata_of
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock, unlock_log
 from client_aio.sync.background import get_background
 from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLogError
-from metadata.ledger import DIGEST_CRC, DIGEST_HMAC
+from metadata.ledger import DIGEST_CRC, DIGEST_HMAC, check_custom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -113,7 +114,7 @@ def import_(
 
     Raises:
         InvalidArgumentError: the folder holds no export of a version known here; or it is one of ledgers that
-            had a password, and none is given.
+            had a password, and none is given; or the log has other columns.
         UnauthorizedAccessError: the password is not that of the ledgers that the log has.
         BookKeeperError: what was written does not have the manifest's fingerprints. Nothing was added; what
             was written is deleted, or left to the sweep.
@@ -122,7 +123,8 @@ def import_(
     place = settled_place(password_file, password_env)
     ledgers = {ledger["ledger_id"]: ledger for ledger in manifest["ledgers"]}
     _check_protection(ledgers, place)
-    get_background().run(_check_log(uri, log, place))
+    custom = {key: base64.b64decode(value) for key, value in manifest["custom"].items()}
+    get_background().run(_check_log(uri, log, custom, place))
     entries = spark.read.parquet(f"{folder}/entries")
     job = f"import-{folder}"[:180]
     rows = (
@@ -144,7 +146,6 @@ def import_(
             raise BookKeeperError(
                 f"ledger {made[old]}, made of exported ledger {old}, differs from what the manifest says"
             )
-    custom = {key: base64.b64decode(value) for key, value in manifest["custom"].items()}
     get_background().run(_add(uri, log, ids, custom, password_of(place)))
     return _sum_up(ids, manifest)
 
@@ -239,11 +240,13 @@ def _check_protection(ledgers: dict[int, dict[str, Any]], place: PasswordPlace) 
         )
 
 
-async def _check_log(uri: str, log: str, place: PasswordPlace) -> None:
-    """See that the password is that of the log's ledgers, where it has any, before anything is written."""
+async def _check_log(uri: str, log: str, custom: dict[str, bytes], place: PasswordPlace) -> None:
+    """See that password and columns are those of the log, where it has any, before anything is written."""
     async with client_aio.connect(uri) as client:
         with contextlib.suppress(NoSuchLogError):
-            await unlock_log(client, await client.log_metadata(log), place)
+            metadata = await client.log_metadata(log)
+            tags.check_fit(custom, metadata.custom, is_used=bool(metadata.rows))
+            await unlock_log(client, metadata, place)
 
 
 def _settings(log: str, job: str, ledger: dict[str, Any], password: bytes) -> dict[str, Any]:
@@ -324,4 +327,5 @@ async def _make_empty(uri: str, settings: dict[str, Any]) -> int:
 
 async def _add(uri: str, log: str, ids: list[int], custom: dict[str, bytes], password: bytes) -> None:
     async with client_aio.connect(uri) as client:
-        await client.add_to_log(log, ids, custom_metadata=custom, password=password)
+        addition = replace(Addition.check(ids, None, False, check_custom(custom)), fits=fitting(custom))
+        await add_to_log(client._context, client._lists(log), addition, password)

@@ -10,21 +10,23 @@ while one before it in the log may still grow: what is read is a prefix of the l
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import client_aio
 from client_aio.spark.passwords import password_of, unlock
 from client_aio.spark.plan import Bounds, Stretch
 from client_aio.spark.tags import Written
-from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchLedgerError
-from metadata.ids import ENTRY_ID_MAX
+from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchEntryError, NoSuchLedgerError
+from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from client_aio.log.listing import LogMetadata
     from client_aio.spark.options import ReadOptions
+    from client_aio.spark.positions import Place
     from metadata.ledger import LedgerMetadata
 
 T = TypeVar("T")
@@ -44,6 +46,19 @@ class Listed:
     """The first entry that has not been truncated."""
     created_ms: int | None = None
     """When it was listed; None: when it was created, as its metadata say."""
+    confirmed: int = NO_ENTRY
+    """An entry that is known to be acknowledged, whatever bookies can tell of it now."""
+    is_complete: bool = False
+    """Whether it is known that no entry will follow, though it need not be closed yet."""
+
+    def as_of(self, end: Place) -> Listed:
+        """Give it with what follows from an offset that a micro-batch ends at: that was verified then.
+
+        Another handle may be told a lower LAC later, or nothing at all; and the batch is the same.
+        """
+        if self.row_id < end.row_id:
+            return replace(self, is_complete=True)
+        return replace(self, confirmed=end.entry_id - 1) if self.row_id == end.row_id else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +185,17 @@ class Catalog:
             last, mean = metadata.last_entry, metadata.length / max(1, metadata.last_entry + 1)
         else:
             async with self._client.open_ledger(row.ledger_id, password=self._password) as reader:
-                last = await self._lac_of(reader)
+                last = max(row.confirmed, await self._lac_of(reader))
                 is_complete = reader.is_closed
-                if not is_complete and await self._is_overtaken(row, rows):
+                if not is_complete and (row.is_complete or await self._is_overtaken(row, rows)):
                     # Nobody adds to it any more, and all that was added is acknowledged. Whom to ask for it
                     # is what the metadata say by now.
                     is_complete = True
                     await reader.refresh(sync=True)
                     async for entry in reader.read_unconfirmed(last + 1, ENTRY_ID_MAX):
                         last = entry.entry_id
-                metadata, mean = reader.metadata, await self._sample(reader, last)
+                metadata = reader.metadata
+                mean = await self._sample(reader, max(row.first, metadata.first_entry), last)
         borders = tuple(fragment.first_entry for fragment in metadata.fragments[1:])
         first = max(row.first, metadata.first_entry)  # an unbounded ledger may have been trimmed
         return Stretch(
@@ -215,16 +231,17 @@ class Catalog:
                 raise
             return reader.last_add_confirmed
 
-    async def _sample(self, reader: client_aio.LedgerReader, last: int) -> float:
+    async def _sample(self, reader: client_aio.LedgerReader, first: int, last: int) -> float:
         """Estimate the mean size of an open ledger's entries from its first ones."""
         known = self._entry_bytes.get(reader.ledger_id)
-        if known is not None or last < 0:
+        if known is not None or last < first:
             return known or 1.0
         entries = size = 0
-        until = min(last, _SAMPLE_ENTRIES - 1)
-        async for batch in reader.read_batches(0, until, known_lac=until):
-            entries += len(batch)
-            size += len(batch.buffer)
+        until = min(last, first + _SAMPLE_ENTRIES - 1)
+        with contextlib.suppress(NoSuchEntryError):  # trimmed meanwhile
+            async for batch in reader.read_batches(first, until, known_lac=until):
+                entries += len(batch)
+                size += len(batch.buffer)
         mean = size / max(1, entries)
         if entries == _SAMPLE_ENTRIES:
             self._entry_bytes[reader.ledger_id] = mean

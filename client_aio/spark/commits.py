@@ -15,19 +15,22 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 import client_aio
+from client_aio.log.adding import Addition, add_to_log
 from client_aio.spark import tags
 from client_aio.spark.passwords import password_of, unlock_log
 from metadata.errors import BookKeeperError, NoSuchLedgerError, NoSuchLogError, NotEnoughBookiesError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from client_aio.spark.options import WriteOptions
     from client_aio.spark.tasks import Job
     from metadata.ledger import LedgerMetadata
+    from metadata.log import LogHead
 
 logger = logging.getLogger(__name__)
 
@@ -80,20 +83,16 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
 
     Raises:
         BookKeeperError: the log could not be changed, or whether it was is unknown. Nothing was deleted.
+        InvalidArgumentError: the log has other columns by now than when the write was planned.
     """
     options = job.options
     transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
     async with client_aio.connect(options.metadata) as client:
         if floor is None:
             floor = max(await listed_in(client, options.log), default=0)
-        added = await client.add_to_log(
-            options.log,
-            ledger_ids,
-            transaction=transaction,
-            replace=replace,
-            custom_metadata=job.written.to_custom(),
-            password=password_of(options),
-        )
+        custom = job.written.to_custom()
+        addition = changed(Addition.check(ledger_ids, transaction, replace, custom), fits=fitting(custom))
+        added = await add_to_log(client._context, client._lists(options.log), addition, password_of(options))
         if added.repeated:
             logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
         try:
@@ -101,6 +100,11 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
         except BookKeeperError as error:  # the sweep comes by later
             logger.warning("log=%s what failed attempts wrote is not deleted yet: %s", options.log, error)
         return not added.repeated
+
+
+def fitting(custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
+    """Give what looks, in the step that adds ledgers to a log, whether the log still says what they hold."""
+    return lambda head: tags.check_fit(custom, head.custom, is_used=bool(head.rows))
 
 
 async def delete_garbage(job: Job, floor: int) -> None:

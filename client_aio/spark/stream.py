@@ -121,7 +121,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             at_ms = int(starting.timestamp() * 1000)
             rows = [row for row in rows if (row.created_ms or 0) <= at_ms][-2:] or rows
         if not rows:
-            return Place(0, 0)
+            return await self._begin(catalog)
         if self._options.ledger is not None:  # an unbounded one may begin behind its entry 0
             found = await catalog.stretches(Bounds(), rows[:1])
             return Place(rows[0].row_id, found[0].stretch.first)
@@ -131,9 +131,13 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = await catalog.listed()
         found = await catalog.stretches(Bounds(), rows[-_TAIL_ROWS:])
         if not found:
-            return Place(0, 0)
+            return await self._begin(catalog)
         growing = [one.stretch for one in found if not one.stretch.is_complete]
         return growing[0].end if growing else found[-1].stretch.end
+
+    async def _begin(self, catalog: Catalog) -> Place:
+        """Give where a log begins that has no ledger yet, or none any more."""
+        return Place(*(await catalog.log_metadata(self._options.log[0])).begins_at)
 
     async def _end_of_batch(self, catalog: Catalog, start: Place, limit: ReadLimit) -> Place:
         found = await self._found(catalog, start)
@@ -157,7 +161,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         first, behind = Place.of_offset(start), Place.of_offset(end)
         if first == behind:
             return []
-        found = self._ask(lambda catalog: self._found(catalog, first))
+        found = self._ask(lambda catalog: self._found(catalog, first, behind))
         said = {one.stretch.row_id: one for one in found}
         stretches = between([one.stretch for one in found], first, behind)
         parts = [Found(one, said[one.row_id].written) for one in stretches]
@@ -182,26 +186,29 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     async def _how_written(self, catalog: Catalog) -> Written:
         return check_written(await catalog.written(), self._options)
 
-    async def _found(self, catalog: Catalog, start: Place) -> list[Found]:
-        """Give what can be read from an offset on; raises LogTruncatedError where some of it is gone."""
+    async def _found(self, catalog: Catalog, start: Place, end: Place | None = None) -> list[Found]:
+        """Give what can be read from an offset on; raises LogTruncatedError where some of it is gone.
+
+        Args:
+            end: where the batch ends that has been planned: up to there all of it is given, or an error.
+        """
         if self._options.ledger is None:
             log = await catalog.log_metadata(self._options.log[0])
             begin = Place(*log.begins_at)
-            if start < begin and not self._is_new(start):
+            if start < begin:
                 self._report_loss(start, begin)
             listed = rows_of(log)
         else:
             listed = await catalog.listed()
-        found = await catalog.stretches(Bounds(), [row for row in listed if row.row_id >= start.row_id])
+        rows = [row for row in listed if row.row_id >= start.row_id]
+        if end is not None:
+            rows = [row.as_of(end) for row in rows if row.row_id <= end.row_id]
+        found = await catalog.stretches(Bounds(), rows)
         if self._options.ledger is not None and found:
             stretch = found[0].stretch
             if stretch.row_id == start.row_id and stretch.first > start.entry_id > 0:
                 self._report_loss(start, Place(stretch.row_id, stretch.first))
         return found
-
-    def _is_new(self, start: Place) -> bool:
-        """Tell whether an offset is that of a log which had no ledger yet."""
-        return start == Place(0, 0) and not isinstance(self._starting, Place)
 
     def _report_loss(self, start: Place, begin: Place) -> None:
         options = self._options

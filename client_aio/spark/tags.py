@@ -122,6 +122,27 @@ def differences(wanted: str, found: str) -> list[str]:
     return said
 
 
+def check_fit(wanted: Mapping[str, bytes], found: Mapping[str, bytes], *, is_used: bool) -> None:
+    """See that a log says of itself what is to be added to it; both as custom metadata.
+
+    Args:
+        is_used: whether the log has ledgers. One that says nothing of them has plain bytes.
+
+    Raises:
+        InvalidArgumentError: its rows would be read by other columns than they were written under.
+    """
+    ours, theirs = Written.of_custom(wanted) or Written(), Written.of_custom(found)
+    if theirs is None and is_used:
+        theirs = Written()
+    if theirs is None:
+        return
+    said = [f"encoding {ours.encoding}, in the log {theirs.encoding}"]
+    if ours.encoding == theirs.encoding:
+        said = [] if ours.schema is None or theirs.schema is None else differences(ours.schema, theirs.schema)
+    if said:
+        raise InvalidArgumentError(f"what was written does not fit the log as it is now: {'; '.join(said)}")
+
+
 def _columns(schema: str) -> dict[str, Any]:
     return {column["name"]: column["type"] for column in json.loads(as_nullable(schema))["fields"]}
 

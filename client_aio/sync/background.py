@@ -53,6 +53,7 @@ class Background:
         self._closing: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="bookie-aio", daemon=True)
         self._thread.start()
+        self._thread_id = self._thread.ident
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -63,12 +64,12 @@ class Background:
 
         Where it ends all the same, with a result that has a `close`, that is closed: nobody will have it.
         """
-        if threading.current_thread() is self._thread:
+        try:
+            self.check_thread()
+            self.check_running()
+        except BaseException:
             coroutine.close()
-            raise InvalidArgumentError("client_aio.sync must not be called from its own event loop")
-        if self._has_stopped:  # nothing would ever answer
-            coroutine.close()
-            raise ClientClosedError("the process ends, and client_aio.sync has ended already")
+            raise
         call: _Call[T] = _Call(coroutine)
         try:
             self.loop.call_soon_threadsafe(call.start, self.loop)
@@ -77,6 +78,21 @@ class Background:
             self._give_up(call)
             raise
         return call.result()
+
+    @property
+    def is_here(self) -> bool:
+        """Tell whether this is the loop's own thread."""
+        return threading.get_ident() == self._thread_id
+
+    def check_running(self) -> None:
+        """Raise ClientClosedError at the end of the process: nothing would ever answer."""
+        if self._has_stopped:
+            raise ClientClosedError("the process ends, and client_aio.sync has ended already")
+
+    def check_thread(self) -> None:
+        """Raise InvalidArgumentError on the loop's own thread: waiting there is for ever, and for all."""
+        if self.is_here:
+            raise InvalidArgumentError("client_aio.sync must not be called from its own event loop")
 
     def _give_up(self, call: _Call[T]) -> None:
         self.loop.call_soon_threadsafe(call.cancel)
@@ -99,7 +115,7 @@ class Background:
         async def close() -> None:
             await items.aclose()
 
-        if threading.current_thread() is self._thread:
+        if self.is_here:
             self._closing.add(closing := self.loop.create_task(close()))
             closing.add_done_callback(self._closing.discard)
         else:
@@ -179,6 +195,7 @@ class Handle:
                 f"this {type(self).__name__} was opened in process {self._background.pid} and cannot be used "
                 f"in its fork {os.getpid()}: connect there"
             )
+        self._background.check_running()
 
     def _iterate(self, start: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
         self._check_process()

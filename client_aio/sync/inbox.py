@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from client_aio.core.window import ENTRY_OVERHEAD_BYTES
 from client_aio.sync.waiting import AddFuture, Room
-from metadata.errors import BookKeeperError, InvalidArgumentError
+from metadata.errors import BackpressureError, BookKeeperError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +33,10 @@ class Writer(Protocol):
     @property
     def max_in_flight_bytes(self) -> int:
         """Give the bytes above which `drain` waits."""
+
+    @property
+    def is_held_up(self) -> bool:
+        """Tell whether what is in flight waits for an entry that has not been put in."""
 
     async def drain(self) -> None:
         """Wait for room."""
@@ -70,8 +74,15 @@ class Inbox(Generic[R]):
         self._draining: asyncio.Task[None] | None = None  # on the loop
 
     def put(self, payload: bytes, entry_id: int | None = None) -> AddFuture[R]:
-        """Put in a payload, waiting for room; its future is of what `add` gives."""
+        """Put in a payload, waiting for room; its future is of what `add` gives.
+
+        Raises:
+            BackpressureError: on the loop, in a callback: there is no room, and only the loop makes any.
+        """
         future: AddFuture[R] = AddFuture()
+        if self._background.is_here:
+            self._put_here(_Put(payload, entry_id, future))
+            return future
         try:
             with self._putting:
                 self._room.wait_for(self._has_room)
@@ -87,7 +98,17 @@ class Inbox(Generic[R]):
         return future
 
     def _has_room(self) -> bool:
-        return self._bytes_put - self._bytes_done <= self._bytes_max
+        if self._bytes_put - self._bytes_done <= self._bytes_max:
+            return True
+        return not self._waiting and self._writer.is_held_up  # by what the thread that asks may have
+
+    def _put_here(self, put: _Put[R]) -> None:
+        """Put in on the loop, which must wait neither for room nor for a thread that does."""
+        if not self._has_room():
+            raise BackpressureError(f"more than {self._bytes_max:,} bytes are in flight: add from a thread")
+        self._bytes_done -= len(put.payload) + ENTRY_OVERHEAD_BYTES  # the threads' count is theirs
+        self._waiting.append(put)
+        self._background.loop.call_soon(self._take)
 
     def _wake(self) -> None:
         self._background.loop.call_soon_threadsafe(self._take)
@@ -125,6 +146,7 @@ class Inbox(Generic[R]):
                 added = self._background.loop.create_future()
                 added.set_exception(error)
             added.add_done_callback(complete)
+        self._room.notify()  # All of it may wait behind a gap.
 
     def _completer(self, future: AddFuture[R], size: int) -> Callable[[asyncio.Future[R]], None]:
         def complete(added: asyncio.Future[R]) -> None:

@@ -42,6 +42,7 @@ class LogWriter(WriterHandle["Position"]):
 
     def append(self, data: bytes | bytearray | memoryview) -> Position:
         """Append a record, wait until it is acknowledged, and return its position."""
+        self._background.check_thread()
         return result_of(self.append_nowait(data))
 
     def append_nowait(self, data: bytes | bytearray | memoryview) -> AddFuture[Position]:
@@ -50,6 +51,9 @@ class LogWriter(WriterHandle["Position"]):
         Returns:
             A `concurrent.futures.Future` of its position. Cancelling it leaves the append running. Its
             callbacks run on the background thread and must not block.
+
+        Raises:
+            BackpressureError: called in such a callback, and more than `max_in_flight_bytes` are in flight.
         """
         self._check_process()
         return self._inbox.put(as_bytes(data, "a record"))

@@ -48,7 +48,7 @@ class Room:
 
     def notify(self) -> None:
         """Let all that wait look again. On the loop."""
-        while self._gates:
+        for _ in range(len(self._gates)):  # who comes later looks after having come
             self._gates.popleft().release()
 
 

@@ -12,7 +12,7 @@ from client_aio.sync.inbox import as_bytes
 from client_aio.sync.waiting import AddFuture, Room, result_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 
     import client_aio
     from client_aio.sync.background import Background
@@ -50,6 +50,7 @@ class LedgerWriter(WriterHandle[int]):
 
     def add_entry(self, data: bytes | bytearray | memoryview, entry_id: int | None = None) -> int:
         """Add an entry, wait until it is acknowledged, and return its id."""
+        self._background.check_thread()
         return result_of(self.add_entry_nowait(data, entry_id))
 
     def add_entry_nowait(
@@ -63,6 +64,9 @@ class LedgerWriter(WriterHandle[int]):
         Returns:
             A `concurrent.futures.Future` of the entry's id. Cancelling it leaves the add running. Its
             callbacks run on the background thread and must not block.
+
+        Raises:
+            BackpressureError: called in such a callback, and more than `max_in_flight_bytes` are in flight.
         """
         self._check_process()
         payload = as_bytes(data, "an entry")
@@ -81,7 +85,7 @@ class LedgerWriter(WriterHandle[int]):
         self._check_process()
         bulk = _Bulk(self._background, self._writer)
         try:
-            bulk.start()
+            bulk.start(self._inbox.emptied)
             for chunk in chunks:
                 bulk.put(chunk)
             return bulk.finish()
@@ -123,10 +127,11 @@ class _Bulk:
         self._wake: asyncio.Event
         self._adding: asyncio.Task[tuple[int, int]] | None = None
 
-    def start(self) -> None:
-        """Start adding. Interrupted or not, `cancel` ends it."""
+    def start(self, emptied: Callable[[], Awaitable[None]]) -> None:
+        """Start adding, behind what was put in before. Interrupted or not, `cancel` ends it."""
 
         async def start() -> None:
+            await emptied()
             self._wake = asyncio.Event()
             self._adding = asyncio.create_task(self._writer.add_entries(self._entries()))
             self._adding.add_done_callback(self._ended)

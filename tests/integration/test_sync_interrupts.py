@@ -164,3 +164,24 @@ async def test_an_interrupt_at_any_instruction_stops_neither_loop_nor_client(
 ) -> None:
     printed = await printed_by(tmp_path, uri, OFTEN.format(adding=ADDING[how]))
     assert printed == "tasks do not pile up\ngoes on\n"
+
+
+AT_EXIT = """
+import atexit, sys
+
+def last_words():
+    try:
+        ledger.add_entry(b"too late")
+    except client_aio.ClientClosedError:
+        print("too late")
+
+atexit.register(last_words)
+import client_aio.sync
+
+ledger = client_aio.sync.connect(sys.argv[1]).create_ledger()
+ledger.add_entry(b"in time")
+"""
+
+
+async def test_an_add_at_the_end_of_the_process_is_refused(tmp_path: Path, uri: str) -> None:
+    assert await printed_by(tmp_path, uri, AT_EXIT) == "too late\n"
