@@ -136,6 +136,23 @@ async def test_each_new_fence_counts_until_it_is_durable(bookies: Bookies) -> No
     assert figure(bookie, "bytes_pending") == 0
 
 
+async def test_a_refused_request_that_has_locked_a_ledger_counts_until_that_is_durable(
+    bookies: Bookies,
+) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, limits=Limits(connection_bytes_pending_max=64 * KIB))
+    client = await bookies.connect(bookie)
+    disk.hold()
+    no_range = (1, 0, 5, 0, 1, 1)
+    waiting = [client.send(Read(ledger_id, *no_range), auth=bytes(32)) for ledger_id in range(200)]
+    assert await until_steady(bookie, "bytes_pending", 64 * KIB) <= 64 * KIB + 2 * KIB
+    disk.release()
+    answers = await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
+    assert {answer.status for answer in answers} == {Status.BAD_REQUEST}
+    assert (await client.add(1000, 0, [b"x"])).status is Status.OK  # behind all of them
+    assert figure(bookie, "bytes_pending") == 0
+
+
 async def test_the_total_of_all_connections_is_bounded_and_all_go_on_afterwards(bookies: Bookies) -> None:
     disk = bookies.disk()
     bookie = await bookies.start(disk=disk, limits=Limits(bytes_pending_max=512 * KIB))
