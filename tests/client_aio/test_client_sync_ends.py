@@ -79,6 +79,7 @@ def test_what_is_put_in_after_an_interrupt_is_taken() -> None:
 
     class Here:
         loop = Loop()
+        is_here = False
 
     inbox: Inbox[int] = Inbox(cast("Any", Here()), Taken(), add)
     try:

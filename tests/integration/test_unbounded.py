@@ -148,7 +148,10 @@ async def test_a_bookie_that_fails_is_replaced_under_the_same_content_term(tmp_p
         ledger = await one.open_unbounded_ledger(NAME)
         await ledger.add_entries(numbered(0, 9))
         await cluster[ledger.metadata.last_fragment.bookies[0]].kill()
-        await ledger.add_entries(numbered(10, 19))
+        await ledger.add_entries(numbered(10, 19))  # which two bookies of three may acknowledge
+        async with asyncio.timeout(WAIT_S):
+            while len(ledger.metadata.fragments) == 1:
+                await one.ledger_metadata(NAME)
         await ledger.close()
         fragments = ledger.metadata.fragments
         assert len(fragments) == 2
@@ -168,7 +171,7 @@ async def test_fragments_are_rolled_by_size_and_lose_no_order(tmp_path: Path) ->
             for n in range(600):
                 ledger.add_entry(b"%d" % n * 100).add_done_callback(lambda add: done.append(add.result()))
                 if n % 5 == 0:
-                    await ledger.flush()
+                    await one.ledger_metadata(NAME)
             await ledger.flush()
         assert done == list(range(600))
         fragments = ledger.metadata.fragments

@@ -16,8 +16,10 @@ MUTANTS = [
     ),
     Mutant(
         2, "a fence is not persisted",
-        (Edit(f"{_REQUESTS}._raise_term", "self._engine.append_term(ledger_id, term, _ignore)",
-              "self._engine._ledgers.state(ledger_id).term = term"),),
+        (Edit(f"{_REQUESTS}._raise_term",
+              "self._engine.append_term(ledger_id, term, lambda error: peer.release(WAITING_BYTES))",
+              "self._engine._ledgers.state(ledger_id).term = term"),
+         Edit(f"{_REQUESTS}._raise_term", "peer.hold(WAITING_BYTES)", "pass")),
         ("fenced-restarts", "split-brain", *_POWER),
     ),
     Mutant(
@@ -67,7 +69,7 @@ MUTANTS = [
         (Edit(f"{_REQUESTS}.handle", "and self._engine.is_deleted(ledger_id) and request.op != Op.DELETE",
               "and self._engine.is_deleted(ledger_id) and request.op not in (Op.DELETE, Op.ADD)"),
          Edit("bookie_aio.storage.ledgers:Ledgers.accept",
-              "if ledger_id in self.deleted:", "if False:")),
+              "if self.is_deleted(ledger_id):", "if False:")),
         ("deletions",),
     ),
     Mutant(
