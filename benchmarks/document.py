@@ -107,7 +107,13 @@ def targets_text(document: Document) -> str:
         ("", "p99 ÷ that of BookKeeper, tuned", times("1k-1", best[1:], "p99_ms"), 1, False),
         ("1 KiB, 1,000 ledgers", "× BookKeeper's best", times("1k-ledgers", best), 2, True),
         ("catch-up read", "× BookKeeper's best", times("1k-read", best), 3, True),
-        ("bytes written by the bookies, 1 KiB, 1,000 in flight", "÷ payload", _written(runs, "1k-1000"), 1.10, False),
+        (
+            "bytes written by the bookies, 1 KiB, 1,000 in flight",
+            "÷ payload",
+            _written(runs, "1k-1000"),
+            1.10,
+            False,
+        ),
         ("bytes written by the bookies, 64 KiB", "÷ payload", _written(runs, "64k-64"), 1.10, False),
         ("bytes written by the bookies, 100 B", "÷ payload", _written(runs, "100b-10000"), 1.5, False),
         ("bytes written by the bookies, one in flight", "÷ payload", _written(runs, "1k-1"), 5, False),
@@ -133,7 +139,7 @@ def _written(runs: list[Document], workload: str) -> float | None:
     found = medians(runs, workload, "product")
     if found is None:
         return None
-    # As the aims were set: by the processes' own count. The device's is in the tables, with all others' writes.
+    # As the aims were set: by the processes' own count. The device's, in the tables, has all others' writes.
     return found["process_bytes_per_payload_byte"]
 
 

@@ -212,6 +212,8 @@ class EnsembleChanges(Generic[Token]):
             window = self._replicator.window
             await self._wait(is_frozen=window.is_frozen or not window.can_acknowledge)
             return changer.next()
+        if not self._is_needed():
+            return None  # All is acknowledged by now: nothing is frozen for a change that nobody makes.
         self._connections |= connections
         return changer.found(bookies)
 

@@ -155,6 +155,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         now = self._time()
         self._requests[request_id] = (on_answer, now, now + timeout_s, request.op)
         self._release()  # requests stay in order
+        self._adds_sent += request.op == _ADD
         head = encode_frame(encode_request(request, request_id, auth), body_bytes)
         if body_bytes > _JOINED_BYTES_MAX:
             self._transport.writelines([head, *body])

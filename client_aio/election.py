@@ -32,6 +32,7 @@ from metadata.errors import (
     KeyExistsError,
     MetadataCorruptError,
     NoSuchKeyError,
+    VersionConflictError,
 )
 from metadata.log import check_log_name
 from metadata.store import MetadataStore
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from client_aio.client import Client
-    from metadata.store import Registration
+    from metadata.store import Registration, Version
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ VALUE_BYTES_MAX = 4096
 class _Record(NamedTuple):
     candidate: int
     value: bytes
+    version: Version
 
 
 class LeaderElection:
@@ -187,8 +189,10 @@ class LeaderElection:
 
     async def _read(self, key: str) -> _Record | None:
         try:
-            document = json.loads((await self._store.read(key)).value)
-            return _Record(int(document["candidate"]), base64.b64decode(document["value"], validate=True))
+            stored = await self._store.read(key)
+            document = json.loads(stored.value)
+            value = base64.b64decode(document["value"], validate=True)
+            return _Record(int(document["candidate"]), value, stored.version)
         except NoSuchKeyError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -202,8 +206,9 @@ class LeaderElection:
                 if found is None:
                     return
                 if found.candidate in self._numbers:
-                    with contextlib.suppress(NoSuchKeyError):
-                        await self._store.delete(key)
+                    # At that version only: it may go by itself, and another candidate's be there by then.
+                    with contextlib.suppress(NoSuchKeyError, VersionConflictError):
+                        await self._store.delete(key, found.version)
 
     async def _lead(self, session: str, number: int) -> None:
         self._session = session

@@ -6,13 +6,14 @@ that a dead bookie whose registration has not expired yet is not put into a ledg
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 from client_aio.connection import BookieConnection
 from client_aio.core.placement import Choice, PlacementPolicy, Seating, eligible
 from client_aio.core.quorum import indexes_of
-from metadata.errors import BookKeeperError, InvalidArgumentError, NotEnoughBookiesError
+from metadata.errors import BookKeeperError, InvalidArgumentError, MetadataError, NotEnoughBookiesError
 
 if TYPE_CHECKING:
     import random
@@ -92,6 +93,7 @@ class EnsembleFinder:
         # Those that have just failed may be back, and are better than none.
         lost = [bookie_id for bookie_id in former if bookie_id not in kept]
         unreachable: set[str] = set()
+        is_fresh = False
         while True:
             quarantined = [bookie_id for bookie_id in directory.quarantined() if bookie_id not in lost]
             count = seats.count(None)
@@ -101,6 +103,12 @@ class EnsembleFinder:
                 doubtful=[*quarantined, *lost],
                 count=count,
             )
+            if len(candidates) < count and not is_fresh:
+                # That a bookie takes adds again stands in its record, and no watch of their list tells.
+                is_fresh = True
+                with contextlib.suppress(MetadataError):
+                    await directory.refresh()
+                continue
             if len(candidates) < count:
                 needed = "1 bookie is needed" if count == 1 else f"{count} bookies are needed"
                 there = f"only {', '.join(sorted(candidates))}" if candidates else "no other one"

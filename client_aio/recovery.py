@@ -44,7 +44,7 @@ from metadata.errors import (
     NotEnoughBookiesError,
 )
 from metadata.ids import NO_ENTRY
-from metadata.ledger import LedgerMetadata, with_ensemble
+from metadata.ledger import Fragment, LedgerMetadata, LedgerState, with_ensemble
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block, LacStatement
@@ -57,9 +57,12 @@ logger = logging.getLogger(__name__)
 
 
 async def recover_ledger(
-    context: ClientContext, ledger_id: int, digest: Digest
+    context: ClientContext, ledger_id: int, digest: Digest, *, only: Fragment | None = None
 ) -> tuple[LedgerMetadata, Version]:
     """Close a ledger behind its last recoverable entry; returns its metadata, CLOSED.
+
+    Args:
+        only: leave the ledger as it is where it is OPEN with another last fragment than this one.
 
     Its writer, if it lives, is fenced: it acknowledges nothing more. Cancellation leaves the ledger
     IN_RECOVERY, to be recovered again.
@@ -76,7 +79,13 @@ async def recover_ledger(
             f"ledger {ledger_id} is unbounded: it is not recovered, but taken over by open_unbounded_ledger",
             ledger_id=ledger_id,
         )
-    await held.update(entered)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
+
+    def enter(now: LedgerMetadata) -> LedgerMetadata | None:
+        return entered(now) if only in (None, now.last_fragment) else None
+
+    await held.update(enter)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
+    if only is not None and held.current.state is LedgerState.OPEN:
+        return held.current, held.version
     while not held.current.is_closed:
         recovery = Recovery(context, held.current, digest)
         last_entry, length = await recovery.run()

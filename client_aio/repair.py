@@ -222,8 +222,9 @@ class Repair:
         await asyncio.sleep(after_s)
         now, _ = await self._context.ledgers.read(self._ledger_id)
         if now.last_fragment == metadata.last_fragment and not now.is_closed:
-            await recover_ledger(self._context, self._ledger_id, digest)
-            self._was_recovered = True
+            only = metadata.last_fragment
+            found, _ = await recover_ledger(self._context, self._ledger_id, digest, only=only)
+            self._was_recovered = found.is_closed
 
 
 class _Copier:

@@ -245,8 +245,10 @@ class Roller:
                 raise current.lost(str(error)) from error
             break
         self._head, self._version = changed.head, changed.version
-        if is_listed:
+        if is_listed and changed.head.rows.last_key == row.id:
             return True
+        if is_listed:  # That was heard of too late: only who takes a log over lists anything behind it.
+            raise current.lost(f"its last ledger is {changed.head.rows.last_key} now")
         if changed.head.rows.last_key == current.ledger_id:
             return False
         await discard(self._context, ledger, self._settings.password)

@@ -130,8 +130,10 @@ async def finish_deletion(
 ) -> None:
     """Delete the ledgers of a log that is being deleted, then the log."""
     assert head.is_deleted
-    _, version = await finish_dropping(context, lists, head, version, password)
     try:
+        head, version = await finish_dropping(context, lists, head, version, password)
+        if not head.is_deleted:
+            return  # Somebody else has finished, and another log has been made under this name.
         await lists.delete(version)
     except (NoSuchLogError, VersionConflictError):
         logger.info("log=%s somebody else has finished deleting it", lists.name)

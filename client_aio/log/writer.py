@@ -109,6 +109,9 @@ class LogWriter(ClosedOnLeaving):
         if not is_listed:
             await discard(context, ledger, self._settings.password)
             return False
+        if changed.head.rows.last_key != row.id:
+            await ledger.abort()  # It is listed, and others have taken over since.
+            return False
         self._opened = ledger
         self._roller = Roller(
             context, lists, changed.head, changed.version, self._settings, self._limits, self

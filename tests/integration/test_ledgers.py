@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -287,3 +288,15 @@ async def test_a_client_whose_closing_was_cancelled_is_closed_by_the_next_call(t
         await asyncio.gather(closing, return_exceptions=True)
         await client.close()
         assert asyncio.all_tasks() <= before
+
+
+async def test_a_bookie_that_takes_adds_again_is_found_without_being_told_of(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        directory = client._context.pool.directory
+        # As a client sees it that connected while the bookie was full: nothing tells it of the change.
+        full = {
+            name: replace(record, is_writable=name != "b3") for name, record in directory.available.items()
+        }
+        directory._available = full
+        async with client.create_ledger(ensemble_size=3) as ledger:
+            assert await ledger.add_entry(b"x") == 0

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import client_aio
-from client_aio import LedgerClosedError, MetadataUnavailableError, NoSuchLogError, UnauthorizedAccessError
+from client_aio import (
+    LedgerClosedError,
+    LogFencedError,
+    MetadataUnavailableError,
+    NoSuchLogError,
+    UnauthorizedAccessError,
+)
+from client_aio.log.truncating import finish_deletion
 from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
 from tests.support.links import Gate, Links
@@ -182,3 +189,59 @@ async def test_what_is_no_argument_is_said_to_be_none(
 
         with pytest.raises(client_aio.InvalidArgumentError):
             await called()
+
+
+async def test_finishing_a_deletion_leaves_the_next_log_of_that_name_alone(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        async with client.open_log("a") as log:
+            await log.append(b"old")
+        lists = client._lists("a")
+        head, version = await lists.read(sync=True)
+        begun = await lists.change_now(head, version, lambda found: found.delete())  # and there it dies
+        async with other.open_log("a") as log:
+            await log.append(b"new")
+            await finish_deletion(client._context, lists, begun.head, begun.version, b"")
+            await log.append(b"newer")
+        assert [record.data async for record in client.read_log("a")] == [b"new", b"newer"]
+
+
+async def test_a_writer_that_hears_too_late_that_its_ledger_was_listed_has_lost_the_log(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer is lost, and the metadata store away from the writer for longer than its patience lasts."""
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("w", ensemble_change_timeout_s=0.5) as client,
+        client_aio.connect(cluster.uri) as other,
+    ):
+        log = await client.open_log("a")
+        await log.append(b"1")
+        store = links.store("w")
+        really = store.compare_and_set
+        is_listed, is_away = asyncio.Event(), True
+
+        async def lose_the_answer(key: str, *change: Any, **token: Any) -> Any:
+            if key == "logs/a" and is_away and is_listed.is_set():
+                raise MetadataUnavailableError("away")
+            version = await really(key, *change, **token)
+            if key == "logs/a" and is_away:
+                is_listed.set()
+                raise MetadataUnavailableError("lost")
+            return version
+
+        monkeypatch.setattr(store, "compare_and_set", lose_the_answer)
+        rolling = asyncio.create_task(log.roll())
+        await is_listed.wait()
+        async with other.open_log("a") as next_one:
+            await next_one.append(b"2")
+            for _ in range(6000):
+                if any("is not listed yet" in record.message for record in caplog.records):
+                    break
+                await asyncio.sleep(0.01)
+            is_away = False
+            with pytest.raises(LogFencedError):
+                await rolling
+            await next_one.roll()
+            await next_one.append(b"3")
+        await log.abort()
+        assert [record.data async for record in other.read_log("a")] == [b"1", b"2", b"3"]

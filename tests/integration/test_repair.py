@@ -11,6 +11,7 @@ import client_aio
 from benchmarks.processes import start_module
 from bookie_aio.wire.messages import Op, Read, Stop
 from client_aio import LedgerState
+from client_aio.recovery import recover_ledger
 from metadata.ids import TERM_FINAL
 from tests.support.cluster import Cluster
 from tests.support.links import Links
@@ -488,3 +489,35 @@ async def test_a_writer_reads_what_was_repaired_beneath_it(tmp_path: Path) -> No
         await cluster[lost].kill()
         assert [entry.data async for entry in ledger.read(0, 5)] == [b"x"] * 6
         await ledger.close()
+
+
+async def test_a_recovery_for_a_repair_leaves_a_writer_alone_that_has_replaced_the_bookie(
+    tmp_path: Path,
+) -> None:
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri) as client,
+        client_aio.connect(cluster.uri) as other,
+    ):
+        ledger = await client.create_ledger()
+        await ledger.add_entries([b"x"] * 6)
+        former = ledger.metadata.last_fragment
+        await cluster[former.bookies[0]].kill()
+        async with asyncio.timeout(WAIT_S):
+            while len(ledger.metadata.fragments) == 1:
+                await ledger.add_entry(b"y")
+        metadata = await other.ledger_metadata(ledger.ledger_id)
+        digest = await other._context.unlock(metadata, b"")
+        found, _ = await recover_ledger(other._context, ledger.ledger_id, digest, only=former)
+        assert found.state is LedgerState.OPEN
+        await ledger.add_entry(b"z")
+        assert (await ledger.close()).is_closed
+
+
+async def test_what_a_repair_has_stored_counts_for_no_later_add(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        async with client.create_ledger() as ledger:
+            await ledger.add_entries([b"x"] * 6)
+        (spare,) = set(cluster.bookies) - set(ledger.metadata.last_fragment.bookies)
+        await client.repair_ledger(ledger.ledger_id, replace=ledger.metadata.last_fragment.bookies[0])
+        assert (await client._context.pool.get(spare))._adds_sent == 0
