@@ -60,6 +60,8 @@ class Plan:
     client_settings: dict[str, Any] = field(default_factory=dict)
     setup: str = ""
     """Name of a further step in `tests.sim.roles.SETUPS`, run before the actors start."""
+    head_rows_bytes: int = 0
+    """How much of a paged list its head holds, so that a short run comes to pages; 0: as shipped."""
 
     @property
     def command(self) -> str:
