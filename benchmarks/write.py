@@ -170,6 +170,7 @@ def main() -> int:
         parser.error("--entry-bytes and --in-flight go together")
     shapes = SHAPES if arguments.entry_bytes is None else ((arguments.entry_bytes, arguments.in_flight),)
     loads = [Load(entry_bytes, in_flight, arguments.seconds) for entry_bytes, in_flight in shapes]
+    arguments.dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="bench.") as directory:
         rows = run(measure(loads, arguments.rounds, Path(directory).resolve()))
     document = {

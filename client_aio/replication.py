@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 Token = TypeVar("Token")
 
+_GATHERING_S = 0.001
+"""How long what is little waits at most for what is under way: beyond the loopback that takes longer."""
+
 # What somebody else has done to the ledger, and not what is wrong with the bookie that says so.
 _WITHDRAWALS = (Status.INVALID_TERM, Status.NO_SUCH_LEDGER, Status.STALE_METADATA)
 
@@ -80,6 +83,7 @@ class Replicator(Generic[Token]):
         self._loop = asyncio.get_running_loop()
         self._seats: list[_Seat] = []
         self.flush_is_due = False
+        self._gathering: asyncio.TimerHandle | None = None
         self._is_stopped = False
 
     @property
@@ -194,14 +198,29 @@ class Replicator(Generic[Token]):
         self._is_stopped = True
 
     def schedule_flush(self) -> None:
-        """Send what was added, once this turn of the loop is over: the batch is the unit."""
+        """Send what was added, once this turn of the loop is over: the batch is the unit.
+
+        What is little waits for what is under way to be acknowledged, for a millisecond at most. Else many
+        tasks that add an entry each have batches of one, which fill the processors long before the disk.
+        """
         if not self.flush_is_due:
             self.flush_is_due = True
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._flush_or_gather)
+
+    def _flush_or_gather(self) -> None:
+        if not self.flush_is_due or self._gathering is not None:
+            return  # Somebody has sent it in between.
+        if self.window.should_gather:
+            self._gathering = self._loop.call_later(_GATHERING_S, self.flush)
+        else:
+            self.flush()
 
     def flush(self) -> None:
         """Send what was added now."""
         self.flush_is_due = False
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         self._transmit(self.window.flush())
 
     def _transmit(self, sends: list[Send]) -> None:
@@ -235,6 +254,8 @@ class Replicator(Generic[Token]):
             turns = self.window.acknowledged(send)
             if turns or self.window.retains:
                 self._on_turns(turns)
+            if self._gathering is not None and not self.window.should_gather:
+                self.flush()
             return
         self._refused(send.seat, send.epoch, seat, outcome)
 

@@ -116,6 +116,7 @@ def main() -> int:
         results = Results.read(arguments.json)
     else:
         results = Results(arguments.json, machine(), settings)
+        arguments.dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="bench.") as directory:
             run(matrix(results, workloads, systems, arguments.rounds, times, Path(directory).resolve()))
     print(tables(results.document, SYSTEMS))

@@ -88,6 +88,7 @@ def main() -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(parts.PARTS)}")
     if not arguments.draw_only:
         parts.soak_minutes = arguments.soak_minutes
+        arguments.dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="bench.") as directory:
             bench = Bench(Path(directory).resolve(), arguments.seconds, arguments.warm_up, arguments.scale)
             names = arguments.parts or list(parts.PARTS)

@@ -2,8 +2,9 @@
 
 The theory, in the terms of ARCHITECTURE.md's rules:
 
-- All adds of one turn of the loop form a *turn*: contiguous entry ids, cut into one *batch* per write set
-  (a single batch where E = Qw). A batch is the unit that is sent, stored and acknowledged.
+- All adds of one turn of the loop form a *turn* (while an earlier one is under way, those of several):
+  contiguous entry ids, cut into one *batch* per write set (a single batch where E = Qw). A batch is the unit
+  that is sent, stored and acknowledged.
 - A batch is replicated when Qa bookies of its write set have acknowledged it. A turn is acknowledged when
   its batches are replicated and every earlier turn is acknowledged: then the LAC is its last entry (rule 1).
 - A failed bookie's acknowledgements stay valid until it is replaced: it stored what it acknowledged. While
@@ -50,6 +51,7 @@ Token = TypeVar("Token")
 
 BATCH_ENTRIES_MAX = 4096
 BATCH_BYTES_MAX = 512 * 1024
+GATHERED_BYTES_MAX = 64 * 1024
 ENTRY_OVERHEAD_BYTES = 128
 """What an entry in flight costs beyond its payload; counted, so that empty entries are bounded too."""
 
@@ -197,6 +199,17 @@ class AddWindow(Generic[Token]):
     def has_unsent(self) -> bool:
         """Tell whether entries wait for `flush`."""
         return bool(self._payloads)
+
+    @property
+    def should_gather(self) -> bool:
+        """Tell whether what is not sent yet had better wait for more: it is little, and a turn is under way.
+
+        A batch costs its sender and each of its bookies much the same, whatever is in it (Nagle, RFC 896).
+        """
+        if not self._turns:
+            return False
+        unsent = sum(map(len, self._payloads)) + ENTRY_OVERHEAD_BYTES * len(self._payloads)
+        return unsent < GATHERED_BYTES_MAX
 
     @property
     def can_acknowledge(self) -> bool:

@@ -89,7 +89,7 @@ async def test_writing_goes_on_over_a_killed_bookie_in_a_new_ensemble(tmp_path: 
         async with client_aio.connect(cluster.uri) as other:
             reader = await other.open_ledger(ledger.ledger_id)
             assert reader.metadata.fragments == fragments
-            assert await contents(reader) == [(entry_id, payload(entry_id)) for entry_id in range(count + 100)]
+            assert await contents(reader) == [(number, payload(number)) for number in range(count + 100)]
 
 
 async def test_without_a_spare_writing_goes_on_at_the_ack_quorum_and_below_it_fails(tmp_path: Path) -> None:

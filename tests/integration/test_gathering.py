@@ -1,0 +1,98 @@
+"""What trickles in while a batch is under way: it is gathered, not for ever, and nothing large waits."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import client_aio
+import client_aio.replication
+from bookie_aio.wire.messages import Op
+from tests.support.cluster import Cluster
+from tests.support.links import WAIT_S, Frame, Link, Links
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    import pytest
+
+BOOKIES = ("b1", "b2", "b3")
+LONG_S = 3600.0
+
+
+@asynccontextmanager
+async def a_writer(tmp_path: Path) -> AsyncIterator[tuple[client_aio.LedgerWriter, list[Link]]]:
+    """A ledger's writer, and its links to the three bookies."""
+    async with (
+        Cluster(tmp_path) as cluster,
+        Links(cluster.uri) as links,
+        links.connect("writer") as client,
+        client.create_ledger() as ledger,
+    ):
+        yield ledger, [links["writer", name] for name in BOOKIES]
+
+
+def counted(link: Link) -> list[range]:
+    """A list that grows with each batch that the bookie is sent: its entries."""
+    batches: list[range] = []
+
+    def note(frame: Frame) -> bool:
+        batches.append(frame.block.entry_ids)
+        return False
+
+    link.requests.see(Op.ADD, note)
+    return batches
+
+
+async def test_what_is_added_turn_by_turn_goes_in_one_batch_behind_the_one_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_aio.replication, "_GATHERING_S", LONG_S)
+    async with a_writer(tmp_path) as (ledger, links):
+        batches, held = counted(links[0]), [link.answers.hold(Op.ADD) for link in links]
+        futures = [ledger.add_entry(b"first")]
+        for each in held:
+            await each.reached()
+        for _ in range(20):
+            futures.append(ledger.add_entry(b"little"))
+            await asyncio.sleep(0)
+        for each in held:
+            each.release()
+        assert await asyncio.wait_for(asyncio.gather(*futures), WAIT_S) == list(range(21))
+        assert batches == [range(1), range(1, 21)]
+
+
+async def test_what_is_gathered_does_not_wait_for_an_answer_that_does_not_come(tmp_path: Path) -> None:
+    async with a_writer(tmp_path) as (ledger, links):
+        held = [link.answers.hold(Op.ADD) for link in links]
+        first = ledger.add_entry(b"first")
+        for each in held:
+            await each.reached()
+        sent = [link.requests.see(Op.ADD) for link in links]
+        second = ledger.add_entry(b"second")
+        for seen in sent:
+            assert (await seen.reached()).block.entry_ids == range(1, 2)
+        assert not first.done()
+        for each in held:
+            each.release()
+        assert [await asyncio.wait_for(each, WAIT_S) for each in (first, second)] == [0, 1]
+
+
+async def test_what_is_large_is_sent_at_once_and_takes_along_what_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_aio.replication, "_GATHERING_S", LONG_S)
+    async with a_writer(tmp_path) as (ledger, links):
+        held = [link.answers.hold(Op.ADD) for link in links]
+        futures = [ledger.add_entry(b"first")]
+        for each in held:
+            await each.reached()
+        sent = [link.requests.see(Op.ADD) for link in links]
+        futures += [ledger.add_entry(b"little"), ledger.add_entry(b"l" * 100_000)]
+        for seen in sent:
+            assert (await seen.reached()).block.entry_ids == range(1, 3)
+        for each in held:
+            each.release()
+        assert await asyncio.wait_for(asyncio.gather(*futures), WAIT_S) == [0, 1, 2]
