@@ -92,6 +92,8 @@ class History:
         self.promised: dict[tuple[str, int], dict[int, int]] = {}  # bookie, ledger → entry → event number
         self.deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
         self.fenced: dict[tuple[str, int], dict[int, float]] = {}  # bookie, ledger → term → since when
+        self.confirmers: list[Callable[[], None]] = []
+        """Asked before a judgement: they tell `confirmed` what handles know by now (`tests.sim.handles`)."""
 
     # --- recording -----------------------------------------------------------------------------
 
@@ -151,6 +153,12 @@ class History:
         for acked in range(record.acked + 1, entry_id + 1):
             self._acknowledged(who, record, acked)
 
+    def confirmed(self, who: str, ledger_id: int, last: int) -> None:
+        """Note that a writer's handle says that everything up to an entry is acknowledged."""
+        record = self.ledger(ledger_id)
+        for entry_id in range(record.acked + 1, last + 1):
+            self._acknowledged(who, record, entry_id)
+
     def _acknowledged(self, who: str, record: LedgerRecord, entry_id: int) -> None:
         record.acked = entry_id
         ledger_id = record.ledger_id
@@ -163,14 +171,15 @@ class History:
         )
         metadata = record.open_metadata
         if metadata is not None and not record.deferred:
-            holders = self._holders(metadata, entry_id)
+            holders = self.holders(metadata, entry_id)
             self.require(
                 len(holders) >= metadata.ack_quorum,
                 "AllCommittedEntriesReachAckQuorum",
                 lambda: f"entry {entry_id} of ledger {ledger_id} is acknowledged and only {holders} said OK",
             )
 
-    def _holders(self, metadata: LedgerMetadata, entry_id: int) -> list[str]:
+    def holders(self, metadata: LedgerMetadata, entry_id: int) -> list[str]:
+        """Give the bookies of an entry's write set that have said that they have it."""
         return [
             bookie
             for bookie in write_set(metadata, entry_id)
@@ -179,6 +188,8 @@ class History:
 
     def settle(self, who: str) -> None:
         """Note what had been acknowledged when a client died, though it may not have looked yet."""
+        for look in self.confirmers:
+            look()
         for record in self.ledgers.values():
             for entry_id in range(record.acked + 1, len(record.futures)):
                 future = record.futures[entry_id]
@@ -317,7 +328,7 @@ class History:
         )
         if after.guaranteed_write_quorum and before.state is LedgerState.OPEN:
             for entry_id in range(last + 1):
-                holders = self._holders(after, entry_id)
+                holders = self.holders(after, entry_id)
                 self.require(
                     len(holders) == after.write_quorum,
                     "AllEntriesOfClosedLedgerReachedWriteQuorum",
@@ -352,6 +363,18 @@ class History:
                         f"term {term}, having answered a fence of term {fence} at {since:.4f} s"
                     ),
                 )
+
+    def bookie_received(self, bookie: str, ledger_id: int, entries: range, term: int) -> None:
+        """Note that a bookie said that it received an add with deferred sync: not that it is durable."""
+        for fence, since in self.fenced.get((bookie, ledger_id), {}).items():
+            self.require(
+                fence <= term or since >= self._now(),
+                "FencesHold",
+                lambda fence=fence, since=since: (
+                    f"{bookie} received {entries} of ledger {ledger_id} under term {term}, having answered a "
+                    f"fence of term {fence} at {since:.4f} s"
+                ),
+            )
 
     def bookie_fenced(self, bookie: str, ledger_id: int, term: int) -> None:
         """Note that a bookie answered a request that fences."""

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio.client
 import client_aio.core.window
+import client_aio.writer
 import metadata.pages
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
@@ -405,8 +406,9 @@ def run_plan(
 ) -> Result:
     """Play a plan from beginning to end, and give its result. Never raises for what goes wrong in it."""
     real_clock, real_batch = client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX
+    real_turn = client_aio.writer._BULK_TURN_BYTES
     real_rows = metadata.pages.HEAD_ROWS_BYTES_MAX, metadata.pages.PAGE_ROWS_BYTES_MAX
-    client_aio.core.window.BATCH_BYTES_MAX = _BATCH_BYTES_MAX
+    client_aio.core.window.BATCH_BYTES_MAX = client_aio.writer._BULK_TURN_BYTES = _BATCH_BYTES_MAX
     if plan.head_rows_bytes:
         _keep_in_heads(plan.head_rows_bytes, plan.head_rows_bytes // 2)
     with quiet(), remembered():
@@ -414,6 +416,7 @@ def run_plan(
             return _play(plan, is_traced=is_traced, wants_story=wants_story, script=script)
         finally:
             client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX = real_clock, real_batch
+            client_aio.writer._BULK_TURN_BYTES = real_turn
             _keep_in_heads(*real_rows)
 
 

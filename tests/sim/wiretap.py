@@ -121,6 +121,7 @@ class Tap:
         if isinstance(request, Add):
             if request.flags & AddFlag.DEFERRED_SYNC:
                 self._deferred.append((request.ledger_id, entries, asked_at))
+                history.bookie_received(bookie, request.ledger_id, entries, request.term)
                 return
             history.bookie_added(
                 bookie, request.ledger_id, entries, request.term, asked_at,
