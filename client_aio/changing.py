@@ -122,6 +122,7 @@ class EnsembleChanges(Generic[Token]):
         """Stop where it stands; the outcome of a change under way stays open."""
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
+            self._end_all_rolls()  # A task that is cancelled before it first runs sees to nothing.
 
     async def cancel(self) -> None:
         """Do as `stop`, and wait until it has."""
@@ -142,9 +143,12 @@ class EnsembleChanges(Generic[Token]):
             logger.exception("ledger=%d %s", ledger_id, why)
             self._on_given_up(WriterAbortedError(why, ledger_id=ledger_id))
         finally:
-            self._rolls += self._later_rolls
-            self._later_rolls = []
-            self._end_rolls(None)
+            self._end_all_rolls()
+
+    def _end_all_rolls(self) -> None:
+        self._rolls += self._later_rolls
+        self._later_rolls = []
+        self._end_rolls(None)
 
     def _end_rolls(self, error: MetadataUnavailableError | None) -> None:
         rolls, self._rolls = self._rolls, []

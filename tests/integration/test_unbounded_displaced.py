@@ -160,6 +160,16 @@ async def test_what_waits_behind_a_bulk_lies_before_a_roll(tmp_path: Path) -> No
         await ledger.close()
 
 
+async def test_a_roll_ends_with_a_writer_that_is_aborted_before_it_begins(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, _, _):
+        ledger = await one.open_unbounded_ledger(NAME)
+        rolling = asyncio.create_task(ledger.roll())
+        await asyncio.sleep(0)  # It is asked for, and nobody has seen to it yet.
+        await ledger.abort()
+        with pytest.raises(client_aio.WriterAbortedError):
+            await asyncio.wait_for(rolling, WAIT_S)
+
+
 async def test_a_close_that_seals_seals_though_another_one_does_not(tmp_path: Path) -> None:
     async with clients(tmp_path) as (one, _, _):
         ledger = await one.open_unbounded_ledger(NAME)
