@@ -1,8 +1,9 @@
 """Fill docs/BENCHMARKS.md with what was measured: `python -m benchmarks.document`.
 
     python -m benchmarks.document [--peers docs/benchmarks/peers.json] [--suite docs/benchmarks/suite.json]
+        [--storage docs/benchmarks/storage_growth.jsonl]
 
-Replaces what stands between the page's markers by tables of the two files, and draws the plots beside them. A
+Replaces what stands between the page's markers by tables of the files, and draws the plots beside them. A
 part that was not measured says so. The text around the tables is written by hand.
 """
 
@@ -67,9 +68,12 @@ def peers_text(document: Document) -> str:
     return f"{head}\n\n{tables(document, SYSTEMS)}"
 
 
-def targets_text(document: Document) -> str:
-    """Give the ratios that were aimed at beside those that were measured."""
-    runs = document["runs"]
+Wanted = tuple[str, str, float | None, float, bool]
+"""Workload, figure, what was found, what was aimed at, whether more is better."""
+
+
+def peers_targets(runs: list[Document]) -> list[Wanted]:
+    """Give the ratios to peers that were aimed at beside those that were measured."""
 
     def times(workload: str, others: Sequence[str], figure: str = "adds_per_s") -> float | None:
         found = [ratio(runs, workload, "product", other, figure) for other in others]
@@ -79,7 +83,7 @@ def targets_text(document: Document) -> str:
         return min(known) if figure == "adds_per_s" else max(known)
 
     best = ("bookkeeper", "bookkeeper-tuned")
-    wanted: list[tuple[str, str, float | None, float, bool]] = [
+    return [
         ("1 KiB, 1,000 in flight", "× BookKeeper, defaults", times("1k-1000", best[:1]), 4, True),
         ("", "× BookKeeper, tuned", times("1k-1000", best[1:]), 3, True),
         ("", "× Kafka without fsync", times("1k-1000", ("kafka",)), 1, True),
@@ -118,6 +122,31 @@ def targets_text(document: Document) -> str:
         ("bytes written by the bookies, 100 B", "÷ payload", _written(runs, "100b-10000"), 1.5, False),
         ("bytes written by the bookies, one in flight", "÷ payload", _written(runs, "1k-1"), 5, False),
     ]
+
+
+def own_targets(suite: Document, storage: list[Document]) -> list[Wanted]:
+    """Give what was aimed at without a peer: memory, restart, adds during compaction."""
+    cases = {name: part["cases"] for name, part in suite["parts"].items()}
+    memory = [case["bookie_mib"] for case in cases.get("memory", {}).values()]
+    restart = [case["seconds"] for case in cases.get("restart", {}).values()]
+    during = {line["during"]: line["p99_ms"] for line in storage if line["what"] == "pauses"}
+    slower = during["reclaiming"] / during["quiet"] if during else None
+    return [
+        (
+            "memory of a bookie, 10,000,000 entries in 10,000 ledgers", "MiB",
+            memory[-1] if memory else None, 300, False,
+        ),
+        (
+            "restart after `kill -9`, 10 GiB stored", "seconds to serve",
+            restart[-1] if restart else None, 1.5, False,
+        ),
+        ("", "÷ that with 1 GiB", restart[-1] / restart[-2] if restart else None, 1.5, False),
+        ("adds while half of the data is reclaimed", "p99 ÷ that without", slower, 2, False),
+    ]  # fmt: skip
+
+
+def targets_text(wanted: list[Wanted]) -> str:
+    """Lay out what was aimed at beside what was measured."""
     rows = []
     for workload, what, found, aim, is_more in wanted:
         sign = "≥" if is_more else "≤"
@@ -224,16 +253,59 @@ def part_text(name: str, document: Document) -> str:
     return text
 
 
+_STORAGE: dict[str, _Layout] = {
+    "storage-restart": (
+        ("stored, entries to a block, ledgers", "seconds to open", "processor s", "segments"),
+        lambda name, case: (
+            f"{case['stored_gib']:g} GiB, {case['entries_per_block']}, {case['ledgers']:,}",
+            f"{case['seconds']:.2f}", f"{case['cpu_s']:.2f}", f"{case['segments']:,}",
+        ),
+    ),
+    "storage-cost": (
+        ("entries stored, ledgers", "processor µs/add", "p50 ms", "p99 ms"),
+        lambda name, case: (
+            f"{case['stored']:,}, {case['ledgers']:,}",
+            f"{case['cpu_us']:.2f}", f"{case['p50_ms']:.2f}", f"{case['p99_ms']:.2f}",
+        ),
+    ),
+    "storage-pauses": (
+        ("", "p50 ms", "p99 ms", "p99.9 ms", "longest ms"),
+        lambda name, case: (
+            case["during"], f"{case['p50_ms']:.2f}", f"{case['p99_ms']:.2f}", f"{case['p999_ms']:.2f}",
+            f"{case['max_ms']:.1f}",
+        ),
+    ),
+    "storage-bytes": (
+        ("", "bytes written ÷ payload", "MiB/s"),
+        lambda name, case: (case["load"], f"{case['device_per_payload']:.2f}", f"{case['mib_per_s']:,}"),
+    ),
+}  # fmt: skip
+
+
+def storage_text(name: str, lines: list[Document]) -> str:
+    """Give the table of one kind of lines that `benchmarks.storage_growth` printed."""
+    head, row = _STORAGE[name]
+    cases = [line for line in lines if f"storage-{line['what']}" == name]
+    return table(head, [row("", case) for case in cases]) if cases else _NOT_MEASURED
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fill docs/BENCHMARKS.md with what was measured.")
     parser.add_argument("--peers", type=Path, default=FIGURES / "peers.json")
     parser.add_argument("--suite", type=Path, default=FIGURES / "suite.json")
+    parser.add_argument("--storage", type=Path, default=FIGURES / "storage_growth.jsonl")
     arguments = parser.parse_args()
     page = PAGE.read_text()
+    peers: Document = {"runs": []}
+    suite: Document = {"parts": {}}
+    storage: list[Document] = []
+    if arguments.storage.exists():
+        storage = [json.loads(line) for line in arguments.storage.read_text().splitlines()]
+        for name in _STORAGE:
+            page = between(page, name, storage_text(name, storage))
     if arguments.peers.exists():
         peers = json.loads(arguments.peers.read_text())
         page = between(page, "peers", peers_text(peers))
-        page = between(page, "targets", targets_text(peers))
     if arguments.suite.exists():
         from benchmarks.suite import plots
 
@@ -242,6 +314,7 @@ def main() -> None:
         for name in _ROWS:
             page = between(page, name, part_text(name, suite))
         page = between(page, "machine", machine_text(suite))
+    page = between(page, "targets", targets_text(peers_targets(peers["runs"]) + own_targets(suite, storage)))
     PAGE.write_text(page)
 
 

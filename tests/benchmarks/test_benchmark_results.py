@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks.document import _ROWS, PAGE, between
+from benchmarks.document import _ROWS, _STORAGE, PAGE, between
 from benchmarks.peers.results import Results, medians, ratio
 from benchmarks.peers.workloads import WORKLOADS
 
@@ -62,7 +62,7 @@ def test_a_run_that_failed_counts_nowhere() -> None:
 
 def test_the_page_has_a_place_for_everything_that_is_measured() -> None:
     page = PAGE.read_text()
-    for name in ("peers", "targets", "machine", *_ROWS):
+    for name in ("peers", "targets", "machine", *_ROWS, *_STORAGE):
         once = between(page, name, f"[[{name}]]")
         assert once != page
         assert f"[[{name}]]" in once
