@@ -92,6 +92,8 @@ class History:
         self.promised: dict[tuple[str, int], dict[int, int]] = {}  # bookie, ledger → entry → event number
         self.deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
         self.fenced: dict[tuple[str, int], dict[int, float]] = {}  # bookie, ledger → term → since when
+        self.on_given: Callable[[str, int, range], None] | None = None
+        """Told which entries of a ledger a bookie has given to a reader."""
         self.confirmers: list[Callable[[], None]] = []
         """Asked before a judgement: they tell `confirmed` what handles know by now (`tests.sim.handles`)."""
 

@@ -138,5 +138,8 @@ class Tap:
                 history.bookie_fenced(bookie, request.ledger_id, request.term)
             if isinstance(answer, (ReadAnswer, ReadLacAnswer)) and answer.statement is not None:
                 history.bookie_stated(bookie, request.ledger_id, answer.statement.lac)
+            if isinstance(answer, ReadAnswer) and history.on_given is not None:
+                given = range(request.first, answer.stop_entry, request.stride)
+                history.on_given(bookie, request.ledger_id, given)
             if isinstance(answer, ReadAnswer) and answer.stop == Stop.NO_SUCH_ENTRY:
                 history.bookie_has_not(bookie, request.ledger_id, answer.stop_entry, asked_at)
