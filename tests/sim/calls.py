@@ -17,9 +17,10 @@ from metadata.errors import (
     InvalidArgumentError,
     InvalidTransitionError,
     LedgerClosedError,
+    UnauthorizedAccessError,
 )
 from metadata.ledger import LedgerState
-from tests.sim.lives import Lives, is_acknowledged, ledger_of
+from tests.sim.lives import NAME, Lives, is_acknowledged, ledger_of
 
 if TYPE_CHECKING:
     import random
@@ -120,12 +121,12 @@ class Calls:
             self.lives.fail("Unexpected", f"{self.who} {what} was cancelled by itself")
         self._cut.pop(task, None)
 
-    async def finish(self) -> None:
+    async def finish(self, bound_s: float = CALL_BOUND_S) -> None:
         """Wait for all that is under way; only once faults have stopped."""
         if self._under_way:
-            await asyncio.wait(list(self._under_way), timeout=CALL_BOUND_S)
+            await asyncio.wait(list(self._under_way), timeout=bound_s)
         for what in [what for task, what in self._under_way.items() if not task.done()]:
-            self.lives.fail("CallsEnd", f"{self.who} {what} has not ended in {CALL_BOUND_S} s")
+            self.lives.fail("CallsEnd", f"{self.who} {what} has not ended in {bound_s} s")
 
     async def take_over(
         self, client: Client, name_or_id: str | int, *, cuts: float = 0.1, **settings: Any
@@ -133,7 +134,7 @@ class Calls:
         """Take the ledger over, or not."""
         patience = self.rng.random() * 0.2 if self.rng.random() < cuts else None
         try:
-            opening = client.open_unbounded_ledger(name_or_id, **settings)
+            opening = client.open_unbounded_ledger(name_or_id, password=self.lives.password, **settings)
             ledger = await asyncio.wait_for(opening, patience)
         except LedgerClosedError as error:
             self.history.note(self.who, "did not take over:", repr(error))
@@ -145,6 +146,20 @@ class Calls:
         else:
             return self.lives.opened(self.who, ledger)
         return None
+
+    async def intrude(self, client: Client) -> None:
+        """Open the ledger with another password than its own, where it has one."""
+        if not self.lives.password:
+            return
+        holds = self.rng.random() < 0.5
+        try:
+            if holds:
+                await client.open_unbounded_ledger(NAME, create=False, password=b"another")
+            else:
+                await client.open_ledger(NAME, password=b"another")
+        except UnauthorizedAccessError:
+            return
+        self.lives.fail("PasswordsAreAsked", f"{self.who} opened {NAME} with another password, {holds}")
 
     # --- what ----------------------------------------------------------------------------------
 
@@ -285,10 +300,22 @@ class Calls:
         text = f"{self.who} is told that ledger {life.ledger_id} is sealed"
         self.lives.require(not seal or life.end is not None, "SealsAreKept", text)
 
+    async def leave(self, handle: Handle) -> None:
+        """Leave a context by an exception."""
+        added = handle.unfinished()
+        try:
+            async with handle.ledger:
+                raise _GivenUpError
+        except _GivenUpError:
+            self._has_ended(handle, added)
+
     async def abort(self, handle: Handle) -> None:
         """Give up."""
         added = handle.unfinished()
         await handle.ledger.abort()
+        self._has_ended(handle, added)
+
+    def _has_ended(self, handle: Handle, added: list[asyncio.Future[int]]) -> None:
         left = [each for each in added if not each.done()]
         self.lives.require(not left, "CallsEnd", f"{self.who} has aborted, and {len(left)} adds have no end")
         self.lives.require(handle.ledger.is_closed, "ClosedTakesNothing", f"{self.who} has aborted in vain")

@@ -30,6 +30,7 @@ def check_change(lives: Lives, life: Life, before: LedgerMetadata, after: Ledger
     first = max(before.fragments[0].first_entry, after.fragments[0].first_entry)
     old = [each for each in before.fragments if each.first_entry >= first]
     new = [each for each in after.fragments if each.first_entry >= first]
+    _check_length(lives, life, after, what)
     if after.term != before.term:
         is_taken = after.term == before.term + 1 and after.state is _TAKEN and before.state is not _SEALED
         lives.require(is_taken, "TermsCount", what)
@@ -56,6 +57,16 @@ def check_change(lives: Lives, life: Life, before: LedgerMetadata, after: Ledger
                 is_repair = _is_repair(old, new, is_sealed=after.is_closed)
                 lives.require(is_repair, "HeadsChangeAsWritten", what)
                 _check_repair(lives, life, after, old, new, what)
+
+
+def _check_length(lives: Lives, life: Life, after: LedgerMetadata, what: str) -> None:
+    assert after.unbounded is not None
+    given, end = after.unbounded.length_before, after.last_fragment.first_entry
+    if after.length is not None and after.last_entry is not None:
+        given, end = after.length, after.last_entry + 1
+    length = life.length_below(end)
+    text = f"length {given} below {end}, which is {length}: {what}"
+    lives.require(length in (None, given), "LengthsAreRight", text)
 
 
 def _is_opening(old: list[Fragment], new: list[Fragment], term: int) -> bool:

@@ -70,7 +70,7 @@ class _Judge:
         _, waiting = await asyncio.wait([following], timeout=CALL_BOUND_S)
         self._lives.require(not waiting, "SealsAreKept", f"who follows {ledger_id} has come to no end")
         try:
-            await self._client.open_unbounded_ledger(ledger_id)
+            await self._client.open_unbounded_ledger(ledger_id, password=self._lives.password)
         except LedgerClosedError:
             return True
         except BookKeeperError as error:
@@ -81,7 +81,7 @@ class _Judge:
 
     async def _follow(self, life: Life) -> None:
         for left in range(_TRIES, 0, -1):
-            entries = self._client.read_unbounded_ledger(life.ledger_id, None)
+            entries = self._client.read_unbounded_ledger(life.ledger_id, None, password=self._lives.password)
             try:
                 seen = await self._calls.iterate(entries, life.ledger_id, None, -1, EVERYTHING)
             except BookKeeperError as error:
@@ -110,9 +110,11 @@ class _Judge:
 
     async def _all_of(self, life: Life, *, by_handle: bool) -> list[tuple[int, bytes]]:
         if not by_handle:
-            entries = self._client.read_unbounded_ledger(life.ledger_id, None, follow=False)
+            entries = self._client.read_unbounded_ledger(
+                life.ledger_id, None, follow=False, password=self._lives.password
+            )
         else:
-            reader = await self._client.open_ledger(life.ledger_id)
+            reader = await self._client.open_ledger(life.ledger_id, password=self._lives.password)
             text = f"a reader's LAC is {reader.last_add_confirmed}, the end {life.end}"
             self._lives.require(reader.last_add_confirmed == life.end, "SealsAreKept", text)
             entries = reader.read(reader.metadata.first_entry, reader.last_add_confirmed)

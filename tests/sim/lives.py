@@ -26,11 +26,14 @@ promises are those of `client_aio.unbounded` and of `docs/UNBOUNDED.md`. The nam
 - NamesLeadToOne: a name goes from one ledger to another, or to none, only when the first is deleted; a
   deleted ledger does not come back.
 - HandlesGoForward: a reader's LAC never goes back; what it reads again is what the store has by then.
+- PasswordsAreAsked: nobody opens a ledger, to hold or to read it, with another password than its own.
+- LengthsAreRight: the length that a head gives is that of the entries below its last fragment, or of all.
 - CallsEnd: a call on a handle ends within a bound once faults stop, adds included when it is aborted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import deque
 from dataclasses import dataclass, field
@@ -42,8 +45,6 @@ from metadata.ledger import LedgerMetadata
 from tests.sim.heads import check_change
 
 if TYPE_CHECKING:
-    import asyncio
-
     from client_aio import UnboundedLedgerWriter
     from metadata.store import Version
     from tests.sim.simulation import Simulation
@@ -114,6 +115,11 @@ class Life:
         """Give all that was acknowledged or read."""
         return {**self.read, **self.acknowledged}
 
+    def length_below(self, end: int) -> int | None:
+        """Give the payload bytes of all entries below one; None where not all of them are known."""
+        values = [self.acknowledged.get(entry_id, self.read.get(entry_id)) for entry_id in range(end)]
+        return None if None in values else sum(len(value) for value in values if value is not None)
+
 
 class Lives:
     """All ledgers of that name; `of` gives a run's."""
@@ -126,6 +132,11 @@ class Lives:
         simulation.history.on_given = self._was_given
         self.all: dict[int, Life] = {}
         self.named: int | None = None
+        self.is_over = asyncio.Event()
+        """All ledgers have been brought to their end, by a role that does so."""
+        passwords = [actor.settings.get("password", b"") for actor in simulation.plan.actors]
+        self.password: bytes = max(passwords, default=b"")
+        """That of all ledgers of the run."""
 
     @classmethod
     def of(cls, simulation: Simulation) -> Lives:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 PLAYED_BY = (roles_terms, roles_terms_readers, judging_terms)
 """What these profiles are played and judged by."""
+QUIET_S = 32.0
+"""Without faults, but for those that last: longer than any call may take."""
 _LINKS = ("block_both", "block_one_way", "cut_reset", "link_slow")
 _META = ("meta_lossy", "meta_lag", "meta_slow", "meta_cut")
 
@@ -36,6 +38,7 @@ def _holders(draw: Draw, count: int, **settings: Any) -> list[str]:
         "seals": 0.0,
         "seals_after": draw.duration * 0.75,
         "until": draw.duration,
+        "password": rng.choice((b"", b"", b"", b"secret")),
     }
     return [
         draw.actor("versatile_holder", rng.uniform(0.0, 1.5), **{**drawn, **settings}) for _ in range(count)
@@ -68,6 +71,14 @@ def _room(draw: Draw) -> dict[str, Any]:
     }
 
 
+def _ending(draw: Draw, *, deletes: bool) -> dict[str, Any]:
+    """Have some runs end with the end of all ledgers, and a time of quiet in which all calls must end."""
+    if draw.rng.random() < 0.5:
+        return {}
+    draw.actor("finisher", draw.duration + 4.0, deletes=deletes)
+    return {"duration": draw.duration + QUIET_S}
+
+
 @profile
 def versatile_terms(draw: Draw) -> Plan:
     """Holders use all that there is, now and then seal in the end, and readers do so too."""
@@ -92,7 +103,7 @@ def displaced_holders(draw: Draw) -> Plan:
             amount=draw.rng.random(),
         )
     _faults(draw, 2)
-    return draw.plan(duration=draw.duration + 32.0, **_room(draw))
+    return draw.plan(duration=draw.duration + QUIET_S, **_room(draw))
 
 
 @profile
@@ -111,7 +122,7 @@ def sealed_terms(draw: Draw) -> Plan:
             amount=draw.rng.random(),
         )  # fmt: skip
     _faults(draw, 2)
-    return draw.plan(**_room(draw))
+    return draw.plan(**_ending(draw, deletes=False), **_room(draw))
 
 
 @profile
@@ -126,7 +137,7 @@ def remade_ledgers(draw: Draw) -> Plan:
         )  # fmt: skip
     _faults(draw, 3)
     draw.some("kill_client", holders[1:], 1)
-    return draw.plan(**_room(draw))
+    return draw.plan(**_ending(draw, deletes=True), **_room(draw))
 
 
 @profile

@@ -49,6 +49,8 @@ class _Holder:
                 await self._hold(handle)
                 await self._end(handle)
                 self._relics = [*self._relics, handle][-_RELICS:]
+            if rng.random() < 0.1:
+                await self._calls.make("intruding", self._calls.intrude(self._client))
             for relic in self._relics:
                 if rng.random() < settings["pokes"]:
                     await self._poke(relic)
@@ -117,6 +119,8 @@ class _Holder:
             await calls.make("close", calls.close(handle, seal=False))
         elif fate < 0.6:
             await calls.make("abort", calls.abort(handle))
+        elif fate < 0.65:
+            await calls.make("leave", calls.leave(handle))
 
     async def _poke(self, handle: Handle) -> None:
         """Call everything once on a handle of the past."""
@@ -161,9 +165,29 @@ async def remaker(simulation: Simulation, actor: Actor, client: Client) -> None:
     await calls.finish()
 
 
+@role
+async def finisher(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Bring every ledger to its end, sealed or deleted; who reads one then must come to an end too."""
+    rng = random.Random(f"{simulation.plan.seed}/{actor.name}/finisher")
+    calls = Calls(simulation, actor.name, rng)
+    while left := [life for life in calls.lives.alive() if life.end is None or actor.settings["deletes"]]:
+        for life in left:
+            await calls.make("finishing", _finish(calls, client, life, **actor.settings), cuts=0.0)
+        await asyncio.sleep(0.3)
+    calls.lives.is_over.set()
+
+
+async def _finish(calls: Calls, client: Client, life: Life, *, deletes: bool) -> None:
+    if deletes:
+        await client.delete_ledger(life.ledger_id, password=calls.lives.password)
+    elif (handle := await calls.take_over(client, life.ledger_id, cuts=0.0, create=False)) is not None:
+        calls.add(handle, 10)
+        await calls.close(handle, seal=True)
+
+
 async def _delete(lives: Lives, client: Client) -> None:
     there = {life.ledger_id for life in lives.alive()}
-    await client.delete_ledger(NAME)
+    await client.delete_ledger(NAME, password=lives.password)
     gone = [life for life in lives.all.values() if life.is_deleted]
     is_gone = any(life.ledger_id in there or life.ledger_id > max(there, default=-1) for life in gone)
     lives.require(is_gone, "NamesLeadToOne", f"of {there} none is deleted, and the delete has returned")
@@ -171,7 +195,7 @@ async def _delete(lives: Lives, client: Client) -> None:
 
 async def _create(lives: Lives, client: Client, quorums: dict[str, int]) -> None:
     try:
-        ledger_id = await client.create_unbounded_ledger(NAME, **quorums)
+        ledger_id = await client.create_unbounded_ledger(NAME, password=lives.password, **quorums)
     except LedgerExistsError as error:
         is_there = error.ledger_id in lives.all
         lives.require(is_there, "NamesLeadToOne", f"there never was a ledger {error.ledger_id}: {error}")

@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
+from client_aio.unbounded.reader import UnboundedLedgerReader
 from metadata.errors import BookKeeperError
 from metadata.ids import NO_ENTRY
 from tests.sim.calls import EVERYTHING, Calls, Seen
@@ -45,6 +46,8 @@ class _Follower:
                         way.close()
                 await self._calls.make(f"reading {which}", ways[chosen])
             await asyncio.sleep(self._settings["rest"] * rng.random())
+        await self._lives.is_over.wait()
+        await self._calls.finish(10.0)
 
     def _anywhere(self, life: Life) -> int:
         rng = self._rng
@@ -56,7 +59,9 @@ class _Follower:
         rng = self._rng
         start, follows = rng.choice((None, self._anywhere(life))), rng.random() < 0.6
         count = rng.choice((1, 10, EVERYTHING, EVERYTHING))
-        entries = self._client.read_unbounded_ledger(which, start, follow=follows)
+        entries = self._client.read_unbounded_ledger(
+            which, start, follow=follows, password=self._lives.password
+        )
         ledger_id = None if which == NAME else life.ledger_id
         seen = await self._calls.iterate(entries, ledger_id, start, -1, count)
         if follows:
@@ -75,21 +80,22 @@ class _Follower:
     async def _read(self, which: str | int) -> None:
         """Open the ledger, and read by its handle."""
         rng = self._rng
-        async with self._client.open_ledger(which) as reader:
+        async with self._client.open_ledger(which, password=self._lives.password) as reader:
             for _ in range(rng.randint(1, 8)):
                 lac, behind = reader.last_add_confirmed, self._behind(reader)
                 await self._use(reader)
                 life = self._lives.life(reader.ledger_id)
                 text = f"{self.who} read the LAC {reader.last_add_confirmed}"
-                is_ahead = reader.last_add_confirmed >= lac and self._behind(reader) >= behind
+                now = self._behind(reader)
+                is_ahead = reader.last_add_confirmed >= lac and now[0] >= behind[0] and now[1] >= behind[1]
                 self._lives.require(is_ahead, "HandlesGoForward", f"{text} after {lac}")
                 is_true = reader.last_add_confirmed <= self._lives.lac_of(life)
                 self._lives.require(is_true, "NoDirtyReads", text)
                 await asyncio.sleep(0.2 * rng.random())
 
-    def _behind(self, reader: LedgerReader) -> tuple[int, int, int]:
-        metadata = reader.metadata
-        return metadata.term, metadata.first_entry, metadata.last_fragment.first_entry
+    def _behind(self, reader: LedgerReader) -> tuple[int, int]:
+        assert isinstance(reader, UnboundedLedgerReader)
+        return reader.metadata.term, reader.first_entry
 
     async def _use(self, reader: LedgerReader) -> None:
         rng, calls, life = self._rng, self._calls, self._lives.life(reader.ledger_id)

@@ -25,6 +25,13 @@ def test_a_segment_is_not_given_up_when_space_ran_out_for_its_copies(profile: st
     assert result.is_good, result.text
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("displaced-holders", 9)])
+def test_a_roll_ends_when_its_writer_is_aborted_as_it_is_asked_for(profile: str, seed: int) -> None:
+    """The task that was to see to it was cancelled before it first ran."""
+    result, _, _ = campaign.run_seed((profile, seed))
+    assert result.is_good, result.text
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("duelling-logs", 800139)])
 def test_a_table_of_ledgers_is_not_removed_under_the_name_of_an_older_one(profile: str, seed: int) -> None:
     """A start listed a left-over table for removal, and then wrote a new one under the same name."""

@@ -2,8 +2,8 @@
 
 The sources are the TLA+ models of BookKeeper's replication (Vanlightly, 2021-2023) and the discussions around
 them. Each schedule is played a second time with the rule taken out that forbids it, and must then break; so
-the schedule is shown to be the one that the rule is about. Those of unbounded ledgers are played on real
-bookies, in tests/integration.
+the schedule is shown to be the one that the rule is about. Those of unbounded ledgers are in
+`test_sim_schedules_terms`.
 """
 
 from __future__ import annotations
