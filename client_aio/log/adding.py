@@ -13,7 +13,7 @@ from client_aio.core.logs import Listing
 from client_aio.log.listing import is_met, read_log_metadata
 from client_aio.log.taking_over import recovered
 from client_aio.log.truncating import ensure_log, finish_dropping
-from metadata.errors import BookKeeperError, InvalidArgumentError
+from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError, NoSuchLogError
 from metadata.ids import LEDGER_ID_MAX, check_ledger_id
 from metadata.log import LogRow
 
@@ -103,6 +103,26 @@ async def add_to_log(
     context: ClientContext, lists: LogList, addition: Addition, password: bytes
 ) -> AddedToLog:
     """Take a log over and list closed ledgers; see `Client.add_to_log`."""
+    try:
+        return await _add(context, lists, addition, password)
+    except (InvalidArgumentError, NoSuchLedgerError):
+        # What was added before may have been truncated since: the ledgers are gone, and were added.
+        if await _is_recorded(lists, addition):
+            return AddedToLog(True, ())
+        raise
+
+
+async def _is_recorded(lists: LogList, addition: Addition) -> bool:
+    if addition.transaction is None:
+        return False
+    try:
+        head, _ = await lists.read(sync=True)
+    except NoSuchLogError:
+        return False
+    return addition.is_repeated(head)
+
+
+async def _add(context: ClientContext, lists: LogList, addition: Addition, password: bytes) -> AddedToLog:
     await _check_closed(context, addition.ledger_ids)
     while True:
         await ensure_log(context, lists, password)
@@ -112,8 +132,9 @@ async def add_to_log(
         head, version = await recovered(context, lists, password)
         if addition.is_repeated(head):
             return AddedToLog(True, ())
-        if addition.replace:
-            head, version = await finish_dropping(context, lists, head, version, password)
+        if addition.replace and head.has_dropped:
+            await finish_dropping(context, lists, head, version, password)
+            continue  # Whoever has taken the log over meanwhile has not been shut out.
         await _check_unlisted(lists, head, addition)
         rows = await _rows(context, head, addition.ledger_ids)
         # Once more, after the list was read: whoever condemns one later bumps the list's version after that.

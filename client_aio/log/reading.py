@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.reader import LedgerReader
     from metadata.logs import LogList
+    from metadata.store import Version
 
 logger = logging.getLogger(__name__)
 
@@ -180,9 +181,7 @@ class LogReading:
         """Read the rows around the cursor."""
         while True:
             head, version = await self._lists.read()
-            if version.incarnation != self._incarnation:
-                name = self._lists.name
-                raise NoSuchLogError(f"log {name!r} has been deleted, and another one made of that name")
+            self._check_same(version)
             try:
                 cursor.learn(head, await self._lists.rows_around(head, cursor.at.ledger_id))
                 return head
@@ -190,6 +189,11 @@ class LogReading:
                 now = await self._lists.read(sync=True)
                 if now[1] == version:
                     raise  # A page is missing for good.
+
+    def _check_same(self, version: Version) -> None:
+        if version.incarnation != self._incarnation:
+            name = self._lists.name
+            raise NoSuchLogError(f"log {name!r} has been deleted, and another one made of that name")
 
     async def _await_more(self, cursor: LogCursor) -> None:
         """Wait until there is a row at or behind the cursor."""
@@ -221,8 +225,9 @@ class LogReading:
         except MetadataUnavailableError:
             raise
         except BookKeeperError:
-            # It may have been truncated under the reader: then that is what is wrong.
-            head, _ = await self._lists.read(sync=True)
+            # It may have been truncated or deleted under the reader: then that is what is wrong.
+            head, version = await self._lists.read(sync=True)
+            self._check_same(version)
             check_begun(head, cursor.at)
             raise
 

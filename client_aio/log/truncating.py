@@ -42,7 +42,13 @@ async def truncate_log(
     head, version = await finish_dropping(context, lists, *await lists.read(sync=True), password)
     await _check_password(context, head, password)
     while True:
-        bounded = await _bounded(context, head, before, password)
+        try:
+            bounded = await _bounded(context, head, before, password)
+        except NoSuchLedgerError:
+            known, (head, version) = version, await lists.read(sync=True)
+            if version == known:
+                raise
+            continue  # Others have cut the log, or made another one, since the list was read.
 
         async def apply(found: LogHead, bounded: Position = bounded) -> LogHead | None:
             if found.has_dropped or bounded <= found.begins_at:

@@ -30,6 +30,8 @@ from metadata.errors import (
     BookKeeperError,
     InvalidArgumentError,
     LedgerClosedError,
+    LedgerFencedError,
+    NoSuchLedgerError,
     WriterAbortedError,
 )
 from metadata.log import LogRow, Position
@@ -257,17 +259,24 @@ class LogWriter(ClosedOnLeaving):
         await self.flush()
         self._is_closing = True
         assert self._roller is not None
-        await self._roller.stop()
-        self._check()
         try:
+            await self._roller.stop()
+            self._check()
             # What was held back while the roller ended has been sent by now, to the ledger that is current.
             await self.current.flush()
             await self.current.close()
-        except BookKeeperError:
-            self._check()
-            raise
+        except BookKeeperError as error:
+            self._check_closed(error)
         self._is_closed = True
         self._context.forget(self)
+
+    def _check_closed(self, error: BookKeeperError) -> None:
+        """Raise what has ended a call to `close`, unless another one has closed the log meanwhile."""
+        if not self._is_closed:
+            if isinstance(error, (LedgerFencedError, NoSuchLedgerError)):
+                self.current.fail(error)  # as a log's
+            self._check()
+            raise error
 
     async def abort(self) -> None:
         """Give up: outstanding futures fail as *unknown*, the ledgers are left to the next writer."""

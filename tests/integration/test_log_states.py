@@ -245,3 +245,124 @@ async def test_a_writer_that_hears_too_late_that_its_ledger_was_listed_has_lost_
             await next_one.append(b"3")
         await log.abort()
         assert [record.data async for record in other.read_log("a")] == [b"1", b"2", b"3"]
+
+
+async def _closed_ledger(client: client_aio.Client, data: bytes) -> int:
+    async with client.create_ledger() as ledger:
+        await ledger.add_entry(data)
+    return ledger.ledger_id
+
+
+async def test_a_repeated_addition_is_said_to_be_one_though_its_ledgers_are_truncated(
+    cluster: Cluster,
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger_id = await _closed_ledger(client, b"1")
+        await client.add_to_log("a", [ledger_id], transaction=("q", 1))
+        async with client.open_log("a") as log:
+            await client.truncate_log("a", await log.append(b"2"))
+        assert (await client.add_to_log("a", [ledger_id], transaction=("q", 1))).repeated
+        with pytest.raises(client_aio.NoSuchLedgerError):
+            await client.add_to_log("a", [ledger_id], transaction=("q", 2))
+
+
+async def test_a_log_that_is_replaced_is_taken_from_whoever_opened_it_meanwhile(cluster: Cluster) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("adder") as adding,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        for data in (b"1", b"2"):
+            async with client.open_log("a") as log:
+                at = await log.append(data)
+        lists = client._lists("a")
+        head, version = await lists.read(sync=True)
+        await lists.change_now(head, version, lambda found: found.truncate(at, ()))  # and there it dies
+        ledger_id = await _closed_ledger(client, b"3")
+        changes, writers = 0, list[client_aio.LogWriter]()
+
+        async def come_between(key: str) -> None:
+            nonlocal changes
+            changes += key == "logs/a"
+            if key == "logs/a" and changes == 1:  # it is about to forget what was dropped
+                writers.append(await client.open_log("a"))
+            elif key == "logs/a" and changes == 3:  # it has, and is about to replace
+                with pytest.raises(LogFencedError):
+                    await writers[0].append(b"in vain")
+
+        links.store("adder").before_compare_and_set = come_between
+        await adding.add_to_log("a", [ledger_id], replace=True)
+        assert changes > 3
+        await writers[0].abort()
+        assert [record.data async for record in client.read_log("a")] == [b"3"]
+
+
+async def test_a_writer_whose_ledger_is_gone_is_told_that_it_has_lost_the_log(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        former = await client.open_log("a")
+        await former.append(b"1")
+        async with other.open_log("a") as log:
+            await other.truncate_log("a", await log.append(b"2"))
+        with pytest.raises(LogFencedError):
+            await former.close()
+        with pytest.raises(LogFencedError):
+            await former.append(b"in vain")
+        await former.abort()
+
+
+async def test_a_log_is_closed_by_one_of_two_calls_and_cut_before_the_other_ends(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        log = await client.open_log("a")
+        await log.append(b"1")
+        first = asyncio.create_task(log.close())
+        really, calls = log.current.close, 0
+
+        async def close_late() -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 2:
+                await first
+                async with other.open_log("a") as next_one:
+                    await other.truncate_log("a", await next_one.append(b"2"))
+                raise client_aio.NoSuchLedgerError("it has been truncated")
+            return await really()
+
+        monkeypatch.setattr(log.current, "close", close_late)
+        await asyncio.gather(first, log.close())
+
+
+async def test_who_reads_a_log_that_is_made_anew_is_told_that_it_is_gone(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        for data in (b"1", b"2", b"3"):
+            async with client.open_log("a") as log:
+                await log.append(data)
+        async with aclosing(client.read_log("a")) as records:
+            await anext(records)
+            await client.delete_log("a")
+            async with client.open_log("a") as log:
+                await log.append(b"new")
+            with pytest.raises(NoSuchLogError):
+                await anext(records)
+
+
+async def test_two_truncations_at_once_meet_no_ledger_that_is_gone(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        for data in (b"1", b"2"):
+            async with client.open_log("a") as log:
+                at = await log.append(data)
+        ledgers = client._context.ledgers
+        really, calls = ledgers.read, 0
+
+        async def read_late(ledger_id: int) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 2:  # the first one compares the password
+                await other.truncate_log("a", at)
+            return await really(ledger_id)
+
+        monkeypatch.setattr(ledgers, "read", read_late)
+        assert await client.truncate_log("a", at) == []

@@ -18,7 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.sim import profiles_further, profiles_logs, profiles_terms, profiles_unbounded
+from tests.sim import (
+    profiles_further,
+    profiles_logs,
+    profiles_logs_further,
+    profiles_terms,
+    profiles_unbounded,
+)
 from tests.sim.profiles import PROFILES, draw_plan
 from tests.sim.simulation import Result, run_plan
 
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parent.parent.parent
-FURTHER = (profiles_logs, profiles_unbounded, profiles_further, profiles_terms)
+FURTHER = (profiles_logs, profiles_unbounded, profiles_further, profiles_logs_further, profiles_terms)
 """Modules that enter profiles of their own into the table."""
 
 
