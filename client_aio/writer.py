@@ -112,6 +112,7 @@ class LedgerWriter(ClosedOnLeaving):
         self._failure: BookKeeperError | None = None
         self._is_closing = False
         self._has_closed = False  # the ledger, rather than found it closed by others
+        self._ending = asyncio.Lock()
         self._order: EntryOrder[tuple[bytes, asyncio.Future[int]]] | None = None
         if options.advanced:
             self._order = EntryOrder()
@@ -344,12 +345,13 @@ class LedgerWriter(ClosedOnLeaving):
             self._is_closing, self._is_direct = True, False
             self._refuse_behind_gap()
         await self._changes.finish()
-        if self._failure is not None:
-            raise self._failure
-        try:
-            await end()
-        finally:
-            self._release()
+        async with self._ending:  # Of two at once, the later one finds what the first has come to.
+            if self._failure is not None:
+                raise self._failure
+            try:
+                await end()
+            finally:
+                self._release()
         return self._held.current
 
     async def _settle(self) -> None:

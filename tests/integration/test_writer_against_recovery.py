@@ -88,6 +88,33 @@ async def test_a_close_that_meets_a_recovery_under_way_fails(tmp_path: Path) -> 
         assert await recovering == numbered(10)
 
 
+async def test_of_two_closes_at_once_none_succeeds_where_the_other_is_displaced(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
+        ledger = await on.writer.create_ledger()
+        await ledger.add_entries(numbered(10))
+        held = [on.links["other", name].requests.hold(Op.READ_LAC) for name in ("b1", "b2", "b3")]
+        recovering = asyncio.create_task(on.recover(ledger.ledger_id))
+        for hold in held:
+            await hold.reached()
+        tries, recovered = list[str](), asyncio.Event()
+        store = on.links.store("writer")
+
+        async def let_the_first_pass(key: str) -> None:
+            tries.append(key)
+            if len(tries) > 1:
+                await recovered.wait()
+
+        store.before_compare_and_set = let_the_first_pass
+        closing = [asyncio.create_task(ledger.close()) for _ in range(2)]
+        await asyncio.wait(closing, return_when=asyncio.FIRST_COMPLETED)  # it finds the recovery under way
+        for hold in held:
+            hold.release()
+        assert await recovering == numbered(10)
+        recovered.set()
+        results = await asyncio.wait_for(asyncio.gather(*closing, return_exceptions=True), WAIT_S)
+        assert [type(each) for each in results] == [client_aio.LedgerFencedError] * 2
+
+
 async def test_a_close_after_a_recovery_that_found_more_fails(tmp_path: Path) -> None:
     async with scene(tmp_path) as on:
         ledger = await on.writer.create_ledger()

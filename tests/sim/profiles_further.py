@@ -10,7 +10,10 @@ from tests.sim.profiles import profile
 if TYPE_CHECKING:
     from tests.sim.plan import Draw, Plan
 
-ROLES = (roles_further.versatile_writer, roles_further.versatile_reader, roles_further.inspector)
+ROLES = (
+    roles_further.versatile_writer, roles_further.versatile_reader, roles_further.inspector,
+    roles_further.caretaker,
+)  # fmt: skip
 """What these profiles are played by."""
 _LINKS = ("block_both", "block_one_way", "cut_reset", "cut_clean", "link_slow")
 _META = ("meta_cut", "meta_lossy", "meta_slow", "meta_lag", "meta_expire")
@@ -36,8 +39,9 @@ def _writer(draw: Draw, *, ack_at_least: int = 1, **settings: Any) -> str:
     return draw.actor("versatile_writer", rng.uniform(0.0, 0.5), **{**drawn, **settings})
 
 
-def _reader(draw: Draw, interrupts: float = 0.4) -> str:
-    return draw.actor("versatile_reader", draw.rng.uniform(0.3, 1.5), interrupts=interrupts)
+def _reader(draw: Draw, **settings: float) -> str:
+    drawn = {"interrupts": 0.4, "recovers": 0.02, "closes_client": 0.02}
+    return draw.actor("versatile_reader", draw.rng.uniform(0.3, 1.5), **{**drawn, **settings})
 
 
 def _plan(draw: Draw, **more: Any) -> Plan:
@@ -101,6 +105,8 @@ def own_reads(draw: Draw) -> Plan:
         draw.actor("repairer", draw.rng.uniform(0.3, 1.0))
     if draw.rng.random() < 0.5:
         draw.actor("deleter", draw.rng.uniform(1.0, 3.0))
+    if draw.rng.random() < 0.5:
+        draw.actor("caretaker", draw.rng.uniform(0.3, 1.0), deletes=draw.rng.choice((0.0, 0.1)))
     for kind in ("kill_bookie", "power_cut", "disk_slow"):
         draw.some(kind, list(draw.bookies), 3)
     for kind in ("block_both", "block_one_way", "cut_reset"):
@@ -123,7 +129,7 @@ def racing_closers(draw: Draw) -> Plan:
         draw.actor("repairer", draw.rng.uniform(0.3, 1.0))
     if draw.rng.random() < 0.3:
         draw.actor("deleter", draw.rng.uniform(0.5, 2.0))
-    _reader(draw)
+    _reader(draw, recovers=0.3)
     for kind in ("meta_lossy", "meta_slow", "meta_cut", "meta_lag"):
         draw.some(kind, draw.clients, 4)
     for kind in ("block_both", "link_slow", "cut_reset"):
@@ -140,8 +146,9 @@ def cut_short(draw: Draw) -> Plan:
     for _ in range(draw.rng.choice((1, 2))):
         _writer(draw, interrupts=0.6, steps=40, ends=("close, interrupted",) * 8, closes_client=0.1)
     for _ in range(draw.rng.choice((1, 2))):
-        _reader(draw, interrupts=0.8)
+        _reader(draw, interrupts=0.8, recovers=0.1)
     draw.actor("recoverer", draw.rng.uniform(1.0, draw.duration * 0.9), times=4)
+    draw.actor("caretaker", draw.rng.uniform(0.3, 1.0), deletes=0.1)
     for _ in range(draw.rng.randint(1, 6)):
         draw.fault(
             "link_slow", draw.rng.choice(draw.clients), other=draw.rng.choice(draw.bookies),

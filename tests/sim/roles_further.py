@@ -1,4 +1,4 @@
-"""Roles that use everything a bounded ledger's handles offer, in every state: writer, reader, inspector.
+"""Roles that use everything a bounded ledger's handles offer, and what clients offer besides.
 
 The roles of `tests.sim.roles` do what most applications do. These call each public method, at once, again,
 cancelled in its middle, and behind the end; what must hold of that is `tests.sim.handles`' business.
@@ -9,11 +9,18 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchEntryError, NoSuchLedgerError
+from metadata.errors import (
+    BookKeeperError,
+    ClientClosedError,
+    InvalidArgumentError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+)
 from metadata.ids import KEY_LEDGERS
-from tests.sim.handles import ReaderUse, interrupted
+from tests.sim.handles import ReaderUse, ends, interrupted, within_bounds
 from tests.sim.history import write_set
 from tests.sim.roles import role
 from tests.sim.writing import Writing
@@ -24,14 +31,25 @@ if TYPE_CHECKING:
     from client_aio import Client, LedgerReader
     from client_aio.entries import Entry, EntryBatch
     from client_aio.opening import Opened, Opening
+    from client_aio.repair import RepairProgress
     from client_aio.replicas import Replica
     from metadata.ledger import LedgerMetadata
+    from tests.sim.history import History
     from tests.sim.plan import Actor
     from tests.sim.simulation import Simulation
 
 
 async def _opened(opening: Opening[Opened]) -> Opened:
     return await opening
+
+
+async def _made(make: Callable[[], Opening[Any]]) -> object:
+    return await make()
+
+
+async def _first(stream: AsyncGenerator[int, None]) -> int:
+    async with aclosing(stream):
+        return await anext(stream)
 
 
 @role
@@ -75,16 +93,20 @@ async def versatile_reader(simulation: Simulation, actor: Actor, client: Client)
         ledger_id = rng.choice((newest, rng.choice(simulation.ledger_ids)))
         try:
             patience = rng.uniform(0.0, 0.05) if rng.random() < 0.1 else 10.0
-            reader = await interrupted(
-                simulation, "open_ledger", _opened(client.open_ledger(ledger_id)), patience
-            )
+            recovers = rng.random() < actor.settings["recovers"]
+            opening = client.open_ledger(ledger_id, recover=recovers)
+            reader = await interrupted(simulation, "open_ledger", _opened(opening), patience)
         except BookKeeperError as error:
             simulation.history.note(actor.name, f"opening ledger {ledger_id}:", repr(error))
             await asyncio.sleep(0.3)
             continue
         if reader is not None:
             async with reader:
-                await _Reading(simulation, actor, reader, rng).run()
+                reading = _Reading(simulation, actor, reader, rng, was_recovered=recovers)
+                await reading.run()
+                if rng.random() < actor.settings["closes_client"]:
+                    await reading.close_client(client)
+                    return
         await asyncio.sleep(0.3 * rng.random())
 
 
@@ -92,7 +114,13 @@ class _Reading:
     """One reader's handle in use."""
 
     def __init__(
-        self, simulation: Simulation, actor: Actor, handle: LedgerReader, rng: random.Random
+        self,
+        simulation: Simulation,
+        actor: Actor,
+        handle: LedgerReader,
+        rng: random.Random,
+        *,
+        was_recovered: bool,
     ) -> None:
         self.handle = handle
         self._simulation = simulation
@@ -101,23 +129,28 @@ class _Reading:
         self._use = ReaderUse(simulation, actor.name, handle)
         self._verified: dict[int, int] = simulation.shared.setdefault("verified LACs", {})
         self._interrupts: float = actor.settings["interrupts"]
+        self._calls: dict[Callable[[], Coroutine[Any, Any, None]], int] = {
+            self._read: 3,
+            self._read_batches: 3,
+            self._tail: 3,
+            self._tail_batches: 2,
+            self._read_unconfirmed: 3,
+            self._ask_for_lac: 3,
+            self._refresh: 2,
+            self._read_beyond: 1,
+        }
+        closed = self._use.record.closed_last
+        self._use.require(
+            not was_recovered or (handle.is_closed and handle.last_add_confirmed == closed),
+            "RefreshesAreFresh",
+            f"was recovered to LAC {handle.last_add_confirmed}; it was closed at {closed}",
+        )
 
     async def run(self) -> None:
         """Make some calls."""
         rng, use = self._rng, self._use
-        calls: list[tuple[Callable[[], Coroutine[Any, Any, None]], int]] = [
-            (self._read, 3),
-            (self._read_batches, 3),
-            (self._tail, 3),
-            (self._tail_batches, 2),
-            (self._read_unconfirmed, 3),
-            (self._ask_for_lac, 3),
-            (self._refresh, 2),
-            (self._read_beyond, 1),
-        ]
-        steps, weights = zip(*calls, strict=True)
         for _ in range(rng.randint(1, 10)):
-            (step,) = rng.choices(steps, weights)
+            (step,) = rng.choices(list(self._calls), list(self._calls.values()))
             patience = rng.choice((0.0, 0.002, 0.02, 0.3, 1.0)) * rng.random()
             if rng.random() >= self._interrupts:
                 patience = 3.0
@@ -132,6 +165,40 @@ class _Reading:
             lac = self.handle.last_add_confirmed
             self._verified[self.handle.ledger_id] = max(lac, self._verified.get(self.handle.ledger_id, -1))
             await asyncio.sleep(rng.choice((0.0, 0.05, 0.3)) * rng.random())
+
+    async def close_client(self, client: Client) -> None:
+        """Close the client beneath a tailing reader: every call ends, and those of the client are refused."""
+        simulation, who = self._simulation, f"{self._who}, whose client is closed,"
+        tailing = asyncio.create_task(self._tail())
+        await asyncio.sleep(self._rng.choice((0.0, 0.01, 0.5)) * self._rng.random())
+        await ends(simulation, f"{self._who} Client.close", client.close())
+        await within_bounds(simulation, f"{who} tail", tailing)
+        error = tailing.exception() if tailing.done() else None
+        if error is not None and not isinstance(error, BookKeeperError):
+            raise error
+        for step in self._calls:
+            try:
+                await ends(simulation, f"{who} {step.__name__}", step())
+            except BookKeeperError as refusal:
+                simulation.history.note(self._who, f"{step.__name__}, client closed:", repr(refusal))
+            self._use.look()
+        refused: list[Coroutine[Any, Any, object]] = [
+            _made(client.create_ledger),
+            _made(lambda: client.open_ledger(self.handle.ledger_id)),
+            client.ledger_metadata(self.handle.ledger_id),
+            client.ledger_replicas(self.handle.ledger_id),
+            client.delete_ledger(self.handle.ledger_id),
+            client.repair_ledger(self.handle.ledger_id, replace="b1"),
+            _first(client.list_ledgers()),
+        ]
+        for call in refused:
+            try:
+                outcome = repr(await ends(simulation, f"{who} {call!r}", call))
+            except ClientClosedError:
+                continue
+            except BookKeeperError as refusal:
+                outcome = repr(refusal)
+            self._use.require(False, "CallsEnd", f"was not told that its client is closed: {outcome}")
 
     def _range(self, end: int) -> tuple[int, int]:
         """Draw a range of entries; the empty one where there are none."""
@@ -258,6 +325,54 @@ class _Reading:
                 except kind:
                     continue
                 self._use.require(False, "WrongArgumentsAreRefused", f"may read {first} to {last} at {lac}")
+
+
+@role
+async def caretaker(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Repair and delete ledgers in a hurry: most calls are cancelled somewhere, and made again."""
+    rng, history = random.Random(f"{simulation.plan.seed}/{actor.name}/caretaker"), simulation.history
+    while not simulation.is_healed:
+        await simulation.newest_ledger(after=-1)
+        ledger_id = rng.choice(simulation.ledger_ids)
+        record = history.ledger(ledger_id)
+        assert record.metadata is not None
+        bookie = rng.choice(rng.choice(record.metadata.fragments).bookies)
+        patience = rng.choice((0.0, 0.01, 0.1, 5.0)) * rng.random()
+        try:
+            if rng.random() < actor.settings["deletes"]:
+                simulation.deleting(ledger_id)
+                await interrupted(simulation, "delete_ledger", _deleted(client, ledger_id, history), patience)
+            else:
+                record.was_repaired = True
+                repair = client.repair_ledger(
+                    ledger_id,
+                    replace=bookie,
+                    by=rng.choice((bookie, None, None)),
+                    recover_after_s=rng.random() if rng.random() < 0.2 else None,
+                    on_progress=partial(_has_progressed, history),
+                )
+                await interrupted(simulation, "repair_ledger", repair, patience)
+        except BookKeeperError as error:
+            history.note(actor.name, f"taking care of ledger {ledger_id}:", repr(error))
+        await asyncio.sleep(0.3 * rng.random())
+
+
+async def _deleted(client: Client, ledger_id: int, history: History) -> None:
+    await client.delete_ledger(ledger_id)
+    try:
+        metadata = await client.ledger_metadata(ledger_id)
+    except NoSuchLedgerError:
+        return
+    history.fail("InspectionsAreTrue", f"ledger {ledger_id} was deleted, and is {metadata}")
+
+
+def _has_progressed(history: History, progress: RepairProgress) -> None:
+    history.require(
+        0 <= progress.entries_done <= progress.entries_total
+        and progress.entries_total <= progress.last_entry - progress.first_entry + 1,
+        "InspectionsAreTrue",
+        lambda: f"a repair says {progress}",
+    )
 
 
 @role

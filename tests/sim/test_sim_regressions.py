@@ -37,3 +37,10 @@ def test_a_table_of_ledgers_is_not_removed_under_the_name_of_an_older_one(profil
     """A start listed a left-over table for removal, and then wrote a new one under the same name."""
     result, _, _ = campaign.run_seed((profile, seed))
     assert result.is_good, result.text
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 1013)])
+def test_two_closes_at_once_come_to_the_same(profile: str, seed: int) -> None:
+    """One met a recovery under way and failed the writer; the other met its end, and closed the writer."""
+    result, _, _ = campaign.run_seed((profile, seed))
+    assert result.is_good, result.text

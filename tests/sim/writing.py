@@ -228,6 +228,7 @@ class Writing:
     async def _read(self) -> None:
         """Read some of what is acknowledged, perhaps not to the end."""
         handle, rng, lac = self.handle, self._rng, self.handle.last_add_confirmed
+        self.use.look()
         if lac < 0:
             return
         first = following = rng.randint(0, lac)
