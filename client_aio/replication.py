@@ -194,7 +194,7 @@ class Replicator(Generic[Token]):
                 )
 
     def stop(self) -> None:
-        """Take no more notice of failing bookies: nothing will be sent any more."""
+        """Take no more notice of what bookies refuse, or that they fail: nothing will be sent any more."""
         self._is_stopped = True
 
     def schedule_flush(self) -> None:
@@ -260,6 +260,8 @@ class Replicator(Generic[Token]):
         self._refused(send.seat, send.epoch, seat, outcome)
 
     def _refused(self, index: int, epoch: int, seat: _Seat, outcome: Outcome) -> None:
+        if self._is_stopped:
+            return
         if isinstance(outcome, Failure):
             error = error_of(outcome, bookie_id=seat.bookie_id, ledger_id=self.window.ledger_id)
             if outcome.status in _WITHDRAWALS:

@@ -349,6 +349,7 @@ class LedgerWriter(ClosedOnLeaving):
             if self._failure is not None:
                 raise self._failure
             try:
+                self._replicator.stop()  # Nobody waits for what is still to be answered.
                 await end()
             finally:
                 self._release()

@@ -88,6 +88,20 @@ async def test_a_close_that_meets_a_recovery_under_way_fails(tmp_path: Path) -> 
         assert await recovering == numbered(10)
 
 
+async def test_a_late_refusal_says_nothing_to_a_writer_that_has_closed_its_ledger(tmp_path: Path) -> None:
+    async with scene(tmp_path) as on:
+        ledger = await on.writer.create_ledger()
+        late = on.links["writer", "b3"].requests.hold(Op.ADD)
+        await ledger.add_entry(b"0")
+        assert await on.recover(ledger.ledger_id) == numbered(1)
+        closed = await ledger.close()
+        late.release()
+        await on.writer.ledger_replicas(ledger.ledger_id)  # b3 answers it behind the refusal
+        assert await ledger.close() == closed
+        with pytest.raises(client_aio.LedgerClosedError):
+            await ledger.add_entry(b"1")
+
+
 async def test_of_two_closes_at_once_none_succeeds_where_the_other_is_displaced(tmp_path: Path) -> None:
     async with scene(tmp_path) as on:
         ledger = await on.writer.create_ledger()

@@ -146,7 +146,7 @@ def cut_short(draw: Draw) -> Plan:
     for _ in range(draw.rng.choice((1, 2))):
         _writer(draw, interrupts=0.6, steps=40, ends=("close, interrupted",) * 8, closes_client=0.1)
     for _ in range(draw.rng.choice((1, 2))):
-        _reader(draw, interrupts=0.8, recovers=0.1)
+        _reader(draw, interrupts=0.8, recovers=0.1, closes_client=0.1)
     draw.actor("recoverer", draw.rng.uniform(1.0, draw.duration * 0.9), times=4)
     draw.actor("caretaker", draw.rng.uniform(0.3, 1.0), deletes=0.1)
     for _ in range(draw.rng.randint(1, 6)):
