@@ -1,7 +1,8 @@
 """Remembered: inside, what is parsed from the same bytes a second time is not parsed again.
 
 Bookies, clients and checkers of a simulation all read the same few values of the metadata store, and each
-parses them for itself. What comes out cannot be changed, so they may as well share it.
+parses them for itself. What comes out cannot be changed, so they may as well share it. The same goes for
+what is made of a ledger's password, which is meant to cost as much as thousands of callbacks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import inspect
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from metadata import passwords
 from metadata.bookies import BookieRecord, ClusterRecord, Cookie
 from metadata.ledger import LedgerMetadata
 from metadata.log import LogHead
@@ -27,12 +29,15 @@ _VALUES_MAX = 1024
 @contextlib.contextmanager
 def remembered() -> Iterator[None]:
     """Remember what the classes parse; what they refuse is refused anew each time."""
+    stretch = passwords._stretch
+    passwords._stretch = lru_cache(_VALUES_MAX)(stretch)
     own = {cls: inspect.getattr_static(cls, _PARSER) for cls in _PARSED if _PARSER in vars(cls)}
     for cls in _PARSED:
         setattr(cls, _PARSER, staticmethod(lru_cache(_VALUES_MAX)(getattr(cls, _PARSER))))
     try:
         yield
     finally:
+        passwords._stretch = stretch
         for cls in _PARSED:
             if cls in own:
                 setattr(cls, _PARSER, own[cls])

@@ -12,7 +12,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from metadata.errors import InvalidArgumentError, LedgerExistsError
-from tests.sim.calls import Calls
+from tests.sim.calls import EVERYTHING, Calls
 from tests.sim.lives import NAME, Lives
 from tests.sim.roles import role
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 _RELICS = 3
+_UNHEARD = {"read": 0, "seal": 1}
 _STEPS = (*("none", "bulk", "trim") * 2, "drain", "flush", "force", "roll", "rolls", "read")
 
 
@@ -102,7 +103,7 @@ class _Holder:
         lowest = max(0, ledger.first_entry - 3)
         first = rng.randint(lowest, max(lowest, ledger.last_add_confirmed + 1))
         last = rng.choice((first - 1, first, first + 5, ledger.last_add_confirmed))
-        count = rng.choice((1, 5, 1 << 30))
+        count = rng.choice((1, 5, EVERYTHING))
         await self._calls.make("read", self._calls.read(handle, first, max(last, first - 1), count))
 
     async def _end(self, handle: Handle) -> None:
@@ -135,15 +136,26 @@ class _Holder:
             ("force", lambda: calls.force(handle)),
             ("roll", lambda: calls.roll(handle)),
             ("trim", lambda: calls.trim(handle, ends)),
-            ("read", lambda: calls.read(handle, 0, handle.ledger.last_add_confirmed, 1 << 30)),
+            ("read", lambda: calls.read(handle, *_held(handle), EVERYTHING)),
             ("close", lambda: calls.close(handle, seal=False)),
         ]
         if calls.is_displaced(handle):
             pokes.append(("seal", lambda: calls.close(handle, seal=True)))
         rng.shuffle(pokes)
+        adds = rng.random() < 0.5
+        if not adds:
+            # Who reads may learn of another's fragments, and yet hear of no bookie that it is fenced.
+            pokes.sort(key=lambda poke: _UNHEARD.get(poke[0], len(_UNHEARD)))
         for what, call in [*pokes, ("abort", lambda: calls.abort(handle))]:
-            calls.add(handle, 10)
+            if adds:
+                calls.add(handle, 10)
             await calls.make(f"{what} of term {handle.term}", call(), cuts=0.1)
+
+
+def _held(handle: Handle) -> tuple[int, int]:
+    """Give the range of all that a handle has, as far as it knows."""
+    lac = handle.ledger.last_add_confirmed
+    return min(handle.ledger.first_entry, lac + 1), lac
 
 
 @role
