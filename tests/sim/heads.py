@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from metadata.ledger import LedgerState
-from tests.sim.history import write_set
 
 if TYPE_CHECKING:
     from metadata.ledger import Fragment, LedgerMetadata
@@ -19,17 +18,20 @@ if TYPE_CHECKING:
 _OPEN, _TAKEN, _SEALED = LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED
 
 
-def check_change(lives: Lives, life: Life, before: LedgerMetadata, after: LedgerMetadata) -> None:
-    """Judge a change of a ledger's head."""
-    what = f"ledger {life.ledger_id}, {_shown(before)} ⇒ {_shown(after)}"
-    terms = [fragment.content_term for fragment in after.fragments]
+def check_change(lives: Lives, life: Life, before: LedgerMetadata, listed: list[Fragment]) -> None:
+    """Judge a change of a ledger's head.
+
+    Args:
+        listed: the fragments that there were before, those in pages too.
+    """
+    after, new = life.metadata, life.fragments
+    assert after is not None
+    what = f"ledger {life.ledger_id}, {_shown(before, listed)} ⇒ {_shown(after, new)}"
+    terms = [fragment.content_term for fragment in new]
     lives.require(terms == sorted(terms), "TermsCount", what)
     if after.first_entry != before.first_entry:
         _check_trim(lives, life, before, after, what)
-    # What has moved to a page, or was trimmed, is left out.
-    first = max(before.fragments[0].first_entry, after.fragments[0].first_entry)
-    old = [each for each in before.fragments if each.first_entry >= first]
-    new = [each for each in after.fragments if each.first_entry >= first]
+    old = [each for each in listed if each.first_entry >= after.first_entry]
     _check_length(lives, life, after, what)
     if after.term != before.term:
         is_taken = after.term == before.term + 1 and after.state is _TAKEN and before.state is not _SEALED
@@ -100,7 +102,8 @@ def _check_repair(
     following = new[index + 1].first_entry if index + 1 < len(new) else (after.last_entry or 0) + 1
     for bookie in took:
         for entry_id in range(new[index].first_entry, following):
-            is_owed = bookie in write_set(after, entry_id)
+            seats = range(entry_id, entry_id + after.write_quorum)
+            is_owed = bookie in [new[index].bookies[seat % after.ensemble_size] for seat in seats]
             if is_owed and not lives.has_shown(bookie, life.ledger_id, entry_id):
                 lives.fail("RepairsCopyFirst", f"{bookie} has never shown {entry_id}: {what}")
                 return
@@ -141,9 +144,7 @@ def _check_frozen(lives: Lives, life: Life, after: LedgerMetadata, what: str) ->
         lives.require(is_next, "HeadsChangeAsWritten", f"its holder's last entry is {lac}: {what}")
 
 
-def _shown(metadata: LedgerMetadata) -> str:
-    rows = " ".join(
-        f"{each.first_entry}·{each.content_term}:{','.join(each.bookies)}" for each in metadata.fragments
-    )
+def _shown(metadata: LedgerMetadata, fragments: list[Fragment]) -> str:
+    rows = " ".join(f"{each.first_entry}·{each.content_term}:{','.join(each.bookies)}" for each in fragments)
     span = f"{metadata.first_entry} to {metadata.last_entry}"
     return f"{metadata.state.value} {metadata.term} from {span} [{rows}]"

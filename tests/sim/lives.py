@@ -22,7 +22,7 @@ promises are those of `client_aio.unbounded` and of `docs/UNBOUNDED.md`. The nam
 - TermsCount: the term grows by one at each takeover, and in no other way; no content term falls.
 - RepairsCopyFirst: a bookie is named by a repair when it has acknowledged, or given to somebody, all that it
   owes of the fragment, and never in the last one of a ledger that is not sealed (rule 14).
-- PagesStay: no page is deleted while a head refers to it.
+- PagesStay: no page ever changes, nor is it deleted while a head refers to it.
 - NamesLeadToOne: a name goes from one ledger to another, or to none, only when the first is deleted; a
   deleted ledger does not come back.
 - HandlesGoForward: a reader's LAC never goes back; what it reads again is what the store has by then.
@@ -41,7 +41,8 @@ from typing import TYPE_CHECKING
 
 from metadata.errors import MetadataCorruptError
 from metadata.ids import KEY_FRAGMENTS, KEY_LEDGERS, ledger_id_of, unbounded_key
-from metadata.ledger import LedgerMetadata
+from metadata.ledger import Fragment, LedgerMetadata
+from metadata.pages import rows_of_page
 from tests.sim.heads import check_change
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Life:
     acknowledged: dict[int, bytes] = field(default_factory=dict)
     read: dict[int, bytes] = field(default_factory=dict)
     metadata: LedgerMetadata | None = None
+    fragments: list[Fragment] = field(default_factory=list)
+    """All there are, those in pages too."""
     is_deleted: bool = False
     handles: dict[int, Handle] = field(default_factory=dict)
     """By the term."""
@@ -111,6 +114,10 @@ class Life:
         """Give the last entry of a sealed ledger."""
         return self.metadata.last_entry if self.metadata is not None and self.metadata.is_closed else None
 
+    def fragment_of(self, entry_id: int) -> Fragment:
+        """Give the fragment of an entry that has not been trimmed."""
+        return next(each for each in reversed(self.fragments) if each.first_entry <= entry_id)
+
     def known(self) -> dict[int, bytes]:
         """Give all that was acknowledged or read."""
         return {**self.read, **self.acknowledged}
@@ -128,6 +135,7 @@ class Lives:
         self._history = simulation.history
         self.fail = simulation.history.fail
         self._promised = simulation.history.promised
+        self._pages: dict[str, bytes] = {}
         self._given: dict[tuple[str, int], set[int]] = {}  # by bookie and ledger
         simulation.history.on_given = self._was_given
         self.all: dict[int, Life] = {}
@@ -222,9 +230,8 @@ class Lives:
         life.acknowledged[entry_id] = value
         end = life.end
         self.require(end is None or entry_id <= end, "SealsAreKept", f"{entry_id} is behind the end, {end}")
-        assert life.metadata is not None
-        if entry_id >= life.metadata.fragments[0].first_entry:
-            term = life.metadata.fragment_of(entry_id).content_term
+        if entry_id >= life.first_entry:
+            term = life.fragment_of(entry_id).content_term
             text = f"{who} holds term {handle.term}, and was acknowledged {entry_id}, of content term {term}"
             self.require(term == handle.term, "AcknowledgedInItsTerm", text)
 
@@ -279,14 +286,26 @@ class Lives:
         """Follow heads, pages and the name."""
         if key.startswith(KEY_LEDGERS + "/") and key.count("/") == 5:
             self._head_changed(ledger_id_of(key), value)
-        elif key.startswith(KEY_FRAGMENTS + "/") and value is None:
-            page = key.rpartition("/")[2]
-            for life in self.alive():
-                if life.metadata is not None and life.metadata.unbounded is not None:
-                    used = [ref.name for ref in life.metadata.unbounded.pages]
-                    self.require(page not in used, "PagesStay", f"{key} is deleted, and in use")
+        elif key.startswith(KEY_FRAGMENTS + "/"):
+            self._page_changed(key.rpartition("/")[2], value)
         elif key == unbounded_key(NAME):
             self._name_changed(None if value is None else int(json.loads(value)["ledger"]))
+
+    def _page_changed(self, page: str, value: bytes | None) -> None:
+        if value is not None:
+            # A request that was late may write one again that was given up since, as it was.
+            is_same = self._pages.setdefault(page, value) == value
+            self.require(is_same, "PagesStay", f"page {page} is written otherwise")
+            return
+        for life in self.alive():
+            if life.metadata is not None and life.metadata.unbounded is not None:
+                used = [ref.name for ref in life.metadata.unbounded.pages]
+                self.require(page not in used, "PagesStay", f"page {page} is deleted, and in use")
+
+    def _fragments_of(self, metadata: LedgerMetadata) -> list[Fragment]:
+        assert metadata.unbounded is not None
+        rows = [row for ref in metadata.unbounded.pages for row in rows_of_page(ref, self._pages[ref.name])]
+        return [*map(Fragment.of_row, rows), *metadata.fragments]
 
     def _name_changed(self, ledger_id: int | None) -> None:
         before, self.named = self.named, ledger_id
@@ -313,6 +332,7 @@ class Lives:
         life = self.life(ledger_id)
         self.require(not life.is_deleted, "NamesLeadToOne", f"ledger {ledger_id} is back, which was deleted")
         before, life.metadata = life.metadata, metadata
+        fragments, life.fragments = life.fragments, self._fragments_of(metadata)
         rows = metadata.rows
         self._history.note(
             "meta", "head", ledger_id, metadata.state.value, metadata.term, metadata.last_entry,
@@ -322,7 +342,7 @@ class Lives:
         if before is not None:
             for handle in life.handles.values():
                 self.settle(handle)
-            check_change(self, life, before, metadata)
+            check_change(self, life, before, fragments)
 
     # --- after healing -------------------------------------------------------------------------
 
