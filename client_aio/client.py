@@ -278,8 +278,7 @@ class Client(LogClient, UnboundedClient):
             InvalidArgumentError: `by` holds a part of one of the fragments already; or `recover_after_s` is
                 given for an unbounded ledger, which is taken over instead.
             NotEnoughBookiesError: there is no bookie to copy to.
-            LedgerRepairError: an entry could be had from nobody; the message says what they answered. Or, of
-                an unbounded ledger, the bookie is also in fragments that stand in pages, which are left.
+            LedgerRepairError: an entry could be had from nobody; the message says what they answered.
             LedgerRecoveryError: the ledger was to be recovered, and that was inconclusive.
             UnauthorizedAccessError: the ledger was to be recovered, and the password is not its own.
         """
@@ -303,7 +302,7 @@ class Client(LogClient, UnboundedClient):
         """Ask the bookies of a ledger what they hold of it: entries missing, and data that they lost.
 
         Never fences. A bookie that cannot be reached is in the list, with the reason. Gives one `Replica`
-        for each bookie of each fragment.
+        for each bookie of each fragment, oldest first; of an unbounded ledger also of those in pages.
 
         Raises:
             NoSuchLedgerError: there is none.

@@ -13,13 +13,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import Delete, Done, ReadLac, ReadLacAnswer
-from client_aio.unbounded.fragments import all_fragments, forget
-from metadata.errors import BookKeeperError, NoSuchKeyError
+from client_aio.unbounded.fragments import forget, spans
+from metadata.errors import BookKeeperError
 from metadata.ids import NO_ENTRY, TERM_FINAL
 
 if TYPE_CHECKING:
     from client_aio.context import ClientContext
-    from metadata.ledger import LedgerMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +33,18 @@ async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes)
     """
     metadata, _ = await context.ledgers.read(ledger_id)
     digest = await context.unlock(metadata, password)
-    metadata, bookies = await _named(context, metadata)
+    bookies = {
+        bookie
+        async for span in spans(context, metadata)
+        for fragment in span.fragments
+        for bookie in fragment.bookies
+    }
     await context.ledgers.delete(ledger_id)
     if metadata.unbounded is not None:
         await forget(context, metadata)
     telling = [
         asyncio.create_task(_tell(context, ledger_id, bookie_id, digest.token(bookie_id)))
-        for bookie_id in bookies
+        for bookie_id in sorted(bookies)
     ]
     try:
         await asyncio.wait(telling, timeout=context.config.connect_timeout_s)
@@ -48,20 +52,6 @@ async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes)
         for task in telling:
             task.cancel()
         await asyncio.gather(*telling, return_exceptions=True)
-
-
-async def _named(context: ClientContext, metadata: LedgerMetadata) -> tuple[LedgerMetadata, list[str]]:
-    """Give a ledger's metadata as they are now, and the bookies that they name."""
-    while True:
-        try:
-            fragments = [fragment async for fragment in all_fragments(context, metadata)]
-        except NoSuchKeyError:  # a page is gone: the ledger has been trimmed since, or is damaged
-            await context.ledgers.sync(metadata.ledger_id)
-            before, (metadata, _) = metadata, await context.ledgers.read(metadata.ledger_id)
-            if metadata == before:
-                raise
-        else:
-            return metadata, sorted({bookie for fragment in fragments for bookie in fragment.bookies})
 
 
 async def _tell(context: ClientContext, ledger_id: int, bookie_id: str, token: bytes | None) -> None:

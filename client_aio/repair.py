@@ -7,12 +7,16 @@ Invariants: a bookie is named in a fragment only after all that it owes there is
 is read again after that, since until then nothing kept it from being dropped; a fragment that may still
 change is not touched. So a repair that ends anywhere leaves the ledger as good as it was, or better, and
 may be run again: what was copied is found there.
+
+Fragments are repaired one after another, oldest first, and looked for page after page: memory does not grow
+with the ledger, but for the report.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -27,10 +31,10 @@ from bookie_aio.wire.messages import (
 )
 from client_aio.core.digest import Digest
 from client_aio.core.reads import ClassRange, checked_blocks
-from client_aio.core.repair import Part, owed, plan, replaced, split
+from client_aio.core.repair import Part, complete_parts, owed, plan, replaced, split
 from client_aio.recovery import recover_ledger
 from client_aio.replicas import list_entries
-from client_aio.unbounded.fragments import all_fragments
+from client_aio.unbounded.fragments import HeldFragments, spans
 from client_aio.updating import HeldMetadata
 from metadata.errors import (
     BookieError,
@@ -123,81 +127,94 @@ class Repair:
         self._password = password
         self._on_progress = on_progress
         self._unfit: set[str] = set()
-        self._fragments: dict[int, RepairedFragment] = {}
+        self._fragments: list[RepairedFragment] = []
+        self._following = 0  # what begins below has been seen to
         self._was_recovered = False
 
     async def run(self) -> RepairReport:
         """Repair all that can be repaired; see `Client.repair_ledger`."""
         while True:
-            held = HeldMetadata(self._context, *await self._context.ledgers.read(self._ledger_id))
-            if held.current.is_unbounded and self._recover_after_s is not None:
+            metadata, _ = await self._context.ledgers.read(self._ledger_id)
+            if metadata.is_unbounded and self._recover_after_s is not None:
                 raise InvalidArgumentError(
                     f"ledger {self._ledger_id} is unbounded: nobody recovers it. A takeover by "
                     "open_unbounded_ledger leaves its last fragment to be repaired like any other",
                     ledger_id=self._ledger_id,
                 )
-            found = plan(held.current, self._lost)
-            # A bookie that is repaired in its own place stays named.
-            parts = [part for part in found.parts if part.first_entry not in self._fragments]
-            if parts:
-                await self._repair_part(held, parts[0])
-            elif found.is_last_left and self._recover_after_s is not None:
-                await self._recover(held.current, self._recover_after_s)
+            metadata, part = await self._next(metadata)
+            is_last_left = plan(metadata, self._lost).is_last_left
+            if part is not None:
+                await self._repair_part(metadata, part)
+            elif is_last_left and self._recover_after_s is not None:
+                await self._recover(metadata, self._recover_after_s)
             else:
                 break
-        await self._check_pages(held.current)
         return RepairReport(
-            self._ledger_id,
-            self._lost,
-            tuple(self._fragments.values()),
-            self._was_recovered,
-            found.is_last_left,
+            self._ledger_id, self._lost, tuple(self._fragments), self._was_recovered, is_last_left
         )
 
-    async def _check_pages(self, metadata: LedgerMetadata) -> None:
-        """Say what is left undone: fragments in pages are written once, and name whom they named."""
-        head = metadata.fragments[0].first_entry
-        left = [
-            fragment.first_entry
-            async for fragment in all_fragments(self._context, metadata)
-            if fragment.first_entry < head and self._lost in fragment.bookies
-        ]
-        if left:
-            raise LedgerRepairError(
-                f"bookie {self._lost} is also in {len(left):,} older fragments of ledger {self._ledger_id}, "
-                f"from entry {left[0]} on, which stand in pages: those are not repaired, the newer ones are",
-                ledger_id=self._ledger_id,
-                entry_id=left[0],
-                bookie_id=self._lost,
-            )
+    async def _next(self, metadata: LedgerMetadata) -> tuple[LedgerMetadata, Part | None]:
+        """Give the next fragment to repair, None for no more, and the metadata as they are found by then."""
+        async with aclosing(spans(self._context, metadata, self._following)) as found:
+            async for span in found:
+                metadata = span.metadata
+                for part in complete_parts(span.fragments, span.last_entry):
+                    if self._lost in part.bookies:
+                        return metadata, part
+        return metadata, None
 
-    async def _repair_part(self, held: HeldMetadata, part: Part) -> None:
+    async def _repair_part(self, metadata: LedgerMetadata, part: Part) -> None:
         """Repair one fragment, or find that it needs another plan or another bookie."""
-        connection = await self._target(held.current, part)
+        connection = await self._target(metadata, part)
         target = connection.bookie_id
-        copier = _Copier(self._context, held.current, part, self._lost, connection, self._on_progress)
+        copier = _Copier(self._context, metadata, part, self._lost, connection, self._on_progress)
         try:
             await copier.copy()
+        except LedgerRepairError:
+            if await self._is_trimmed(part):
+                return
+            raise
         except _TargetFailed as failure:
             if self._by is not None:
                 raise failure.error from failure
             logger.warning("ledger=%d repair looks for another bookie: %s", self._ledger_id, failure.error)
             self._unfit.add(target)
             return
-        if target != self._lost and not await held.update(
-            lambda now: replaced(now, part, self._lost, target)
-        ):
+        if target != self._lost and not await self._name(part, target):
             return  # Others changed the fragment: it needs another plan.
         try:
             await copier.verify()
+        except LedgerRepairError:
+            if await self._is_trimmed(part):
+                return
+            raise
         except _TargetFailed as failure:
             raise failure.error from failure
-        self._fragments[part.first_entry] = copier.result()
+        self._fragments.append(copier.result())
+        self._following = (
+            part.first_entry + 1
+        )  # also where a bookie that is repaired in its place stays named
         logger.info(
             "ledger=%d fragment=%d bookie=%s repaired by=%s entries=%d bytes=%d",
             self._ledger_id, part.first_entry, self._lost, target,
             copier.entries_copied, copier.bytes_copied,
         )  # fmt: skip
+
+    async def _name(self, part: Part, target: str) -> bool:
+        """Name the bookie in the place of the lost one; False where the fragment is another by now."""
+        metadata, version = await self._context.ledgers.read(self._ledger_id)
+        if metadata.is_unbounded:
+            held = HeldFragments(self._context, metadata, version)
+            return await held.replace_bookie(part, self._lost, target)
+        return await HeldMetadata(self._context, metadata, version).update(
+            lambda now: replaced(now, part, self._lost, target)
+        )
+
+    async def _is_trimmed(self, part: Part) -> bool:
+        """Tell whether the fragment is no part of the ledger any more, so that nobody needs to have it."""
+        await self._context.ledgers.sync(self._ledger_id)
+        metadata, _ = await self._context.ledgers.read(self._ledger_id)
+        return part.first_entry < metadata.first_entry
 
     async def _target(self, metadata: LedgerMetadata, part: Part) -> BookieConnection:
         if self._by is None:

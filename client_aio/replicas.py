@@ -7,18 +7,21 @@ only reading them tells. What a bookie knows to have lost (rule 4) it says here.
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.listing import Row, parse_rows
 from bookie_aio.wire.messages import ListEntries, ListEntriesAnswer
-from client_aio.core.repair import Part, owed, split
+from client_aio.core.repair import Part, complete_parts, owed, split
+from client_aio.unbounded.fragments import spans
 from metadata.errors import BookKeeperError
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
     from client_aio.connection import BookieConnection
     from client_aio.context import ClientContext
+    from client_aio.unbounded.fragments import Span
     from metadata.ledger import LedgerMetadata
 
 _RANGE_ENTRIES = 1_000_000
@@ -57,48 +60,57 @@ async def list_entries(
 
 
 async def list_replicas(context: ClientContext, ledger_id: int) -> list[Replica]:
-    """Ask every bookie named by the ledger's metadata; see `Client.ledger_replicas`."""
+    """Ask every bookie named by the ledger's metadata; see `Client.ledger_replicas`.
+
+    Page after page where an unbounded ledger has them: no more than one page's listings are held at a time.
+    """
     metadata, _ = await context.ledgers.read(ledger_id)
-    names = sorted({name for fragment in metadata.fragments for name in fragment.bookies})
-
-    async def ask(bookie_id: str) -> tuple[list[Row], bool]:
-        connection = await context.pool.get(bookie_id)
-        return await list_entries(connection, ledger_id, 0, ENTRY_ID_MAX, context.config.read_timeout_s)
-
-    answers = await asyncio.gather(*map(ask, names), return_exceptions=True)
     replicas: list[Replica] = []
-    for part, is_complete in _parts(metadata):
-        for bookie_id in part.bookies:
-            answer = answers[names.index(bookie_id)]
-            if isinstance(answer, BookKeeperError):
-                rows, is_damaged, error = None, False, str(answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                rows, is_damaged, error = answer[0], answer[1], ""
-            owing = missing = None
-            if is_complete:
-                owing, missing = _compare(metadata, part, bookie_id, rows)
-            replicas.append(Replica(bookie_id, part.first_entry, owing, missing, is_damaged, error))
+    unreachable: dict[str, str] = {}
+    async with aclosing(spans(context, metadata)) as found:
+        async for span in found:
+            replicas += await _replicas_of(context, span, unreachable)
+    if metadata.is_unbounded:
+        # Bookies drop what is trimmed: that is not missing.
+        metadata, _ = await context.ledgers.read(ledger_id)
+        replicas = [each for each in replicas if each.first_entry >= metadata.first_entry]
     return replicas
 
 
-def _parts(metadata: LedgerMetadata) -> list[tuple[Part, bool]]:
-    """Give each fragment as a part, and whether its entries are known."""
-    starts = [fragment.first_entry for fragment in metadata.fragments]
-    ends = [start - 1 for start in starts[1:]] + [metadata.last_entry]
-    return [
-        (
-            Part(
-                fragment.first_entry,
-                fragment.first_entry - 1 if end is None else end,
-                fragment.content_term,
-                fragment.bookies,
-            ),
-            end is not None,
-        )
-        for fragment, end in zip(metadata.fragments, ends, strict=True)
-    ]
+async def _replicas_of(context: ClientContext, span: Span, unreachable: dict[str, str]) -> list[Replica]:
+    """Ask about some fragments.
+
+    Args:
+        unreachable: who could not be asked before, and why; those are not asked again.
+    """
+    ledger_id, fragments = span.metadata.ledger_id, span.fragments
+    names = sorted({name for fragment in fragments for name in fragment.bookies})
+    last = ENTRY_ID_MAX if span.last_entry is None else max(span.last_entry, fragments[0].first_entry)
+
+    async def ask(bookie_id: str) -> tuple[list[Row], bool]:
+        if bookie_id not in unreachable:
+            try:
+                connection = await context.pool.get(bookie_id)
+                return await list_entries(
+                    connection, ledger_id, fragments[0].first_entry, last, context.config.read_timeout_s
+                )
+            except BookKeeperError as error:
+                unreachable[bookie_id] = str(error)
+        return [], False
+
+    answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+    parts = {part.first_entry: part for part in complete_parts(fragments, span.last_entry)}
+    replicas: list[Replica] = []
+    for fragment in fragments:
+        part = parts.get(fragment.first_entry)
+        for bookie_id in fragment.bookies:
+            rows, is_damaged = answers[bookie_id]
+            error = unreachable.get(bookie_id, "")
+            owing = missing = None
+            if part is not None:
+                owing, missing = _compare(span.metadata, part, bookie_id, None if error else rows)
+            replicas.append(Replica(bookie_id, fragment.first_entry, owing, missing, is_damaged, error))
+    return replicas
 
 
 def _compare(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import parse_blocks
 from bookie_aio.wire.messages import NO_TERM, Read, ReadAnswer, Stop
-from client_aio.core.repair import Part, owed, plan
+from client_aio.core.repair import Part, complete_parts, owed
 from metadata.errors import BookKeeperError, MalformedFrameError
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ class VerifiedReplica:
 
 def parts_of(metadata: LedgerMetadata) -> list[Part]:
     """Give the fragments whose entries are known: all but the last one of a ledger that is not CLOSED."""
-    names = {name for fragment in metadata.fragments for name in fragment.bookies}
-    parts = {part for name in names for part in plan(metadata, name).parts}
-    return sorted(part for part in parts if part.last_entry >= part.first_entry)
+    parts = complete_parts(metadata.fragments, metadata.last_entry)
+    return [part for part in parts if part.last_entry >= part.first_entry]
 
 
 async def verify_replica(

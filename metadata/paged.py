@@ -22,7 +22,7 @@ from metadata.pages import rows_of_page
 from metadata.store import WRITERS_KEPT
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
     from metadata.pages import Page, PagedRows, PageRef, Row
     from metadata.store import MetadataStore, Version
@@ -136,15 +136,30 @@ class PagedList(Generic[SomeHead]):
     async def change(
         self, head: SomeHead, version: Version, apply: Callable[[SomeHead], Awaitable[SomeHead | None]]
     ) -> Changed[SomeHead]:
+        """Do as `rewrite`, where no page's rows change: `apply` gives the head alone."""
+
+        async def without_pages(now: SomeHead) -> tuple[SomeHead, Sequence[Page]] | None:
+            wanted = await apply(now)
+            return None if wanted is None else (wanted, ())
+
+        return await self.rewrite(head, version, without_pages)
+
+    async def rewrite(
+        self,
+        head: SomeHead,
+        version: Version,
+        apply: Callable[[SomeHead], Awaitable[tuple[SomeHead, Sequence[Page]] | None]],
+    ) -> Changed[SomeHead]:
         """Change the list by compare-and-set of its head, until the outcome is definite (rule 10).
 
         Cancelling leaves the outcome open.
 
         Args:
             head: as last read, at `version`.
-            apply: gives what the head is to become, None for no change. Asked again after each conflict, and
-                after an outcome that too many others have written over to tell: it must recognise its work.
-                Raises what ends the attempt; a NoSuchKeyError (of a page) has the head read again.
+            apply: gives what the head is to become, and the pages made for it alone that it refers to (see
+                `PagedRows.rewrite`); None for no change. Asked again after each conflict, and after an
+                outcome that too many others have written over to tell: it must recognise its work. Raises
+                what ends the attempt; a NoSuchKeyError (of a page) has the head read again.
 
         Raises:
             MetadataUnavailableError: no definite outcome in time. NoSuchKeyError: the list is gone.
@@ -153,7 +168,7 @@ class PagedList(Generic[SomeHead]):
         give_up_at = asyncio.get_running_loop().time() + self._patience_s
         while True:
             try:
-                wanted = await apply(head)
+                found = await apply(head)
             except NoSuchKeyError as error:
                 before = version
                 head, version = await self._read_patiently(give_up_at)
@@ -163,11 +178,13 @@ class PagedList(Generic[SomeHead]):
                         f"the list at {self._key} refers to what is not there: {error}"
                     ) from error
                 continue
-            if wanted is None:
+            if found is None:
                 return Changed(head, version, False)
-            rows, pages = wanted.rows.spill(self._draw_token)
-            if pages:
+            wanted, made = found
+            rows, spilled = wanted.rows.spill(self._draw_token)
+            if spilled:
                 wanted = wanted.with_rows(rows)
+            pages = [*made, *spilled]
             try:
                 for page in pages:
                     await self._write_page(page, give_up_at)
@@ -176,6 +193,10 @@ class PagedList(Generic[SomeHead]):
                 pass  # Its pages may be in use.
             except VersionConflictError:
                 await self.delete_pages(page.name for page in pages)
+            except NoSuchKeyError:
+                # The list is gone, and perhaps swept already: nobody else would look for them.
+                await self.delete_pages(page.name for page in pages)
+                raise
             head, version = await self._read_patiently(give_up_at)
 
     async def delete(self, version: Version) -> None:

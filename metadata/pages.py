@@ -15,10 +15,12 @@ Invariants:
   delete those: whoever made them can only fail its compare-and-set.
 - Rows leave at the front only: a reference is dropped, or shortened to the rows from some key on. The page
   itself is deleted after the head has ceased to refer to it.
+- Rows of a page change only by another page, with as many rows under the same keys, that the head refers to
+  in its place (`rewrite`).
 - Appending needs the head alone, and so does changing one of the last `ROWS_KEPT` rows.
 - The head's rows take at most `HEAD_ROWS_BYTES_MAX`; a reference takes some 45 bytes, and is to a page of
-  up to `PAGE_ROWS_BYTES_MAX`. So the head of 20,000 rows of 40 bytes stays below 20 KiB, and one of a million
-  below half of what a value may hold.
+  up to `PAGE_ROWS_BYTES_MAX` when its rows leave the head. So the head of 20,000 rows of 40 bytes stays
+  below 20 KiB, and one of a million below half of what a value may hold.
 """
 
 from __future__ import annotations
@@ -58,6 +60,11 @@ class Page(NamedTuple):
 
     name: str
     rows: tuple[Row, ...]
+
+    @property
+    def ref(self) -> PageRef:
+        """Give the reference to all of it."""
+        return PageRef(self.name, int(self.rows[0][0]), len(self.rows))
 
     def to_json(self) -> bytes:
         """Give the stored form."""
@@ -113,8 +120,13 @@ class PagedRows:
         page = self.page_of(key - 1)
         if page is None or page.first >= key:
             return None
-        following = self._after(page)
-        return None if following is not None and following <= key else page
+        following = self.following(page)
+        return None if following <= key else page
+
+    def following(self, page: PageRef) -> int:
+        """Give the first key behind a page: behind the last one is the head's first row."""
+        index = self.pages.index(page) + 1
+        return self.pages[index].first if index < len(self.pages) else int(self.rows[0][0])
 
     def drop_before(self, key: int, page_rows: Sequence[Row] = ()) -> PagedRows:
         """Drop the rows whose key is below `key`.
@@ -154,10 +166,26 @@ class PagedRows:
             while stop < len(rows) - ROWS_KEPT and (not taken or taken + sizes[stop] <= PAGE_ROWS_BYTES_MAX):
                 taken += sizes[stop]
                 stop += 1
-            made.append(Page(f"{rows[start][0]:019d}-{draw_token()}", rows[start:stop]))
+            made.append(_page_of(rows[start:stop], draw_token))
             start, left = stop, left - taken
-        refs = [PageRef(page.name, int(page.rows[0][0]), len(page.rows)) for page in made]
-        return PagedRows((*self.pages, *refs), rows[start:]), made
+        return PagedRows((*self.pages, *(page.ref for page in made)), rows[start:]), made
+
+    def rewrite(
+        self, ref: PageRef, rows: Sequence[Row], draw_token: Callable[[], str]
+    ) -> tuple[PagedRows, Page]:
+        """Change rows of a page, by another page in its place.
+
+        Args:
+            ref: one of `pages`.
+            rows: what is to stand where those of it that count do, under the same keys.
+
+        Returns:
+            What the head says then, and the page to write before the head.
+        """
+        assert (int(rows[0][0]), len(rows)) == (ref.first, ref.rows), "another page has the same keys"
+        made = _page_of(rows, draw_token)
+        index = self.pages.index(ref)
+        return replace(self, pages=(*self.pages[:index], made.ref, *self.pages[index + 1 :])), made
 
     def to_document(self) -> dict[str, Any]:
         """Give the part of a head's JSON object that says what the list is."""
@@ -176,19 +204,16 @@ class PagedRows:
         found._check(MetadataCorruptError)
         return found
 
-    def _after(self, page: PageRef) -> int | None:
-        """Give the first key behind a page."""
-        index = self.pages.index(page) + 1
-        if index < len(self.pages):
-            return self.pages[index].first
-        return int(self.rows[0][0]) if self.rows else None
-
     def _check(self, error: type[InvalidArgumentError | MetadataCorruptError]) -> None:
         keys = [page.first for page in self.pages] + [row[0] for row in self.rows]
         if any(later <= earlier for earlier, later in pairwise(keys)):
             raise error(f"the keys of a paged list do not increase: {keys[-8:]} at its end")
         if any(page.rows < 1 for page in self.pages) or (self.pages and not self.rows):
             raise error("a paged list refers to an empty page, or has pages and no rows in its head")
+
+
+def _page_of(rows: Sequence[Row], draw_token: Callable[[], str]) -> Page:
+    return Page(f"{rows[0][0]:019d}-{draw_token()}", tuple(rows))
 
 
 def parse_rows(found: object) -> tuple[Row, ...]:

@@ -350,14 +350,15 @@ async def show(
 ) -> None:
     """Show a ledger's metadata, with a drawing of its fragments. Never fences.
 
-    Of an unbounded ledger with many fragments the last ones are shown.
+    Of an unbounded ledger with many fragments the last ones are shown, and how many are in pages before
+    those; --replicas is about all of them.
     """
     async with client_aio.connect(invocation.metadata_uri) as client:
         metadata = await client.ledger_metadata(name_or_id(ledger_id))
         replicas = await client.ledger_replicas(metadata.ledger_id) if with_replicas else []
     text = draw(metadata)
     if with_replicas:
-        text += "\n\n" + draw_replicas(metadata, replicas)
+        text += "\n\n" + draw_replicas(replicas)
     invocation.output.document(
         {
             **row_of(metadata),
@@ -365,6 +366,7 @@ async def show(
             "term": metadata.term,
             "first_entry": metadata.first_entry,
             "custom": {key: text_of(value).get("text", value) for key, value in metadata.custom.items()},
+            "fragments_in_pages": len(metadata.rows) - len(metadata.fragments),
             "fragments": [
                 {
                     "first_entry": fragment.first_entry,

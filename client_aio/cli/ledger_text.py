@@ -78,14 +78,20 @@ def draw(metadata: LedgerMetadata) -> str:
     return "\n".join([*lines, "", *_draw_fragments(metadata)])
 
 
-def draw_replicas(metadata: LedgerMetadata, replicas: Sequence[Replica]) -> str:
-    """Say of each bookie of each fragment whether it holds what it owes."""
-    starts = [fragment.first_entry for fragment in metadata.fragments]
-    width = max(len("bookie"), *(len(replica.bookie_id) for replica in replicas))
-    lines = [f"fragment  {'bookie':<{width}}  holds"]
+def draw_replicas(replicas: Sequence[Replica]) -> str:
+    """Say of each bookie of each fragment whether it holds what it owes.
+
+    fragment  from entry  bookie  holds
+           0           0  b1      all 137,333 entries
+    """
+    numbers = {
+        first: number for number, first in enumerate(dict.fromkeys(one.first_entry for one in replicas))
+    }
+    width = max([len("bookie"), *(len(replica.bookie_id) for replica in replicas)])
+    lines = [f"fragment  from entry  {'bookie':<{width}}  holds"]
     for replica in replicas:
-        index = starts.index(replica.first_entry)
-        lines.append(f"{index:>8}  {replica.bookie_id:<{width}}  {_state_of(replica)}")
+        first = replica.first_entry
+        lines.append(f"{numbers[first]:>8}  {first:>10,}  {replica.bookie_id:<{width}}  {_state_of(replica)}")
     return "\n".join(lines)
 
 

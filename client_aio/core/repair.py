@@ -12,6 +12,9 @@ that is not CLOSED is left alone, for two reasons:
 
 So that fragment is repaired by recovering the ledger, which closes it, and then like any other.
 
+The earlier fragments of an unbounded ledger stand in pages (`metadata.pages`). Those are always complete:
+each is followed by another one.
+
 A change of the metadata replaces one id in the `bookies` of one fragment, at the same index, and nothing
 else. A writer or a recovery that finds its compare-and-set in conflict with one takes the earlier fragments
 as they are now, and keeps its own last ones.
@@ -22,17 +25,18 @@ entry's write set, and by no other.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.listing import listed, runs_of
 from client_aio.core.quorum import write_set
-from client_aio.core.reads import ClassRange, fragment_end, stride_of
+from client_aio.core.reads import ClassRange, stride_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from bookie_aio.wire.listing import Row
-    from metadata.ledger import LedgerMetadata
+    from metadata.ledger import Fragment, LedgerMetadata
 
 
 class Part(NamedTuple):
@@ -51,20 +55,27 @@ class Plan(NamedTuple):
     is_last_left: bool
 
 
+def complete_parts(fragments: Sequence[Fragment], last_entry: int | None) -> tuple[Part, ...]:
+    """Give the fragments that are complete: all but the last, and that one if it is said where it ends.
+
+    Args:
+        fragments: some that follow one another.
+        last_entry: the last one's; None where it may still grow.
+    """
+    ends = [fragment.first_entry - 1 for fragment in fragments[1:]]
+    if last_entry is not None:
+        ends.append(last_entry)
+    return tuple(
+        Part(fragment.first_entry, end, fragment.content_term, fragment.bookies)
+        for fragment, end in zip(fragments, ends, strict=False)
+    )
+
+
 def plan(metadata: LedgerMetadata, bookie_id: str) -> Plan:
-    """Give the fragments that a bookie can be replaced in, by the metadata as read."""
-    parts: list[Part] = []
-    is_last_left = False
-    for fragment in metadata.fragments:
-        if bookie_id not in fragment.bookies:
-            continue
-        if fragment is metadata.last_fragment and not metadata.is_closed:
-            is_last_left = True
-            continue
-        end = fragment_end(metadata, fragment)
-        assert end is not None  # only the last fragment of a ledger that is not CLOSED has no end
-        parts.append(Part(fragment.first_entry, end, fragment.content_term, fragment.bookies))
-    return Plan(tuple(parts), is_last_left)
+    """Give the fragments of the head that a bookie can be replaced in, by the metadata as read."""
+    parts = complete_parts(metadata.fragments, metadata.last_entry)
+    is_last_left = not metadata.is_closed and bookie_id in metadata.last_fragment.bookies
+    return Plan(tuple(part for part in parts if bookie_id in part.bookies), is_last_left)
 
 
 def owed(metadata: LedgerMetadata, part: Part, bookie_id: str, entries_max: int) -> Iterator[ClassRange]:
@@ -119,3 +130,25 @@ def replaced(metadata: LedgerMetadata, part: Part, old: str, new: str) -> Ledger
             is_same = part in plan(metadata, old).parts and new not in fragment.bookies
             return metadata.replace_bookie(index, old, new) if is_same else None
     return None
+
+
+def replaced_in_page(
+    fragments: Sequence[Fragment], last_entry: int, part: Part, old: str, new: str
+) -> tuple[Fragment, ...] | None:
+    """Do as `replaced`, in a page as it is now.
+
+    Args:
+        fragments: those of the page that count: it may have been trimmed since the repair was planned.
+        last_entry: the last one's.
+
+    Returns:
+        The fragments for the page that takes its place; None when that which was planned for is not there as
+        it was, so that the plan is to be made anew.
+    """
+    if part not in complete_parts(fragments, last_entry) or old not in part.bookies or new in part.bookies:
+        return None
+    bookies = tuple(new if bookie == old else bookie for bookie in part.bookies)
+    return tuple(
+        replace(fragment, bookies=bookies) if fragment.first_entry == part.first_entry else fragment
+        for fragment in fragments
+    )

@@ -14,26 +14,31 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from client_aio.core.repair import replaced, replaced_in_page
 from client_aio.reading import BatchStream, EntryReader, EntryStream, check_limit, check_range, entries_of
 from client_aio.updating import HeldMetadata
-from metadata.errors import NoSuchEntryError, NoSuchKeyError, NoSuchLedgerError
+from metadata.errors import MetadataCorruptError, NoSuchEntryError, NoSuchKeyError, NoSuchLedgerError
 from metadata.fragments import FragmentHead, FragmentList, LedgerNames
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from bookie_aio.wire.blocks import LacStatement
     from client_aio.context import ClientContext
     from client_aio.core.changes import Apply
     from client_aio.core.digest import Digest
+    from client_aio.core.repair import Part
     from metadata.ledger import Fragment, LedgerMetadata
-    from metadata.pages import PageRef
+    from metadata.pages import Page, PageRef
     from metadata.store import Version
 
 _PAGES_KEPT = 4
+
+_Wanted = tuple[FragmentHead, "Sequence[Page]"]
+"""What a head is to become, and the pages that are made for it."""
 
 
 def fragment_list(context: ClientContext, ledger_id: int) -> FragmentList:
@@ -53,9 +58,9 @@ class HeldFragments(HeldMetadata):
     async def update(self, apply: Apply) -> bool:
         """Do as `HeldMetadata.update`; fragments that the head has no room for go to pages."""
 
-        async def change(head: FragmentHead) -> FragmentHead | None:
+        async def change(head: FragmentHead) -> _Wanted | None:
             wanted = apply(head.metadata)
-            return None if wanted is None else FragmentHead(wanted)
+            return None if wanted is None else (FragmentHead(wanted), ())
 
         return await self._change(change)
 
@@ -68,21 +73,46 @@ class HeldFragments(HeldMetadata):
         Raises:
             MetadataUnavailableError: no definite outcome in time. NoSuchLedgerError: it has been deleted.
         """
-        pages: set[str] = set()
 
-        async def change(head: FragmentHead) -> FragmentHead | None:
+        async def change(head: FragmentHead) -> _Wanted | None:
             if term is not None and head.metadata.term != term:
                 return None
             trimmed = FragmentHead(await self._list.without_before(head.metadata, before_entry))
-            pages.clear()
-            pages.update({*head.pages_in_use()} - {*trimmed.pages_in_use()})
-            return None if trimmed == head else trimmed
+            return None if trimmed == head else (trimmed, ())
 
         is_trimmed = await self._change(change)
         if is_trimmed:
-            await self._list.delete_pages(sorted(pages))
-            await self._list.sweep()  # and what writers that lost have left
+            await self._list.sweep()  # what those have left who lost, or died
         return is_trimmed
+
+    async def replace_bookie(self, part: Part, old: str, new: str) -> bool:
+        """Put a bookie in another's place in one fragment, wherever that stands by now (repair, rule 14).
+
+        Cancelling leaves the outcome open, and perhaps a page that nobody refers to, for the next trim to
+        sweep.
+
+        Returns:
+            False where the fragment is no longer as it was planned for: trimmed, or repaired by others.
+
+        Raises:
+            MetadataUnavailableError: no definite outcome in time. NoSuchLedgerError: it has been deleted.
+            MetadataCorruptError: the page that it stands in is damaged, or missing for good.
+        """
+
+        async def change(head: FragmentHead) -> _Wanted | None:
+            ref = head.rows.page_of(part.first_entry)
+            if ref is None:
+                wanted = replaced(head.metadata, part, old, new)
+                return None if wanted is None else (FragmentHead(wanted), ())
+            last_entry = head.rows.following(ref) - 1
+            fragments = replaced_in_page(await self._list.page(ref), last_entry, part, old, new)
+            if fragments is None:
+                return None
+            given = [fragment.row for fragment in fragments]
+            rows, page = head.rows.rewrite(ref, given, self._context.draw_token)
+            return head.with_rows(rows), (page,)
+
+        return await self._change(change)
 
     async def refresh(self) -> None:
         """Read the metadata again, as they are in the store now."""
@@ -90,15 +120,24 @@ class HeldFragments(HeldMetadata):
             await self._context.ledgers.sync(self.current.ledger_id)
             self.current, self.version = await self._context.ledgers.read(self.current.ledger_id)
 
-    async def _change(self, change: Callable[[FragmentHead], Awaitable[FragmentHead | None]]) -> bool:
+    async def _change(self, change: Callable[[FragmentHead], Awaitable[_Wanted | None]]) -> bool:
+        before: list[str] = []
+
+        async def noted(head: FragmentHead) -> _Wanted | None:
+            before[:] = head.pages_in_use()
+            return await change(head)
+
         async with self._turns:
             try:
-                changed = await self._list.change(FragmentHead(self.current), self.version, change)
+                changed = await self._list.rewrite(FragmentHead(self.current), self.version, noted)
             except NoSuchKeyError as error:
                 ledger_id = self.current.ledger_id
                 raise NoSuchLedgerError(f"there is no ledger {ledger_id}", ledger_id=ledger_id) from error
             self.current, self.version = changed.head.metadata, changed.version
-            return changed.is_done
+        if changed.is_done:
+            after = set(changed.head.pages_in_use())
+            await self._list.delete_pages(name for name in before if name not in after)
+        return changed.is_done
 
 
 @dataclass(slots=True)
@@ -245,15 +284,49 @@ class PagedEntries:
         return page
 
 
-async def all_fragments(context: ClientContext, metadata: LedgerMetadata) -> AsyncGenerator[Fragment, None]:
-    """Yield the fragments of a ledger, oldest first, also those that are in pages."""
-    if metadata.unbounded is not None:
-        pages = fragment_list(context, metadata.ledger_id)
-        for ref in metadata.unbounded.pages:
-            for fragment in await pages.page(ref):
-                yield fragment
-    for fragment in metadata.fragments:
-        yield fragment
+class Span(NamedTuple):
+    """Fragments that stand together, in a page or in the head, oldest first."""
+
+    metadata: LedgerMetadata
+    """The ledger's, as they were last read by then."""
+    fragments: tuple[Fragment, ...]
+    last_entry: int | None
+    """Of the last one; None where that may still grow."""
+
+
+async def spans(
+    context: ClientContext, metadata: LedgerMetadata, first: int = 0
+) -> AsyncGenerator[Span, None]:
+    """Yield a ledger's fragments that begin at `first` or behind it, page after page; the head comes last.
+
+    What is trimmed meanwhile is left out as far as it was not given yet, and what is begun meanwhile too,
+    unless a page is gone: then the metadata are read again.
+
+    Args:
+        metadata: as read before.
+
+    Raises:
+        NoSuchLedgerError: it has been deleted.
+        MetadataCorruptError: a page is damaged, or missing for good.
+    """
+    pages = fragment_list(context, metadata.ledger_id)
+    while (ref := metadata.rows.page_of(max(first, metadata.first_entry))) is not None:
+        following = metadata.rows.following(ref)
+        try:
+            page = await pages.page(ref)
+        except NoSuchKeyError as error:
+            before = metadata
+            await context.ledgers.sync(before.ledger_id)
+            metadata, _ = await context.ledgers.read(before.ledger_id)
+            if metadata == before:
+                raise MetadataCorruptError(
+                    f"ledger {before.ledger_id} refers to page {ref.name}, which is missing"
+                ) from error
+            continue
+        yield Span(metadata, tuple(each for each in page if each.first_entry >= first), following - 1)
+        first = following
+    fragments = tuple(each for each in metadata.fragments if each.first_entry >= first)
+    yield Span(metadata, fragments, metadata.last_entry)
 
 
 async def forget(context: ClientContext, metadata: LedgerMetadata) -> None:

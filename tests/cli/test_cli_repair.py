@@ -41,8 +41,8 @@ def test_a_ledger_is_repaired_after_a_bookie_was_killed(four: RunningCluster) ->
     ]
     os.kill(four.pids()[lost], signal.SIGKILL)
     (spare,) = four.pids().keys() - {lost, *others}
-    rows = [line.split(maxsplit=2) for line in cli.run("ledger", "show", ledger, "--replicas").splitlines()]
-    holds = {bookie.decode(): text.decode() for _, bookie, text in rows[-3:]}
+    rows = [line.split(maxsplit=3) for line in cli.run("ledger", "show", ledger, "--replicas").splitlines()]
+    holds = {bookie.decode(): text.decode() for _, _, bookie, text in rows[-3:]}
     assert holds[lost].startswith("not known: ")
     assert [holds[name] for name in others] == ["all 1,000 entries"] * 2
     assert cli.run("ledger", "repair", ledger, "--replace", lost).decode() == (

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from client_aio.cli.exits import Exit, describe, exit_code_of
 from client_aio.cli.latency import LatencyBuckets, take_oldest
-from client_aio.cli.ledger_text import custom_of, draw, row_of, text_of
+from client_aio.cli.ledger_text import custom_of, draw, draw_replicas, row_of, text_of
 from client_aio.cli.source import cut
+from client_aio.replicas import Replica
 from metadata import errors
 from metadata.ledger import LedgerMetadata
 
@@ -39,6 +40,22 @@ def test_drawing_shows_each_fragment_its_share_and_who_was_replaced() -> None:
         "       0  0–99     b1  b2  b3  ██████████",
         "       1  100–299  b1  b4  b3            ██████████████████████",
         "                       ^^",
+    ]
+
+
+def test_replicas_are_numbered_by_fragments_wherever_those_stand() -> None:
+    replicas = [
+        Replica("b1", 7000, 5, 0, False, ""),
+        Replica("b12345678", 7000, 5, 2, True, ""),
+        Replica("b1", 7005, None, None, False, ""),
+        Replica("b2", 7005, None, None, False, "gone"),
+    ]
+    assert draw_replicas(replicas).splitlines() == [
+        "fragment  from entry  bookie     holds",
+        "       0       7,000  b1         all 5 entries",
+        "       0       7,000  b12345678  2 of 5 entries are missing; it lost data of this ledger",
+        "       1       7,005  b1         what it has acknowledged so far",
+        "       1       7,005  b2         not known: gone",
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from contextlib import aclosing
+from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,9 +13,11 @@ import pytest
 
 from client_aio.config import ClientConfig
 from client_aio.core.digest import Digest
-from client_aio.unbounded.fragments import HeldFragments, PagedEntries
+from client_aio.core.repair import Part
+from client_aio.unbounded.fragments import HeldFragments, PagedEntries, spans
 from metadata import pages
-from metadata.errors import NoSuchEntryError
+from metadata.errors import MetadataCorruptError, NoSuchEntryError
+from metadata.ids import fragments_key
 from metadata.ledger import Fragment, LedgerMetadata
 from metadata.ledgers import LedgerStore
 from metadata.memory import MemoryMetadataStore, MemoryTree
@@ -121,3 +125,84 @@ async def test_who_has_not_heard_of_a_trim_is_told_when_a_page_is_gone() -> None
     assert await other.trim(400)
     with pytest.raises(NoSuchEntryError, match="begins at entry 400"):
         await entries._view(5, 5)
+
+
+def part_of(number: int) -> Part:
+    """Give a fragment that is complete, as it is to be repaired."""
+    planned = fragment(number)
+    return Part(planned.first_entry, planned.first_entry + STEP - 1, planned.content_term, planned.bookies)
+
+
+async def test_a_bookie_is_replaced_wherever_the_fragment_stands_by_now() -> None:
+    held, entries = await ledger()
+    other = HeldFragments(held._context, held.current, held.version)
+    changed: dict[int, Fragment] = {}
+    for number in (0, 17, 18, FRAGMENTS - 2):  # in the first page, in others, and in the head
+        part = part_of(number)
+        new = next(name for name in BOOKIES if name not in part.bookies)
+        assert await other.replace_bookie(part, part.bookies[1], new)
+        assert not await other.replace_bookie(part, part.bookies[1], new)  # it is done already
+        changed[number] = replace(fragment(number), bookies=(part.bookies[0], new, part.bookies[2]))
+    await held.refresh()
+    found = [each async for span in spans(held._context, held.current) for each in span.fragments]
+    assert found == [changed.get(number, fragment(number)) for number in range(FRAGMENTS)]
+    assert held.current.unbounded is not None
+    left = await held._context.ledgers.store.children(fragments_key(7))
+    assert sorted(left) == sorted(page.name for page in held.current.unbounded.pages)
+    view, _ = await entries._view(170, 180)
+    assert [view.fragment_of(entry_id) for entry_id in (170, 180)] == [changed[17], changed[18]]
+    # From the head to a page: by the metadata as they were before.
+    stale = HeldFragments(held._context, held.current, held.version)
+    for number in range(FRAGMENTS, FRAGMENTS + 20):
+        assert await held.update(begun(number))
+    assert held.current.fragments[0].first_entry > (FRAGMENTS - 3) * STEP
+    assert await stale.replace_bookie(part_of(FRAGMENTS - 3), part_of(FRAGMENTS - 3).bookies[0], "x")
+    view, _ = await PagedEntries(
+        held._context, lambda: stale.current, Digest(7), refresh=stale.refresh
+    )._view((FRAGMENTS - 3) * STEP, (FRAGMENTS - 3) * STEP)
+    assert view.fragment_of((FRAGMENTS - 3) * STEP).bookies[0] == "x"
+
+
+async def test_who_has_not_heard_of_a_repair_reads_the_page_that_took_the_place() -> None:
+    held, entries = await ledger()
+    other = HeldFragments(held._context, held.current, held.version)
+    assert await other.replace_bookie(part_of(5), fragment(5).bookies[0], "x")
+    view, _ = await entries._view(55, 55)
+    assert view.fragment_of(55).bookies[0] == "x"
+    assert await held.update(begun(FRAGMENTS))  # nor does the writer stumble over it
+    assert await held.trim(40)
+    view, _ = await entries._view(55, 55)
+    assert view.fragment_of(55).bookies[0] == "x"
+
+
+@pytest.mark.parametrize("before", [0, 45, 255, 10**6])
+async def test_spans_give_each_fragment_once_from_where_one_begins(before: int) -> None:
+    """The ledger is trimmed and repaired after the first page was given."""
+    held, _ = await ledger()
+    other = HeldFragments(held._context, held.current, held.version)
+    found: list[int] = []
+    ends: list[int | None] = []
+    async with aclosing(spans(held._context, held.current, 13)) as given:
+        async for span in given:
+            if not found:
+                await other.trim(before)
+                for number in (6, 30):
+                    await other.replace_bookie(part_of(number), fragment(number).bookies[0], "x")
+            found += [each.first_entry for each in span.fragments]
+            ends.append(span.last_entry)
+    first_page = [start for start in found if start < found[0] + 10 * STEP and start <= (ends[0] or 0)]
+    left = max(first_page[-1] + STEP, min(before // STEP, FRAGMENTS - 1) * STEP)
+    assert found == [*range(20, first_page[-1] + 1, STEP), *range(left, FRAGMENTS * STEP, STEP)]
+    assert ends[-1] is None
+
+
+async def test_a_page_that_is_missing_for_good_is_told() -> None:
+    held, _ = await ledger()
+    assert held.current.unbounded is not None
+    page = held.current.unbounded.pages[1]
+    await held._context.ledgers.store.delete(f"{fragments_key(7)}/{page.name}")
+    with pytest.raises(MetadataCorruptError, match="missing"):
+        [span async for span in spans(held._context, held.current)]
+    part = part_of(page.first // STEP)
+    with pytest.raises(MetadataCorruptError, match="not there"):
+        await held.replace_bookie(part, part.bookies[0], "x")

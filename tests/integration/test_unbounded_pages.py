@@ -14,14 +14,13 @@ from metadata.ids import fragments_key, ledger_key
 from metadata.open import open_store
 from tests.support.cluster import Cluster
 from tests.support.links import Links
+from tests.support.unbounded import FRAGMENT_ENTRIES, NAME, WAIT_S, everything, grow, numbered, pages_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-WAIT_S = 30
-NAME = "payments"
-FRAGMENTS, ENTRIES = 40, 3
+FRAGMENTS = 40
 
 
 @pytest.fixture(autouse=True)
@@ -37,40 +36,17 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         yield running
 
 
-def value(entry_id: int) -> bytes:
-    return b"entry %d" % entry_id
-
-
-ALL = [(n, value(n)) for n in range(FRAGMENTS * ENTRIES)]
-
-
-async def grow(ledger: client_aio.UnboundedLedgerWriter, fragments: int = FRAGMENTS) -> None:
-    """Add fragments of a few entries each."""
-    for _ in range(fragments):
-        if ledger.last_add_confirmed >= 0:
-            await ledger.roll()
-        following = ledger.last_add_confirmed + 1
-        await ledger.add_entries(value(n) for n in range(following, following + ENTRIES))
-
-
-async def read(client: client_aio.Client, start: int | None = 0) -> list[tuple[int, bytes]]:
-    async with aclosing(client.read_unbounded_ledger(NAME, start, follow=False)) as entries:
-        return [tuple(entry) async for entry in entries]
-
-
-async def pages_of(cluster: Cluster, ledger_id: int) -> list[str]:
-    async with await open_store(cluster.uri) as store:
-        return await store.children(fragments_key(ledger_id))
+ALL = list(enumerate(numbered(0, FRAGMENTS * FRAGMENT_ENTRIES - 1)))
 
 
 async def test_entries_are_read_over_pages_from_wherever_one_begins(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as one, client_aio.connect(cluster.uri) as other:
         async with one.open_unbounded_ledger(NAME) as ledger:
-            await grow(ledger)
+            await grow(ledger, FRAGMENTS)
             assert len(await pages_of(cluster, ledger.ledger_id)) > 5
             assert [tuple(entry) async for entry in ledger.read(0, len(ALL) - 1)] == ALL
         for start in (0, 1, 14, 15, 16, 50, len(ALL) - 1):
-            assert await read(other, start) == ALL[start:]
+            assert await everything(other, start) == ALL[start:]
         async with one.open_unbounded_ledger(NAME) as ledger:
             assert ledger.last_add_confirmed == len(ALL) - 1
         metadata = await other.ledger_metadata(NAME)
@@ -99,7 +75,7 @@ async def test_a_reader_is_not_confused_by_fragments_that_move_to_pages_under_it
 async def test_trimming_drops_pages_and_parts_of_pages(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as one, client_aio.connect(cluster.uri) as other:
         ledger = await one.open_unbounded_ledger(NAME)
-        await grow(ledger)
+        await grow(ledger, FRAGMENTS)
         before = await pages_of(cluster, ledger.ledger_id)
         reader = await other.open_ledger(NAME)
         assert await ledger.trim(62) == 60
@@ -109,13 +85,13 @@ async def test_trimming_drops_pages_and_parts_of_pages(cluster: Cluster) -> None
         await ledger.close()
         assert await reader.read_last_add_confirmed() == len(ALL) - 1
         assert [tuple(entry) async for entry in reader.read(60, len(ALL) - 1)] == ALL[60:]
-        assert await read(other, None) == ALL[60:]
+        assert await everything(other, None) == ALL[60:]
 
 
 async def test_a_deletion_leaves_no_pages(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as client:
         async with client.open_unbounded_ledger(NAME) as ledger:
-            await grow(ledger)
+            await grow(ledger, FRAGMENTS)
         await client.delete_ledger(NAME)
         assert await pages_of(cluster, ledger.ledger_id) == []
 
@@ -135,7 +111,7 @@ async def test_a_page_of_a_displaced_writer_is_not_part_of_the_ledger_and_is_swe
 
         links.store("w1").before_compare_and_set = meet
         while not reached.is_set():
-            await former.add_entry(value(former.last_add_confirmed + 1))
+            await former.add_entry(b"%d" % (former.last_add_confirmed + 1))
             rolling = asyncio.create_task(former.roll())
             await asyncio.wait(
                 [rolling, asyncio.create_task(reached.wait())], return_when=asyncio.FIRST_COMPLETED
@@ -147,7 +123,7 @@ async def test_a_page_of_a_displaced_writer_is_not_part_of_the_ledger_and_is_swe
             await asyncio.wait_for(rolling, WAIT_S)
         entries = ledger.last_add_confirmed + 1
         await ledger.close()
-        assert await read(other) == [(n, value(n)) for n in range(entries)]
+        assert await everything(other) == list(enumerate(numbered(0, entries - 1)))
         metadata = await other.ledger_metadata(NAME)
         assert metadata.unbounded is not None
         assert set(await pages_of(cluster, ledger.ledger_id)) <= {
@@ -165,31 +141,4 @@ async def test_a_page_that_is_left_over_is_swept_by_the_next_trim(cluster: Clust
         assert "0000000000000000000-left-over" not in await pages_of(cluster, ledger.ledger_id)
         await grow(ledger, 3)  # it goes on from a head that the sweep has changed
         await ledger.close()
-        assert [entry_id for entry_id, _ in await read(client, None)] == list(range(9, 39))
-
-
-async def test_a_repair_mends_the_head_and_says_that_pages_are_left(tmp_path: Path) -> None:
-    async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
-        ledger = await client.open_unbounded_ledger(NAME)
-        await grow(ledger, 3)
-        lost = ledger.metadata.fragments[0].bookies[0]
-        report = await client.repair_ledger(ledger.ledger_id, replace=lost)
-        assert report.fragments[0].entries_copied == ENTRIES
-        assert lost not in (await client.ledger_metadata(NAME)).fragments[0].bookies
-        await grow(ledger, 20)  # beside the repair, from metadata that it has changed
-        metadata = ledger.metadata
-        async with await open_store(cluster.uri) as store:
-            assert await store.children(fragments_key(ledger.ledger_id))
-        outcomes = [
-            await asyncio.gather(client.repair_ledger(ledger.ledger_id, replace=name), return_exceptions=True)
-            for name in ("b1", "b2", "b3", "b4")
-            if name != lost
-        ]
-        errors = [each for (each,) in outcomes if isinstance(each, client_aio.LedgerRepairError)]
-        assert errors
-        assert all("stand in pages" in str(error) for error in errors)
-        with pytest.raises(client_aio.InvalidArgumentError, match="unbounded"):
-            await client.repair_ledger(ledger.ledger_id, replace=lost, recover_after_s=0.1)
-        await ledger.close()
-        assert metadata.first_entry == 0
-        assert [entry_id for entry_id, _ in await read(client)] == list(range(23 * ENTRIES))
+        assert [entry_id for entry_id, _ in await everything(client, None)] == list(range(9, 39))

@@ -16,8 +16,9 @@ from metadata.paged import PagedList
 from metadata.pages import PagedRows, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from metadata.pages import Page
     from metadata.store import MetadataStore, Version
     from tests.metadata.conftest import Backend
 
@@ -245,6 +246,134 @@ async def test_a_crash_before_and_after_the_head_is_written_loses_nothing() -> N
         assert len(await next_one.sweep()) == (1 if when == "before" else 0)
         await append(next_one, (7, WIDE))
         assert len(await keys(next_one)) == (8 if when == "after" else 7)
+
+
+def marking(
+    lists: PagedList[Note], key: int
+) -> Callable[[Note], Awaitable[tuple[Note, Sequence[Page]] | None]]:
+    """Give the change that marks a row which stands in a page."""
+
+    async def apply(head: Note) -> tuple[Note, Sequence[Page]] | None:
+        ref = head.rows.page_of(key)
+        if ref is None:
+            return None  # it was dropped
+        rows = await lists.read_page(ref)
+        if (key, "marked") in rows:
+            return None
+        marked = [(key, "marked") if row[0] == key else row for row in rows]
+        changed, page = head.rows.rewrite(ref, marked, lambda: f"t{next(_tokens)}")
+        return head.with_rows(changed), (page,)
+
+    return apply
+
+
+async def paged_out(tree: MemoryTree) -> tuple[Mean, PagedList[Note]]:
+    """Give a list of which the rows 0 to 2 are in its only page."""
+    store, lists = await filled(tree)
+    await append(lists, (6, WIDE))
+    (ref,) = (await lists.read())[0].rows.pages
+    assert (ref.first, ref.rows) == (0, 3)
+    return store, lists
+
+
+async def marks(lists: PagedList[Note]) -> list[int]:
+    head, _ = await lists.read(sync=True)
+    return [row[0] async for row in lists.walk(head) if row[1] == "marked"]
+
+
+async def test_a_row_in_a_page_is_changed_by_another_page(backend: Backend) -> None:
+    lists, others = paged(await backend.open()), paged(await backend.open())
+    await lists.create(Note(PagedRows()))
+    for number in range(20):
+        await append(lists, (number, WIDE))
+    stale = await others.read()
+    for key in (2, 7, 8):
+        assert (await lists.rewrite(*await lists.read(), marking(lists, key))).is_done
+    assert not (await lists.rewrite(*await lists.read(), marking(lists, 7))).is_done
+    assert (await others.rewrite(*stale, marking(others, 3))).is_done  # from a head that others have changed
+    assert await marks(others) == [2, 3, 7, 8]
+    assert await keys(others) == list(range(20))
+    await lists.sweep()
+    assert await marks(others) == [2, 3, 7, 8]
+
+
+async def test_a_page_for_another_is_made_anew_after_each_conflict() -> None:
+    """A sweep between the page and the head takes the page: it must not be referred to after that."""
+    tree = MemoryTree()
+    store, lists = await paged_out(tree)
+    sweeper = paged(MemoryMetadataStore(tree))
+    swept: list[str] = []
+
+    async def sweep(_: str) -> None:
+        store.before = None
+        swept.extend(await sweeper.sweep())
+
+    store.before = sweep
+    changed = await lists.rewrite(*await lists.read(), marking(lists, 1))
+    assert changed.is_done
+    assert len(swept) == 1
+    assert changed.head.rows.pages[0].name not in swept
+    assert await marks(sweeper) == [1]
+    assert await keys(sweeper) == list(range(7))
+
+
+@pytest.mark.parametrize(("before", "marked"), [(1, [1]), (2, []), (5, [])])
+async def test_a_page_that_is_trimmed_before_another_takes_its_place_stays_trimmed(
+    before: int, marked: list[int]
+) -> None:
+    tree = MemoryTree()
+    store, lists = await paged_out(tree)
+    others = paged(MemoryMetadataStore(tree))
+
+    async def trim(_: str) -> None:
+        store.before = None
+        await others.change(*await others.read(), drop(others, before))
+
+    store.before = trim
+    changed = await lists.rewrite(*await lists.read(), marking(lists, 1))
+    assert changed.is_done == bool(marked)
+    assert await keys(others) == list(range(before, 7))
+    assert await marks(others) == marked
+    await others.sweep()
+    assert await store.children("pages/a") == [ref.name for ref in changed.head.rows.pages]
+
+
+async def test_another_page_whose_answer_is_lost_takes_the_place_once() -> None:
+    store, lists = await paged_out(MemoryTree())
+    times = count()
+
+    async def lose_twice(_: str) -> None:
+        if next(times) < 2:
+            raise MetadataUnavailableError("the answer was lost")
+
+    store.after = lose_twice
+    changed = await lists.rewrite(*await lists.read(), marking(lists, 1))
+    assert changed.is_done
+    assert await marks(lists) == [1]
+    assert len(await lists.sweep()) == 1  # the former one
+
+
+@pytest.mark.parametrize("is_append", [True, False])
+async def test_pages_made_for_a_list_that_is_deleted_meanwhile_do_not_stay(is_append: bool) -> None:
+    store, lists = await paged_out(MemoryTree())
+    for number in range(7, 9):
+        await append(lists, (number, WIDE))
+    head, version = await lists.read()
+
+    async def delete(_: str) -> None:
+        store.before = None
+        await lists.delete(version)
+        await lists.sweep()
+
+    store.before = delete
+    changing = (
+        lists.change(head, version, appending((9, WIDE)))
+        if is_append
+        else lists.rewrite(head, version, marking(lists, 1))
+    )
+    with pytest.raises(NoSuchKeyError):
+        await changing
+    assert await store.children("pages/a") == []
 
 
 async def test_pages_of_a_list_that_is_gone_are_swept() -> None:

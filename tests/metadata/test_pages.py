@@ -42,6 +42,11 @@ class World:
         cut = self.head.page_cut_at(key)
         self.head = self.head.drop_before(key, self.read(cut) if cut is not None else ())
 
+    def rewrite(self, ref: PageRef, rows: list[Row]) -> None:
+        self.head, page = self.head.rewrite(ref, rows, lambda: f"t{next(self._numbers)}")
+        assert page.name not in self.pages
+        self.pages[page.name] = page.to_json()
+
     def read(self, ref: PageRef) -> tuple[Row, ...]:
         return rows_of_page(ref, self.pages[ref.name])
 
@@ -54,8 +59,9 @@ actions = st.lists(
         st.tuples(st.just("append"), st.integers(1, 400), st.integers(1, 5)),
         st.tuples(st.just("replace"), st.integers(0, ROWS_KEPT), st.integers(1, 5)),
         st.tuples(st.just("drop"), st.integers(0, 1000), st.just(0)),
+        st.tuples(st.just("rewrite"), st.integers(0, 20), st.integers(0, 400)),
     ),
-    max_size=12,
+    max_size=16,
 )
 
 
@@ -68,6 +74,15 @@ def test_a_paged_list_is_a_list(script: list[tuple[str, int, int]]) -> None:
             key = following * number // 1000
             model = [row for row in model if row[0] >= key]
             world.drop_before(key)
+        elif what == "rewrite":
+            if not world.head.pages:
+                continue
+            ref = world.head.pages[number % len(world.head.pages)]
+            rows = list(world.read(ref))
+            old = rows[step % len(rows)]
+            rows[step % len(rows)] = new = (old[0], "y" * step)
+            model[model.index(old)] = new
+            world.rewrite(ref, rows)
         else:
             replaced = min(number, len(model)) if what == "replace" else 0
             rows = [
@@ -101,6 +116,25 @@ def test_large_rows_stay_in_the_head_where_they_are_the_last() -> None:
         world.append([(number, "x" * 20_000)])
     assert len(world.head.rows) == ROWS_KEPT
     assert len(world.pages) == 10 - ROWS_KEPT
+
+
+def test_a_page_in_the_place_of_another_is_found_where_that_one_was() -> None:
+    world = World()
+    world.append([(number, "x" * 2000) for number in range(40)])
+    world.drop_before(5)
+    first, second, *rest = world.head.pages
+    assert first.rows < len(json.loads(world.pages[first.name])["rows"])  # it is shortened
+    before = dict(world.pages)
+    for ref in (first, second):
+        world.rewrite(ref, [(key, "y") for key, _ in world.read(ref)])
+    assert {name: world.pages[name] for name in before} == before  # written once
+    assert [ref.name for ref in world.head.pages[2:]] == [ref.name for ref in rest]
+    assert not {ref.name for ref in world.head.pages[:2]} & before.keys()
+    assert [row[0] for row in world.all()] == list(range(5, 40))
+    assert world.head.page_of(second.first) == world.head.pages[1]
+    assert world.head.following(world.head.pages[0]) == second.first
+    with pytest.raises(AssertionError):
+        world.rewrite(world.head.pages[0], [(key + 1, "y") for key, _ in world.read(world.head.pages[0])])
 
 
 @pytest.mark.parametrize("rows", [[(3,), (3,)], [(3,), (2,)]])

@@ -6,6 +6,8 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import client_aio
+from metadata.ids import fragments_key
+from metadata.open import open_store
 from tests.support.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 WAIT_S = 30
 NAME = "payments"
+FRAGMENT_ENTRIES = 3
 
 
 @asynccontextmanager
@@ -32,6 +35,21 @@ async def clients(
 def numbered(first: int, last: int) -> list[bytes]:
     """Give the payloads of entries whose payloads are their ids."""
     return [b"%d" % n for n in range(first, last + 1)]
+
+
+async def grow(ledger: client_aio.UnboundedLedgerWriter, fragments: int) -> None:
+    """Add fragments of a few numbered entries each."""
+    for _ in range(fragments):
+        if ledger.last_add_confirmed >= 0:
+            await ledger.roll()
+        following = ledger.last_add_confirmed + 1
+        await ledger.add_entries(numbered(following, following + FRAGMENT_ENTRIES - 1))
+
+
+async def pages_of(cluster: Cluster, ledger_id: int) -> list[str]:
+    """List the pages that are there, whether or not a head refers to them."""
+    async with await open_store(cluster.uri) as store:
+        return await store.children(fragments_key(ledger_id))
 
 
 async def everything(

@@ -11,9 +11,9 @@ from bookie_aio.wire.listing import Row
 from bookie_aio.wire.messages import Stop
 from client_aio.core.quorum import write_set
 from client_aio.core.recovery import End, EntrySearch, Found
-from client_aio.core.repair import owed, plan, replaced, split
+from client_aio.core.repair import Part, complete_parts, owed, plan, replaced, replaced_in_page, split
 from metadata.errors import InvalidTransitionError
-from metadata.ledger import LedgerMetadata
+from metadata.ledger import Fragment, LedgerMetadata
 
 ENTRY = encode_block(
     ledger_id=7, content_term=0, first_entry=0, stride=1, lac=-1, lafr=-1, payloads=[b"x"], running=[1]
@@ -183,3 +183,49 @@ class TestReplacing:
         metadata = make(3, 3, [0], 9)
         with pytest.raises(InvalidTransitionError):
             metadata.replace_bookie(0, "b1", "b2")
+
+
+class TestReplacingInAPage:
+    """The same, where fragments stand in a page: of that one they are all complete."""
+
+    PAGE = (
+        Fragment(10, ("b0", "b1", "b2"), 1),
+        Fragment(20, ("b1", "b2", "b3"), 1),
+        Fragment(25, ("b1", "b2", "b3"), 4),
+    )
+    PART = Part(20, 24, 1, ("b1", "b2", "b3"))
+
+    def test_all_fragments_of_a_page_are_complete_and_the_last_of_a_growing_ledger_is_not(self) -> None:
+        assert complete_parts(self.PAGE, 29) == (
+            Part(10, 19, 1, ("b0", "b1", "b2")), self.PART, Part(25, 29, 4, ("b1", "b2", "b3")),
+        )  # fmt: skip
+        assert complete_parts(self.PAGE, None) == complete_parts(self.PAGE, 29)[:-1]
+        assert complete_parts(self.PAGE[:1], None) == complete_parts((), 29) == ()
+
+    def test_it_changes_one_id_of_one_fragment_and_nothing_else(self) -> None:
+        first, _, last = self.PAGE
+        changed = replaced_in_page(self.PAGE, 29, self.PART, "b2", "x")
+        assert changed == (first, Fragment(20, ("b1", "x", "b3"), 1), last)
+        changed = replaced_in_page(self.PAGE, 29, Part(25, 29, 4, last.bookies), "b1", "x")
+        assert changed == (*self.PAGE[:2], Fragment(25, ("x", "b2", "b3"), 4))
+
+    def test_it_stands_when_what_is_before_it_was_trimmed(self) -> None:
+        changed = replaced_in_page(self.PAGE[1:], 29, self.PART, "b2", "x")
+        assert changed == (Fragment(20, ("b1", "x", "b3"), 1), self.PAGE[2])
+
+    def test_a_fragment_that_was_trimmed_is_not_brought_back(self) -> None:
+        assert replaced_in_page(self.PAGE[2:], 29, self.PART, "b2", "x") is None
+
+    @pytest.mark.parametrize(
+        "bookies", [("b1", "x", "b3"), ("b1", "y", "b3"), ("x", "b2", "b3"), ("y", "b2", "b3")]
+    )
+    def test_the_plan_is_made_anew_when_somebody_else_repaired(self, bookies: tuple[str, ...]) -> None:
+        first, _, last = self.PAGE
+        now = (first, Fragment(20, bookies, 1), last)
+        assert replaced_in_page(now, 29, self.PART, "b2", "x") is None
+
+    @pytest.mark.parametrize(("old", "new"), [("b0", "x"), ("b2", "b3"), ("b2", "b2")])
+    def test_a_bookie_takes_the_place_of_one_that_is_there_and_is_not_there_twice(
+        self, old: str, new: str
+    ) -> None:
+        assert replaced_in_page(self.PAGE, 29, self.PART, old, new) is None
