@@ -161,6 +161,20 @@ class Calls:
             return
         self.lives.fail("PasswordsAreAsked", f"{self.who} opened {NAME} with another password, {holds}")
 
+    async def close_client(self, client: Client, handles: list[Handle]) -> None:
+        """Close the client, which ends all that its handles still had; only once faults have stopped."""
+        closing = asyncio.get_running_loop().create_task(client.close())
+        added = [future for handle in handles for future in handle.unfinished()]
+        _, waiting = await asyncio.wait([closing], timeout=CALL_BOUND_S)
+        self.lives.require(not waiting, "CallsEnd", f"{self.who} cannot close its client")
+        left = [each for each in added if not each.done()]
+        self.lives.require(
+            not left, "CallsEnd", f"{self.who} closed its client; {len(left)} adds have no end"
+        )
+        is_open = [handle.term for handle in handles if not handle.ledger.is_closed]
+        text = f"{self.who} closed its client, and writes terms {is_open}"
+        self.lives.require(not is_open, "ClosedTakesNothing", text)
+
     # --- what ----------------------------------------------------------------------------------
 
     def life(self, handle: Handle) -> Life:

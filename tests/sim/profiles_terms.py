@@ -92,7 +92,7 @@ def versatile_terms(draw: Draw) -> Plan:
 @profile
 def displaced_holders(draw: Draw) -> Plan:
     """Holders that were displaced call everything once more; then faults stop, and every call must end."""
-    holders = _holders(draw, 3, pokes=1.0, steps=draw.rng.choice((2, 5)), rest=0.3, gap=0.03)
+    holders = _holders(draw, 3, pokes=1.0, steps=draw.rng.choice((2, 5)), rest=0.3, gap=0.03, closes=True)
     _followers(draw, 1)
     for _ in range(draw.rng.randint(3, 8)):
         draw.fault(

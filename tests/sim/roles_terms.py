@@ -57,6 +57,8 @@ class _Holder:
                     await self._poke(relic)
             await asyncio.sleep(settings["rest"] * rng.random())
         await self._calls.finish()
+        if settings.get("closes", False):
+            await self._calls.close_client(self._client, self._relics)
 
     async def _hold(self, handle: Handle) -> None:
         rng, settings = self._rng, self._settings
