@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
+from bookie_aio.wire.messages import Op, Stop
 from client_aio.unbounded.fragments import spans
 from metadata import pages
 from metadata.errors import MetadataUnavailableError
 from tests.support.cluster import Cluster
 from tests.support.links import Links
-from tests.support.replicas import lose
+from tests.support.replicas import lose, stop_of
 from tests.support.unbounded import FRAGMENT_ENTRIES, NAME, WAIT_S, everything, grow, numbered, pages_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from metadata.ledger import Fragment
     from metadata.store import Version
+    from tests.support.links import Sighting
 
 FRAGMENTS = 24
 ALL = list(enumerate(numbered(0, FRAGMENTS * FRAGMENT_ENTRIES - 1)))
@@ -65,6 +67,14 @@ async def bereaved(cluster: Cluster, client: client_aio.Client) -> tuple[int, st
     assert sum(named[:-head]) > 3
     assert not named[-1]
     return ledger_id, lost
+
+
+async def sweep_often(cluster: Cluster) -> None:
+    """Have bookies drop at once what is trimmed."""
+    for bookie in cluster.bookies.values():
+        bookie.arguments += ["--sweep-interval", "0.1"]
+    await cluster.end()
+    await cluster.start()
 
 
 async def check_repaired(cluster: Cluster, client: client_aio.Client, ledger_id: int, lost: str) -> None:
@@ -125,11 +135,8 @@ async def test_after_a_repair_of_head_and_pages_another_bookie_may_be_lost(clust
 
 
 async def test_beside_a_writer_that_rolls_and_trims_all_the_time(cluster: Cluster) -> None:
-    for bookie in cluster.bookies.values():
-        bookie.arguments += ["--sweep-interval", "0.1"]  # so that what is trimmed is dropped
+    await sweep_often(cluster)
     async with Links(cluster.uri) as links, links.connect("repairer") as repairer:
-        await cluster.end()
-        await cluster.start()
         async with client_aio.connect(cluster.uri) as one:
             ledger_id, lost = await bereaved(cluster, one)
             ledger = await one.open_unbounded_ledger(NAME)
@@ -157,6 +164,45 @@ async def test_beside_a_writer_that_rolls_and_trims_all_the_time(cluster: Cluste
         await cluster[other].kill()
         async with client_aio.connect(cluster.uri, connect_timeout_s=1) as fresh:
             assert await everything(fresh, None) == list(enumerate(numbered(first, last), first))
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+async def test_what_is_trimmed_while_it_is_copied_or_verified_is_left(
+    cluster: Cluster, is_named: bool
+) -> None:
+    await sweep_often(cluster)
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("repairer") as repairer,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        ledger_id, lost = await bereaved(cluster, client)
+        owed = [one.first_entry for one in await fragments_of(client, ledger_id) if lost in one.bookies]
+        living = sorted(cluster.bookies.keys() - {lost})
+        held: list[Sighting] = []
+
+        async def hold_reads(_: str = "") -> None:
+            links.store("repairer").before_compare_and_set = None
+            held.extend(links["repairer", name].requests.hold(Op.READ) for name in living)
+
+        if is_named:
+            links.store("repairer").before_compare_and_set = hold_reads
+        else:
+            await hold_reads()
+        repairing = asyncio.create_task(repairer.repair_ledger(ledger_id, replace=lost))
+        async with asyncio.timeout(WAIT_S):
+            while not any(one.is_reached for one in held):
+                await fragments_of(client, ledger_id)
+            async with client.open_unbounded_ledger(NAME) as ledger:
+                await ledger.trim(FRAGMENT_ENTRIES)
+            for name in living:
+                while await stop_of(client, name, ledger_id, 0) is not Stop.NO_SUCH_ENTRY:
+                    pass
+            for one in held:
+                one.release()
+            report = await repairing
+        assert [one.first_entry for one in report.fragments] == owed[1:]
+        await check_repaired(cluster, client, ledger_id, lost)
 
 
 @pytest.mark.parametrize("moment", ["before the head", "before the old page goes"])
