@@ -1,13 +1,15 @@
 """The counterexamples of unbounded ledgers, played step by step in simulation: what must not happen does not.
 
-They are those of docs/UNBOUNDED.md, which `tests/integration/test_unbounded_counterexamples.py` plays on real
-bookies: here no time passes, and everything that the run's record knows is checked. Each is played a second
-time with the rule taken out that forbids it, and must then break.
+Three are those of docs/UNBOUNDED.md, which `tests/integration/test_unbounded_counterexamples.py` plays on
+real bookies: here no time passes, and everything that the run's record knows is checked. The last one is of
+our own: a displaced holder who has read the metadata again, and seals. Each is played a second time with the
+rule taken out that forbids it, and must then break.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import random
 from dataclasses import replace
@@ -15,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from metadata.errors import BookieUnavailableError, LedgerFencedError
 from tests.sim.calls import EVERYTHING, Calls
 from tests.sim.lives import NAME, Lives
 from tests.sim.mutants.__main__ import everything
+from tests.sim.mutants.planting import Edit, Mutant
 from tests.sim.simulation import run_script
 from tests.sim.test_sim_schedules import PLAN
 
@@ -213,27 +217,64 @@ async def lac_with_old_fragments(simulation: Simulation) -> None:
     await tailing
 
 
-SCRIPTS: dict[str, tuple[Any, Plan, int]] = {
-    "an entry on one bookie only": (entry_on_one_bookie, THREE, 21),
-    "a bookie that leaves and comes back": (bookie_that_comes_back, PLAN, 21),
-    "a LAC that is read with the wrong fragments": (lac_with_old_fragments, THREE, 22),
-}
+async def displaced_holder_that_seals(simulation: Simulation) -> None:
+    """A holder that hears of no bookie reads the metadata again, for a read, and seals what is another's."""
+    on = Terms(simulation)
+    await on.enter("w1", "w2", "r")
+    first = await on.taking_over("w1")
+    await on.add("w1", first, 3)
+    await asyncio.sleep(1.0)
+    for bookie in simulation.plan.bookies:
+        on.part("w1", bookie)
+    second = await on.taking_over("w2")
+    await on.add("w2", second, 2)
+
+    async def read_and_seal(client: Client, calls: Calls) -> None:
+        with contextlib.suppress(BookieUnavailableError):
+            await calls.read(first, 0, 2, EVERYTHING)
+        with contextlib.suppress(LedgerFencedError):
+            await calls.close(first, seal=True)
+
+    await on.begin("w1", read_and_seal)
+    await on.read(4)
+
+
+def _of_mutant(number: int) -> Mutant:
+    return next(mutant for mutant in everything() if mutant.number == number)
+
+
+IMPATIENT = replace(PLAN, client_settings={"read_timeout_s": 1.0})
+SEALS_WHAT_IT_FINDS = Mutant(
+    0, "the writer seals behind the last fragment that it has read, whoever wrote it",
+    (Edit("client_aio.writer:LedgerWriter._close_metadata", "self._changes.fragment)",
+          "self._held.current.last_fragment)"),),
+)  # fmt: skip
+SCRIPTS: dict[str, tuple[Any, Plan, Mutant, str]] = {
+    "an entry on one bookie only": (entry_on_one_bookie, THREE, _of_mutant(21), "NoLogDivergence"),
+    "a bookie that leaves and comes back": (bookie_that_comes_back, PLAN, _of_mutant(21), "NoLogDivergence"),
+    "a LAC that is read with the wrong fragments": (
+        lac_with_old_fragments, THREE, _of_mutant(22), "NoLogDivergence",
+    ),
+    "a displaced holder that seals": (
+        displaced_holder_that_seals, IMPATIENT, SEALS_WHAT_IT_FINDS, "SealsAreKept",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_counterexample_of_terms_breaks_nothing(name: str) -> None:
-    script, plan, _ = SCRIPTS[name]
+    script, plan, _, _ = SCRIPTS[name]
     result = run_script(plan, script)
     assert result.is_good, f"{result.text}\n{result.story}"
 
 
 def _broken(name: str) -> str:
-    script, plan, number = SCRIPTS[name]
-    next(mutant for mutant in everything() if mutant.number == number).plant()
+    script, plan, mutant, _ = SCRIPTS[name]
+    mutant.plant()
     return run_script(plan, script).name
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_schedule_breaks_terms_that_lack_their_rule(name: str) -> None:
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(_broken, (name,)) == "NoLogDivergence"
+        assert pool.apply(_broken, (name,)) == SCRIPTS[name][3]
