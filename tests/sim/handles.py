@@ -8,6 +8,7 @@ as all others do. The names:
 - WritersTellTheTruth: `last_add_confirmed` and `last_add_fully_replicated` of a writer never go back, the
   second never lies above the first, nor the first above what was added; all of its write set have said OK to
   an entry that is fully replicated; `length` is that of the acknowledged entries.
+  An entry under an id of the caller's waits for those before it, and no longer.
 - NoOutOfOrderEntries: futures of adds complete in the order of the entries, with their ids, those of bulks
   are contiguous; readers give entries in order, without gaps, as far as they were asked to.
 - WaitsCover: `flush` returns when all that was added before it is acknowledged (with deferred sync:
@@ -172,6 +173,11 @@ class WriterUse:
         else:
             self.waiting[entry_id] = add
         self.look()
+        self.require(
+            len(self.record.issued) not in self.waiting,
+            "WritersTellTheTruth",
+            f"lets entry {len(self.record.issued)} wait, though all before it have come",
+        )
         future.add_done_callback(lambda _: self._done(add))
         return future
 

@@ -39,6 +39,13 @@ def test_a_table_of_ledgers_is_not_removed_under_the_name_of_an_older_one(profil
     assert result.is_good, result.text
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 58)])
+def test_a_writer_that_has_closed_its_ledger_does_not_fail(profile: str, seed: int) -> None:
+    """A late refusal of an add that had its ack quorum failed it, and it could not be closed again."""
+    result, _, _ = campaign.run_seed((profile, seed))
+    assert result.is_good, result.text
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 1013)])
 def test_two_closes_at_once_come_to_the_same(profile: str, seed: int) -> None:
     """One met a recovery under way and failed the writer; the other met its end, and closed the writer."""
