@@ -11,9 +11,10 @@ import pytest
 
 import client_aio
 from bookie_aio.wire.messages import Op, Stop
-from client_aio.unbounded.fragments import spans
+from client_aio.unbounded.fragments import fragment_list
 from metadata import pages
 from metadata.errors import MetadataUnavailableError
+from metadata.ledger import Fragment
 from tests.support.cluster import Cluster
 from tests.support.links import Links
 from tests.support.replicas import lose, stop_of
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from metadata.ledger import Fragment
     from metadata.store import Version
     from tests.support.links import Sighting
 
@@ -46,8 +46,9 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 async def fragments_of(client: client_aio.Client, ledger_id: int) -> list[Fragment]:
     """Give all fragments, oldest first."""
-    found = spans(client._context, await client.ledger_metadata(ledger_id))
-    return [fragment async for span in found for fragment in span.fragments]
+    listed = fragment_list(client._context, ledger_id)
+    head, _ = await listed.read()
+    return [Fragment.of_row(row) async for row in listed.walk(head)]
 
 
 async def bereaved(cluster: Cluster, client: client_aio.Client) -> tuple[int, str]:
@@ -192,7 +193,7 @@ async def test_what_is_trimmed_while_it_is_copied_or_verified_is_left(
         repairing = asyncio.create_task(repairer.repair_ledger(ledger_id, replace=lost))
         async with asyncio.timeout(WAIT_S):
             while not any(one.is_reached for one in held):
-                await fragments_of(client, ledger_id)
+                await client.ledger_metadata(ledger_id)
             async with client.open_unbounded_ledger(NAME) as ledger:
                 await ledger.trim(FRAGMENT_ENTRIES)
             for name in living:

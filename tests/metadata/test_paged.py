@@ -354,25 +354,29 @@ async def test_another_page_whose_answer_is_lost_takes_the_place_once() -> None:
 
 
 @pytest.mark.parametrize("is_append", [True, False])
-async def test_pages_made_for_a_list_that_is_deleted_meanwhile_do_not_stay(is_append: bool) -> None:
+async def test_pages_made_for_a_list_that_was_deleted_meanwhile_do_not_stay(is_append: bool) -> None:
+    """Who deletes a list sweeps its pages then, and never again."""
     store, lists = await paged_out(MemoryTree())
     for number in range(7, 9):
         await append(lists, (number, WIDE))
     head, version = await lists.read()
 
-    async def delete(_: str) -> None:
-        store.before = None
+    async def delete() -> None:
         await lists.delete(version)
         await lists.sweep()
+        assert await store.children("pages/a") == []
 
-    store.before = delete
-    changing = (
-        lists.change(head, version, appending((9, WIDE)))
-        if is_append
-        else lists.rewrite(head, version, marking(lists, 1))
-    )
-    with pytest.raises(NoSuchKeyError):
-        await changing
+    async def append_to_what_is_deleted(now: Note) -> tuple[Note, Sequence[Page]]:
+        await delete()
+        return now.with_rows(now.rows.append([(9, WIDE)])), ()
+
+    async def mark_what_is_deleted(now: Note) -> tuple[Note, Sequence[Page]] | None:
+        marked = await marking(lists, 1)(now)
+        await delete()
+        return marked
+
+    with pytest.raises(NoSuchKeyError, match="lists/a"):
+        await lists.rewrite(head, version, append_to_what_is_deleted if is_append else mark_what_is_deleted)
     assert await store.children("pages/a") == []
 
 
