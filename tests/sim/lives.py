@@ -22,6 +22,7 @@ promises are those of `client_aio.unbounded` and of `docs/UNBOUNDED.md`. The nam
 - TermsCount: the term grows by one at each takeover, and in no other way; no content term falls.
 - RepairsCopyFirst: a bookie is named by a repair when it has acknowledged, or given to somebody, all that it
   owes of the fragment, and never in the last one of a ledger that is not sealed (rule 14).
+- RepairsAreWhole: a repair has named whom it says, in every fragment that it knew of but the last one.
 - PagesStay: no page ever changes, nor is it deleted while a head refers to it.
 - NamesLeadToOne: a name goes from one ledger to another, or to none, only when the first is deleted; a
   deleted ledger does not come back.
@@ -98,6 +99,8 @@ class Life:
     """The bookies that somebody has asked to replace."""
     listed: set[tuple[int, int]] = field(default_factory=set)
     """First entry and content term of all fragments that there have been."""
+    named: set[tuple[int, str]] = field(default_factory=set)
+    """First entry of a fragment and a bookie, for all that there have been."""
 
     @property
     def first_entry(self) -> int:
@@ -338,7 +341,10 @@ class Lives:
             "meta", "head", ledger_id, metadata.state.value, metadata.term, metadata.last_entry,
             len(rows.pages), rows.rows,
         )  # fmt: skip
-        life.listed.update((each.first_entry, each.content_term) for each in metadata.fragments)
+        for each in metadata.fragments:
+            life.listed.add((each.first_entry, each.content_term))
+        for each in life.fragments:
+            life.named.update((each.first_entry, bookie) for bookie in each.bookies)
         if before is not None:
             for handle in life.handles.values():
                 self.settle(handle)

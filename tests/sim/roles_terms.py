@@ -17,7 +17,7 @@ from tests.sim.lives import NAME, Lives
 from tests.sim.roles import role
 
 if TYPE_CHECKING:
-    from client_aio import Client, Replica
+    from client_aio import Client, RepairReport, Replica
     from tests.sim.lives import Handle, Life
     from tests.sim.plan import Actor
     from tests.sim.simulation import Simulation
@@ -226,12 +226,12 @@ async def mender(simulation: Simulation, actor: Actor, client: Client) -> None:
     calls = Calls(simulation, actor.name, rng)
     while simulation.loop.now < actor.settings["until"]:
         await asyncio.sleep(actor.settings["rest"] * rng.random())
-        await calls.make("mending", _mend(calls, client, simulation.plan.bookies), cuts=0.1)
+        await calls.make("mending", _mend(calls, client, simulation), cuts=0.1)
     await calls.finish()
 
 
-async def _mend(calls: Calls, client: Client, bookies: tuple[str, ...]) -> None:
-    rng, lives = calls.rng, calls.lives
+async def _mend(calls: Calls, client: Client, simulation: Simulation) -> None:
+    rng, lives, bookies = calls.rng, calls.lives, simulation.plan.bookies
     listed = [row async for row in client.list_unbounded_ledgers()]
     is_ours = all(name == NAME and lives.life(found).metadata is not None for name, found in listed)
     lives.require(is_ours and len(listed) <= 1, "NamesLeadToOne", f"listed are {listed}")
@@ -241,14 +241,28 @@ async def _mend(calls: Calls, client: Client, bookies: tuple[str, ...]) -> None:
     lost = rng.choice(fragment.bookies)
     by = rng.choice((None, None, lost, rng.choice(bookies)))
     life.repairs.add(lost)
+    # Who sees the store late, or meets another who repairs, does not know of all that there is to do.
+    is_alone = [actor.role for actor in simulation.plan.actors].count("mender") == 1
+    is_told = is_alone and by != lost and not simulation.metadata_faults(calls.who).lags
+    owed = [each.first_entry for each in life.fragments[:-1]] if is_told else []
     try:
         report = await client.repair_ledger(
             life.ledger_id, replace=lost, by=by, recover_after_s=0.1 if rng.random() < 0.05 else None
         )
         calls.history.note(calls.who, "repaired", lost, "by", by, repr(report))
+        _check_repaired(lives, life, report, [] if simulation.metadata_faults(calls.who).lags else owed)
     except InvalidArgumentError as error:  # of a bookie that is there already, or of a recovery
         calls.history.note(calls.who, "repairing:", repr(error))
     check_replicas(lives, life, await client.ledger_replicas(life.ledger_id))
+
+
+def _check_repaired(lives: Lives, life: Life, report: RepairReport, owed: list[int]) -> None:
+    """Check that those are named whom a repair says, and that of fragments there were none is left out."""
+    for each in report.fragments:
+        is_named = (each.first_entry, each.replacement) in life.named
+        lives.require(is_named, "RepairsAreWhole", f"{each} is not in the metadata: {report}")
+    left = [each for each in life.fragments if each.first_entry in owed and report.replaced in each.bookies]
+    lives.require(not left, "RepairsAreWhole", f"{report} leaves {left}")
 
 
 def check_replicas(lives: Lives, life: Life, replicas: list[Replica]) -> None:
