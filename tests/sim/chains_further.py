@@ -16,6 +16,8 @@ of rows are never given twice, so each position belongs to one life. Readers are
 - AllAckedRecordsAreReadable, at every moment: what is acknowledged had not been cut off before it was
   appended.
 - NothingLeftOver: also no ledger that was ever a log's, and no page.
+- PasswordsAreAsked: nobody reads, cuts, replaces or deletes a log that has ledgers with another password than
+  theirs.
 """
 
 from __future__ import annotations
@@ -87,8 +89,9 @@ class Life:
 class LogLives(Chains):
     """The log of one run, in all its lives."""
 
-    def __init__(self, history: History, now: Callable[[], float]) -> None:
+    def __init__(self, history: History, now: Callable[[], float], password: bytes = b"") -> None:
         super().__init__(history, now)
+        self.password = password
         self.lives: list[Life] = []
         self.life_of: dict[int, Life] = {}  # by a row's id
         self.life_tried: dict[bytes, Life] = {}
@@ -250,10 +253,10 @@ class LogLives(Chains):
                 self._fail("ListedLedgersExist", f"ledger {ledger_id} is deleted, and listed")
             return
         metadata = self._ledgers[ledger_id] = LedgerMetadata.from_json(value)
-        if TAG in metadata.custom:
+        if TAG in metadata.custom or metadata.password is not None:
             self._history.ignore(ledger_id)  # its entries are judged here, by their positions
             self._history.ledger(ledger_id).is_deleted = True
-            if metadata.custom[TAG] == LOG.encode():
+            if metadata.custom.get(TAG) == LOG.encode():
                 self._owned.setdefault(ledger_id, self._now())
         if metadata.is_closed and self.life is not None:
             for row in self.life.rows:

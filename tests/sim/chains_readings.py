@@ -60,6 +60,7 @@ class Reading:
         follows: bool,
     ) -> None:
         self._lives = lives
+        self.password = lives.password
         self._who = who
         self._start = start
         self._since = since

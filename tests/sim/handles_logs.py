@@ -132,6 +132,7 @@ class Hand:
         """Look at the properties."""
         log, lac, rolls = self.log, self.log.last_add_confirmed, self.log.rolls
         assert log.name
+        assert not log.is_held_up
         if rolls < self._rolls or (self._lac is not None and (lac is None or lac < self._lac)):
             self._fail("HandlesGoForward", f"from {self._lac}, {self._rolls} rolls, to {lac}, {rolls}")
         done = [

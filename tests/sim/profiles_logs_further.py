@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.sim import roles_logs, roles_logs_further, roles_logs_lives
+from tests.sim.plan import Actor
 from tests.sim.profiles import profile
 
 if TYPE_CHECKING:
@@ -18,12 +20,14 @@ ROLES = (
     roles_logs_further.log_batch_follower,
     roles_logs_lives.log_remaker,
     roles_logs_lives.log_inspector,
+    roles_logs_lives.log_intruder,
     roles_logs_lives.elector,
 )
 _LINKS = ("block_both", "block_one_way", "link_slow", "cut_reset")
 _BOOKIES = ("kill_bookie", "power_cut", "disk_slow")
 _META = ("meta_lossy", "meta_slow", "meta_lag", "meta_cut", "meta_expire")
 _QUORUMS = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2}
+_SECRET = {"digest": "hmac-sha256", "password": b"a secret"}
 
 
 def _writer(draw: Draw, **settings: Any) -> str:
@@ -42,6 +46,22 @@ def _writer(draw: Draw, **settings: Any) -> str:
     return draw.actor("versatile_log_writer", rng.uniform(0.0, 1.0), **{**drawn, **settings})
 
 
+def _protected(draw: Draw, plan: Plan) -> Plan:
+    """Give the log a password, in some seeds, and have somebody try others."""
+    if draw.rng.random() < 0.75:
+        return plan
+    intruder = Actor("intruder", "log_intruder", 0.5)
+    actors = [_with_secret(actor) for actor in plan.actors]
+    return replace(plan, actors=(*actors, intruder))
+
+
+def _with_secret(actor: Actor) -> Actor:
+    settings = actor.settings
+    if "quorums" not in settings:
+        return actor
+    return replace(actor, settings={**settings, "quorums": {**settings["quorums"], **_SECRET}})
+
+
 def _readers(draw: Draw, *counts: int) -> None:
     for _ in range(draw.rng.choice(counts)):
         draw.actor("log_batch_follower", draw.rng.uniform(0.2, 2.0))
@@ -49,11 +69,12 @@ def _readers(draw: Draw, *counts: int) -> None:
 
 def _plan(draw: Draw) -> Plan:
     """Have the log judged in all its lives; half of the seeds have short pages and little room in flight."""
-    return draw.plan(
+    plan = draw.plan(
         setup="log_lives",
         head_rows_bytes=draw.rng.choice((0, 300)),
         client_settings={"max_in_flight_bytes": draw.rng.choice((600, 3000, 1 << 26))},
     )
+    return _protected(draw, plan)
 
 
 def _faults(draw: Draw, *, meta: int, others: int, killed: list[str]) -> None:
@@ -126,10 +147,13 @@ def remade_logs(draw: Draw) -> Plan:
     writers = draw.clients
     for _ in range(draw.rng.choice((1, 1, 2))):
         draw.actor(
-            "log_remaker", draw.rng.uniform(0.5, 1.5), quorums=_QUORUMS, rest=draw.rng.choice((0.2, 1.0))
+            "log_remaker",
+            draw.rng.uniform(0.5, 1.5),
+            quorums=_QUORUMS,
+            rest=draw.rng.choice((0.05, 0.3, 1.0)),
         )
-    if draw.rng.random() < 0.4:
-        draw.actor("log_truncator", draw.rng.uniform(0.2, 1.0), rest=0.3)
+    if draw.rng.random() < 0.5:
+        draw.actor("log_truncator", draw.rng.uniform(0.2, 1.0), rest=draw.rng.choice((0.05, 0.3)))
     if draw.rng.random() < 0.3:
         _replacer(draw)
     if draw.rng.random() < 0.4:

@@ -31,7 +31,8 @@ _BATCHES_OF_QUERY = 3
 
 async def log_lives(simulation: Simulation) -> None:
     """Have the log judged in all its lives."""
-    lives = LogLives(simulation.history, lambda: simulation.loop.now)
+    passwords = [actor.settings.get("quorums", {}).get("password", b"") for actor in simulation.plan.actors]
+    lives = LogLives(simulation.history, lambda: simulation.loop.now, max(passwords, default=b""))
     simulation.shared["chains"] = simulation.shared["lives of the log"] = lives
     simulation.tree.watchers.append(lives.metadata_changed)
 
@@ -58,7 +59,10 @@ async def versatile_log_writer(simulation: Simulation, actor: Actor, client: Cli
             continue
         hand = Hand(simulation, log, f"{actor.name}.{number}", rng)
         simulation.history.note(hand.who, "opened the log with ledger", log.ledger_id)
-        await _use(hand, actor)
+        if rng.random() < 0.2:
+            await _use_and_leave(hand, actor)
+        else:
+            await _use(hand, actor)
         if log.failure is not None or hand.is_over:
             await hand.call_everything()
         if rng.random() < 0.8 or len(former) > 1:
@@ -86,6 +90,18 @@ async def _open(simulation: Simulation, actor: Actor, client: Client, rng: rando
         check_absence(lives, actor.name, since, error)
         return None
     return None if isinstance(log, bool) else log
+
+
+async def _use_and_leave(hand: Hand, actor: Actor) -> None:
+    """Use it as a context manager, left normally or by an exception."""
+    try:
+        async with hand.log:
+            await _use(hand, actor)
+            if hand.rng.random() < 0.3:
+                raise asyncio.InvalidStateError("of the application's own")
+    except (BookKeeperError, asyncio.InvalidStateError) as error:
+        hand.simulation.history.note(hand.who, "left the log:", repr(error))
+    hand.is_over = True
 
 
 async def _use(hand: Hand, actor: Actor) -> None:
@@ -161,7 +177,8 @@ async def log_truncator(simulation: Simulation, actor: Actor, client: Client) ->
         kept = lives.end_of(before)
         try:
             text: Any = rng.choice((before, tuple(before), str(before)))
-            rows = await shortly(rng.choice((0.02, 0.2, 6.0, 6.0, 6.0)), client.truncate_log(LOG, text))
+            truncating = client.truncate_log(LOG, text, password=lives.password)
+            rows = await shortly(rng.choice((0.02, 0.2, 6.0, 6.0, 6.0)), truncating)
         except BookKeeperError as error:
             simulation.history.note(actor.name, f"truncating before {before}:", repr(error))
             check_documented(lives, f"{actor.name} truncating before {before}", error)
@@ -264,8 +281,9 @@ class _Adding:
             life = self.lives.life
             was_recorded = self._is_recorded()
             call = self.client.add_to_log(
-                LOG, list(self.made), replace=self.replace, transaction=self.transaction
-            )
+                LOG, list(self.made), replace=self.replace, transaction=self.transaction,
+                password=self.lives.password,
+            )  # fmt: skip
             try:
                 added = await shortly(self.rng.choice((0.02, 0.2, 8.0, 8.0, 8.0)), call)
             except BookKeeperError as error:
@@ -363,7 +381,7 @@ async def _read_some(
 ) -> None:
     """Read on, for a number of times or a while; then stop in the middle."""
     method = rng.choice((client.read_log, client.read_log_batches))
-    async with aclosing(method(LOG, asked, follow=follows)) as items:
+    async with aclosing(method(LOG, asked, follow=follows, password=reading.password)) as items:
         for _ in range(rng.choice((1, 3, 20, 1000))):
             item = await shortly(patience_s * rng.choice((0.05, 1.0, 1.0)), anext(items, None))
             if item is False:

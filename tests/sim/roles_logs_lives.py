@@ -1,12 +1,17 @@
 """Roles around a log that comes and goes: who deletes and remakes it, looks at it, or is elected to write it.
 
-And the judge of a log in all its lives, and of its election.
+And the judge of a log in all its lives, and of its election. The names, beside those of `chains_further`:
+
+- LeadersHoldTheKey: whoever believes that it leads holds the key `leader`, in its present session; its terms
+  are counted, and `changes` tells by turns that it leads and that it does not.
+- Liveness: after healing a new candidate is elected within a bound.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from client_aio import LeaderElection
@@ -36,8 +41,9 @@ async def log_remaker(simulation: Simulation, actor: Actor, client: Client) -> N
     while not simulation.is_healed:
         await asyncio.sleep(actor.settings["rest"] * rng.random() * 2)
         life, since = lives.life, simulation.loop.now
+        deleting = client.delete_log(LOG, password=lives.password)
         try:
-            done = await shortly(rng.choice((0.02, 0.2, 8.0, 8.0, 8.0)), client.delete_log(LOG))
+            done = await shortly(rng.choice((0.02, 0.2, 8.0, 8.0, 8.0)), deleting)
             simulation.history.note(actor.name, "deleting was cancelled" if done is False else "deleted it")
             if done is None:
                 _check_deleted(simulation, actor.name, lives, life)
@@ -71,6 +77,44 @@ def _check_deleted(simulation: Simulation, who: str, lives: LogLives, life: Any)
     left = [row.ledger_id for row in life.listed.values() if lives.exists(row.ledger_id)]
     if life.ended_at is None or left:
         lives.fail("CallsDoWhatTheySay", f"{who} deleted life {life.number}; {left} exist, {life.ended_at}")
+
+
+@role
+async def log_intruder(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Try to read, cut, empty and delete the log, with another password than its own."""
+    rng, lives, wrong = _rng(simulation, actor), lives_of(simulation), b"of another"
+
+    async def try_to(what: str, last: int) -> Any:
+        match what:
+            case "read":
+                async with aclosing(client.read_log(LOG, password=wrong)) as records:
+                    return await anext(records, None)
+            case "cut":
+                return await client.truncate_log(LOG, (last, 0), password=wrong)
+            case "emptied":
+                return await client.add_to_log(LOG, [], replace=True, password=wrong)
+            case _:
+                return await client.delete_log(LOG, password=wrong)
+
+    while not simulation.is_healed:
+        await asyncio.sleep(0.3 * rng.random())
+        life, since, what = lives.life, simulation.loop.now, rng.choice(("read", "cut", "emptied", "deleted"))
+        if life is None or not life.rows:
+            continue
+        try:
+            found = await try_to(what, life.rows[-1].id)
+        except BookKeeperError as error:
+            simulation.history.note(actor.name, "tried in vain:", what, repr(error))
+            check_documented(lives, f"{actor.name}, {what}", error)
+            continue
+        had_rows = all(shape.rows for shape in life.shapes if shape.since >= since)
+        if lives.life is life and had_rows and (what != "read" or found):
+            lives.fail("PasswordsAreAsked", f"{actor.name} {what} it: {found}")
+
+
+def secret(lives: LogLives) -> dict[str, Any]:
+    """Give the settings of a ledger that has the log's password."""
+    return {"digest": "hmac-sha256", "password": lives.password} if lives.password else {}
 
 
 @role
@@ -150,6 +194,9 @@ async def _lead_once(
     number: int,
 ) -> None:
     terms = election.terms
+    if rng.random() < 0.3:
+        await _heed_changes(simulation, actor, election, rng)
+        return
     if await shortly(4 * rng.random(), election.gained()) is False:
         return
     if election.terms < max(1, terms):
@@ -181,6 +228,27 @@ async def _lead_once(
         simulation.history.fail("LeadersHoldTheKey", f"the leader is {value!r}")
 
 
+async def _heed_changes(
+    simulation: Simulation, actor: Actor, election: LeaderElection, rng: random.Random
+) -> None:
+    """Follow whether this candidate leads, for a while."""
+    before: bool | None = None
+    async with aclosing(election.changes()) as changes:
+
+        async def change() -> tuple[bool]:
+            return (await anext(changes),)
+
+        for _ in range(rng.randint(1, 5)):
+            found = await shortly(3 * rng.random(), change())
+            if found is False:
+                return
+            simulation.history.note(actor.name, "leads:", found[0])
+            if found[0] is before:
+                simulation.history.fail("LeadersHoldTheKey", f"{actor.name} is told twice: {before}")
+            before = found[0]
+            _check_leader(simulation, actor, election)
+
+
 def _check_leader(simulation: Simulation, actor: Actor, election: LeaderElection) -> None:
     """Leadership ends with the session: whoever believes that it leads has the key, in its session."""
     if not election.is_leader:
@@ -203,11 +271,11 @@ async def judge_lives(simulation: Simulation, client: Client) -> None:
     give_up_at = loop.now + RECOVERY_BOUND_S
     while True:
         try:
-            async with client.open_log(LOG) as log:
+            async with client.open_log(LOG, **secret(lives)) as log:
                 hand = Hand(simulation, log, f"judge.{loop.now:.4f}", random.Random(0))
                 hand.append(1)
             swept_at = loop.now
-            await client.sweep_log_orphans(older_than_s=0)
+            await client.sweep_log_orphans(older_than_s=0, password=lives.password)
             found = await _read_all(simulation, lives, client)
             _check_metadata(lives, metadata := await client.log_metadata(LOG), swept_at)
             break
@@ -237,7 +305,7 @@ async def _read_all(simulation: Simulation, lives: LogLives, client: Client) -> 
     for who, method in (("by records", client.read_log), ("by batches", client.read_log_batches)):
         reading = Reading(lives, who, follows=False, now=simulation.loop.now)
         records: list[Any] = []
-        async for item in method(LOG):
+        async for item in method(LOG, password=lives.password):
             records += [item] if isinstance(item, tuple) else list(item)
         for record in records:
             reading.read(record)

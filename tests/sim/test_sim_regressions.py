@@ -51,3 +51,24 @@ def test_two_closes_at_once_come_to_the_same(profile: str, seed: int) -> None:
     """One met a recovery under way and failed the writer; the other met its end, and closed the writer."""
     result, _, _ = campaign.run_seed((profile, seed))
     assert result.is_good, result.text
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("replaced-logs", 7), ("replaced-logs", 12)])
+def test_a_log_is_replaced_only_once_it_has_been_taken_over(profile: str, seed: int) -> None:
+    """Who opened it while earlier ledgers were being deleted went on acknowledging what was lost."""
+    result, _, _ = campaign.run_seed((profile, seed))
+    assert result.is_good, result.text
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("replaced-logs", 5), ("truncated-logs", 5)])
+def test_a_transaction_is_repeated_though_its_ledgers_are_gone(profile: str, seed: int) -> None:
+    """They had been truncated or replaced since, and the addition was refused as one of no ledgers."""
+    result, _, _ = campaign.run_seed((profile, seed))
+    assert result.is_good, result.text
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("remade-logs", 3), ("remade-logs", 4)])
+def test_who_has_lost_a_log_is_told_so_in_terms_of_logs(profile: str, seed: int) -> None:
+    """A writer that closed it, and a reader whose log was made anew, were told of a ledger that is gone."""
+    result, _, _ = campaign.run_seed((profile, seed))
+    assert result.is_good, result.text
