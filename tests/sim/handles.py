@@ -17,7 +17,10 @@ as all others do. The names:
 - EndedWritersAcknowledgeNothing: a writer that was fenced, aborted or closed acknowledges nothing more, and
   each of its methods raises, or gives what its docstring says.
 - SentAddsEndUnknown: an add that may have been sent does not fail as one that was not done (rule 8).
-- CallsEnd: calls of a handle that has ended come to an end, and so do calls that are cancelled.
+- CallsEnd: calls of a handle that has ended come to an end, and so do calls that are cancelled; and all that
+  were made before or during the faults, once those are over for long.
+- CalmIsCalm: once faults are over for a while, no call fails on handles made from then on, by clients
+  that lived through the faults; but for what others do to a ledger.
 - WrongArgumentsAreRefused: with the error that the docstring names, and nothing is added.
 - ReadersNeverGoBack: the LAC of one reader never goes back, nor beyond what is acknowledged or closed.
 - AcknowledgedIsFound: nobody who may read an entry that was acknowledged is told that there is none.
@@ -33,6 +36,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from metadata.errors import BookKeeperError, NoSuchEntryError, Outcome
+from tests.sim.roles import SETUPS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterator
@@ -40,9 +44,11 @@ if TYPE_CHECKING:
     from client_aio import LedgerReader, LedgerWriter
     from client_aio.entries import Entry
     from metadata.ledger import LedgerMetadata
+    from tests.sim.loop import Process
     from tests.sim.simulation import Simulation
 
 T = TypeVar("T")
+CALM_S, SETTLED_S = 27.0, 12.0
 _TICKS, _TICK_S = 8, 0.5
 MEDIA = ("disk_bit_flip", "disk_lost_write", "disk_misdirected_write", "disk_wiped")
 
@@ -62,9 +68,45 @@ async def within_bounds(simulation: Simulation, what: str, call: asyncio.Task[T]
     simulation.history.fail("CallsEnd", f"{what} does not come to an end: {call!r}")
 
 
+async def watched(simulation: Simulation, what: str, call: Coroutine[Any, Any, T]) -> T:
+    """Make a call that is to have ended when the run has been calm for long (`calm`)."""
+    under_way: dict[int, tuple[float, Process, str]] = simulation.shared.setdefault("calls under way", {})
+    number = simulation.shared["calls made"] = simulation.shared.get("calls made", 0) + 1
+    under_way[number] = simulation.loop.now, simulation.loop.current, what
+    try:
+        return await call
+    finally:
+        del under_way[number]
+
+
+async def calm(simulation: Simulation) -> None:
+    """End all faults `CALM_S` before the chaos is over: from then on everything has to work again.
+
+    Nobody fails any more soon after that, and what was called before has ended when the calm has.
+    """
+    quiet_at = simulation.plan.duration - CALM_S
+    simulation.shared["calm at"] = quiet_at + SETTLED_S
+
+    def look() -> None:
+        for since, process, what in simulation.shared.get("calls under way", {}).values():
+            if process.is_alive and since < quiet_at + SETTLED_S:
+                simulation.history.fail("CallsEnd", f"{what} was called at {since:.4f} s, and has not ended")
+
+    simulation.after(quiet_at, simulation._heal)
+    simulation.after(simulation.plan.duration - 0.01, look)
+
+
+def is_calm(simulation: Simulation) -> bool:
+    """Tell whether all faults are over, and what they led to is too."""
+    return bool(simulation.loop.now >= simulation.shared.get("calm at", float("inf")))
+
+
+SETUPS[calm.__name__] = calm
+
+
 async def ends(simulation: Simulation, what: str, call: Coroutine[Any, Any, T]) -> T:
     """Make a call that must end soon, whatever the faults."""
-    task = asyncio.create_task(call)
+    task = asyncio.create_task(watched(simulation, what, call))
     await within_bounds(simulation, what, task)
     return task.result()
 
@@ -73,7 +115,7 @@ async def interrupted(
     simulation: Simulation, what: str, call: Coroutine[Any, Any, T], seconds: float
 ) -> T | None:
     """Make a call and cancel it after a while; gives None if that came first."""
-    task = asyncio.create_task(call)
+    task = asyncio.create_task(watched(simulation, what, call))
     await asyncio.wait((task,), timeout=seconds)
     if not task.done():
         task.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.sim import roles_further
+from tests.sim.handles import CALM_S
 from tests.sim.profiles import profile
 
 if TYPE_CHECKING:
@@ -159,3 +160,22 @@ def cut_short(draw: Draw) -> Plan:
     for kind in ("cut_reset", "block_both", "meta_slow", "meta_lossy"):
         draw.some(kind, draw.clients, 3)
     return _plan(draw)
+
+
+@profile
+def calm_after_storm(draw: Draw) -> Plan:
+    """Faults of all kinds, and then none for long: what lived through them works again, and nothing hangs."""
+    for _ in range(draw.rng.choice((1, 1, 2))):
+        _writer(draw, steps=draw.rng.choice((5, 15)), rest=draw.rng.choice((0.5, 2.0)), closes_client=0.0)
+    _reader(draw, closes_client=0.0, recovers=0.0)
+    draw.actor("tailer", draw.rng.uniform(0.5, 2.0))
+    draw.actor("recoverer", draw.rng.uniform(1.0, draw.duration * 0.9))
+    if draw.rng.random() < 0.3:
+        draw.actor("repairer", draw.rng.uniform(0.3, 1.0))
+    for kind in ("kill_bookie", "power_cut", "disk_slow", "disk_full", "disk_write_error", "disk_sync_error"):
+        draw.some(kind, list(draw.bookies), 3)
+    for kind in _LINKS:
+        draw.some(kind, draw.clients, 4)
+    for kind in (*_META, "pause", "clock_jump"):
+        draw.some(kind, [*draw.bookies, *draw.clients], 3)
+    return _plan(draw, duration=draw.duration + CALM_S, setup="calm")

@@ -20,7 +20,7 @@ from metadata.errors import (
     NoSuchLedgerError,
 )
 from metadata.ids import KEY_LEDGERS
-from tests.sim.handles import ReaderUse, ends, interrupted, within_bounds
+from tests.sim.handles import ReaderUse, ends, interrupted, is_calm, within_bounds
 from tests.sim.history import write_set
 from tests.sim.roles import role
 from tests.sim.writing import Writing
@@ -58,6 +58,7 @@ async def versatile_writer(simulation: Simulation, actor: Actor, client: Client)
     rng = random.Random(f"{simulation.plan.seed}/{actor.name}/versatile_writer")
     settings = actor.settings
     while not simulation.is_healed:
+        was_calm = is_calm(simulation)
         options = {
             "advanced": rng.random() < settings["advanced"],
             "deferred_sync": rng.random() < settings["deferred"],
@@ -73,6 +74,8 @@ async def versatile_writer(simulation: Simulation, actor: Actor, client: Client)
             )
         except BookKeeperError as error:
             simulation.history.note(actor.name, "could not create a ledger:", repr(error))
+            if was_calm:
+                simulation.history.fail("CalmIsCalm", f"{actor.name} could not create a ledger: {error!r}")
             await asyncio.sleep(0.3)
             continue
         if ledger is None:
@@ -89,6 +92,7 @@ async def versatile_reader(simulation: Simulation, actor: Actor, client: Client)
     """Open any ledger and read it by everything that a reader offers; stop and cancel, and go on."""
     rng = random.Random(f"{simulation.plan.seed}/{actor.name}/versatile_reader")
     while True:
+        was_calm = is_calm(simulation)
         newest = await simulation.newest_ledger(after=-1)
         ledger_id = rng.choice((newest, rng.choice(simulation.ledger_ids)))
         try:
@@ -98,6 +102,8 @@ async def versatile_reader(simulation: Simulation, actor: Actor, client: Client)
             reader = await interrupted(simulation, "open_ledger", _opened(opening), patience)
         except BookKeeperError as error:
             simulation.history.note(actor.name, f"opening ledger {ledger_id}:", repr(error))
+            if was_calm and not simulation.history.ledger(ledger_id).is_deleted:
+                simulation.history.fail("CalmIsCalm", f"{actor.name} could not open {ledger_id}: {error!r}")
             await asyncio.sleep(0.3)
             continue
         if reader is not None:
@@ -129,6 +135,7 @@ class _Reading:
         self._use = ReaderUse(simulation, actor.name, handle)
         self._verified: dict[int, int] = simulation.shared.setdefault("verified LACs", {})
         self._interrupts: float = actor.settings["interrupts"]
+        self._is_calm = is_calm(simulation)
         self._calls: dict[Callable[[], Coroutine[Any, Any, None]], int] = {
             self._read: 3,
             self._read_batches: 3,
@@ -159,6 +166,9 @@ class _Reading:
             except BookKeeperError as error:
                 self._simulation.history.note(
                     self._who, f"{step.__name__} of ledger {self.handle.ledger_id}:", repr(error)
+                )
+                use.require(
+                    not self._is_calm or use.record.is_deleted, "CalmIsCalm", f"{step.__name__}: {error!r}"
                 )
                 await asyncio.sleep(0.1 * rng.random())
             use.look()

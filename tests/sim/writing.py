@@ -20,7 +20,16 @@ from metadata.errors import (
     LedgerFencedError,
     NoSuchEntryError,
 )
-from tests.sim.handles import BrokenError, Bulk, WriterUse, ends, interrupted, within_bounds
+from tests.sim.handles import (
+    BrokenError,
+    Bulk,
+    WriterUse,
+    ends,
+    interrupted,
+    is_calm,
+    watched,
+    within_bounds,
+)
 from tests.sim.roles import payload
 
 if TYPE_CHECKING:
@@ -64,6 +73,7 @@ class Writing:
         self._open_ids: list[int] = []  # drawn, and not given yet
         self._has_closed = False
         self._is_left = False
+        self._is_calm = is_calm(simulation)
 
     async def run(self) -> bool:
         """Write, and end; gives False when the client has been closed with it."""
@@ -88,15 +98,23 @@ class Writing:
                 if self._simulation.is_healed or self.handle.is_closed:
                     break
                 await self._step()
-            await (self._close_client if closes_client else ends_by[end])()
+            ending = self._close_client if closes_client else ends_by[end]
+            await watched(self._simulation, f"{self._who} {end}", ending())
         except BookKeeperError as error:
             if isinstance(error, LedgerFencedError):
                 self._history.told_fenced(self._who, self.handle.ledger_id, error)
+            else:
+                self._must_be_excused(error)
             self._note(f"writing ledger {self.handle.ledger_id} ended:", repr(error))
         if self._is_left:
             return True
         await self._afterwards()
         return not closes_client
+
+    def _must_be_excused(self, error: BookKeeperError) -> None:
+        self.use.require(
+            not self._is_calm or self.use.record.is_deleted, "CalmIsCalm", f"was created in calm: {error!r}"
+        )
 
     def _note(self, what: str, *details: Any) -> None:
         self._history.note(self._who, what, *details)
@@ -121,9 +139,10 @@ class Writing:
             patience = rng.choice((0.0, 0.003, 0.03, 0.3)) * rng.random()
             await interrupted(self._simulation, f"{self._who} {step.__name__}", step(), patience)
         elif how < self._settings["interrupts"] + 0.25:
-            self._background.append(asyncio.create_task(step(), name=f"{self._who} {step.__name__}"))
+            what = f"{self._who} {step.__name__}"
+            self._background.append(asyncio.create_task(watched(self._simulation, what, step()), name=what))
         else:
-            await step()
+            await watched(self._simulation, f"{self._who} {step.__name__}", step())
         self.use.look()
         await asyncio.sleep(rng.choice((0.0, 0.01, self._settings["gap"])) * rng.random())
 
@@ -245,6 +264,7 @@ class Writing:
                         return
         except BookKeeperError as error:
             self._note(f"reading ledger {handle.ledger_id} at {following}:", repr(error))
+            self._must_be_excused(error)
             self.use.require(
                 not isinstance(error, NoSuchEntryError) or self.use.record.is_deleted,
                 "AcknowledgedIsFound",
