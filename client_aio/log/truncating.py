@@ -40,8 +40,8 @@ async def truncate_log(
 ) -> list[LogRow]:
     """Drop what lies before a position, and delete the ledgers; see `Client.truncate_log`."""
     head, version = await finish_dropping(context, lists, *await lists.read(sync=True), password)
-    await _check_password(context, head, password)
     while True:
+        await _check_password(context, head, password)
         try:
             bounded = await _bounded(context, head, before, password)
         except NoSuchLedgerError:
@@ -50,13 +50,14 @@ async def truncate_log(
                 raise
             continue  # Others have cut the log, or made another one, since the list was read.
 
-        async def apply(found: LogHead, bounded: Position = bounded) -> LogHead | None:
-            if found.has_dropped or bounded <= found.begins_at:
+        async def apply(found: LogHead, known: LogHead = head, bounded: Position = bounded) -> LogHead | None:
+            # How far another list may be cut is yet to be found out, be it another log's of this name.
+            if found != known or found.has_dropped or bounded <= found.begins_at:
                 return None
             return found.truncate(bounded, await lists.cut_at(found, found.first_id_kept(bounded)))
 
         changed = await lists.change(head, version, apply)
-        if changed.is_done or not changed.head.has_dropped:
+        if changed.is_done or (changed.version == version and not changed.head.has_dropped):
             break
         head, version = await finish_dropping(context, lists, changed.head, changed.version, password)
     dropped = await lists.dropped_rows(changed.head)
