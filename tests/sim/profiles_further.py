@@ -166,7 +166,10 @@ def cut_short(draw: Draw) -> Plan:
 def calm_after_storm(draw: Draw) -> Plan:
     """Faults of all kinds, and then none for long: what lived through them works again, and nothing hangs."""
     for _ in range(draw.rng.choice((1, 1, 2))):
-        _writer(draw, steps=draw.rng.choice((5, 15)), rest=draw.rng.choice((0.5, 2.0)), closes_client=0.0)
+        _writer(
+            draw, steps=draw.rng.choice((5, 15)), rest=draw.rng.choice((0.5, 2.0)), closes_client=0.0,
+            deferred=draw.rng.choice((0.0, 0.5)),
+        )  # fmt: skip
     _reader(draw, closes_client=0.0, recovers=0.0)
     draw.actor("tailer", draw.rng.uniform(0.5, 2.0))
     draw.actor("recoverer", draw.rng.uniform(1.0, draw.duration * 0.9))
