@@ -39,12 +39,8 @@ class _Follower:
             life = self._lives.newest
             if life is not None and life.metadata is not None:
                 which: str | int = NAME if rng.random() < 0.7 else life.ledger_id
-                ways = (self._iterate(which, life), self._iterate(which, life), self._read(which))
-                chosen = rng.randrange(len(ways))
-                for number, way in enumerate(ways):
-                    if number != chosen:
-                        way.close()
-                await self._calls.make(f"reading {which}", ways[chosen])
+                way = self._iterate(which, life) if rng.random() < 0.65 else self._read(which)
+                await self._calls.make(f"reading {which}", way)
             await asyncio.sleep(self._settings["rest"] * rng.random())
         await self._lives.is_over.wait()
         await self._calls.finish(10.0)
@@ -78,12 +74,15 @@ class _Follower:
         self._lives.require(is_end, "SealsAreKept", text)
 
     async def _read(self, which: str | int) -> None:
-        """Open the ledger, and read by its handle."""
+        """Open the ledger, and read by its handle, also after what it could not read."""
         rng = self._rng
         async with self._client.open_ledger(which, password=self._lives.password) as reader:
             for _ in range(rng.randint(1, 8)):
                 lac, behind = reader.last_add_confirmed, self._behind(reader)
-                await self._use(reader)
+                try:
+                    await self._use(reader)
+                except BookKeeperError as error:
+                    self._calls.history.note(self.who, "reading by a handle:", repr(error))
                 life = self._lives.life(reader.ledger_id)
                 text = f"{self.who} read the LAC {reader.last_add_confirmed}"
                 now = self._behind(reader)
