@@ -112,7 +112,6 @@ class LedgerWriter(ClosedOnLeaving):
         self._failure: BookKeeperError | None = None
         self._is_closing = False
         self._has_closed = False  # the ledger, rather than found it closed by others
-        self._ending = asyncio.Lock()
         self._order: EntryOrder[tuple[bytes, asyncio.Future[int]]] | None = None
         if options.advanced:
             self._order = EntryOrder()
@@ -123,7 +122,7 @@ class LedgerWriter(ClosedOnLeaving):
         self._waiters = EntryWaiters()
         self._room = asyncio.Event()
         self._room.set()
-        self._bulk_lock = asyncio.Lock()
+        self._bulk_lock, self._ending = asyncio.Lock(), asyncio.Lock()
         self._queued: list[tuple[bytes, asyncio.Future[int]]] = []  # added while add_entries runs
         self._queued_bytes = 0  # with what waits behind a gap
         self._forces = Forces(self._window, self._replicator.force, lambda: self._failure)
