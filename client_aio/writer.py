@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Token = asyncio.Future[int] | None
+_Given = tuple[bytes, asyncio.Future[int]]
 _HARD_LIMIT_FACTOR = 4
 _BULK_TURN_BYTES = BATCH_BYTES_MAX
 
@@ -112,9 +113,7 @@ class LedgerWriter(ClosedOnLeaving):
         self._failure: BookKeeperError | None = None
         self._is_closing = False
         self._has_closed = False  # the ledger, rather than found it closed by others
-        self._order: EntryOrder[tuple[bytes, asyncio.Future[int]]] | None = None
-        if options.advanced:
-            self._order = EntryOrder()
+        self._order: EntryOrder[_Given] | None = EntryOrder() if options.advanced else None
         self._is_direct = not options.advanced  # and not failed, not closing, no bulk under way
         self._entry_bytes_max = context.config.entry_bytes_max
         self._bytes_held_max = _HARD_LIMIT_FACTOR * context.config.max_in_flight_bytes
@@ -123,7 +122,7 @@ class LedgerWriter(ClosedOnLeaving):
         self._room = asyncio.Event()
         self._room.set()
         self._bulk_lock, self._ending = asyncio.Lock(), asyncio.Lock()
-        self._queued: list[tuple[bytes, asyncio.Future[int]]] = []  # added while add_entries runs
+        self._queued: list[_Given] = []  # added while add_entries runs
         self._queued_bytes = 0  # with what waits behind a gap
         self._forces = Forces(self._window, self._replicator.force, lambda: self._failure)
         self._lac_publisher = LacPublisher(self._window, self._publish_lac, context.lac_clock)
