@@ -8,8 +8,8 @@ is read again after that, since until then nothing kept it from being dropped; a
 change is not touched. So a repair that ends anywhere leaves the ledger as good as it was, or better, and
 may be run again: what was copied is found there.
 
-Fragments are repaired one after another, oldest first, and looked for page after page: memory does not grow
-with the ledger, but for the report.
+Fragments are repaired one after another, oldest first, and looked for page after page, until a pass over the
+ledger finds no more: memory does not grow with the ledger, but for the report.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Repair:
         self._password = password
         self._on_progress = on_progress
         self._unfit: set[str] = set()
-        self._fragments: list[RepairedFragment] = []
+        self._fragments: dict[int, RepairedFragment] = {}
         self._following = 0  # what begins below has been seen to
         self._was_recovered = False
 
@@ -147,10 +147,16 @@ class Repair:
                 await self._repair_part(metadata, part)
             elif is_last_left and self._recover_after_s is not None:
                 await self._recover(metadata, self._recover_after_s)
+            elif self._following:
+                self._following = 0  # Others may have named the bookie where it was not named before.
             else:
                 break
         return RepairReport(
-            self._ledger_id, self._lost, tuple(self._fragments), self._was_recovered, is_last_left
+            self._ledger_id,
+            self._lost,
+            tuple(self._fragments[first_entry] for first_entry in sorted(self._fragments)),
+            self._was_recovered,
+            is_last_left,
         )
 
     async def _next(self, metadata: LedgerMetadata) -> tuple[LedgerMetadata, Part | None]:
@@ -159,7 +165,8 @@ class Repair:
             async for span in found:
                 metadata = span.metadata
                 for part in complete_parts(span.fragments, span.last_entry):
-                    if self._lost in part.bookies:
+                    # A bookie that is repaired in its own place stays named.
+                    if self._lost in part.bookies and part.first_entry not in self._fragments:
                         return metadata, part
         return metadata, None
 
@@ -190,10 +197,8 @@ class Repair:
             raise
         except _TargetFailed as failure:
             raise failure.error from failure
-        self._fragments.append(copier.result())
-        self._following = (
-            part.first_entry + 1
-        )  # also where a bookie that is repaired in its place stays named
+        self._fragments[part.first_entry] = copier.result()
+        self._following = part.first_entry + 1
         logger.info(
             "ledger=%d fragment=%d bookie=%s repaired by=%s entries=%d bytes=%d",
             self._ledger_id, part.first_entry, self._lost, target,

@@ -11,7 +11,8 @@ import pytest
 
 import client_aio
 from bookie_aio.wire.messages import Op, Stop
-from client_aio.unbounded.fragments import fragment_list
+from client_aio.core.repair import Part
+from client_aio.unbounded.fragments import HeldFragments, fragment_list
 from metadata import pages
 from metadata.errors import MetadataUnavailableError
 from metadata.ledger import Fragment
@@ -240,8 +241,6 @@ async def test_a_repair_that_dies_at_a_page_leaves_the_ledger_whole(
         assert await everything(client) == ALL
         report = await client.repair_ledger(ledger_id, replace=lost)
         assert len(report.fragments) == sum(lost in fragment.bookies for fragment in after)
-        # Nothing is copied twice.
-        assert report.fragments[0].entries_copied == (0 if moment == "before the head" else FRAGMENT_ENTRIES)
         assert await left_over(cluster, client, ledger_id) == {orphan}
         async with client.open_unbounded_ledger(NAME) as ledger:
             assert await ledger.trim(FRAGMENT_ENTRIES) == FRAGMENT_ENTRIES
@@ -264,6 +263,38 @@ async def test_two_repairs_at_once_share_the_work(cluster: Cluster) -> None:
         assert sorted(one.first_entry for report in reports for one in report.fragments) == owed
         assert not await left_over(cluster, x, ledger_id)
         await check_repaired(cluster, x, ledger_id, lost)
+
+
+async def test_a_fragment_that_others_make_name_the_bookie_meanwhile_is_repaired_too(
+    cluster: Cluster,
+) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("repairer") as repairer,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        async with client.open_unbounded_ledger(NAME) as ledger:
+            await grow(ledger, FRAGMENTS)
+        ledger_id = ledger.ledger_id
+        *parts, last = await fragments_of(client, ledger_id)
+        moved = next(name for name in cluster.bookies if name not in last.bookies)
+        behind = next(one for one in parts if moved not in one.bookies)
+        others = count()
+
+        async def name_it(_: str) -> None:
+            # Before the last fragment there is to repair.
+            if next(others) == sum(moved in one.bookies for one in parts) - 1:
+                held = HeldFragments(client._context, *await client._context.ledgers.read(ledger_id))
+                end = behind.first_entry + FRAGMENT_ENTRIES - 1
+                part = Part(behind.first_entry, end, behind.content_term, behind.bookies)
+                assert await held.replace_bookie(part, behind.bookies[0], moved)
+
+        links.store("repairer").before_compare_and_set = name_it
+        report = await repairer.repair_ledger(ledger_id, replace=moved)
+        repaired = [one.first_entry for one in report.fragments]
+        assert repaired == sorted([behind.first_entry, *(p.first_entry for p in parts if moved in p.bookies)])
+        assert all(moved not in one.bookies for one in await fragments_of(client, ledger_id))
+        assert await everything(client) == ALL
 
 
 async def test_a_lost_answer_of_the_compare_and_set_is_settled(
