@@ -258,7 +258,7 @@ _STORAGE: dict[str, _Layout] = {
         ("stored, entries to a block, ledgers", "seconds to open", "processor s", "segments"),
         lambda name, case: (
             f"{case['stored_gib']:g} GiB, {case['entries_per_block']}, {case['ledgers']:,}",
-            f"{case['seconds']:.2f}", f"{case['cpu_s']:.2f}", f"{case['segments']:,}",
+            f"{case['seconds']:.2f}", f"{case['cpu_s']:.2f}", f"{case['segments']['count']:,}",
         ),
     ),
     "storage-cost": (
