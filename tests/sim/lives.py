@@ -97,6 +97,8 @@ class Life:
     """The terms whose holders have asked to seal."""
     repairs: set[str] = field(default_factory=set)
     """The bookies that somebody has asked to replace."""
+    repairs_begun: int = 0
+    repairs_ended: int = 0
     listed: set[tuple[int, int]] = field(default_factory=set)
     """First entry and content term of all fragments that there have been."""
     named: set[tuple[int, str]] = field(default_factory=set)

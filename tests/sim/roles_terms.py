@@ -11,7 +11,12 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
-from metadata.errors import InvalidArgumentError, LedgerExistsError
+from metadata.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerExistsError,
+    MetadataUnavailableError,
+)
 from tests.sim.calls import EVERYTHING, Calls
 from tests.sim.lives import NAME, Lives
 from tests.sim.roles import role
@@ -241,8 +246,9 @@ async def _mend(calls: Calls, client: Client, simulation: Simulation) -> None:
     lost = rng.choice(fragment.bookies)
     by = rng.choice((None, None, lost, rng.choice(bookies)))
     life.repairs.add(lost)
+    life.repairs_begun += 1
+    begun, is_alone = life.repairs_begun, life.repairs_ended == life.repairs_begun - 1
     # Who sees the store late, or meets another who repairs, does not know of all that there is to do.
-    is_alone = [actor.role for actor in simulation.plan.actors].count("mender") == 1
     is_told = is_alone and by != lost and not simulation.metadata_faults(calls.who).lags
     owed = [each.first_entry for each in life.fragments[:-1]] if is_told else []
     try:
@@ -250,8 +256,16 @@ async def _mend(calls: Calls, client: Client, simulation: Simulation) -> None:
             life.ledger_id, replace=lost, by=by, recover_after_s=0.1 if rng.random() < 0.05 else None
         )
         calls.history.note(calls.who, "repaired", lost, "by", by, repr(report))
-        _check_repaired(lives, life, report, [] if simulation.metadata_faults(calls.who).lags else owed)
-    except InvalidArgumentError as error:  # of a bookie that is there already, or of a recovery
+        if begun != life.repairs_begun or simulation.metadata_faults(calls.who).lags:
+            owed = []
+        _check_repaired(lives, life, report, owed)
+        life.repairs_ended += 1  # one that is cut off, or whose store is away, may yet change the metadata
+    except MetadataUnavailableError:
+        raise
+    except BookKeeperError as error:
+        life.repairs_ended += 1
+        if not isinstance(error, InvalidArgumentError):  # of a bookie that is there already, or of a recovery
+            raise
         calls.history.note(calls.who, "repairing:", repr(error))
     check_replicas(lives, life, await client.ledger_replicas(life.ledger_id))
 
