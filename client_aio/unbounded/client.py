@@ -137,8 +137,8 @@ class UnboundedClient:
 
         Args:
             start: the first entry; None for the first that has not been trimmed.
-            follow: go on with what is acknowledged later, until the ledger is sealed; else end with the last
-                entry that is acknowledged now.
+            follow: go on with what is acknowledged later, until the ledger is sealed; else end behind the
+                last entry that was acknowledged when this began, or up to 20 ms before.
 
         Raises:
             InvalidArgumentError: at once: an argument is wrong.
