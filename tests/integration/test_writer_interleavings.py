@@ -10,6 +10,7 @@ import pytest
 import client_aio
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.messages import Failure, Op, Status, encode_failure
+from metadata.store import WRITERS_KEPT
 from tests.support.cluster import Cluster
 from tests.support.links import Frame, Links
 
@@ -275,3 +276,28 @@ async def test_a_recovery_whose_bookies_refuse_its_adds_ends(tmp_path: Path) -> 
         held.release()
         assert await in_doubt == 1  # the bookies' answers of before the fence
         await ledger.abort()
+
+
+async def test_a_writer_goes_on_after_others_have_changed_the_metadata_more_often_than_the_store_remembers(
+    tmp_path: Path,
+) -> None:
+    """As a repair of a ledger of many fragments does, once for each of them."""
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri, ensemble_change_timeout_s=3) as client,
+        client_aio.connect(cluster.uri) as other,
+    ):
+        ledger = await client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=3)
+        ledgers, draw_token = other._context.ledgers, other._context.draw_token
+
+        async def repair_often() -> None:
+            for _ in range(WRITERS_KEPT + 4):
+                metadata, version = await ledgers.read(ledger.ledger_id)
+                await ledgers.compare_and_set(metadata, version, token=draw_token())
+
+        await ledger.add_entry(b"0")
+        await repair_often()
+        await cluster[ledger.metadata.fragments[0].bookies[0]].kill()
+        assert await asyncio.wait_for(ledger.add_entry(b"1"), WAIT_S) == 1
+        await repair_often()
+        assert (await asyncio.wait_for(ledger.close(), WAIT_S)).last_entry == 1
