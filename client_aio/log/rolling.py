@@ -139,7 +139,9 @@ class Roller:
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
-            await asyncio.shield(self._task)
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():  # else the log has been aborted: that is its failure
+                self._task.result()
         if self._next is not None and self._log.failure is None:
             await self._next.close()
 

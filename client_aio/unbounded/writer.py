@@ -134,6 +134,8 @@ class UnboundedLedgerWriter(LedgerWriter):
         return self._is_left or super()._is_closed_here
 
     async def _leave(self) -> None:
+        if self._has_closed:
+            return  # Another call has sealed it meanwhile.
         # Nothing else will tell readers of the last entries.
         window = self._window
         statement = self._digest.statement(window.content_term, window.lac, window.lafr_to_state)

@@ -310,6 +310,24 @@ async def test_a_writer_whose_ledger_is_gone_is_told_that_it_has_lost_the_log(cl
         await former.abort()
 
 
+async def test_closing_a_log_ends_with_its_error_when_it_is_aborted(cluster: Cluster) -> None:
+    async with Links(cluster.uri) as links, links.connect("w") as client:
+        log = await client.open_log("a")
+        await log.append(b"1")
+        gate = Gate("logs/a")
+        links.store("w").before_compare_and_set = gate.meet
+        rolling = asyncio.create_task(log.roll())
+        await gate.reached.wait()
+        closing = asyncio.create_task(log.close())
+        while not log.is_closed:  # It waits for the next ledger to be listed.
+            await asyncio.sleep(0)
+        await log.abort()
+        with pytest.raises(client_aio.WriterAbortedError):
+            await asyncio.wait_for(closing, WAIT_S)
+        with pytest.raises((client_aio.WriterAbortedError, LedgerClosedError)):
+            await rolling
+
+
 async def test_a_log_is_closed_by_one_of_two_calls_and_cut_before_the_other_ends(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,6 +182,15 @@ async def test_a_close_that_seals_seals_though_another_one_does_not(tmp_path: Pa
         assert await added == 0
 
 
+async def test_a_ledger_that_was_sealed_stays_so_for_a_close_beside_that(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, _, _):
+        ledger = await one.open_unbounded_ledger(NAME)
+        await ledger.add_entry(b"0")
+        sealed, left = await asyncio.gather(ledger.close(seal=True), ledger.close())
+        assert sealed == left == await ledger.close(seal=True) == await ledger.close()
+        assert sealed.is_closed
+
+
 async def test_a_ledger_is_deleted_though_its_writer_trims_it_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
