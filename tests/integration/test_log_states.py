@@ -319,8 +319,9 @@ async def test_closing_a_log_ends_with_its_error_when_it_is_aborted(cluster: Clu
         rolling = asyncio.create_task(log.roll())
         await gate.reached.wait()
         closing = asyncio.create_task(log.close())
-        while not log.is_closed:  # It waits for the next ledger to be listed.
+        for _ in range(10):  # It waits for the next ledger to be listed.
             await asyncio.sleep(0)
+        assert log.is_closed
         await log.abort()
         with pytest.raises(client_aio.WriterAbortedError):
             await asyncio.wait_for(closing, WAIT_S)
