@@ -15,6 +15,7 @@ from client_aio.core.repair import Part
 from client_aio.unbounded.fragments import HeldFragments, fragment_list
 from metadata import pages
 from metadata.errors import MetadataUnavailableError
+from metadata.ids import ledger_key
 from metadata.ledger import Fragment
 from tests.support.cluster import Cluster
 from tests.support.links import Links
@@ -205,6 +206,28 @@ async def test_what_is_trimmed_while_it_is_copied_or_verified_is_left(
             report = await repairing
         assert [one.first_entry for one in report.fragments] == owed[1:]
         await check_repaired(cluster, client, ledger_id, lost)
+
+
+async def test_what_is_trimmed_is_not_said_to_be_missing_where_the_metadata_server_lags(
+    cluster: Cluster,
+) -> None:
+    await sweep_often(cluster)
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("reader") as reader,
+        client_aio.connect(cluster.uri) as client,
+        client.open_unbounded_ledger(NAME) as ledger,
+    ):
+        await grow(ledger, 2)
+        holders = ledger.metadata.fragments[0].bookies
+        await links.store("reader").lag(ledger_key(ledger.ledger_id))
+        assert await ledger.trim(FRAGMENT_ENTRIES) == FRAGMENT_ENTRIES
+        async with asyncio.timeout(WAIT_S):
+            for name in holders:
+                while await stop_of(client, name, ledger.ledger_id, 0) is not Stop.NO_SUCH_ENTRY:
+                    pass
+        replicas = await reader.ledger_replicas(ledger.ledger_id)
+        assert {one.first_entry for one in replicas} == {FRAGMENT_ENTRIES}
 
 
 @pytest.mark.parametrize("moment", ["before the head", "before the old page goes"])
