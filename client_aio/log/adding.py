@@ -174,7 +174,7 @@ async def _check_closed(context: ClientContext, ledger_ids: Sequence[int]) -> No
 
 
 async def _check_unlisted(lists: LogList, head: LogHead, addition: Addition) -> None:
-    """Refuse what the log has already: replaced by itself, it would be listed and deleted.
+    """Refuse what the log has already, or has dropped: replaced by itself, it would be listed and deleted.
 
     All of the list is looked through only where something is to be deleted; else its newest rows will do.
     """
@@ -188,6 +188,11 @@ async def _check_unlisted(lists: LogList, head: LogHead, addition: Addition) -> 
         raise InvalidArgumentError(
             f"log {lists.name!r} has ledger {listed[0]} already: repeat no addition "
             "whose outcome is unknown but by its transaction"
+        )
+    dropped = below.intersection(row.ledger_id for row in await lists.dropped_rows(head))
+    if dropped:
+        raise InvalidArgumentError(
+            f"ledger {min(dropped)} is about to be deleted: log {lists.name!r} has dropped it"
         )
 
 

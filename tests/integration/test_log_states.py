@@ -17,6 +17,7 @@ from client_aio import (
     NoSuchLogError,
     UnauthorizedAccessError,
 )
+from client_aio.log import truncating
 from client_aio.log.truncating import finish_deletion
 from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
@@ -264,6 +265,26 @@ async def test_a_repeated_addition_is_said_to_be_one_though_its_ledgers_are_trun
         assert (await client.add_to_log("a", [ledger_id], transaction=("q", 1))).repeated
         with pytest.raises(client_aio.NoSuchLedgerError):
             await client.add_to_log("a", [ledger_id], transaction=("q", 2))
+
+
+async def test_a_ledger_that_is_about_to_be_deleted_is_not_added_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        former, later = [await _closed_ledger(client, data) for data in (b"1", b"2")]
+        await client.add_to_log("a", [former])
+
+        async def fail(*_: object) -> None:
+            raise MetadataUnavailableError("away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(truncating, "delete_ledgers", fail)
+            await client.add_to_log("a", [later], replace=True)
+        with pytest.raises(client_aio.InvalidArgumentError, match="about to be deleted"):
+            await client.add_to_log("a", [former])
+        async with client.open_log("a") as log:
+            await client.truncate_log("a", await log.append(b"3"))
+        assert [record.data async for record in client.read_log("a")] == [b"3"]
 
 
 async def test_a_log_that_is_replaced_is_taken_from_whoever_opened_it_meanwhile(cluster: Cluster) -> None:
