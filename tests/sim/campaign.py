@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 FURTHER = (profiles_logs, profiles_unbounded, profiles_further, profiles_logs_further, profiles_terms)
 """Modules that enter profiles of their own into the table."""
+_RUN = ("bookie_aio", "client_aio", "metadata", "tests/sim")
+"""What a run is made of."""
 
 
 @dataclass
@@ -111,13 +113,18 @@ def run(names: list[str], seeds: range, *, processes: int = 2, stops: bool = Fal
     return tally
 
 
-def commit() -> str:
-    """Give the commit that is checked out, with a mark where files differ from it."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return found.stdout.strip() or "unknown"
+def commit(root: Path = ROOT) -> str:
+    """Give the last commit that changed what a run is made of, with a mark where files differ from it.
+
+    Documents may change beside a campaign, its own summary first of all.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", *arguments, "--", *_RUN]
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+
+    found = git("log", "-1", "--format=%h", "--abbrev=12") or "unknown"
+    return f"{found}-dirty" if git("status", "--porcelain") else found
 
 
 def go_on(path: Path, names: list[str], count: int, *, processes: int = 2) -> dict[str, Any]:
