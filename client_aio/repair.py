@@ -144,7 +144,11 @@ class Repair:
             metadata, part = await self._next(metadata)
             is_last_left = plan(metadata, self._lost).is_last_left
             if part is not None:
-                await self._repair_part(metadata, part)
+                try:
+                    await self._repair_part(metadata, part)
+                except LedgerRepairError:
+                    if not await self._is_trimmed(part):
+                        raise
             elif is_last_left and self._recover_after_s is not None:
                 await self._recover(metadata, self._recover_after_s)
             elif self._following:
@@ -177,10 +181,6 @@ class Repair:
         copier = _Copier(self._context, metadata, part, self._lost, connection, self._on_progress)
         try:
             await copier.copy()
-        except LedgerRepairError:
-            if await self._is_trimmed(part):
-                return
-            raise
         except _TargetFailed as failure:
             if self._by is not None:
                 raise failure.error from failure
@@ -191,10 +191,6 @@ class Repair:
             return  # Others changed the fragment: it needs another plan.
         try:
             await copier.verify()
-        except LedgerRepairError:
-            if await self._is_trimmed(part):
-                return
-            raise
         except _TargetFailed as failure:
             raise failure.error from failure
         self._fragments[part.first_entry] = copier.result()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from client_aio.core.changes import Apply, Attempt, MetadataUpdate
 from metadata.errors import MetadataUnavailableError, VersionConflictError
-from metadata.store import WRITERS_KEPT
+from metadata.settle import is_overwritten
 
 if TYPE_CHECKING:
     from client_aio.context import ClientContext
@@ -63,9 +63,7 @@ class HeldMetadata:
                 # Unknown: the request may still land. The same one is tried until that is settled.
                 await self._pause(give_up_at, error)
                 found, now = await self._read(give_up_at)
-                if now.number - attempt.version.number > WRITERS_KEPT:
-                    # So many have written since that the store cannot tell, be it before this was sent at
-                    # all. It will not land any more: what is there says what to do.
+                if is_overwritten(attempt.version, now):  # be it before this was sent at all
                     update.conflicted(found, now)
             else:
                 update.written(version)

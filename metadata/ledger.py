@@ -91,6 +91,10 @@ class Fragment:
     bookies: tuple[str, ...]
     content_term: int = 0
 
+    def replace_bookie(self, old: str, new: str) -> Fragment:
+        """Put one bookie in another's place."""
+        return replace(self, bookies=tuple(new if bookie == old else bookie for bookie in self.bookies))
+
     @property
     def row(self) -> Row:
         """Give the fragment as a row of a paged list."""
@@ -321,9 +325,8 @@ class LedgerMetadata:
                 ledger_id=self.ledger_id,
                 bookie_id=old,
             )
-        bookies = tuple(new if bookie == old else bookie for bookie in fragment.bookies)
         fragments = list(self.fragments)
-        fragments[index] = replace(fragment, bookies=bookies)
+        fragments[index] = fragment.replace_bookie(old, new)
         changed = replace(self, fragments=tuple(fragments))
         changed._check(InvalidTransitionError)
         return changed

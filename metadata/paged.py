@@ -19,6 +19,7 @@ from metadata.errors import (
     VersionConflictError,
 )
 from metadata.pages import rows_of_page
+from metadata.settle import is_overwritten
 from metadata.store import WRITERS_KEPT
 
 if TYPE_CHECKING:
@@ -275,7 +276,7 @@ class PagedList(Generic[SomeHead]):
                 # Unknown: the request may still land.
                 await self._pause(give_up_at, error)
             _, now = await self._store_version(give_up_at)
-            if now.incarnation == version.incarnation and now.number - version.number > WRITERS_KEPT:
+            if is_overwritten(version, now):
                 raise _OverwrittenError(f"{self._key!r} was written {WRITERS_KEPT} times since")
 
     async def _store_version(self, give_up_at: float) -> tuple[bytes, Version]:

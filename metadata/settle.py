@@ -72,6 +72,15 @@ def settle_compare_and_set(
     raise conflict(key, expected, current)
 
 
+def is_overwritten(expected: Version, current: Version) -> bool:
+    """Tell whether so many have written since that nobody can tell what became of a write from `expected`.
+
+    It will not land any more: it was from a version long gone.
+    """
+    is_same_key = current.incarnation == expected.incarnation
+    return is_same_key and current.number - expected.number > WRITERS_KEPT
+
+
 def conflict(key: str, expected: Version, current: Version) -> VersionConflictError:
     """Build the error for a key that is not at the version expected."""
     return VersionConflictError(

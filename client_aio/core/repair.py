@@ -25,7 +25,6 @@ entry's write set, and by no other.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.listing import listed, runs_of
@@ -147,8 +146,7 @@ def replaced_in_page(
     """
     if part not in complete_parts(fragments, last_entry) or old not in part.bookies or new in part.bookies:
         return None
-    bookies = tuple(new if bookie == old else bookie for bookie in part.bookies)
     return tuple(
-        replace(fragment, bookies=bookies) if fragment.first_entry == part.first_entry else fragment
+        fragment.replace_bookie(old, new) if fragment.first_entry == part.first_entry else fragment
         for fragment in fragments
     )
