@@ -243,6 +243,9 @@ class Client(LogClient, UnboundedClient):
         Raises:
             NoSuchLedgerError: there is none.
             UnauthorizedAccessError: the password is not the ledger's. Nothing was done.
+            MetadataUnavailableError: the metadata may be gone, now or later; no bookie was told.
+            MetadataCorruptError: the ledger's metadata does not parse, so that its password cannot be asked
+                for. Nothing was done.
         """
         self._context.check_open()
         check_name_or_id(ledger_id)

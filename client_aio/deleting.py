@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import Delete, Done, ReadLac, ReadLacAnswer
 from client_aio.unbounded.fragments import forget, spans
-from metadata.errors import BookKeeperError
+from metadata.errors import BookKeeperError, MetadataCorruptError
 from metadata.ids import NO_ENTRY, TERM_FINAL
 
 if TYPE_CHECKING:
     from client_aio.context import ClientContext
+    from metadata.ledger import LedgerMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -30,15 +31,11 @@ async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes)
         NoSuchLedgerError: there is none.
         UnauthorizedAccessError: the password is not the ledger's. Nothing was done.
         MetadataUnavailableError: the metadata may be gone, now or later; no bookie was told.
+        MetadataCorruptError: the ledger's metadata does not parse. Nothing was done.
     """
     metadata, _ = await context.ledgers.read(ledger_id)
     digest = await context.unlock(metadata, password)
-    bookies = {
-        bookie
-        async for span in spans(context, metadata)
-        for fragment in span.fragments
-        for bookie in fragment.bookies
-    }
+    bookies = await _bookies(context, metadata)
     await context.ledgers.delete(ledger_id)
     if metadata.unbounded is not None:
         await forget(context, metadata)
@@ -52,6 +49,18 @@ async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes)
         for task in telling:
             task.cancel()
         await asyncio.gather(*telling, return_exceptions=True)
+
+
+async def _bookies(context: ClientContext, metadata: LedgerMetadata) -> set[str]:
+    """Give the bookies that may hold some of a ledger, as far as its pages can be read."""
+    bookies = {bookie for fragment in metadata.fragments for bookie in fragment.bookies}
+    try:
+        async for span in spans(context, metadata):
+            bookies.update(bookie for fragment in span.fragments for bookie in fragment.bookies)
+    except MetadataCorruptError as error:
+        # A ledger that is damaged can be deleted all the same: bookies that are not told look for themselves.
+        logger.warning("ledger=%d not all of its bookies are known: %s", metadata.ledger_id, error)
+    return bookies
 
 
 async def _tell(context: ClientContext, ledger_id: int, bookie_id: str, token: bytes | None) -> None:

@@ -99,13 +99,22 @@ class Leases:
         now = time.monotonic_ns()
         with translated(self._path):
             leases = self._database.execute("SELECT session, deadline_ns FROM lease").fetchall()
-            dead = [
-                session for session, deadline_ns in leases if deadline_ns <= now or self._is_gone(session)
-            ]
-            for session in dead:
-                self._database.execute("DELETE FROM lease WHERE session = ?", (session,))
-                self._lock_path(session).unlink(missing_ok=True)
-        return {session for session, _ in leases}.difference(dead)
+            dead = {
+                session
+                for session, deadline_ns in leases
+                if (deadline_ns <= now or self._is_gone(session)) and self._withdraw(session, deadline_ns)
+            }
+        return {session for session, _ in leases} - dead
+
+    def _withdraw(self, session: str, deadline_ns: int) -> bool:
+        """Withdraw a lease for good; False where it has been renewed since its deadline was read."""
+        self._database.execute(
+            "DELETE FROM lease WHERE session = ? AND deadline_ns = ?", (session, deadline_ns)
+        )
+        if self._database.execute("SELECT 1 FROM lease WHERE session = ?", (session,)).fetchone():
+            return False
+        self._lock_path(session).unlink(missing_ok=True)
+        return True
 
     def _lock_path(self, session: str) -> Path:
         return self._path.parent / f"{self._path.name}-{session}"

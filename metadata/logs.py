@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from metadata.errors import KeyExistsError, NoSuchKeyError, NoSuchLogError
+from metadata.errors import KeyExistsError, MetadataCorruptError, NoSuchKeyError, NoSuchLogError
 from metadata.log import LogHead, LogRow, check_log_name
 from metadata.paged import Changed, PagedList
 
@@ -198,6 +198,10 @@ class LogList:
 
     async def _page(self, ref: PageRef) -> tuple[tuple[int, int, int], ...]:
         return tuple((int(row[0]), int(row[1]), int(row[2])) for row in await self._list.read_page(ref))
+
+    def damaged(self, missing: NoSuchKeyError) -> MetadataCorruptError:
+        """Give the error of a list of which a page is missing though its head has not changed since."""
+        return self._list.damaged(missing)
 
     def _missing(self) -> NoSuchLogError:
         return NoSuchLogError(f"there is no log {self.name!r}")

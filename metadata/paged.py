@@ -126,6 +126,10 @@ class PagedList(Generic[SomeHead]):
         value, _ = await self._store.read(self._page_key(ref.name))
         return rows_of_page(ref, value)
 
+    def damaged(self, missing: NoSuchKeyError) -> MetadataCorruptError:
+        """Give the error of a list that refers to a page that is missing for good."""
+        return MetadataCorruptError(f"the list at {self._key} refers to what is not there: {missing}")
+
     async def walk(self, head: SomeHead) -> AsyncGenerator[Row, None]:
         """Yield all rows, oldest first, as the head has them; raises NoSuchKeyError as `read_page`."""
         for ref in head.rows.pages:
@@ -175,9 +179,7 @@ class PagedList(Generic[SomeHead]):
                 head, version = await self._read_patiently(give_up_at)
                 if version == before:
                     # Not to be taken for a list that is gone: what it lists would look left over.
-                    raise MetadataCorruptError(
-                        f"the list at {self._key} refers to what is not there: {error}"
-                    ) from error
+                    raise self.damaged(error) from error
                 continue
             if found is None:
                 return Changed(head, version, False)

@@ -89,7 +89,7 @@ class RollLimits:
             ("roll_entries", self.entries),
             ("roll_age_s", self.age_s),
         ):
-            if value is not None and (not isinstance(value, (int, float)) or value <= 0):
+            if value is not None and (not isinstance(value, (int, float)) or not value > 0):  # nor NaN
                 raise InvalidArgumentError(f"{name} {value!r} is not a positive number")
 
     def is_due(self, size: int, entries: int) -> bool:

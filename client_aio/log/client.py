@@ -115,6 +115,7 @@ class LogClient:
             DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
                 give a record intact, or too few could tell where the log ends. Reading may be tried again
                 from its position.
+            MetadataCorruptError: while iterating: a part of the log's list of ledgers is damaged or missing.
         """
         return records_of(self.read_log_batches(name, start, follow=follow, password=password))
 
@@ -141,6 +142,7 @@ class LogClient:
             NoSuchLogError: there is no such log.
             InvalidArgumentError: the position lies behind the log's last ledger.
             UnauthorizedAccessError: the password is not that of its ledgers. Nothing was done.
+            MetadataCorruptError: a part of the log's list of ledgers is damaged or missing.
         """
         position = Position.parse(before) if isinstance(before, str) else Position.check(before)
         return await truncate_log(self._context, self._lists(name), position, password)
@@ -168,6 +170,7 @@ class LogClient:
 
         Raises:
             NoSuchLogError: there is no such log.
+            MetadataCorruptError: a part of the log's list of ledgers is damaged or missing.
         """
         return await read_log_metadata(self._lists(name))
 

@@ -36,9 +36,9 @@ async def read_log_metadata(lists: LogList) -> LogMetadata:
         head, version = await lists.read(sync=True)
         try:
             rows = await lists.rows(head)
-        except NoSuchKeyError:
+        except NoSuchKeyError as error:
             if (await lists.read(sync=True))[1] == version:
-                raise  # A page is missing for good.
+                raise lists.damaged(error) from error
             continue
         return LogMetadata(
             lists.name, head.created_ms, tuple(rows), head.begins_at, head.custom, dict(head.transactions)
@@ -52,7 +52,7 @@ async def is_met(lists: LogList, listing: Listing, head: LogHead) -> bool:
     while True:
         try:
             return await lists.lists_row(head, listing.row_id)
-        except NoSuchKeyError:  # the page is gone: the list has changed since, or is damaged
+        except NoSuchKeyError as error:  # the page is gone: the list has changed since, or is damaged
             before, (head, _) = head, await lists.read(sync=True)
             if head == before:
-                raise
+                raise lists.damaged(error) from error

@@ -128,8 +128,11 @@ class LogReading:
             head, version = await self._lists.read(sync=True)
             try:
                 cursor = LogCursor(await self._begin(head))
-            except (NoSuchKeyError, NoSuchLedgerError):
-                # A page or a ledger is gone: it was truncated since, or is missing for good.
+            except NoSuchKeyError as error:
+                # A page is gone, or (below) a ledger: it was truncated since, or is missing for good.
+                if (await self._lists.read(sync=True))[1] == version:
+                    raise self._lists.damaged(error) from error
+            except NoSuchLedgerError:
                 if (await self._lists.read(sync=True))[1] == version:
                     raise
             else:
@@ -185,10 +188,10 @@ class LogReading:
             try:
                 cursor.learn(head, await self._lists.rows_around(head, cursor.at.ledger_id))
                 return head
-            except NoSuchKeyError:
+            except NoSuchKeyError as error:
                 now = await self._lists.read(sync=True)
                 if now[1] == version:
-                    raise  # A page is missing for good.
+                    raise self._lists.damaged(error) from error
 
     def _check_same(self, version: Version) -> None:
         if version.incarnation != self._incarnation:

@@ -147,6 +147,7 @@ class UnboundedClient:
             UnauthorizedAccessError: while iterating: the password is not the ledger's.
             DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
                 give an entry intact, or, without `follow`, too few could tell where the ledger ends.
+            MetadataCorruptError: while iterating: a part of the ledger's metadata is damaged or missing.
         """
         self._context.check_open()
         check_name_or_id(name_or_id)

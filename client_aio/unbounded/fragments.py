@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from client_aio.core.repair import replaced, replaced_in_page
 from client_aio.reading import BatchStream, EntryReader, EntryStream, check_limit, check_range, entries_of
 from client_aio.updating import HeldMetadata
-from metadata.errors import MetadataCorruptError, NoSuchEntryError, NoSuchKeyError, NoSuchLedgerError
+from metadata.errors import NoSuchEntryError, NoSuchKeyError, NoSuchLedgerError
 from metadata.fragments import FragmentHead, FragmentList, LedgerNames
 from metadata.ids import ENTRY_ID_MAX
 
@@ -254,11 +254,11 @@ class PagedEntries:
                 raise trimmed(metadata, first)
             try:
                 return await self._view_of(metadata, first, last)
-            except NoSuchKeyError:
+            except NoSuchKeyError as error:
                 # A page is gone: it was trimmed, or its fragments are in another one by now.
                 await self._refresh()
                 if self._metadata() == metadata:
-                    raise
+                    raise self._list.damaged(error) from error
 
     async def _view_of(self, metadata: LedgerMetadata, first: int, last: int) -> tuple[LedgerMetadata, int]:
         assert metadata.unbounded is not None
@@ -319,9 +319,7 @@ async def spans(
             await context.ledgers.sync(before.ledger_id)
             metadata, _ = await context.ledgers.read(before.ledger_id)
             if metadata == before:
-                raise MetadataCorruptError(
-                    f"ledger {before.ledger_id} refers to page {ref.name}, which is missing"
-                ) from error
+                raise pages.damaged(error) from error
             continue
         yield Span(metadata, tuple(each for each in page if each.first_entry >= first), following - 1)
         first = following

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
-from client_aio import NoSuchLedgerError
+from client_aio import NoSuchLedgerError, Position
 from metadata.errors import MetadataCorruptError
 from metadata.log import LogRow
 from tests.support.cluster import Cluster
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from client_aio import Client, Position
+    from client_aio import Client
 
 
 @pytest.fixture
@@ -56,6 +56,10 @@ async def test_a_page_that_is_missing_does_not_have_the_rest_of_the_log_swept(cl
     assert [record.data async for record in client.read_log("a", position)] == [b"1"]
     with pytest.raises(MetadataCorruptError, match=page.name):
         await client.truncate_log("a", (ids[1], 0))
+    with pytest.raises(MetadataCorruptError, match=page.name):
+        await client.log_metadata("a")
+    with pytest.raises(MetadataCorruptError, match=page.name):
+        [record async for record in client.read_log("a", Position(ids[1], 0))]
 
 
 async def test_what_one_log_is_damaged_with_does_not_stop_the_sweep_of_another(client: Client) -> None:

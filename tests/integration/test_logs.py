@@ -336,7 +336,10 @@ async def test_a_closed_log_takes_nothing_and_wrong_arguments_are_told_at_once(c
     for start in ("7", "7:-1", datetime(2020, 1, 1), Position(-1, 0)):
         with pytest.raises(InvalidArgumentError):
             client.read_log("a", start)
-    with pytest.raises(InvalidArgumentError):
+    for limit in (0, -1, float("nan"), "many"):
+        with pytest.raises(InvalidArgumentError, match="roll_age_s"):
+            client.open_log("a", roll_age_s=limit)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="roll_bytes"):
         client.open_log("a", roll_bytes=0)
 
 

@@ -96,6 +96,21 @@ async def test_a_deletion_leaves_no_pages(cluster: Cluster) -> None:
         assert await pages_of(cluster, ledger.ledger_id) == []
 
 
+async def test_a_ledger_that_lacks_a_page_can_be_deleted(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, await open_store(cluster.uri) as store:
+        async with client.open_unbounded_ledger(NAME) as ledger:
+            await grow(ledger, FRAGMENTS)
+        lost, *_ = await pages_of(cluster, ledger.ledger_id)
+        key = f"{fragments_key(ledger.ledger_id)}/{lost}"
+        _, version = await store.read(key)
+        await store.delete(key, version)
+        with pytest.raises(client_aio.MetadataCorruptError, match=lost):
+            await everything(client)
+        await client.delete_ledger(NAME)
+        assert await pages_of(cluster, ledger.ledger_id) == []
+        assert [one async for one in client.list_ledgers()] == []
+
+
 async def test_a_page_of_a_displaced_writer_is_not_part_of_the_ledger_and_is_swept(cluster: Cluster) -> None:
     async with Links(cluster.uri) as links, links.connect("w1") as one, links.connect("w2") as other:
         former = await one.open_unbounded_ledger(NAME)

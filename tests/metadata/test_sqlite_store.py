@@ -7,6 +7,8 @@ import os
 import signal
 import sqlite3
 import sys
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -248,6 +250,36 @@ async def test_a_registration_closed_while_it_comes_to_another_session_leaves_no
         assert await store.children("b") == []
         assert await registration.put()  # by a round of `_maintain` that had begun
         assert await store.children("b") == []
+
+
+def test_a_lease_renewed_while_somebody_looks_is_not_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as undo:
+        owner = Leases(tmp_path / "m.db", lease_s=0.05)
+        undo.callback(owner.close)
+        other = Leases(tmp_path / "m.db", lease_s=10.0)
+        undo.callback(other.close)
+        owner.begin("renewed")
+        began_ns = time.monotonic_ns()
+        owner.begin("late")
+        other.begin("other")
+        withdraw = Leases._withdraw
+
+        def beside_a_renewal(leases: Leases, session: str, deadline_ns: int) -> bool:
+            if session == "renewed":
+                with monkeypatch.context() as patched:  # it began in time, and then waited for the database
+                    patched.setattr(time, "monotonic_ns", lambda: began_ns + 40_000_000)
+                    assert owner.renew(session)
+            return withdraw(leases, session, deadline_ns)
+
+        monkeypatch.setattr(Leases, "_withdraw", beside_a_renewal)
+        now_ns = began_ns + 60_000_000
+        monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+        assert other.live() == {"renewed", "other"}
+        monkeypatch.setattr(Leases, "_withdraw", withdraw)
+        assert owner.renew("renewed")
+        assert not owner.renew("late")
 
 
 async def test_a_session_begins_though_the_leases_are_locked_for_a_while(tmp_path: Path) -> None:
