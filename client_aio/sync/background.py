@@ -5,8 +5,10 @@ loop per process, made when it is first needed, known by the process id.
 
 Invariants: a call that is interrupted (KeyboardInterrupt, a task kill that raises) has its coroutine
 cancelled, and returns only once that has ended, so that no task of an interrupted call goes on beside the
-next one; what a call was about to hand out when it was interrupted is closed. A forked child never touches
-its parent's loop, not even by freeing it: the two share what the kernel polls.
+next one; what a call was about to hand out when it was interrupted is closed. Tasks and asynchronous
+generators are freed on the loop: asyncio has weak references to them, whose callbacks are Python, and an
+interrupt that strikes in one of those is swallowed. A forked child never touches its parent's loop, not even
+by freeing it: the two share what the kernel polls.
 """
 
 from __future__ import annotations
@@ -103,17 +105,21 @@ class Background:
             if inspect.iscoroutinefunction(close):
                 self.run(close())
 
-    def discard(self, items: AsyncGenerator[Any, None]) -> None:
+    def discard(self, items: list[AsyncGenerator[Any, None]]) -> None:
         """Close a generator that nobody reads from any more, wherever and whenever that is found out.
 
         That may be in a fork, at the end of the process, or where garbage is collected, on the loop's own
         thread as well.
+
+        Args:
+            items: its only reference, which the loop takes out.
         """
         if self.pid != os.getpid() or self._has_stopped:
             return
 
         async def close() -> None:
-            await items.aclose()
+            await items[0].aclose()
+            items.clear()
 
         if self.is_here:
             self._closing.add(closing := self.loop.create_task(close()))
@@ -142,6 +148,8 @@ class _Call(Generic[T]):
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
         self._task: asyncio.Task[T] | None = None
+        self._error: BaseException | None = concurrent.futures.CancelledError()
+        self._result: T
         self._has_ended = False
         self._ending = closed_gate()
 
@@ -154,11 +162,16 @@ class _Call(Generic[T]):
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        else:  # interrupted before it was handed over
+        elif not self._has_ended:  # interrupted before it was handed over
             self._coroutine.close()
             self._ended()
 
-    def _ended(self, _: asyncio.Task[T] | None = None) -> None:
+    def _ended(self, task: asyncio.Task[T] | None = None) -> None:
+        self._task = None
+        if task is not None and not task.cancelled():
+            self._error = task.exception()
+            if self._error is None:
+                self._result = task.result()
         self._has_ended = True
         self._ending.release()
 
@@ -169,10 +182,14 @@ class _Call(Generic[T]):
         return self._has_ended or self._ending.acquire(timeout=timeout_s)
 
     def result(self) -> T:
-        """Give the result of what has ended, or raise its exception."""
-        if self._task is None or self._task.cancelled():
-            raise concurrent.futures.CancelledError
-        return self._task.result()
+        """Give the result of what has ended, or raise its exception. Once."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # which has this frame in its traceback
+        return self._result
 
 
 class Handle:
@@ -199,10 +216,10 @@ class Handle:
 
     def _iterate(self, start: Callable[[], AsyncGenerator[T, None]]) -> Generator[T, None, None]:
         self._check_process()
-        items = start()
+        items = [start()]
 
         async def advance() -> T | None:
-            return await anext(items, None)
+            return await anext(items[0], None)
 
         try:
             while (item := self._run(advance())) is not None:

@@ -153,7 +153,11 @@ class _Bulk:
             assert self._adding is not None
             self._is_fed = True
             self._wake.set()
-            return await asyncio.shield(self._adding)
+            try:
+                return await asyncio.shield(self._adding)
+            finally:
+                if self._adding.done():
+                    self._adding = None
 
         return self._background.run(finish())
 
@@ -164,6 +168,7 @@ class _Bulk:
             if self._adding is not None:
                 self._adding.cancel()
                 await asyncio.wait([self._adding])
+                self._adding = None
 
         self._background.run(cancel())
 

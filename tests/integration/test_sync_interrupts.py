@@ -166,6 +166,46 @@ async def test_an_interrupt_at_any_instruction_stops_neither_loop_nor_client(
     assert printed == "tasks do not pile up\ngoes on\n"
 
 
+# A callback of a weak reference that is Python has "Exception ignored in" for an interrupt.
+CALLBACKS = """
+import sys
+import client_aio.sync
+
+client = client_aio.sync.connect(sys.argv[1])
+ledger = client.create_ledger()
+called = []
+
+def note(frame, event, argument):
+    if event == "call" and "weakref" in frame.f_code.co_filename:
+        called.append(frame.f_code.co_name)
+
+def work():
+    for _ in range(10):
+        ledger.add_entries(bytes(100) for _ in range(100))
+        ledger.add_entry(b"x")
+        ledger.add_entry_nowait(b"x").result()
+    reader = client.open_ledger(ledger.ledger_id)
+    assert len(list(reader.read(0, 500))) == 501
+    try:
+        ledger.add_entries([b"x", 5])
+    except client_aio.InvalidArgumentError:
+        pass
+    for _ in reader.read(0, 500):
+        break
+
+sys.setprofile(note)
+work()
+sys.setprofile(None)
+print(called)
+"""
+
+
+async def test_no_callback_that_would_swallow_an_interrupt_runs_on_the_calling_thread(
+    tmp_path: Path, uri: str
+) -> None:
+    assert await printed_by(tmp_path, uri, CALLBACKS) == "[]\n"
+
+
 AT_EXIT = """
 import atexit, sys
 
