@@ -35,7 +35,7 @@ def test_rows_are_in_the_log_once_though_attempts_fail_or_are_doubled_and_a_book
     pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
     code, output = run(
         *("benchmarks.spark_exactly_once", "--rows", "24000", "--partitions", "8"),
-        *("--fail", "0.4", "--crawl", "5", "--seed", "2"),
+        *("--fail", "0.4", "--crawl", "60", "--seed", "2"),
     )
     assert code == 0, output
     assert "EQUAL, and no ledger is left over" in output
