@@ -58,6 +58,8 @@ class StorageConfig:
     space: SpaceLimits = field(default_factory=SpaceLimits)
     files_max: int = 512
     """Files of sealed segments and indexes that are open at once."""
+    page_cache_bytes: int = 1024 * 1024 * 1024
+    """What was written last, and is left in the system's page cache for those who read behind the writers."""
     heads_bytes_max: int = 32 * 1024 * 1024
     """Heads of sealed indexes in memory: 12 bytes for each page of 102 runs."""
     places_bytes_max: int = 32 * 1024 * 1024
@@ -218,6 +220,7 @@ class Engine:
             self._fail,
             on_lost_all,
             live_ledgers_max=self._config.live_ledgers_max,
+            page_cache_bytes=self._config.page_cache_bytes,
         )
         self._tender.is_all_damaged = restarted.is_all_damaged
         self._tender.also_listed = restarted.needed

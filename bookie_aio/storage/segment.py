@@ -8,6 +8,7 @@ Does not own which segments there are, nor what is written into them.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
@@ -25,7 +26,7 @@ from bookie_aio.storage.index import (
     unpack_runs,
     unpack_shares,
 )
-from metadata.errors import CorruptRecordError, DiskFailedError
+from metadata.errors import CorruptRecordError, DiskFailedError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -225,6 +226,18 @@ class Segment:
             return
         file.will_need(ranges)
         self.shelf.give_back(self.path)
+
+    async def will_not_need(self) -> None:
+        """Let the system drop what it holds of it in memory; errors say nothing."""
+        try:
+            file = await self.shelf.borrow(self.path)
+        except (FileNotFoundError, StorageError):
+            return
+        try:
+            with suppress(StorageError):
+                await file.will_not_need()
+        finally:
+            self.shelf.give_back(self.path)
 
     def rest(self) -> None:
         """Let its file be closed while nobody reads from it."""

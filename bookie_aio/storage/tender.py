@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -52,9 +53,13 @@ class Tender:
         on_lost_all: Callable[[], None],
         *,
         live_ledgers_max: int,
+        page_cache_bytes: int,
     ) -> None:
         """Share the engine's segments and ledgers; `home` is the checkpoint's directory."""
         self._live_ledgers_max = live_ledgers_max
+        self._page_cache_bytes = page_cache_bytes
+        self._recent: deque[Segment] = deque()  # sealed last, and left in the page cache
+        self._recent_bytes = 0
         self._disk = disk
         self._home = home
         self._segments = segments
@@ -108,6 +113,7 @@ class Tender:
                 segment = self._unsealed[0]
                 await self._seal(segment)
                 self._unsealed.remove(segment)
+                await self._let_go(segment)
             useless, self._useless = self._useless, []
             await self.remove(useless)
         self.on_sealed()
@@ -124,6 +130,20 @@ class Tender:
             del ledgers[ledger_id]
         row = await write_index(self._disk, segment, self._statement)
         self._segments.seal(segment, row)
+
+    async def _let_go(self, latest: Segment) -> None:
+        """Leave what was written last in the page cache, and have the system let go of what is before that.
+
+        It would keep all of it while there is memory, and take another page for each one that is written:
+        that of a page never used before costs more than the rest of the write, that of one just let go of
+        little.
+        """
+        self._recent.append(latest)
+        self._recent_bytes += latest.end
+        while self._recent_bytes > self._page_cache_bytes:
+            segment = self._recent.popleft()
+            self._recent_bytes -= segment.end
+            await segment.will_not_need()
 
     def _counts(self, ledger_id: int, segment_id: int) -> bool:
         state = self._ledgers.get(ledger_id)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from bookie_aio.storage.disk import RealDisk, RealFile
 from bookie_aio.wire.messages import Stop
-from tests.support.storage import Store, make_block
+from tests.support.storage import SMALL, Store, make_block
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -139,3 +141,38 @@ async def test_a_damaged_block_among_many_is_found_all_the_same(store: Store) ->
     found, stop, at = await store.read(7, 0, 99)
     assert (stop, at, sorted(found)) == (Stop.UNKNOWN, run.first, list(range(run.first)))
     assert store.engine.is_damaged(7)
+
+
+async def test_what_was_written_last_stays_in_the_page_cache_and_what_is_before_it_does_not(
+    tmp_path: Path,
+) -> None:
+    probe = tmp_path / "probe"
+    probe.write_bytes(bytes(4096))
+    descriptor = os.open(probe, os.O_RDWR)
+    os.fsync(descriptor)
+    disk = RealDisk()
+    try:
+        file = RealFile(disk, descriptor, str(probe))
+        if file.read_nowait(0, 4096) is None:
+            pytest.skip("this file system does not tell what is in memory")
+        await file.will_not_need()
+        if file.read_nowait(0, 4096) is not None:
+            pytest.skip("this file system lets go of nothing")
+    finally:
+        os.close(descriptor)
+    kept = 3 * SMALL.segment_bytes
+    store = await Store.open(tmp_path / "b1", replace(SMALL, page_cache_bytes=kept), disk)
+    for entry in range(40):
+        await store.add(make_block(1, entry, [b"." * (SMALL.segment_bytes // 4)]))
+    await store.settled()
+    in_memory: list[bool] = []
+    for path in sorted((tmp_path / "b1").glob("*.segment")):
+        segment = await disk.open(str(path))
+        in_memory.append(segment.read_nowait(0, 4096) is not None)
+        segment.close()
+    *sealed, _, _ = in_memory  # behind them the one that is written to, and the next
+    assert len(sealed) > 6
+    assert sealed == [False] * (len(sealed) - 3) + [True] * 3
+    found, stop, _ = await store.read(1, 0, 39)
+    assert (len(found), stop) == (40, Stop.END)
+    await store.close()
