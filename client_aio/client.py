@@ -337,7 +337,7 @@ class Client(LogClient, UnboundedClient):
 
         Cancelling leaves it to end by itself; calling it again waits for that.
         """
-        self._context.is_closed = True
+        self._context.close()
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)

@@ -75,7 +75,7 @@ class ClientConfig:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+            if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
                 raise InvalidArgumentError(f"{name} {value!r} is not a positive number")
 
 

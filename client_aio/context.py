@@ -14,7 +14,7 @@ from metadata.passwords import SALT_BYTES, PasswordRecord, check_password, new_p
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from bookie_aio.wire.blocks import LacStatement
     from client_aio.config import ClientConfig
@@ -43,16 +43,45 @@ class ClientContext:
     rng: random.Random
     now_ms: Callable[[], int]
     handles: set[Handle] = field(default_factory=set)
-    is_closed: bool = False
     lac_clock: LacClock = field(init=False)
+    _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
 
+    def close(self) -> None:
+        """Note that the client is closed."""
+        self._closed.set()
+
     def check_open(self) -> None:
         """Raise ClientClosedError when the client has been closed."""
-        if self.is_closed:
+        if self._closed.is_set():
             raise ClientClosedError("the client is closed")
+
+    async def while_open(self, changes: AsyncGenerator[None, None]) -> AsyncGenerator[None, None]:
+        """Yield as a watch does, which stays its caller's to close.
+
+        Raises:
+            ClientClosedError: the client has been closed. Its store may be another's, and go on.
+        """
+
+        async def change() -> None:
+            await anext(changes)
+
+        closed = asyncio.create_task(self._closed.wait())
+        waiting = [closed]
+        try:
+            while True:
+                coming = asyncio.create_task(change())
+                waiting = [coming, closed]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                self.check_open()
+                coming.result()
+                yield
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     def draw_token(self) -> str:
         """Draw the token of one write to the metadata store."""

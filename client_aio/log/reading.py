@@ -202,7 +202,10 @@ class LogReading:
         """Wait until there is a row at or behind the cursor."""
         while True:
             try:
-                async with contextlib.aclosing(self._lists.watch()) as changes:
+                async with (
+                    contextlib.aclosing(self._lists.watch()) as watch,
+                    contextlib.aclosing(self._context.while_open(watch)) as changes,
+                ):
                     async for _ in changes:
                         await self._learn(cursor)
                         if cursor.step() is not None:

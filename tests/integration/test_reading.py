@@ -11,12 +11,13 @@ import pytest
 import client_aio
 from bookie_aio.wire.messages import Done, Op
 from metadata.ids import ledger_key
+from metadata.open import open_store
 from tests.support.cluster import Cluster
 from tests.support.links import Frame, Links
 from tests.support.unbounded import numbered
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterable
+    from collections.abc import AsyncIterable, AsyncIterator
     from pathlib import Path
 
 WAIT_S = 30
@@ -262,3 +263,33 @@ async def test_damage_is_damage_where_the_metadata_store_is_away(
         monkeypatch.setattr(other._context.ledgers, "sync", away)
         with pytest.raises(client_aio.DigestMismatchError):
             [entry async for entry in reader.read(0, 0)]
+
+
+async def test_closing_the_client_ends_those_who_follow_though_its_store_goes_on(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, await open_store(cluster.uri) as store:
+        client = await client_aio.connect(store)
+        async with client.open_log("a") as log:
+            await log.append(b"1")
+        ledger = await client.create_ledger()
+        await ledger.add_entry(b"1")  # its writer states its LAC, and it can be read
+        async with client.open_unbounded_ledger("u") as unbounded:
+            await unbounded.add_entry(b"1")
+        reader = await client.open_ledger(ledger.ledger_id)
+        followers = [
+            client.read_log("a", follow=True),
+            reader.tail(0),
+            client.read_unbounded_ledger("u", 0),
+        ]
+        for follower in followers:
+            assert bytes((await anext(follower)).data) == b"1"
+        following = [asyncio.create_task(next_of(follower)) for follower in followers]
+        await asyncio.sleep(0.1)  # so that they wait for what comes, wherever they do
+        await client.close()
+        for waiting in following:
+            with pytest.raises(client_aio.ClientClosedError):
+                await asyncio.wait_for(waiting, WAIT_S)
+        assert await store.children("logs") == ["a"]
+
+
+async def next_of(entries: AsyncIterator[object]) -> object:
+    return await anext(entries)
