@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from client_aio.clockwork import LacClock
 from client_aio.core.digest import Digest, HmacDigest, check_root
@@ -69,7 +69,7 @@ class ClientContext:
             await anext(changes)
 
         closed = asyncio.create_task(self._closed.wait())
-        waiting = [closed]
+        waiting: list[asyncio.Task[Any]] = [closed]
         try:
             while True:
                 coming = asyncio.create_task(change())
