@@ -32,6 +32,9 @@ from client_aio.connection import connect
 
 _STAMP = struct.Struct("<q")
 _TICK_S = 0.001  # the finest that uvloop has: less is a busy loop
+_BURST_MAX = 512
+"""Adds in one turn of the loop: a generator that is late and adds all that is due at once hears of no answer
+meanwhile, so that client and bookies wait for each other in turn, and it never catches up."""
 _IN_FLIGHT_BYTES_MAX = 64 << 20
 PERCENTILES = (0, 10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.99, 100)
 
@@ -140,11 +143,13 @@ async def open_loop(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
         due_by_now = min(total, int((now() - started) * spec.rate) + 1)
         # What there is no room for is late, and counted from when it was due all the same.
         room = max(0, _IN_FLIGHT_BYTES_MAX // spec.entry_bytes - outstanding)
-        for number in range(issued, min(due_by_now, issued + room)):
+        until = min(due_by_now, issued + room, issued + _BURST_MAX)
+        is_late = until == issued + _BURST_MAX
+        for number in range(issued, until):
             outstanding += 1
             issued += 1
             add(payload).add_done_callback(partial(done, started + number / spec.rate, number >= warm_up))
-        await asyncio.sleep(_TICK_S)
+        await asyncio.sleep(0 if is_late else _TICK_S)
     await ended
     elapsed, cpu = now() - started - spec.warm_up_s, cpu_seconds() - cpu_before
     figures = Figures.of_latencies(latencies, elapsed, cpu, failed, total)
@@ -271,7 +276,8 @@ async def soak(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
     making: asyncio.Future[client_aio.LedgerWriter] | None = None
     started = reported = now()
     while (elapsed := now() - started) < spec.seconds:
-        for number in range(issued, int(elapsed * spec.rate) + 1):
+        due_by_now = int(elapsed * spec.rate) + 1
+        for number in range(issued, min(due_by_now, issued + _BURST_MAX)):
             if writer.bytes_in_flight > _IN_FLIGHT_BYTES_MAX:
                 break  # late, and counted from when it was due all the same
             writer.add_entry(payload).add_done_callback(partial(done, started + number / spec.rate))
@@ -290,7 +296,8 @@ async def soak(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
             print(json.dumps({**line, "latency_ms": spread(latencies)}), flush=True)
             del latencies[:]
             reported = now()
-        await asyncio.sleep(_TICK_S)
+        is_late = issued < due_by_now and writer.bytes_in_flight <= _IN_FLIGHT_BYTES_MAX
+        await asyncio.sleep(0 if is_late else _TICK_S)
     await asyncio.gather(*ending)
     await writer.close()
     return {"done": True, "adds": issued, "failed": failed, "deleted": deleted}
