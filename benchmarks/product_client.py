@@ -4,7 +4,8 @@
 
 Ledgers with E = Qw = 3 and Qa = 2, deleted in the end. In mode `growing` each ledger is written as long as
 the run lasts; in mode `steady` it is followed by another after every 256 MiB, and deleted then, so that the
-bookies give back as much as they take. Prints `ready`, `warm`, and the figures as one line of JSON.
+bookies give back as much as they take, and what is measured begins on bookies that have been in use: with files
+to recycle, and writing into one. Prints `ready`, `warm`, and the figures as one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,11 +22,19 @@ import uvloop
 
 import client_aio
 from benchmarks.load import Figures, Load, cpu_seconds, drive
+from bookie_aio.wire.messages import Done, Info
+from client_aio.connection import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from metadata.bookies import BookieRecord
+
 ROLL_BYTES = 256 << 20
+_SPARES_MIN = 4
+_SEGMENTS_BYTES = 512 << 20  # more than the segment that is written to and the next one
+_CALL_TIMEOUT_S = 10.0
+_CHUNK = bytes(64 << 10)
 
 
 class Writers:
@@ -87,6 +96,8 @@ class Writers:
 
 async def write(client: client_aio.Client, load: Load, *, is_steady: bool) -> None:
     """Measure adds."""
+    if is_steady:
+        await use(client)
     async with Writers(client, load, is_steady=is_steady) as writers:
         print("ready", flush=True)
         # With one ledger that is never rolled, nothing stands between the loop and the product.
@@ -94,6 +105,29 @@ async def write(client: client_aio.Client, load: Load, *, is_steady: bool) -> No
         figures = await drive(writers._adds[0] if is_plain else writers.add, load)
         # Before the ledgers are deleted, so that this is not taken for a part of what was measured.
         print(json.dumps(figures.to_dict()), flush=True)
+
+
+async def use(client: client_aio.Client) -> None:
+    """Write ledgers and delete them until all bookies write into files that were segments before."""
+    fewest = 0
+    while fewest < _SPARES_MIN:
+        await _write_and_delete(client, ROLL_BYTES)
+        fewest = min([await _spares(record) for record in client.bookies.values()])
+    await _write_and_delete(client, _SEGMENTS_BYTES)
+
+
+async def _write_and_delete(client: client_aio.Client, size: int) -> None:
+    async with client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as writer:
+        await writer.add_entries(_CHUNK for _ in range(size // len(_CHUNK)))
+    await client.delete_ledger(writer.ledger_id)
+
+
+async def _spares(bookie: BookieRecord) -> int:
+    address = bookie.addresses[0]
+    connection = await connect(address, bookie_id="", instance_id="", timeout_s=_CALL_TIMEOUT_S)
+    _, body = await connection.call(Info(), Done, timeout_s=_CALL_TIMEOUT_S)
+    connection.close()
+    return int(json.loads(bytes(body))["storage"]["disk"]["spare_files"])
 
 
 async def read(client: client_aio.Client, load: Load) -> None:

@@ -85,6 +85,7 @@ KINDS = frozenset(range(KIND_BLOCK, KIND_FORGET + 1))
 MARK_ALL = 1
 
 _PAGE_BYTES = 4096
+_ZEROS = bytes(_PAGE_BYTES)
 _ALIGNED_BYTES_MAX = 64 * 1024
 _SEGMENT = struct.Struct("<4sIIIQQQ")
 _GROUP_COVERED = struct.Struct("<QQQQQQQII")
@@ -240,6 +241,15 @@ def group_start(end: int, size: int) -> int:
     if rest and size <= _ALIGNED_BYTES_MAX and -(-(size - rest) // _PAGE_BYTES) + 1 > -(-size // _PAGE_BYTES):
         return end + rest
     return end
+
+
+def padding(end: int, capacity: int) -> bytes:
+    """Give the zeros that fill the page in which a group ends, as far as the segment goes.
+
+    Of a page that is written in part the system must have the rest: in a file that was a segment before it
+    reads it from the disk first, and the group waits for that. The next group may begin in the zeros.
+    """
+    return _ZEROS[: min(-end % _PAGE_BYTES, capacity - end)]
 
 
 def next_page(offset: int) -> int:

@@ -242,6 +242,7 @@ class Journal:
         )
         buffers: list[Buffer] = [form.encode_group_head(group, rows)]
         buffers += [record.body for record in records if record.body is not None]
+        buffers.append(form.padding(offset + total, header.capacity))
         self._in_flight = Group(segment, records, offset, offset + head_bytes, total, self._loop.time())
         assert segment.file is not None
         assert offset + total <= header.capacity

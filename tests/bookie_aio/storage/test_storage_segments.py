@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,15 @@ import pytest
 from bookie_aio.storage import format as form
 from bookie_aio.storage.cache import Cache
 from bookie_aio.storage.directory import segment_name
+from bookie_aio.storage.disk import RealFile
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from bookie_aio.wire.blocks import Buffer
 
 TIGHT = replace(SMALL, files_max=3, heads_bytes_max=1, places_bytes_max=1)
 
@@ -87,6 +92,27 @@ async def test_small_groups_touch_one_page_each(tmp_path: Path) -> None:
         assert not again.engine.notes
         assert (await again.read(1, 0, 19))[1] is Stop.END
         await again.close()
+
+
+async def test_groups_are_written_up_to_the_end_of_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+    write_and_sync = RealFile.write_and_sync
+
+    def noted(file: RealFile, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+        ends.append(offset + sum(map(len, buffers)))
+        return write_and_sync(file, buffers, offset)
+
+    monkeypatch.setattr(RealFile, "write_and_sync", noted)
+    store = await Store.open(tmp_path / "b1")
+    for entry in range(200):
+        await store.add(make_block(1, entry, [b"x" * (1 + 97 * entry % 9000)]))
+    assert len(ends) == 200
+    # In part written, a page of a file that was a segment before is read from the disk first.
+    assert [end for end in ends if end % 4096] == []
+    assert len(store.engine._segments.sealed()) > 5
+    await store.close()
 
 
 async def test_a_group_that_is_missing_before_a_page_is_noticed(tmp_path: Path) -> None:
