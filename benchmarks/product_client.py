@@ -4,8 +4,8 @@
 
 Ledgers with E = Qw = 3 and Qa = 2, deleted in the end. In mode `growing` each ledger is written as long as
 the run lasts; in mode `steady` it is followed by another after every 256 MiB, and deleted then, so that the
-bookies give back as much as they take, and what is measured begins on bookies that have been in use: with files
-to recycle, and writing into one. Prints `ready`, `warm`, and the figures as one line of JSON.
+bookies give back as much as they take, and what is measured begins on bookies that have been in use: with
+files to recycle, and writing into one. Prints `ready`, `warm`, and the figures as one line of JSON.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Sequence
     from pathlib import Path
 
