@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ROLL_BYTES = 256 << 20
 _SPARES_MIN = 4
+_LEDGERS_MAX = 40
 _SEGMENTS_BYTES = 512 << 20  # more than the segment that is written to and the next one
 _CALL_TIMEOUT_S = 10.0
 _CHUNK = bytes(64 << 10)
@@ -109,10 +110,12 @@ async def write(client: client_aio.Client, load: Load, *, is_steady: bool) -> No
 
 async def use(client: client_aio.Client) -> None:
     """Write ledgers and delete them until all bookies write into files that were segments before."""
-    fewest = 0
-    while fewest < _SPARES_MIN:
+    for _ in range(_LEDGERS_MAX):
         await _write_and_delete(client, ROLL_BYTES)
-        fewest = min([await _spares(record) for record in client.bookies.values()])
+        if min([await _spares(record) for record in client.bookies.values()]) >= _SPARES_MIN:
+            break
+    else:
+        raise RuntimeError(f"{_LEDGERS_MAX} ledgers were written and deleted, and no files are recycled")
     await _write_and_delete(client, _SEGMENTS_BYTES)
 
 

@@ -65,8 +65,8 @@ class ClientContext:
             ClientClosedError: the client has been closed. Its store may be another's, and go on.
         """
 
-        async def change() -> None:
-            await anext(changes)
+        async def change() -> bool:
+            return await anext(changes, changes) is not changes
 
         closed = asyncio.create_task(self._closed.wait())
         waiting: list[asyncio.Task[Any]] = [closed]
@@ -76,7 +76,8 @@ class ClientContext:
                 waiting = [coming, closed]
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 self.check_open()
-                coming.result()
+                if not coming.result():
+                    return
                 yield
         finally:
             for task in waiting:

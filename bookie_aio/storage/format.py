@@ -2,8 +2,8 @@
 
 Everything is little-endian. A segment is a header page and then groups, in the order of their numbers; each
 group was written by one `pwritev` and made durable by one fdatasync before the next one was written. A group
-begins where the one before ends, or at the next multiple of 4,096 (`group_start`). The file may be one that
-was a segment before: what lies between groups, and behind the last one, is then of an earlier life.
+begins where the one before ends, or at the next multiple of 4,096 (`group_start`). What lies
+between groups, and behind the last one, is zeros or, in a file that was a segment before, of an earlier life.
 
 Segment header, in the first 4,096 bytes of the file, durable before the first group is written:
 

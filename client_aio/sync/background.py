@@ -6,9 +6,10 @@ loop per process, made when it is first needed, known by the process id.
 Invariants: a call that is interrupted (KeyboardInterrupt, a task kill that raises) has its coroutine
 cancelled, and returns only once that has ended, so that no task of an interrupted call goes on beside the
 next one; what a call was about to hand out when it was interrupted is closed. Tasks and asynchronous
-generators are freed on the loop: asyncio has weak references to them, whose callbacks are Python, and an
-interrupt that strikes in one of those is swallowed. A forked child never touches its parent's loop, not even
-by freeing it: the two share what the kernel polls.
+generators of a call that succeeds are freed on the loop (of one that fails, with its traceback): asyncio has
+weak references to them, whose callbacks are Python, and an interrupt that strikes in one of those is
+swallowed. A forked child never touches its parent's loop, not even by freeing it: the two share what the
+kernel polls.
 """
 
 from __future__ import annotations
@@ -118,8 +119,10 @@ class Background:
             return
 
         async def close() -> None:
-            await items[0].aclose()
-            items.clear()
+            try:
+                await items[0].aclose()
+            finally:
+                items.clear()
 
         if self.is_here:
             self._closing.add(closing := self.loop.create_task(close()))

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 PREFIXES_MAX = 400
+ZEROS_CUT = 4
 SUBSETS_MAX = 64
 TAILS = ("cut", "zeros", "garbage", "old data")
 HOME = "/b/data"
@@ -216,8 +217,10 @@ def states(step: Step, rng: random.Random) -> Iterator[tuple[str, Build]]:
     call = step.call
     if call[0] in ("write_and_sync", "write"):
         yield from _prefixes(step, *call[1:4], rng)
-        first, last = call[2] // SECTOR, (call[2] + len(call[3]) - 1) // SECTOR
-        yield from _subsets(step, call[1].rpartition("/")[2], range(first, last + 1), SECTOR, rng)
+        first, name = call[2] // SECTOR, call[1].rpartition("/")[2]
+        for size in sorted({_filled(call[3]), len(call[3])}):  # without the zeros behind it as well
+            last = (call[2] + size - 1) // SECTOR
+            yield from _subsets(step, name, range(first, last + 1), SECTOR, rng)
     for name, inode in sorted(step.hardware.directories[HOME].entries.items()):
         if inode.dirty:
             yield from _subsets(step, name, sorted(inode.dirty), PAGE, rng)
@@ -271,9 +274,12 @@ def _prefixes(
     name = path.rpartition("/")[2]
     if name not in step.hardware.directories[HOME].entries:
         return  # renamed meanwhile
-    lengths: Sequence[int] = range(len(content) + 1)
+    filled = _filled(content)
+    lengths: Sequence[int] = range(filled + 1)
     if len(lengths) > PREFIXES_MAX:
-        lengths = sorted({*rng.sample(lengths, PREFIXES_MAX), 0, len(content)})
+        lengths = rng.sample(lengths, PREFIXES_MAX)
+    behind = range(filled, len(content) + 1)
+    lengths = sorted({*lengths, *rng.sample(behind, min(len(behind), ZEROS_CUT)), 0, filled, len(content)})
     for length in lengths:
         for tail in TAILS if length < len(content) else TAILS[:1]:
             seed = rng.random()
@@ -281,6 +287,11 @@ def _prefixes(
                 f"{length} of {len(content)} bytes, then {tail}",
                 partial(_cut_off, step, name, offset, content, length, tail, seed),
             )
+
+
+def _filled(content: bytes) -> int:
+    """Give how much of a write is not the zeros at its end, up to which a group's last page is filled."""
+    return max(1, len(content.rstrip(b"\0")))
 
 
 def _cut_off(

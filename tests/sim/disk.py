@@ -274,7 +274,7 @@ class Hardware:
 
     def group_durable(self, inode: Inode, start: int, end: int) -> None:
         """Note that a group of the journal was reported durable: those before it may be damaged now."""
-        self._damage_unproven()
+        self._damage_unproven(inode, start)
         self.last_group = (inode, start, end)
 
     def lie(self, inode: Inode, offset: int, before: bytes, content: bytes) -> None:
@@ -289,13 +289,15 @@ class Hardware:
         faults.lose_next_write = faults.misdirect_next_write = False
         self._unproven = (inode, offset, before, where, content)
 
-    def _damage_unproven(self) -> None:
+    def _damage_unproven(self, next_inode: Inode, next_start: int) -> None:
         if self._unproven is None:
             return
         inode, offset, before, where, content = self._unproven
         self._unproven = None
         changes = [(offset, before)] if where == offset else [(offset, before), (where, content)]
         end = offset + len(content)
+        if inode is next_inode:
+            end = min(end, next_start)  # the next group begins in the zeros behind this one
         for at, part in changes:
             part = part[: max(end - at, 0)]  # not beyond: the next group lies there
             for image in (inode.durable, inode.data):

@@ -46,14 +46,20 @@ public final class Drive {
     double warmUp = Double.parseDouble(arguments[4]);
     double seconds = Double.parseDouble(arguments[5]);
     long readEntries = Long.parseLong(arguments[6]);
-    Target target = maker.make(servers, ledgers, inFlight);
-    System.out.println("ready");
-    String figures =
-        readEntries > 0
-            ? read(target, entryBytes, inFlight, readEntries, warmUp, seconds)
-            : write(target, entryBytes, inFlight, ledgers, warmUp, seconds);
-    System.out.println(figures);
-    System.out.flush();
+    try {
+      Target target = maker.make(servers, ledgers, inFlight);
+      System.out.println("ready");
+      String figures =
+          readEntries > 0
+              ? read(target, entryBytes, inFlight, readEntries, warmUp, seconds)
+              : write(target, entryBytes, inFlight, ledgers, warmUp, seconds);
+      System.out.println(figures);
+      System.out.flush();
+    } catch (Exception error) {
+      // Else the threads of the client would keep the process, and whoever waits for it.
+      error.printStackTrace();
+      Runtime.getRuntime().halt(1);
+    }
     // What is still in flight is not waited for, and neither are the threads of the client.
     Runtime.getRuntime().halt(0);
   }

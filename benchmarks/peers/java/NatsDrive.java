@@ -5,6 +5,7 @@ import io.nats.client.Options;
 import io.nats.client.api.RetentionPolicy;
 import io.nats.client.api.StorageType;
 import io.nats.client.api.StreamConfiguration;
+import java.io.IOException;
 import java.util.concurrent.CompletableFuture;
 
 /**
@@ -18,16 +19,25 @@ public final class NatsDrive implements Drive.Target {
   private NatsDrive(String servers) throws Exception {
     connection =
         Nats.connect(new Options.Builder().servers(servers.split(",")).maxMessagesInOutgoingQueue(0).build());
-    connection
-        .jetStreamManagement()
-        .addStream(
-            StreamConfiguration.builder()
-                .name("bench")
-                .subjects("bench.*")
-                .replicas(3)
-                .storageType(StorageType.File)
-                .retentionPolicy(RetentionPolicy.Limits)
-                .build());
+    StreamConfiguration configuration =
+        StreamConfiguration.builder()
+            .name("bench")
+            .subjects("bench.*")
+            .replicas(3)
+            .storageType(StorageType.File)
+            .retentionPolicy(RetentionPolicy.Limits)
+            .build();
+    long giveUpAt = System.nanoTime() + 60_000_000_000L;
+    while (true) {
+      try {
+        connection.jetStreamManagement().addStream(configuration);
+        break;
+      } catch (IOException error) { // the servers have yet to elect a leader
+        if (System.nanoTime() > giveUpAt) {
+          throw error;
+        }
+      }
+    }
     stream = connection.jetStream();
   }
 
