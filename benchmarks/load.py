@@ -2,7 +2,8 @@
 
 Owns the window, the clock and the figures, so that the product and the ceiling are measured by the same
 code. What is measured is a function that takes a payload and returns a future; an add's latency runs from the
-moment the window had room for it to its future's done callback.
+moment the window had room for it to its future's done callback. Whoever is measured gives that function anew
+for each burst, so that going from ledger to ledger costs nothing for each add.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import asyncio
 import json
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.processes import Child
 
@@ -105,14 +107,21 @@ async def figures_of(client: Child, load: Load) -> Figures:
     return Figures(**json.loads(await client.line(lambda line: line.startswith("{"), timeout_s)))
 
 
+Add = Callable[[bytes], asyncio.Future[int]]
+
+
 async def drive(
-    add: Callable[[bytes], asyncio.Future[int]],
+    add_for: Callable[[int], Add],
     load: Load,
     keep: Callable[[array.array[float]], None] = lambda _: None,
 ) -> Figures:
     """Keep the window full for the given time; prints `warm` when the measured part begins.
 
-    What is still in flight at the end is not waited for. `keep` gets all latencies, in seconds.
+    What is still in flight at the end is not waited for.
+
+    Args:
+        add_for: gives what adds, for so many adds in a row.
+        keep: gets all latencies, in seconds.
     """
     payload, wake = b"x" * load.entry_bytes, asyncio.Event()
     latencies = array.array("d")
@@ -139,6 +148,7 @@ async def drive(
         cpu_before, phase_at = cpu_seconds(), time.perf_counter()
         while (now := time.perf_counter()) < started_at + until:
             callback, count, room = done_since(now), room, 0
+            add = add_for(count)
             for _ in range(count):
                 add(payload).add_done_callback(callback)
             wake.clear()

@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING
 import uvloop
 
 import client_aio
-from benchmarks.load import Figures, Load, cpu_seconds, drive
+from benchmarks.load import Add, Figures, Load, cpu_seconds, drive
 from bookie_aio.wire.messages import Done, Info
 from client_aio.connection import connect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from metadata.bookies import BookieRecord
 
 ROLL_BYTES = 256 << 20
@@ -46,7 +44,7 @@ class Writers:
         self._entry_bytes = load.entry_bytes
         self._roll_entries = max(1, ROLL_BYTES // load.entry_bytes) if is_steady else sys.maxsize
         self._count = load.ledgers
-        self._adds: list[Callable[[bytes], asyncio.Future[int]]] = []
+        self._adds: list[Add] = []
         self._writers: list[client_aio.LedgerWriter] = []
         self._left: list[int] = []
         self._next = 0
@@ -65,8 +63,16 @@ class Writers:
         for writer in self._writers:
             await self._end(writer)
 
-    def add(self, payload: bytes) -> asyncio.Future[int]:
-        """Add an entry to the next ledger."""
+    def add_for(self, count: int) -> Add:
+        """Give what adds the next entries: the ledger itself where there is but one."""
+        if self._count > 1:
+            return self._add
+        self._left[0] -= count
+        if self._left[0] <= 0:
+            self._roll(0)
+        return self._adds[0]
+
+    def _add(self, payload: bytes) -> asyncio.Future[int]:
         number = self._next
         self._next = number + 1 if number + 1 < self._count else 0
         self._left[number] -= 1
@@ -101,9 +107,7 @@ async def write(client: client_aio.Client, load: Load, *, is_steady: bool) -> No
         await use(client)
     async with Writers(client, load, is_steady=is_steady) as writers:
         print("ready", flush=True)
-        # With one ledger that is never rolled, nothing stands between the loop and the product.
-        is_plain = load.ledgers == 1 and not is_steady
-        figures = await drive(writers._adds[0] if is_plain else writers.add, load)
+        figures = await drive(writers.add_for, load)
         # Before the ledgers are deleted, so that this is not taken for a part of what was measured.
         print(json.dumps(figures.to_dict()), flush=True)
 

@@ -105,7 +105,7 @@ async def main() -> None:
         )
         writer.connections.append(connection)
     print("ready", flush=True)
-    figures = await drive(writer.add, load)
+    figures = await drive(lambda _: writer.add, load)
     print(json.dumps(figures.to_dict()))
 
 

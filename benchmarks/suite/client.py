@@ -114,7 +114,8 @@ async def closed(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
     writers = await make_writers(client, spec)
     load = Load(spec.entry_bytes, spec.in_flight, spec.seconds, spec.warm_up_s, spec.ledgers)
     kept: list[array.array[float]] = []
-    figures = await drive(in_turn(writers), load, kept.append)
+    add = in_turn(writers)
+    figures = await drive(lambda _: add, load, kept.append)
     return {**figures.to_dict(), "latency_ms": spread(kept[0]), "hdr": histogram(kept[0])}
 
 
