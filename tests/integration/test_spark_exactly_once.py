@@ -97,13 +97,18 @@ def test_a_bookie_that_dies_in_mid_job_stops_nothing(spark: SparkSession, bookie
     frame = large.mapInArrow(wait_for(str(flag)), "value binary")
 
     was_killed_between: list[bool] = []
+    seen: list[tuple[float, set[int], list[int]]] = []
 
     def kill() -> None:
         try:
             for _ in range(600):
-                if len(bookies.ledgers_of("bookie-lost")[1]) == 2:
+                found = bookies.ledgers_of("bookie-lost")[1]
+                if len(found) == 2:
                     was_killed_between.append(True)
                     break
+                if not seen or seen[-1][1] != found:
+                    active = spark.sparkContext.statusTracker().getActiveStageIds()
+                    seen.append((time.monotonic(), found, list(active)))
                 time.sleep(0.05)
             bookies.run(lost.kill())
         finally:
@@ -118,7 +123,7 @@ def test_a_bookie_that_dies_in_mid_job_stops_nothing(spark: SparkSession, bookie
         killing.join()
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
         bookies.run(lost.start())
-    assert was_killed_between
+    assert was_killed_between, f"when, unlisted ledgers, stages: {seen}; given up at {time.monotonic()}"
     assert Counter(bookies.records("bookie-lost")) == Counter(b"%01000d" % number for number in range(8000))
 
 
