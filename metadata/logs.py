@@ -203,6 +203,15 @@ class LogList:
         """Give the error of a list of which a page is missing though its head has not changed since."""
         return self._list.damaged(missing)
 
+    async def check_changed(self, version: Version, missing: NoSuchKeyError) -> None:
+        """See that the list has changed since that version, where a page that it referred to is gone.
+
+        Raises:
+            MetadataCorruptError: it has not, and the page is missing for good. NoSuchLogError: it is gone.
+        """
+        if (await self.read(sync=True))[1] == version:
+            raise self.damaged(missing) from missing
+
     def _missing(self) -> NoSuchLogError:
         return NoSuchLogError(f"there is no log {self.name!r}")
 

@@ -249,7 +249,7 @@ def padding(end: int, capacity: int) -> bytes:
     Of a page that is written in part the system must have the rest: in a file that was a segment before it
     reads it from the disk first, and the group waits for that. The next group may begin in the zeros.
     """
-    return _ZEROS[: min(-end % _PAGE_BYTES, capacity - end)]
+    return _ZEROS[: min(next_page(end), capacity) - end]
 
 
 def next_page(offset: int) -> int:

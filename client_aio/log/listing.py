@@ -37,8 +37,7 @@ async def read_log_metadata(lists: LogList) -> LogMetadata:
         try:
             rows = await lists.rows(head)
         except NoSuchKeyError as error:
-            if (await lists.read(sync=True))[1] == version:
-                raise lists.damaged(error) from error
+            await lists.check_changed(version, error)
             continue
         return LogMetadata(
             lists.name, head.created_ms, tuple(rows), head.begins_at, head.custom, dict(head.transactions)

@@ -129,10 +129,9 @@ class LogReading:
             try:
                 cursor = LogCursor(await self._begin(head))
             except NoSuchKeyError as error:
-                # A page is gone, or (below) a ledger: it was truncated since, or is missing for good.
-                if (await self._lists.read(sync=True))[1] == version:
-                    raise self._lists.damaged(error) from error
+                await self._lists.check_changed(version, error)
             except NoSuchLedgerError:
+                # It was truncated since, or is missing for good.
                 if (await self._lists.read(sync=True))[1] == version:
                     raise
             else:
@@ -189,9 +188,7 @@ class LogReading:
                 cursor.learn(head, await self._lists.rows_around(head, cursor.at.ledger_id))
                 return head
             except NoSuchKeyError as error:
-                now = await self._lists.read(sync=True)
-                if now[1] == version:
-                    raise self._lists.damaged(error) from error
+                await self._lists.check_changed(version, error)
 
     def _check_same(self, version: Version) -> None:
         if version.incarnation != self._incarnation:
