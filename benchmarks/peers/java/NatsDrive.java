@@ -36,6 +36,7 @@ public final class NatsDrive implements Drive.Target {
         if (System.nanoTime() > giveUpAt) {
           throw error;
         }
+        Thread.sleep(200);
       }
     }
     stream = connection.jetStream();
