@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
-from bookie_aio.storage.reader import DamagedBlockError, Reader, ReadResult, list_runs
+from bookie_aio.storage.reader import DamagedBlockError, Reader, ReadResult, UnreadBlockError, list_runs
 from bookie_aio.storage.segments import DamagedIndexError, SegmentGoneError
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFailedError, DiskFullError
@@ -91,6 +91,8 @@ class Lookup:
                     raise
                 await self.mark(ledger_id, error)
                 return reader.unknown()
+            except UnreadBlockError:
+                return reader.unknown()  # not lost: what the index says it holds, it never says it has not
 
     async def list_entries(
         self, ledger_id: int, from_entry: int, rows_max: int

@@ -33,7 +33,11 @@ ListedRun = tuple[int, int, int, int]
 
 
 class DamagedBlockError(CorruptRecordError):
-    """A stored block fails its checksums, or cannot be read."""
+    """A stored block fails its checksums, or is missing."""
+
+
+class UnreadBlockError(CorruptRecordError):
+    """The disk fails to give a stored block, which may be there all the same."""
 
 
 class ReadResult(NamedTuple):
@@ -94,6 +98,7 @@ class Reader:
 
         Raises:
             DamagedBlockError: rule 4 applies.
+            UnreadBlockError: it is unknown for now.
             DamagedIndexError: rebuild the index and read again.
             SegmentGoneError: read again.
         """
@@ -259,19 +264,24 @@ def _joined(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return ranges
 
 
-def _damaged(found: Found, what: str) -> CorruptRecordError:
+def _damaged(
+    found: Found, what: str, kind: type[CorruptRecordError] = DamagedBlockError
+) -> CorruptRecordError:
     """Give the error for bytes that do not hold.
 
     Those of a segment that was given up may be another one's by now, in the file that both had.
     """
-    kind = SegmentGoneError if found.segment.is_gone else DamagedBlockError
+    if found.segment.is_gone:
+        kind = SegmentGoneError
     return kind(f"block at {found.run.offset} of segment {found.segment_id}: {what}")
 
 
 async def _read(found: Found, at: int, size: int) -> Buffer:
     try:
         data = await found.segment.read(found.run.offset + at, size)
-    except (DiskFailedError, FileNotFoundError) as error:
+    except DiskFailedError as error:
+        raise _damaged(found, str(error), UnreadBlockError) from error
+    except FileNotFoundError as error:
         raise _damaged(found, str(error)) from error
     if len(data) != size:
         raise _damaged(found, "the segment ends before")
@@ -319,6 +329,7 @@ async def read_block(found: Found, ledger_id: int, data: Buffer = b"") -> Block:
 
     Raises:
         DamagedBlockError: rule 4 applies.
+        UnreadBlockError: try again later.
         SegmentGoneError: look again.
     """
     size = found.run.head_bytes + found.run.payload_bytes

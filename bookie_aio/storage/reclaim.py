@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from bookie_aio.storage.background import Background
 from bookie_aio.storage.format import DATA_OFFSET
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.storage.reader import DamagedBlockError, fetch, gather, read_block
+from bookie_aio.storage.reader import DamagedBlockError, UnreadBlockError, fetch, gather, read_block
 from bookie_aio.storage.segments import DamagedIndexError, SegmentGoneError
 from bookie_aio.storage.winners import winning
 from bookie_aio.wire.blocks import Block
@@ -253,6 +253,9 @@ class Reclaimer:
                     await self._copy_ledger(segment, ledger_id, lowest, highest)
         except DamagedBlockError:
             self._immovable.add(segment.segment_id)  # its ledger is marked; what is intact stays where it is
+            return
+        except UnreadBlockError:
+            self._assessed.pop(segment.segment_id, None)  # until it is looked at the next time
             return
         except DamagedIndexError as error:
             await self._tender.rebuild(error.segment)

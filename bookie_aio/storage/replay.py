@@ -62,7 +62,8 @@ class Replayed:
     forgotten: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
     is_all_damaged: bool = False
-    has_unread: bool = False  # the disk failed to give some of it, which may be there all the same
+    unread: DiskFailedError | None = None
+    """How the disk failed to give some of it, which may be there all the same."""
 
     def apply(self, group: Group) -> None:
         """Take in a proven group."""
@@ -119,7 +120,7 @@ class _Window:
         self._limit = limit
         self._start = 0
         self._data = memoryview(b"")
-        self.has_failed = False
+        self.failure: DiskFailedError | None = None
 
     async def view(self, offset: int, size: int) -> memoryview:
         """Give bytes; fewer than asked for at the limit or where the disk fails."""
@@ -129,15 +130,18 @@ class _Window:
             self._data = memoryview(await self._read(offset, wanted))
             if len(self._data) < min(size, wanted):
                 # Something in the window cannot be read; perhaps not what was asked for.
-                self._data = memoryview(await self._read(offset, min(size, wanted)))
+                self._data = memoryview(await self._read(offset, min(size, wanted), is_needed=True))
             self._start, at = offset, 0
         return self._data[at : at + size]
 
-    async def _read(self, offset: int, size: int) -> bytes | bytearray | memoryview:
+    async def _read(
+        self, offset: int, size: int, *, is_needed: bool = False
+    ) -> bytes | bytearray | memoryview:
         try:
             return await self._file.read(offset, size) if size else b""
-        except DiskFailedError:
-            self.has_failed = True
+        except DiskFailedError as error:
+            if is_needed:
+                self.failure = error
             return b""
 
 
@@ -153,9 +157,9 @@ class _Walk:
         self._written = written
 
     @property
-    def has_failed(self) -> bool:
-        """Tell whether the disk failed to give something."""
-        return self._window.has_failed
+    def failure(self) -> DiskFailedError | None:
+        """Give how the disk failed to give something, None where it gave all."""
+        return self._window.failure
 
     async def group_at(self, offset: int) -> Group | None:
         """Give the group at an offset, its bodies checked; None where its header or rows fail."""
@@ -264,7 +268,8 @@ async def replay_segment(
         written = [(0, size)]
     walk = _Walk(file, header, limit, written)
     found = Replayed()
-    first = await _Walk(file, header, size, written).group_at(form.DATA_OFFSET)
+    beginning = _Walk(file, header, size, written)
+    first = await beginning.group_at(form.DATA_OFFSET)
     if first is not None:  # even where it was rewritten elsewhere, and nothing here counts any more
         found.previous = (first.header.previous_segment, first.header.previous_end)
     unproven: Group | None = None
@@ -293,5 +298,5 @@ async def replay_segment(
             found.tail = unproven
     if proven_end is not None:
         found.end = max(found.end, proven_end)
-    found.has_unread = walk.has_failed
+    found.unread = beginning.failure or walk.failure
     return found

@@ -143,7 +143,18 @@ class Restart:
         Raises:
             UnknownVersionError: something is of another format version.
             CorruptRecordError: the directories cannot be those of one bookie.
+            DiskFailedError: the disk fails to give something. What it holds is neither lost nor known, so
+                nothing is concluded from it, and nothing is changed.
         """
+        try:
+            return await self._run(spare_bytes)
+        except DiskFailedError as error:
+            raise DiskFailedError(
+                f"{error}. Nothing is concluded from what cannot be read: start again, and replace this "
+                "bookie if its disk never gives it"
+            ) from error
+
+    async def _run(self, spare_bytes: int) -> Restarted:
         found = self._found
         for directory in self._directories:
             for name in await self._disk.list_directory(directory):
@@ -191,7 +202,7 @@ class Restart:
             self._checkpoint = parse_checkpoint(await file.read(0, file.size()))
         except form.UnknownVersionError:
             raise
-        except (CorruptRecordError, DiskFailedError) as error:
+        except CorruptRecordError as error:
             # It may have held fences that are nowhere else.
             self._found.lose_all(str(error))
             return
@@ -221,7 +232,7 @@ class Restart:
                 return Table.parse(number, await file.read(0, file.size()))
             finally:
                 file.close()
-        except (CorruptRecordError, DiskFailedError) as error:
+        except CorruptRecordError as error:
             # It may have held fences that are nowhere else.
             self._found.lose_all(str(error))
             self._is_table_lost = True
@@ -265,10 +276,10 @@ class Restart:
             header = form.parse_segment_header(await file.read(0, form.DATA_OFFSET))
             if header.segment_id != segment_id:
                 raise CorruptRecordError(f"it is segment {header.segment_id}")
-        except form.UnknownVersionError:
+        except (form.UnknownVersionError, DiskFailedError):
             file.close()
             raise
-        except (CorruptRecordError, DiskFailedError) as error:
+        except CorruptRecordError as error:
             # A good index names the life of the file as well, and every block has its own checksums.
             index = await self._index_head(segment_id)
             if index is None:
@@ -289,7 +300,7 @@ class Restart:
         file = await self._disk.open(self._path(name))
         try:
             head = await read_head(file, name)
-        except (CorruptRecordError, DiskFailedError) as error:
+        except CorruptRecordError as error:
             self._found.notes.append(f"{name}: {error}")
             return None
         finally:
@@ -384,6 +395,9 @@ class Restart:
                 known = segment.end
             assert segment.file is not None
             result = await replay_segment(segment.file, segment.header, proven_end=known, is_last=is_last)
+            if result.unread is not None:
+                # It may hold what was acknowledged, or may not: neither lost nor torn.
+                raise result.unread
             if result.previous is not None:
                 ask = partial(_known_already, result.previous)
                 # A first group that is torn says where the segment before it ended, but it may have been
@@ -402,14 +416,11 @@ class Restart:
 
     async def _named_by(self, segment: Segment) -> tuple[int, int] | None:
         """Give which segment came before a sealed one, and that one's end; None where it cannot tell."""
-        try:
-            start = await segment.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
-            group = form.peek_group_header(start, segment.header, form.DATA_OFFSET, segment.end)
-            if group is None:
-                return None
-            head = memoryview(await segment.read(form.DATA_OFFSET, group.head_bytes))
-        except DiskFailedError:
+        start = await segment.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
+        group = form.peek_group_header(start, segment.header, form.DATA_OFFSET, segment.end)
+        if group is None:
             return None
+        head = memoryview(await segment.read(form.DATA_OFFSET, group.head_bytes))
         if form.parse_group_rows(group, head) is None:
             return None
         return (group.previous_segment, group.previous_end)

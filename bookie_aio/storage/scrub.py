@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.background import Background
 from bookie_aio.storage.format import KIND_BLOCK
-from bookie_aio.storage.reader import DamagedBlockError, read_block
+from bookie_aio.storage.reader import DamagedBlockError, UnreadBlockError, read_block
 from bookie_aio.storage.replay import Gap, walk_groups
 from bookie_aio.storage.segments import SegmentGoneError
 from bookie_aio.storage.winners import Found
@@ -67,6 +67,7 @@ class Scrubber:
         self.passes = 0
         self.bytes_read = 0
         self.damaged = 0
+        self.unread = 0  # blocks that the disk failed to give
         self.close = self._background.close
 
     def start(self) -> None:
@@ -76,7 +77,12 @@ class Scrubber:
 
     def figures(self) -> dict[str, object]:
         """Give the figures that `bookie info` shows."""
-        return {"passes": self.passes, "bytes": self.bytes_read, "damaged": self.damaged}
+        return {
+            "passes": self.passes,
+            "bytes": self.bytes_read,
+            "damaged": self.damaged,
+            "unread": self.unread,
+        }
 
     async def _work(self) -> None:
         while True:
@@ -104,8 +110,7 @@ class Scrubber:
                 self.damaged += 1
                 await self._tender.rebuild(segment)
             return  # the rebuilding has read all of it
-        gaps: list[Gap] = []
-        failed: dict[int, int] = {}  # the last entry of a ledger in blocks that fail
+        gaps: list[Gap] = []  # and blocks that fail
         try:
             file = await segment.shelf.borrow(segment.path)
         except FileNotFoundError:
@@ -117,17 +122,14 @@ class Scrubber:
                         gaps.append(group)
                         continue
                     for number in sorted(group.damaged):
-                        row = group.rows[number]
-                        if row.kind == KIND_BLOCK:
-                            last = row.first + (row.entries - 1) * row.stride
-                            failed[row.ledger_id] = max(last, failed.get(row.ledger_id, 0))
+                        if group.rows[number].kind == KIND_BLOCK:
+                            at = group.offsets[number]
+                            gaps.append(Gap(at, at + 1))
                     await self._keep_pace(segment, group.header.total_bytes)
             finally:
                 segment.shelf.give_back(segment.path)
         # Not before: a mark may wait for the next segment, that one for the checkpoint, and the checkpoint
         # for a segment to be given up, which nobody may be reading then.
-        for ledger_id, last in failed.items():
-            await self._lose(segment, ledger_id, last)
         for gap in gaps:
             await self._check_blocks(segment, gap)
 
@@ -147,8 +149,9 @@ class Scrubber:
                         found = Found(run.content_term, segment.segment_id, run.offset, run, segment)
                         await read_block(found, row.ledger_id)
                     except DamagedBlockError:
-                        await self._lose(segment, row.ledger_id, row.highest)
-                        break
+                        await self._lose(segment, row.ledger_id, run.last)
+                    except UnreadBlockError:
+                        self.unread += 1
             await self._keep_pace(segment, row.size)
 
     async def _lose(self, segment: Segment, ledger_id: int, last: int) -> None:

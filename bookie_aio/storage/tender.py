@@ -242,7 +242,7 @@ class Tender:
             if segment.sealed is None or segment.is_gone:
                 return True
             found = await self._replay(segment)
-            if found.has_unread:
+            if found.unread is not None:
                 return False
             if found.is_all_damaged and not self.is_all_damaged:
                 self.is_all_damaged = True
@@ -260,8 +260,8 @@ class Tender:
             file = await self._segments.shelf.borrow(segment.path)
         except FileNotFoundError:
             return Replayed(is_all_damaged=True)  # and its index cannot tell what it held
-        except DiskFailedError:
-            return Replayed(has_unread=True)
+        except DiskFailedError as error:
+            return Replayed(unread=error)
         try:
             return await replay_segment(file, segment.header, proven_end=segment.end, is_last=False)
         finally:

@@ -222,6 +222,27 @@ async def test_a_start_that_is_killed_at_a_call_loses_nothing(tmp_path: Path) ->
         await check(cluster.uri, run)
 
 
+async def test_a_start_that_cannot_read_ends_and_concludes_nothing(tmp_path: Path) -> None:
+    """Not that a group is torn, which may be the last one acknowledged, nor that anything is lost."""
+    async with one_small_bookie(tmp_path) as cluster:
+        bookie = cluster["b1"]
+        async with injecting(bookie, "fdatasync:signal=SIGKILL:when=15"):
+            run = await write_until_it_fails(cluster, 1)
+            assert await exit_code_of(bookie) == KILLED
+        for read in (1, 2, 4):  # the checkpoint, headers of segments, groups; all by one thread
+            bookie.prefix = starting_under(bookie, "preadv2:error=EAGAIN", f"pread64:error=EIO:when={read}+")
+            with pytest.raises(RuntimeError):
+                await bookie.start()
+            assert await exit_code_of(bookie) == FAILURE, f"not from read {read} on"
+            assert bookie.child is not None
+            message = bookie.child.log_tail().splitlines()[-1]
+            assert "Input/output error. Nothing is concluded from what cannot be read" in message
+        bookie.prefix = []
+        await bookie.start()
+        await recover(cluster.uri, run, 1)
+        await check(cluster.uri, run)
+
+
 @pytest.mark.parametrize("is_sealed", [False, True], ids=["unsealed", "sealed"])
 async def test_a_read_that_fails_is_never_no_such_entry(is_sealed: bool, tmp_path: Path) -> None:
     """Where an unsealed segment has an entry is known in memory; an index cannot be read either."""
@@ -235,8 +256,10 @@ async def test_a_read_that_fails_is_never_no_such_entry(is_sealed: bool, tmp_pat
             await victim.start()
             await client._context.pool.directory.refresh()
         async with injecting(victim, "preadv2,pread64:error=EIO") as calls:
-            for entry_id in (0, ENTRIES // 2, ENTRIES - 1, ENTRIES):
+            for entry_id in (0, ENTRIES // 2, ENTRIES - 1):
                 assert await stop_of(client, victim.bookie_id, ledger_id, entry_id) is Stop.UNKNOWN
+            behind = await stop_of(client, victim.bookie_id, ledger_id, ENTRIES)
+            assert behind is (Stop.UNKNOWN if is_sealed else Stop.NO_SUCH_ENTRY)
             await check(cluster.uri, run)
             assert [line for line in calls.lines() if "(INJECTED)" in line]
         # What can be read again is given again.

@@ -12,6 +12,7 @@ Fault model
 - After a sync that failed, the pages it was to write count as clean and are not durable: a later sync does
   not write them, reads give them from the cache, and a power cut takes them back (as on Linux).
 - EIO on a write leaves a part of it in the cache (a short write). ENOSPC comes from reserving and growing.
+- EIO on a read says nothing of what is stored: read again later, it is there.
 
 Faults of the medium, which a bookie is to detect (rule 5): a bit flips in what is stored; a write is lost,
 or lands elsewhere in the file, though the disk reported it durable; the whole disk is gone ("wiped").
@@ -168,6 +169,7 @@ class DiskFaults:
     is_full: bool = False
     fail_next_write: bool = False
     fail_next_sync: bool = False
+    failing_reads: float = 0.0
     lose_next_write: bool = False
     misdirect_next_write: bool = False
     cold_reads: float = 0.3
@@ -377,7 +379,8 @@ class SimFile:
 
     def read_nowait(self, offset: int, size: int) -> bytes | None:
         """See `File`."""
-        if self._hardware.rng.random() < self._hardware.faults.cold_reads:
+        faults = self._hardware.faults
+        if faults.failing_reads or self._hardware.rng.random() < faults.cold_reads:
             return None
         found = bytes(self.inode.data[offset : offset + size])
         return found if len(found) == size else None
@@ -387,13 +390,22 @@ class SimFile:
         found = self.read_nowait(offset, size)
         if found is None:
             await self._disk.work()
+            self._may_fail(offset)
             found = bytes(self.inode.data[offset : offset + size])
         return found
 
     async def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """See `File`."""
         await self._disk.work()
+        if ranges:
+            self._may_fail(ranges[0][0])
         return [bytes(self.inode.data[offset : offset + size]) for offset, size in ranges]
+
+    def _may_fail(self, offset: int) -> None:
+        hardware = self._hardware
+        if hardware.faults.failing_reads and hardware.rng.random() < hardware.faults.failing_reads:
+            hardware.stats["eio_read"] += 1
+            raise DiskFailedError(f"reading {self._path} at {offset}: {_EIO}")
 
     def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
         """See `File`: nothing is gained by it here."""

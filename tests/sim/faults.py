@@ -196,6 +196,15 @@ def disk_sync_error(simulation: Simulation, fault: Fault) -> bool:
 
 
 @kind
+def disk_read_errors(simulation: Simulation, fault: Fault) -> bool:
+    """Reads fail with EIO, most of them or some, and succeed again later."""
+    faults = simulation.disks[fault.target].faults
+    faults.failing_reads = fault.amount
+    simulation.after(fault.lasts, setattr, faults, "failing_reads", 0.0)
+    return True
+
+
+@kind
 def disk_bit_flip(simulation: Simulation, fault: Fault) -> bool:
     """Bits flip in what is stored."""
     disk = simulation.disks[simulation.dishonest]

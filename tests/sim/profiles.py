@@ -132,6 +132,24 @@ def disk_faults(draw: Draw) -> Plan:
 
 
 @profile
+def read_errors(draw: Draw) -> Plan:
+    """Disks fail to give what they hold, while it is read, replayed, compacted and recovered, and then do."""
+    for _ in range(2):
+        draw.writer(entries=24, gap=0.1, burst=8, bytes=1200)
+    for role in ("tailer", "reader", "reader", "recoverer", "recoverer", "deleter", "repairer"):
+        draw.actor(role, draw.rng.uniform(0.5, draw.duration * 0.8))
+    for _ in range(draw.rng.randint(2, 8)):
+        at, bookie = draw.rng.uniform(0.5, draw.duration), draw.rng.choice(draw.bookies)
+        amount = draw.rng.choice((0.1, 0.5, 1.0))
+        draw.fault("disk_read_errors", bookie, at=at, lasts=draw.rng.uniform(0.2, 4.0), amount=amount)
+        if draw.rng.random() < 0.5:  # and a start meanwhile
+            draw.fault(draw.rng.choice(("kill_bookie", "power_cut")), bookie, at=at + 0.1, lasts=0.1)
+    draw.some("disk_slow", list(draw.bookies), 2)
+    draw.some("disk_full", list(draw.bookies), 2)
+    return draw.plan(segment_bytes=draw.rng.choice((24, 32)) * 1024)
+
+
+@profile
 def metadata_faults(draw: Draw) -> Plan:
     """The metadata store answers late, or not, or with old values, and sessions end."""
     draw.crowd(recoverers=2)

@@ -187,7 +187,7 @@ class Simulation:
         for disk in self.disks.values():
             disk.when_busy.clear()
             faults = disk.faults
-            faults.slow_factor, faults.is_full = 1.0, False
+            faults.slow_factor, faults.is_full, faults.failing_reads = 1.0, False, 0.0
             faults.fail_next_sync = faults.fail_next_write = False
             faults.lose_next_write = faults.misdirect_next_write = False
         for process in self.network.processes.values():

@@ -25,6 +25,13 @@ def test_a_segment_is_not_given_up_when_space_ran_out_for_its_copies(profile: st
     assert result.is_good, result.text
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("read-errors", 68), ("read-errors", 70)])
+def test_what_cannot_be_read_for_a_while_is_not_lost_for_good(profile: str, seed: int) -> None:
+    """Ledgers were marked damaged for ever, by reads and by a start, and with one copy never recovered."""
+    result = run_plan(draw_plan(profile, seed))
+    assert result.is_good, result.text
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("displaced-holders", 39)])
 def test_a_roll_ends_when_its_writer_is_aborted_as_it_is_asked_for(profile: str, seed: int) -> None:
     """The task that was to see to it was cancelled before it first ran."""

@@ -222,16 +222,16 @@ class FaultyFile(RealFile):
         self._faulty.on_step("write", self._path)
 
     def read_nowait(self, offset: int, size: int) -> Buffer | None:
-        return None if self._cannot_be_read() else super().read_nowait(offset, size)
+        return None if self._cannot_be_read(offset + size) else super().read_nowait(offset, size)
 
     def _read(self, offset: int, size: int) -> Buffer:
-        if self._cannot_be_read():
+        if self._cannot_be_read(offset + size):
             raise DiskFailedError("the test makes this read fail")
         return super()._read(offset, size)
 
-    def _cannot_be_read(self) -> bool:
+    def _cannot_be_read(self, end: int) -> bool:
         ending = self._faulty.fail_reads_of
-        return ending is not None and self._path.endswith(ending)
+        return ending is not None and self._path.endswith(ending) and end > self._faulty.fail_reads_behind
 
     async def read(self, offset: int, size: int) -> Buffer:
         self._faulty.bytes_read += size
@@ -265,6 +265,7 @@ class FaultyDisk(RealDisk):
         self.journal_s = 0.0  # how long a write of the journal takes at least
         self.fail_sync_of = ""  # syncs of files whose path ends so fail
         self.fail_reads_of: str | None = None  # reads of them, too
+        self.fail_reads_behind = 0  # so many bytes
         self.is_full = False
         self.full_directory = ""  # where nothing can be preallocated
         self.free: int | None = None  # bytes left, if it is the test that says so

@@ -178,6 +178,33 @@ async def test_what_cannot_be_read_for_a_while_is_unknown_and_not_lost(
     await store.close()
 
 
+@pytest.mark.parametrize("unreadable", [CHECKPOINT, TABLE_SUFFIX, "a segment", "its last group"])
+async def test_a_start_concludes_nothing_from_what_cannot_be_read(tmp_path: Path, unreadable: str) -> None:
+    """Not that it is lost, which would count for ever; nor that a group is torn: it was acknowledged."""
+    path, disk = tmp_path / "crashed", FaultyDisk()
+    for first in (0, 10):
+        store = await Store.open(tmp_path / "b1")  # the second time, most ledgers rest in the table
+        for ledger_id in range(20):
+            await store.add(make_block(ledger_id, first, [b"%d" % ledger_id * 30] * 10))
+        if first:
+            await store.crash_into(path)
+        await store.close()
+    before = sorted(os.listdir(path))
+    current = max(one for one in before if one.endswith(".segment") and groups_of(path / one))
+    disk.fail_reads_of = current if " " in unreadable else unreadable
+    if unreadable == "its last group":
+        disk.fail_reads_behind = groups_of(path / current)[-1].offset
+    with pytest.raises(DiskFailedError, match="start again"):
+        await Store.open(path, disk=disk)
+    assert sorted(os.listdir(path)) == before
+    store = await Store.open(path)
+    assert not store.engine.notes
+    for ledger_id in range(20):
+        expected = dict.fromkeys(range(20), b"%d" % ledger_id * 30)
+        assert await store.read(ledger_id, 0, 20) == (expected, Stop.NO_SUCH_ENTRY, 20)
+    await store.close()
+
+
 async def test_a_head_that_is_found_damaged_while_serving_ends_ordinary_adds_for_good(tmp_path: Path) -> None:
     path = await sealed_store(tmp_path)
     head = IndexHead((path / index_name(2)).read_bytes())

@@ -20,7 +20,7 @@ from bookie_aio.storage.idranges import IdRanges
 from bookie_aio.storage.states import States, Table
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DiskFullError
-from tests.support.storage import SMALL, FaultyDisk, Store, make_block
+from tests.support.storage import SMALL, Store, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,10 +188,10 @@ async def test_a_lost_table_is_known_to_be_lost(tmp_path: Path, harm: str) -> No
     await store.close()
 
 
-@pytest.mark.parametrize("harm", ["missing", "flipped", "unreadable"])
+@pytest.mark.parametrize("harm", ["missing", "flipped"])
 async def test_the_entries_of_ledgers_in_a_lost_table_are_still_there(tmp_path: Path, harm: str) -> None:
     """The indexes name them; what nobody knew of was taken for deleted, and its segments given up."""
-    path, disk = tmp_path / "data", FaultyDisk()
+    path = tmp_path / "data"
     store = await Store.open(path)
     for first in range(0, 120, 10):
         for one in range(20):
@@ -204,12 +204,10 @@ async def test_the_entries_of_ledgers_in_a_lost_table_are_still_there(tmp_path: 
     data = bytearray((path / name).read_bytes())
     if harm == "missing":
         (path / name).unlink()
-    elif harm == "flipped":
+    else:
         data[len(data) // 2] ^= 1
         (path / name).write_bytes(data)
-    else:
-        disk.fail_reads_of = layout.TABLE_SUFFIX
-    store = await Store.open(path, disk=disk)
+    store = await Store.open(path)
     assert store.engine.is_all_damaged
     await store.settled()
     assert segments <= {one.name for one in path.iterdir()}
