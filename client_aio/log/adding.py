@@ -125,26 +125,39 @@ async def _is_recorded(lists: LogList, addition: Addition) -> bool:
 async def _add(context: ClientContext, lists: LogList, addition: Addition, password: bytes) -> AddedToLog:
     await _check_closed(context, addition.ledger_ids)
     while True:
-        await ensure_log(context, lists, password)
-        head, _ = await lists.read()
-        if addition.is_repeated(head):
-            return AddedToLog(True, ())
-        head, version = await recovered(context, lists, password)
-        if addition.is_repeated(head):
-            return AddedToLog(True, ())
-        if addition.replace and head.has_dropped:
-            await finish_dropping(context, lists, head, version, password)
-            continue  # Whoever has taken the log over meanwhile has not been shut out.
-        await _check_unlisted(lists, head, addition)
-        rows = await _rows(context, head, addition.ledger_ids)
-        # Once more, after the list was read: whoever condemns one later bumps the list's version after that.
-        await _check_closed(context, addition.ledger_ids)
-        listing = Listing(partial(addition.change, rows=rows), rows[-1].id if rows else None)
-        changed = await lists.change_now(head, version, listing.apply)
-        if changed.is_done or await is_met(lists, listing, changed.head):
-            if addition.replace:
-                await _finish(context, lists, changed, password)
-            return AddedToLog(False, tuple(rows))
+        try:
+            added = await _try_to_add(context, lists, addition, password)
+        except NoSuchLogError:
+            continue  # It has been deleted meanwhile, and is created anew.
+        if added is not None:
+            return added
+
+
+async def _try_to_add(
+    context: ClientContext, lists: LogList, addition: Addition, password: bytes
+) -> AddedToLog | None:
+    """Take the log over and list the ledgers; None where others have changed it meanwhile."""
+    await ensure_log(context, lists, password)
+    head, _ = await lists.read()
+    if addition.is_repeated(head):
+        return AddedToLog(True, ())
+    head, version = await recovered(context, lists, password)
+    if addition.is_repeated(head):
+        return AddedToLog(True, ())
+    if addition.replace and head.has_dropped:
+        await finish_dropping(context, lists, head, version, password)
+        return None  # Whoever has taken the log over meanwhile has not been shut out.
+    await _check_unlisted(lists, head, addition)
+    rows = await _rows(context, head, addition.ledger_ids)
+    # Once more, after the list was read: whoever condemns one later bumps the list's version after that.
+    await _check_closed(context, addition.ledger_ids)
+    listing = Listing(partial(addition.change, rows=rows), rows[-1].id if rows else None)
+    changed = await lists.change_now(head, version, listing.apply)
+    if not changed.is_done and not await is_met(lists, listing, changed.head):
+        return None
+    if addition.replace:
+        await _finish(context, lists, changed, password)
+    return AddedToLog(False, tuple(rows))
 
 
 async def _finish(context: ClientContext, lists: LogList, changed: LogChanged, password: bytes) -> None:

@@ -32,6 +32,7 @@ from metadata.errors import (
     LedgerClosedError,
     LedgerFencedError,
     NoSuchLedgerError,
+    NoSuchLogError,
     WriterAbortedError,
 )
 from metadata.log import LogRow, Position
@@ -57,12 +58,17 @@ async def open_log(
     Args:
         settings: of its ledgers; their custom metadata becomes the log's.
     """
-    if create:
-        await ensure_log(context, lists, settings.password)
     log = LogWriter(context, lists, settings, limits)
-    while not await log._open():
-        pass  # Others have changed the list meanwhile: all is done again.
-    return log
+    while True:
+        try:
+            if create:
+                await ensure_log(context, lists, settings.password)
+            if await log._open():
+                return log
+        except NoSuchLogError:
+            if not create:
+                raise
+        # Others have changed the list meanwhile, or deleted the log: all is done again.
 
 
 class LogWriter(ClosedOnLeaving):

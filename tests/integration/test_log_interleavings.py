@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
-from client_aio import BookieUnavailableError, LogFencedError, NotEnoughBookiesError, Outcome
+from client_aio import (
+    BookieUnavailableError,
+    LogFencedError,
+    NoSuchLogError,
+    NotEnoughBookiesError,
+    Outcome,
+)
 from client_aio.log.reading import LogReading, records_of
 from metadata.errors import MetadataUnavailableError
 from metadata.ids import ledger_key
@@ -241,3 +247,50 @@ async def test_a_roll_that_meets_another_writer_ends_the_writer_and_leaves_nothi
             assert [ledger_id async for ledger_id in client.list_ledgers()] == rows
         await log.abort()
         assert await contents(writing) == [b"1", b"2"]
+
+
+async def test_a_log_that_is_deleted_while_it_is_opened_is_made_anew(cluster: Cluster) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("writer") as writing,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        gate = Gate("logs/a")
+        links.store("writer").before_compare_and_set = gate.meet
+        opening = asyncio.create_task(_open_and_append(writing, create=True))
+        await gate.reached.wait()  # it is there, and about to list its first ledger
+        await client.delete_log("a")
+        gate.opened.set()
+        await opening
+        assert await contents(client) == [b"1"]
+        gate = Gate("logs/a")
+        links.store("writer").before_compare_and_set = gate.meet
+        opening = asyncio.create_task(_open_and_append(writing, create=False))
+        await gate.reached.wait()
+        await client.delete_log("a")
+        gate.opened.set()
+        with pytest.raises(NoSuchLogError):
+            await opening
+
+
+async def _open_and_append(client: Client, *, create: bool) -> None:
+    async with client.open_log("a", create=create) as log:
+        await log.append(b"1")
+
+
+async def test_a_log_that_is_deleted_while_ledgers_are_added_to_it_is_made_anew(cluster: Cluster) -> None:
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("writer") as writing,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        async with client.create_ledger() as ledger:
+            await ledger.add_entry(b"1")
+        gate = Gate("logs/a")
+        links.store("writer").before_compare_and_set = gate.meet
+        adding = asyncio.create_task(writing.add_to_log("a", [ledger.ledger_id]))
+        await gate.reached.wait()
+        await client.delete_log("a")
+        gate.opened.set()
+        assert not (await adding).repeated
+        assert await contents(client) == [b"1"]
