@@ -142,7 +142,8 @@ def encode_checkpoint(
     """Give the file's bytes, in parts.
 
     Args:
-        rows: what `pack_state` made of ledgers: of all of which the table has no row, or another one.
+        rows: what `pack_state` made of ledgers, one or several joined: of all of which the table has no row,
+            or another one.
         deleted: first and last id of each range of deleted ledgers, ascending.
         table: the number of the table.
     """

@@ -517,6 +517,7 @@ class Engine:
             "queue": {"bytes": self.bytes_pending, "records": self._journal.records_queued},
             **self._figures.as_dict(),
             "damaged_blocks": self._lookup.damaged_blocks,
+            "unread_blocks": self._lookup.unread_blocks,
             "segments": {
                 **self._segments.figures(),
                 "current": self._journal.segment.segment_id,

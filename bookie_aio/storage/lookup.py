@@ -51,7 +51,7 @@ class Lookup:
         self._segments = segments
         self._tender = tender
         self._on_their_way: set[int] = set()  # ledgers whose mark is not durable yet
-        self.damaged_blocks = 0
+        self.damaged_blocks = self.unread_blocks = 0
 
     async def sources(self, ledger_id: int, low: int, high: int) -> list[Source]:
         """Give where entries of the ledger from `low` to `high` may lie.
@@ -92,6 +92,7 @@ class Lookup:
                 await self.mark(ledger_id, error)
                 return reader.unknown()
             except UnreadBlockError:
+                self.unread_blocks += 1
                 return reader.unknown()  # not lost: what the index says it holds, it never says it has not
 
     async def list_entries(

@@ -241,10 +241,11 @@ async def walk_groups(file: File, header: form.SegmentHeader, end: int) -> Async
         group = await walk.following(offset, number)
         if group is None:
             at = await walk.next_group(offset)
-            yield Gap(offset, end if at is None else at)
             group = await walk.group_at(at) if at is not None else None
-            if group is None:
+            if at is None or group is None:  # none, or the disk has failed since
+                yield Gap(offset, end)
                 return
+            yield Gap(offset, at)
         yield group
         offset, number = group.header.end, group.header.number + 1
 
@@ -257,6 +258,9 @@ async def replay_segment(
     Args:
         proven_end: where its durable groups end, or a tail begins, if something else says so.
         is_last: no later segment holds an intact group.
+
+    Returns:
+        What it holds; nothing that counts where `unread` is set, since the walk ends there.
     """
     size = file.size()
     limit = size if is_last or proven_end is None else proven_end
@@ -274,7 +278,7 @@ async def replay_segment(
         found.previous = (first.header.previous_segment, first.header.previous_end)
     unproven: Group | None = None
     offset, number = form.DATA_OFFSET, 0
-    while offset < limit:
+    while offset < limit and walk.failure is None:
         group = await walk.following(offset, number)
         if group is None:
             following = await walk.next_group(offset)

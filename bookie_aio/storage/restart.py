@@ -21,7 +21,7 @@ from bookie_aio.storage.checkpoint import Checkpoint, SegmentRow, parse_checkpoi
 from bookie_aio.storage.idranges import IdRanges
 from bookie_aio.storage.journal import Change, Record
 from bookie_aio.storage.replay import Group, Replayed, replay_segment
-from bookie_aio.storage.segment import Segment, read_head
+from bookie_aio.storage.segment import Segment, UnreadIndexError, read_head
 from bookie_aio.storage.states import States, Table
 from bookie_aio.wire.blocks import Block
 from metadata.errors import CorruptRecordError, DiskFailedError
@@ -128,6 +128,7 @@ class Restart:
         self._at: dict[str, str] = {}  # the directory of each file's name
         self._checkpoint: Checkpoint | None = None
         self._is_table_lost = False
+        self._unread_indexes: dict[int, DiskFailedError] = {}
         self._learnt: set[int] = set()  # ledgers of which nothing says since when their entries count
         self._found = Restarted(home=directories[0])
 
@@ -143,8 +144,8 @@ class Restart:
         Raises:
             UnknownVersionError: something is of another format version.
             CorruptRecordError: the directories cannot be those of one bookie.
-            DiskFailedError: the disk fails to give something. What it holds is neither lost nor known, so
-                nothing is concluded from it, and nothing is changed.
+            DiskFailedError: the disk fails to give something. What it holds is neither lost nor known, and
+                nothing is concluded from it.
         """
         try:
             return await self._run(spare_bytes)
@@ -281,7 +282,11 @@ class Restart:
             raise
         except CorruptRecordError as error:
             # A good index names the life of the file as well, and every block has its own checksums.
-            index = await self._index_head(segment_id)
+            try:
+                index = await self._index_head(segment_id)
+            except DiskFailedError:
+                file.close()
+                raise
             if index is None:
                 file.close()
                 if is_listed or index_name in self._at:
@@ -318,6 +323,8 @@ class Restart:
         path = self._path(layout.index_name(segment_id))
         try:
             rows = await self._segments.read_index(path, _row_of(head)).ledgers()
+        except UnreadIndexError as error:
+            raise DiskFailedError(str(error)) from error
         except CorruptRecordError:
             found.lose_all(why)
         else:
@@ -327,7 +334,11 @@ class Restart:
 
     async def _try_index(self, segment: Segment) -> None:
         """Take a segment as sealed if it has a good index, which the checkpoint does not know of yet."""
-        head = await self._index_head(segment.segment_id)
+        try:
+            head = await self._index_head(segment.segment_id)
+        except DiskFailedError as error:
+            self._unread_indexes[segment.segment_id] = error
+            return
         if head is None or head.generation != segment.header.generation:
             return
         row = _row_of(head)
@@ -398,6 +409,8 @@ class Restart:
             if result.unread is not None:
                 # It may hold what was acknowledged, or may not: neither lost nor torn.
                 raise result.unread
+            if segment_id in self._unread_indexes and (result.damaged or result.is_all_damaged):
+                raise self._unread_indexes[segment_id]  # which may tell what was there
             if result.previous is not None:
                 ask = partial(_known_already, result.previous)
                 # A first group that is torn says where the segment before it ended, but it may have been

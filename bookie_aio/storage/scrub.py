@@ -10,6 +10,7 @@ through the index: they have their own checksums, so that the head alone is no l
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from bookie_aio.storage.background import Background
 from bookie_aio.storage.format import KIND_BLOCK
 from bookie_aio.storage.reader import DamagedBlockError, UnreadBlockError, read_block
 from bookie_aio.storage.replay import Gap, walk_groups
+from bookie_aio.storage.segment import UnreadIndexError
 from bookie_aio.storage.segments import SegmentGoneError
 from bookie_aio.storage.winners import Found
 from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError, StorageError
@@ -67,7 +69,7 @@ class Scrubber:
         self.passes = 0
         self.bytes_read = 0
         self.damaged = 0
-        self.unread = 0  # blocks that the disk failed to give
+        self.unread = 0  # blocks and files that the disk failed to give
         self.close = self._background.close
 
     def start(self) -> None:
@@ -105,6 +107,9 @@ class Scrubber:
             return
         try:
             await segment.sealed.check()
+        except UnreadIndexError:
+            self.unread += 1
+            return
         except CorruptRecordError:
             if not segment.is_gone:
                 self.damaged += 1
@@ -115,6 +120,9 @@ class Scrubber:
             file = await segment.shelf.borrow(segment.path)
         except FileNotFoundError:
             gaps.append(Gap(0, segment.end))
+        except DiskFailedError:
+            self.unread += 1
+            return
         else:
             try:
                 async for group in walk_groups(file, segment.header, segment.end):
@@ -130,12 +138,12 @@ class Scrubber:
                 segment.shelf.give_back(segment.path)
         # Not before: a mark may wait for the next segment, that one for the checkpoint, and the checkpoint
         # for a segment to be given up, which nobody may be reading then.
-        for gap in gaps:
-            await self._check_blocks(segment, gap)
+        if gaps:
+            await self._check_blocks(segment, gaps)
 
-    async def _check_blocks(self, segment: Segment, gap: Gap) -> None:
-        """Check the blocks in a gap one by one."""
-        sealed = segment.sealed
+    async def _check_blocks(self, segment: Segment, gaps: list[Gap]) -> None:
+        """Check the blocks in gaps, which come in their order, one by one."""
+        sealed, starts = segment.sealed, [gap.start for gap in gaps]
         if sealed is None:
             return
         for row in await sealed.ledgers():
@@ -144,15 +152,18 @@ class Scrubber:
             if segment.sealed is not sealed:
                 return  # the index was rebuilt meanwhile, and all of the segment read for that
             for run in runs:
-                if gap.start <= run.offset < gap.end:
-                    try:
-                        found = Found(run.content_term, segment.segment_id, run.offset, run, segment)
-                        await read_block(found, row.ledger_id)
-                    except DamagedBlockError:
-                        await self._lose(segment, row.ledger_id, run.last)
-                    except UnreadBlockError:
-                        self.unread += 1
-            await self._keep_pace(segment, row.size)
+                at = bisect_right(starts, run.offset) - 1
+                if at < 0 or run.offset >= gaps[at].end:
+                    continue
+                try:
+                    found = Found(run.content_term, segment.segment_id, run.offset, run, segment)
+                    await read_block(found, row.ledger_id)
+                except DamagedBlockError:
+                    await self._lose(segment, row.ledger_id, run.last)
+                except UnreadBlockError:
+                    self.unread += 1
+                await self._keep_pace(segment, run.head_bytes + run.payload_bytes)
+            await asyncio.sleep(0)
 
     async def _lose(self, segment: Segment, ledger_id: int, last: int) -> None:
         """Mark a ledger of which something fails, up to the entry `last`, if that counts."""

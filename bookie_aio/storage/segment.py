@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Buffer
 
 
+class UnreadIndexError(CorruptRecordError):
+    """The disk fails to give some of an index, which may be there all the same."""
+
+
 class SealedIndex:
     """The index file of a sealed segment. Everything read from it is checked."""
 
@@ -62,7 +66,7 @@ class SealedIndex:
             try:
                 head = await read_head(file, self.path)
             except DiskFailedError as error:
-                raise CorruptRecordError(f"{self.path} cannot be read: {error}") from error
+                raise UnreadIndexError(f"{self.path} cannot be read: {error}") from error
             finally:
                 self._shelf.give_back(self.path)
             if (head.segment_id, head.generation, head.end) != self.row[:3]:
@@ -73,7 +77,9 @@ class SealedIndex:
     async def _borrow(self) -> File:
         try:
             return await self._shelf.borrow(self.path)
-        except (FileNotFoundError, DiskFailedError) as error:
+        except DiskFailedError as error:
+            raise UnreadIndexError(f"{self.path} cannot be opened: {error}") from error
+        except FileNotFoundError as error:
             raise CorruptRecordError(f"{self.path} cannot be opened: {error}") from error
 
     async def _page(self, head: IndexHead, page: int) -> memoryview:
@@ -81,7 +87,7 @@ class SealedIndex:
         try:
             data = await file.read(head.page_offset(page), PAGE_BYTES)
         except DiskFailedError as error:
-            raise CorruptRecordError(f"{self.path} cannot be read: {error}") from error
+            raise UnreadIndexError(f"{self.path} cannot be read: {error}") from error
         finally:
             self._shelf.give_back(self.path)
         if not head.page_is_intact(page, data):
@@ -156,8 +162,8 @@ class Segment:
     """A segment's file; `index` while it is not sealed, `sealed` afterwards."""
 
     __slots__ = (
-        "directory", "end", "file", "header", "index", "is_gone", "is_reused", "path", "previous", "sealed",
-        "shelf",
+        "directory", "end", "file", "has_unread", "header", "index", "is_gone", "is_reused", "path",
+        "previous", "sealed", "shelf",
     )  # fmt: skip
 
     def __init__(
@@ -175,6 +181,7 @@ class Segment:
         self.sealed: SealedIndex | None = None
         self.is_reused = False  # its file was a segment before, so that all of it has been written
         self.is_gone = False  # given up, while somebody may still be reading from it
+        self.has_unread = False  # the disk has failed to give some of it: not to be used again
         if file is not None:
             shelf.adopt(self.path, file)
 
@@ -197,6 +204,9 @@ class Segment:
         file = await self.shelf.borrow(self.path)
         try:
             return await file.read(offset, size)
+        except DiskFailedError:
+            self.has_unread = True
+            raise
         finally:
             self.shelf.give_back(self.path)
 
@@ -215,6 +225,9 @@ class Segment:
                     return found + await file.read_many(ranges[len(found) :]), True
                 found.append(data)
             return found, False
+        except DiskFailedError:
+            self.has_unread = True
+            raise
         finally:
             self.shelf.give_back(self.path)
 
@@ -222,7 +235,7 @@ class Segment:
         """Have it brought into memory if there is time; errors say nothing."""
         try:
             file = await self.shelf.borrow(self.path)
-        except FileNotFoundError:
+        except (FileNotFoundError, StorageError):
             return
         file.will_need(ranges)
         self.shelf.give_back(self.path)

@@ -22,8 +22,9 @@ from bookie_aio.storage.checkpoint import SegmentRow, encode_checkpoint, pack_st
 from bookie_aio.storage.files import give_up_segment, settle_segment, write_index
 from bookie_aio.storage.format import DATA_OFFSET
 from bookie_aio.storage.replay import Replayed, replay_segment
+from bookie_aio.storage.segment import UnreadIndexError
 from bookie_aio.storage.states import Table
-from metadata.errors import DiskFailedError, DiskFullError, StorageError
+from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _LEDGERS_AT_ONCE = 512
 _PARTS_AT_ONCE = 32
+_UNREAD_PAUSE_S = 5.0
+"""Between two tries to rebuild an index from a segment that the disk fails to give."""
 
 
 class Tender:
@@ -60,6 +63,8 @@ class Tender:
         self._page_cache_bytes = page_cache_bytes
         self._recent: deque[Segment] = deque()  # sealed last, and left in the page cache
         self._recent_bytes = 0
+        self._loop = asyncio.get_running_loop()
+        self._unread_until: dict[int, float] = {}
         self._disk = disk
         self._home = home
         self._segments = segments
@@ -167,13 +172,14 @@ class Tender:
                 table = await self._write_table(packed)
                 # The checkpoint that goes over to it still has all of this: newer, and no less true.
                 packed = await self._pack_states()
+        rows = await _joined(packed)
         # The list of segments and the next id are taken together, in one step.
         if self._provision.ready is not None:
             more.add(self._provision.ready.segment_id)
         listed = self._segments.rows()
         listed += [SegmentRow(one) for one in self.also_listed | more if one not in self._segments.by_id]
         encode = partial(
-            encode_checkpoint, self._provision.next_id, listed, self.is_all_damaged, list(packed.values()),
+            encode_checkpoint, self._provision.next_id, listed, self.is_all_damaged, rows,
             list(self._ledgers.deleted.ranges()),
         )  # fmt: skip
         if table is not None:
@@ -241,9 +247,13 @@ class Tender:
         async with self._one_at_a_time:
             if segment.sealed is None or segment.is_gone:
                 return True
+            if self._unread_until.get(segment.segment_id, 0.0) > self._loop.time():
+                return False
             found = await self._replay(segment)
             if found.unread is not None:
+                self._unread_until[segment.segment_id] = self._loop.time() + _UNREAD_PAUSE_S
                 return False
+            self._unread_until.pop(segment.segment_id, None)
             if found.is_all_damaged and not self.is_all_damaged:
                 self.is_all_damaged = True
                 self._on_lost_all()
@@ -259,7 +269,14 @@ class Tender:
         try:
             file = await self._segments.shelf.borrow(segment.path)
         except FileNotFoundError:
-            return Replayed(is_all_damaged=True)  # and its index cannot tell what it held
+            try:
+                if segment.sealed is not None:
+                    await segment.sealed.check()
+            except UnreadIndexError as error:
+                return Replayed(unread=DiskFailedError(str(error)))
+            except CorruptRecordError:
+                return Replayed(is_all_damaged=True)  # and its index cannot tell what it held
+            return Replayed(unread=DiskFailedError(f"{segment.path} is missing, and its index is whole"))
         except DiskFailedError as error:
             return Replayed(unread=error)
         try:
@@ -294,7 +311,7 @@ class Tender:
                 segment.is_gone = False
                 self._segments.add_sealed(segment, row)
                 raise
-            keep = self._provision.wants_spare(await self._size_of(segment))
+            keep = not segment.has_unread and self._provision.wants_spare(await self._size_of(segment))
             name = await give_up_segment(self._disk, segment, keep_as_spare=keep)
             if name is not None:
                 self._provision.add_spare(segment.directory, name)
@@ -309,7 +326,7 @@ class Tender:
     async def _size_of(self, segment: Segment) -> int:
         try:
             file = await self._segments.shelf.borrow(segment.path)
-        except FileNotFoundError:
+        except (FileNotFoundError, StorageError):
             return 0
         try:
             return file.size()
@@ -340,3 +357,12 @@ class Tender:
         for segment in unused:
             keep = self._provision.wants_spare(segment.file.size() if segment.file is not None else 0)
             await give_up_segment(self._disk, segment, keep_as_spare=keep and segment.is_reused)
+
+
+async def _joined(packed: dict[int, bytes]) -> list[bytes]:
+    """Join rows to parts: a checksum over each row of thousands would hold up the loop."""
+    rows, joined = list(packed.values()), []
+    for at in range(0, len(rows), _LEDGERS_AT_ONCE):
+        joined.append(b"".join(rows[at : at + _LEDGERS_AT_ONCE]))
+        await asyncio.sleep(0)
+    return joined

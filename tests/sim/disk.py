@@ -390,7 +390,7 @@ class SimFile:
         found = self.read_nowait(offset, size)
         if found is None:
             await self._disk.work()
-            self._may_fail(offset)
+            self.may_fail(offset)
             found = bytes(self.inode.data[offset : offset + size])
         return found
 
@@ -398,10 +398,11 @@ class SimFile:
         """See `File`."""
         await self._disk.work()
         if ranges:
-            self._may_fail(ranges[0][0])
+            self.may_fail(ranges[0][0])
         return [bytes(self.inode.data[offset : offset + size]) for offset, size in ranges]
 
-    def _may_fail(self, offset: int) -> None:
+    def may_fail(self, offset: int) -> None:
+        """Raise DiskFailedError if reads fail now."""
         hardware = self._hardware
         if hardware.faults.failing_reads and hardware.rng.random() < hardware.faults.failing_reads:
             hardware.stats["eio_read"] += 1
@@ -518,7 +519,9 @@ class SimDisk:
         directory, name = self._find(path)
         if name not in directory.entries:
             raise FileNotFoundError(errno.ENOENT, "No such file", path)
-        return SimFile(self, directory.entries[name], path)
+        file = SimFile(self, directory.entries[name], path)
+        file.may_fail(0)
+        return file
 
     async def list_directory(self, path: str) -> list[str]:
         """See `Disk`."""

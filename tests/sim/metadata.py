@@ -299,7 +299,7 @@ class SimMetadataStore(MetadataStore):
 
         return await self._call(effect)
 
-    async def delete(self, key: str, version: Version | None = None) -> None:
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
         check_key(key)
 
         def effect() -> None:

@@ -205,6 +205,19 @@ async def test_a_start_concludes_nothing_from_what_cannot_be_read(tmp_path: Path
     await store.close()
 
 
+async def test_a_segment_is_replayed_of_which_the_index_cannot_be_read_at_a_start(tmp_path: Path) -> None:
+    """After a clean stop nothing but its index says that the last one is sealed; it has all that it tells."""
+    path, disk = await sealed_store(tmp_path), FaultyDisk()
+    disk.fail_reads_of = ".index"
+    store = await Store.open(path, disk=disk)
+    disk.fail_reads_of = None
+    assert not store.engine.notes
+    for ledger_id in (1, 2):
+        expected = dict.fromkeys(range(3000), b"%d" % ledger_id * 50)
+        assert await store.read(ledger_id, 0, 3000) == (expected, Stop.NO_SUCH_ENTRY, 3000)
+    await store.close()
+
+
 async def test_a_head_that_is_found_damaged_while_serving_ends_ordinary_adds_for_good(tmp_path: Path) -> None:
     path = await sealed_store(tmp_path)
     head = IndexHead((path / index_name(2)).read_bytes())

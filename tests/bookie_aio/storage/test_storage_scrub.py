@@ -14,7 +14,7 @@ from bookie_aio.storage.index import IndexHead, MemoryIndex
 from bookie_aio.storage.scrub import ScrubConfig
 from bookie_aio.storage.segment import SealedIndex
 from bookie_aio.wire.messages import Stop
-from tests.support.storage import SMALL, Store, make_block
+from tests.support.storage import SMALL, FaultyDisk, Store, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,9 +32,9 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte[0] ^ 0x10]))
 
 
-async def sealed_store(path: Path) -> Store:
+async def sealed_store(path: Path, disk: FaultyDisk | None = None) -> Store:
     """Give a store of some sealed segments, each with entries of ledgers 1 to 3."""
-    store = await Store.open(path, FAST)
+    store = await Store.open(path, FAST, disk)
     for first in range(0, 1000, 10):
         for ledger_id in (1, 2, 3):
             block = make_block(ledger_id, first, [b"%d" % ledger_id * 50] * 10)
@@ -87,6 +87,23 @@ async def test_a_flipped_bit_in_a_sealed_segment_is_marked(tmp_path: Path) -> No
     again = await Store.open(crashed)
     assert damaged(again) == [hurt]
     await again.close()
+
+
+@pytest.mark.parametrize("unreadable", [".segment", ".index", segment_name(2)])
+async def test_what_cannot_be_read_is_counted_and_not_marked(tmp_path: Path, unreadable: str) -> None:
+    disk = FaultyDisk()
+    store = await sealed_store(tmp_path / "b1", disk)
+    scrubber = store.engine._scrubber
+    disk.fail_reads_of = unreadable
+    await scrubber.scrub()
+    assert (scrubber.passes, scrubber.damaged, damaged(store)) == (1, 0, [])
+    assert scrubber.unread > 0
+    assert store.engine.is_writable
+    disk.fail_reads_of = None
+    flip(store.path / segment_name(3), group_of(store.path / segment_name(3), 1).end - 9)
+    await scrubber.scrub()
+    assert len(damaged(store)) == 1
+    await store.close()
 
 
 async def test_the_head_of_a_group_is_no_loss_once_it_is_sealed(tmp_path: Path) -> None:
