@@ -271,7 +271,7 @@ class EnsembleChanges(Generic[Token]):
     def _not_enough(self, why: str) -> NotEnoughBookiesError:
         window = self._replicator.window
         return NotEnoughBookiesError(
-            f"ledger {window.ledger_id} has lost {', '.join(self._replicator.failed_bookies)}: {why}",
+            f"ledger {window.ledger_id} has lost {self._replicator.describe_failed()}: {why}",
             ledger_id=window.ledger_id,
         )
 

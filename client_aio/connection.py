@@ -392,7 +392,7 @@ async def connect(
         error: BookKeeperError = BookieUnavailableError(
             f"bookie {bookie_id} at {address} did not {where} within {timeout_s:g} s", bookie_id=bookie_id
         )
-    except OSError as failure:
+    except (OSError, UnicodeError) as failure:  # the latter of a host's name that cannot be one
         error = BookieUnavailableError(
             f"bookie {bookie_id} at {address} cannot be reached: {failure}", bookie_id=bookie_id
         )

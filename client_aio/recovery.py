@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import AddFlag, ReadAnswer, ReadLacAnswer, Stop
@@ -41,6 +42,7 @@ from metadata.errors import (
     InvalidArgumentError,
     LedgerFencedError,
     LedgerRecoveryError,
+    MetadataUnavailableError,
     NotEnoughBookiesError,
 )
 from metadata.ids import NO_ENTRY
@@ -88,7 +90,14 @@ async def recover_ledger(
         return held.current, held.version
     while not held.current.is_closed:
         recovery = Recovery(context, held.current, digest)
-        last_entry, length = await recovery.run()
+        try:
+            last_entry, length = await recovery.run()
+        except LedgerRecoveryError:
+            with suppress(MetadataUnavailableError):
+                # Bookies of a ledger that was deleted meanwhile do not give the answers either.
+                await context.ledgers.sync(ledger_id)
+                await context.ledgers.read(ledger_id)
+            raise
         if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):
             break
         # Another recovery came first: it has closed the ledger, or changed what this one started from.

@@ -44,6 +44,7 @@ class _Seat:
     token: bytes | None = field(repr=False)
     add: PreparedRequest
     bytes_owed: int = 0
+    failure: BookKeeperError | None = None
 
 
 class Replicator(Generic[Token]):
@@ -95,6 +96,11 @@ class Replicator(Generic[Token]):
     def failed_bookies(self) -> list[str]:
         """Give the bookies of the failed seats."""
         return [self._seats[index].bookie_id for index in indexes_of(self.window.failed)]
+
+    def describe_failed(self) -> str:
+        """Name the bookies of the failed seats, and what failed them."""
+        failed = [self._seats[index] for index in indexes_of(self.window.failed)]
+        return ", ".join(f"{seat.bookie_id} ({seat.failure})" for seat in failed)
 
     def seat(
         self, bookies: Sequence[str], connections: dict[str, BookieConnection | BookKeeperError]
@@ -280,7 +286,7 @@ class Replicator(Generic[Token]):
         seat = self._seats[index]
         logger.warning("ledger=%d bookie=%s failed: %s", self.window.ledger_id, seat.bookie_id, error)
         # A bookie that answered with an error keeps its connection: others may be using it.
-        seat.connection = None
+        seat.connection, seat.failure = None, error
         self._on_seat_failed(seat.bookie_id, error)
 
 

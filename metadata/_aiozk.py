@@ -102,6 +102,8 @@ class Stat(NamedTuple):
     created_zxid: int
     version: int
     session_id: int  # of an ephemeral node's owner; 0 for others
+    data_bytes: int
+    modified_ms: int  # by the leader's clock
 
 
 class _Connection(asyncio.Protocol):
@@ -456,7 +458,9 @@ class Session:
 
 
 def _stat(stat: protocol.Stat) -> Stat:
-    return Stat(stat.created_zxid, stat.version, stat.ephemeral_owner)
+    return Stat(
+        stat.created_zxid, stat.version, stat.ephemeral_owner, stat.data_length, stat.modified
+    )  # fmt: skip
 
 
 def _name_of(code: int) -> str:

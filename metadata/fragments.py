@@ -37,7 +37,7 @@ from metadata.ids import (
     unbounded_key,
 )
 from metadata.ledger import Fragment, LedgerMetadata
-from metadata.paged import PagedList
+from metadata.paged import PLACE_KEPT_S, PagedList
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -173,16 +173,21 @@ class LedgerNames:
         found = await self._read(name)
         if found is not None and found[0] == ledger_id:
             try:
-                await self._store.delete(unbounded_key(name), found[1])
+                await self._store.delete(unbounded_key(name), found[1], keeps_place=True)
             except (VersionConflictError, NoSuchKeyError):
                 return
 
     async def all(self) -> AsyncGenerator[tuple[str, int], None]:
         """Yield names and ids, in the order of the names."""
-        for name in await self._store.children(KEY_UNBOUNDED):
+        for name in await self._store.names(KEY_UNBOUNDED):
             found = await self._read(name)
             if found is not None and await self._exists(found[0]):
                 yield name, found[0]
+
+    async def vacate(self) -> None:
+        """Give up the places that deletions long ago have kept for names."""
+        for name in await self._store.children(KEY_UNBOUNDED):
+            await self._store.vacate(unbounded_key(name), older_than_s=PLACE_KEPT_S)
 
     async def _read(self, name: str) -> tuple[int, Version] | None:
         try:

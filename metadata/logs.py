@@ -32,13 +32,13 @@ async def log_names(store: MetadataStore, *, sync: bool = False) -> list[str]:
     """List the names of all logs, sorted; one that is being deleted may still be there."""
     if sync:
         await store.sync(KEY_LOGS)
-    return await store.children(KEY_LOGS)
+    return await store.names(KEY_LOGS)
 
 
-async def names_with_pages(store: MetadataStore) -> list[str]:
-    """List the names below which there are pages, or have been."""
-    await store.sync(KEY_LOG_PAGES)
-    return await store.children(KEY_LOG_PAGES)
+async def names_ever(store: MetadataStore) -> set[str]:
+    """Give the names of logs and of deleted ones whose place, or directory of pages, is still there."""
+    await store.sync(KEY_LOGS)
+    return {*await store.children(KEY_LOGS), *await store.children(KEY_LOG_PAGES)}
 
 
 class LogList:
@@ -191,6 +191,10 @@ class LogList:
     async def sweep_pages(self) -> list[str]:
         """Delete the pages that crashes have left over; returns their names."""
         return await self._list.sweep()
+
+    async def vacate(self) -> None:
+        """Give up the place that a deletion long ago has kept for the log's name."""
+        await self._list.vacate()
 
     def watch(self) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever the list may have changed; see `MetadataStore.watch`."""

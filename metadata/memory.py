@@ -186,7 +186,7 @@ class MemoryMetadataStore(MetadataStore):
             return settle.settle_compare_and_set(key, version, node.version, token, maybe_sent=given)
         return self.tree.change(key, value, token)
 
-    async def delete(self, key: str, version: Version | None = None) -> None:
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
         node = self._live().find_value(check_key(key))
         if version is not None and node.version != version:
             raise settle.conflict(key, version, node.version)

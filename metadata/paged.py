@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.2
+PLACE_KEPT_S = 3600.0
+"""How long the place of a deleted list is kept at least: longer than a request may be on its way."""
 
 
 class Head(Protocol):
@@ -203,12 +205,16 @@ class PagedList(Generic[SomeHead]):
             head, version = await self._read_patiently(give_up_at)
 
     async def delete(self, version: Version) -> None:
-        """Delete the head at that version; its pages are left to `delete_pages`.
+        """Delete the head at that version, of a list that may be made anew; its pages go by `delete_pages`.
 
         Raises:
             VersionConflictError: it is at another one. NoSuchKeyError: it is gone.
         """
-        await self._store.delete(self._key, version)
+        await self._store.delete(self._key, version, keeps_place=True)
+
+    async def vacate(self) -> None:
+        """Give up the place that a deletion long ago has kept."""
+        await self._store.vacate(self._key, older_than_s=PLACE_KEPT_S)
 
     async def delete_pages(self, names: Iterable[str]) -> None:
         """Delete pages that no head refers to. What fails is logged, and left to `sweep`."""

@@ -139,7 +139,7 @@ class SqliteMetadataStore(MetadataStore):
         given, token = token is not None, _token(token)
         return await self._write(lambda: self._tables.compare_and_set(key, value, version, token, given))
 
-    async def delete(self, key: str, version: Version | None = None) -> None:
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
         check_key(key)
         await self._write(lambda: self._tables.delete(key, version))
 

@@ -145,8 +145,14 @@ class MetadataStore(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def delete(self, key: str, version: Version | None = None) -> None:
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
         """Delete the key, at that version or (None) at any.
+
+        Args:
+            keeps_place: somebody may create the key anew, and a request of before that is late must not take
+                that one for this. Where nothing but a count of writes would tell them apart, the key's place
+                is kept, and the count with it, until `vacate`; `children` may still list it, `names` does
+                not. Needs a version.
 
         Raises:
             NoSuchKeyError: it did not exist when the call was made. After a lost answer, a key found
@@ -158,6 +164,14 @@ class MetadataStore(abc.ABC):
     @abc.abstractmethod
     async def children(self, key: str) -> list[str]:
         """List the names (last segments) right below the key, sorted; empty when the key is missing."""
+
+    async def names(self, key: str) -> list[str]:
+        """List the children as `children` does, without those that are deleted and whose place is kept."""
+        return await self.children(key)
+
+    async def vacate(self, key: str, *, older_than_s: float) -> bool:
+        """Give up the place of a key that was deleted longer ago than any request takes; tells if it did."""
+        return False
 
     @abc.abstractmethod
     def watch(self, key: str) -> AsyncGenerator[None, None]:

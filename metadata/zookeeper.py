@@ -13,10 +13,11 @@ what is there decides; "unchanged" decides nothing, so the write is then sent ag
 and at most one of the two can take effect. This goes on until the outcome is certain or the operation's
 time is up, and then it is *unknown*.
 
-ZooKeeper compares data versions only, and a node created anew starts from 0 again. Hence a compare-and-set
-reads the czxid first. What slips between that read and the write, another client deleting the key, creating
-it anew and writing it exactly as often as before, is noticed from the answer and raised as
-`MetadataCorruptError`; ledger ids are never used twice, so no ledger can meet it.
+ZooKeeper compares data versions only, and a node created anew starts from 0 again: a request that is late
+could take it for the one that it means. Hence the node of a key that may be created anew, as those of names,
+stays when the key is deleted (`keeps_place`): without data, so that there is no such key, and with its
+version, which goes on from there. `vacate` removes it when every request of before has long arrived, or never
+will. Of other keys, whose ids are never used twice, the czxid is read first, and again from the answer.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ KEY_OWN = ".store"
 KEY_IDS = f"{KEY_OWN}/ids"
 KEY_SYNC = f"{KEY_OWN}/sync"
 RETRY_PAUSE_S = 0.02
+_LOOKS_AT_ONCE = 64
 
 Result = TypeVar("Result")
 
@@ -221,8 +223,9 @@ class ZooKeeperMetadataStore(MetadataStore):
 
         return await self._settled(f"compare and set {key!r}", attempt, maybe_sent=given)
 
-    async def delete(self, key: str, version: Version | None = None) -> None:
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
         check_key(key)
+        assert version is not None or not keeps_place
         target: list[int] = [] if version is None else [version.incarnation]
 
         async def attempt(state: _Attempt) -> None:
@@ -244,6 +247,9 @@ class ZooKeeperMetadataStore(MetadataStore):
                     raise settle.conflict(key, version, current)
                 await self._sync(state)
                 raise _AgainError
+            if keeps_place:
+                await state.write(self._session.set(self._path(key), b"", current.number))
+                return
             try:
                 await state.write(self._session.delete(self._path(key), current.number))
             except NotEmptyError:
@@ -263,6 +269,40 @@ class ZooKeeperMetadataStore(MetadataStore):
             return sorted(name for name in names if name not in hidden)
 
         return await self._settled(f"list {key!r}", attempt)
+
+    async def names(self, key: str) -> list[str]:
+        names = await self.children(key)
+        room = asyncio.Semaphore(_LOOKS_AT_ONCE)
+
+        async def has_value(name: str) -> bool:
+            async def attempt(_: _Attempt) -> bool:
+                stat = await self._session.exists(self._path(f"{key}/{name}"))
+                return stat is not None and stat.data_bytes > 0
+
+            async with room:
+                return await self._settled(f"look at {key}/{name}", attempt)
+
+        found = await asyncio.gather(*map(has_value, names))
+        return [name for name, is_there in zip(names, found, strict=True) if is_there]
+
+    async def vacate(self, key: str, *, older_than_s: float) -> bool:
+        check_key(key)
+        path = self._path(key)
+
+        async def attempt(_: _Attempt) -> bool:
+            stat = await self._session.exists(path)
+            if stat is None or stat.data_bytes:
+                return False
+            now_ms = (await self._session.set(self._path(KEY_SYNC), b"", -1)).modified_ms
+            if now_ms - stat.modified_ms < older_than_s * 1000:
+                return False
+            try:
+                await self._session.delete(path, stat.version)
+            except (NoNodeError, BadVersionError, NotEmptyError):
+                return False  # somebody else has, or has created the key anew, or keys below it
+            return True
+
+        return await self._settled(f"vacate {key!r}", attempt)
 
     async def watch(self, key: str) -> AsyncGenerator[None, None]:
         check_key(key, root_allowed=True)

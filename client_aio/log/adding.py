@@ -123,7 +123,6 @@ async def _is_recorded(lists: LogList, addition: Addition) -> bool:
 
 
 async def _add(context: ClientContext, lists: LogList, addition: Addition, password: bytes) -> AddedToLog:
-    await _check_closed(context, addition.ledger_ids)
     while True:
         try:
             added = await _try_to_add(context, lists, addition, password)
@@ -137,6 +136,8 @@ async def _try_to_add(
     context: ClientContext, lists: LogList, addition: Addition, password: bytes
 ) -> AddedToLog | None:
     """Take the log over and list the ledgers; None where others have changed it meanwhile."""
+    # Before a log is created: this may be tried again because it was deleted, and with it the ledgers.
+    await _check_closed(context, addition.ledger_ids)
     await ensure_log(context, lists, password)
     head, _ = await lists.read()
     if addition.is_repeated(head):
@@ -174,6 +175,11 @@ async def _check_closed(context: ClientContext, ledger_ids: Sequence[int]) -> No
     async def check(ledger_id: int) -> None:
         async with room:
             metadata, _ = await context.ledgers.read(ledger_id)
+        if metadata.unbounded is not None:
+            raise InvalidArgumentError(
+                f"ledger {ledger_id} is the unbounded ledger {metadata.unbounded.name!r}: only bounded "
+                "ledgers can be added to a log"
+            )
         if not metadata.is_closed:
             raise InvalidArgumentError(
                 f"ledger {ledger_id} is {metadata.state.value}: only CLOSED ledgers can be added to a log"

@@ -211,6 +211,7 @@ class LogClient:
     async def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
         """Delete what crashes of log writers have left over: ledgers in no log, pages, unfinished deletions.
 
+        And what deletions left an hour ago and more to keep names from being mistaken for their next owners'.
         Looks at the metadata of every ledger. Safe at any time, beside writers of any log; run it now and
         then. Cancelling leaves the rest to the next call.
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from client_aio.log.ledger import TAG
 from client_aio.log.truncating import delete_ledgers, finish_deletion, finish_dropping
 from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError, NoSuchLogError
+from metadata.fragments import LedgerNames
 from metadata.log import check_log_name
-from metadata.logs import LogList, log_names, names_with_pages
+from metadata.logs import LogList, names_ever
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -46,16 +47,18 @@ async def sweep(
 ) -> SweepReport:
     """Sweep all logs; see `Client.sweep_log_orphans`."""
     made = await _ledgers_made_for_logs(context, context.now_ms() - int(older_than_s * 1000))
-    store = context.ledgers.store
-    names = {*made, *await log_names(store, sync=True), *await names_with_pages(store)}
+    names = {*made, *await names_ever(context.ledgers.store)}
     ledgers: list[int] = []
     pages: list[str] = []
     for name in sorted(names):
         lists = lists_of(name)
-        with _noting_failures(name):
+        with _noting_failures(f"log={name}"):
             ledgers += await _sweep_ledgers(context, lists, made.get(name, []), password)
-        with _noting_failures(name):
+        with _noting_failures(f"log={name}"):
             pages += await lists.sweep_pages()
+            await lists.vacate()
+    with _noting_failures("the names of unbounded ledgers"):
+        await LedgerNames(context.ledgers).vacate()
     return SweepReport(tuple(ledgers), tuple(pages))
 
 
@@ -79,12 +82,12 @@ async def _ledgers_made_for_logs(context: ClientContext, made_before_ms: int) ->
 
 
 @contextmanager
-def _noting_failures(name: str) -> Iterator[None]:
-    """Let what fails of one log not stop the others' sweep."""
+def _noting_failures(what: str) -> Iterator[None]:
+    """Let what fails of one not stop the others' sweep."""
     try:
         yield
     except BookKeeperError as error:
-        logger.warning("log=%s could not be swept: %s", name, error)
+        logger.warning("%s could not be swept: %s", what, error)
 
 
 async def _sweep_ledgers(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
+import pytest
+
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
 from bookie_aio.wire.messages import ADDED, Add, Op, Ping, PreparedRequest, decode_request
-from client_aio.connection import BookieConnection
+from client_aio.connection import BookieConnection, connect
+from metadata.errors import BookieUnavailableError
 
 if TYPE_CHECKING:
     from client_aio.connection import Outcome
@@ -131,3 +134,10 @@ async def test_no_add_waits_for_a_bookie_that_stays_silent() -> None:
     assert adding.wire.requests() == [[(ADD, 0)], [(ADD, 1)]]
     adding.connection.close()
     assert len(adding.outcomes) == 2
+
+
+async def test_a_host_that_can_be_none_is_a_bookie_that_cannot_be_reached() -> None:
+    """The resolver of names says so by an error that is none of the system's."""
+    for host in ("b1..example", "b" * 64 + ".example"):
+        with pytest.raises(BookieUnavailableError, match="cannot be reached"):
+            await connect(f"{host}:3181", bookie_id="b1", instance_id="", timeout_s=WAIT_S)

@@ -11,6 +11,7 @@ import pytest
 import client_aio
 from client_aio import (
     BookieUnavailableError,
+    InvalidArgumentError,
     LogFencedError,
     NoSuchLogError,
     NotEnoughBookiesError,
@@ -294,3 +295,37 @@ async def test_a_log_that_is_deleted_while_ledgers_are_added_to_it_is_made_anew(
         gate.opened.set()
         assert not (await adding).repeated
         assert await contents(client) == [b"1"]
+
+
+async def test_a_log_that_is_deleted_while_its_last_ledger_is_recovered_is_made_anew(
+    cluster: Cluster,
+) -> None:
+    """The bookies of that ledger then say that there is none, and not what it holds."""
+    async with (
+        Links(cluster.uri) as links,
+        links.connect("writer") as writing,
+        client_aio.connect(cluster.uri) as client,
+    ):
+        log = await client.open_log("a")
+        await log.append(b"0")
+        ledger_id = log.ledger_id
+        await log.abort()
+        links.store("writer").before_compare_and_set = (gate := Gate(ledger_key(ledger_id))).meet
+        opening = asyncio.create_task(_open_and_append(writing, create=True))
+        await gate.reached.wait()
+        reading = asyncio.create_task(client.delete_log("a"))
+        await reading
+        gate.opened.set()
+        await opening
+        assert await contents(client) == [b"1"]
+
+
+async def test_an_unbounded_ledger_is_no_part_of_a_log(cluster: Cluster) -> None:
+    """A log's readers know nothing of its pages, nor of what has been trimmed."""
+    async with client_aio.connect(cluster.uri) as client:
+        ledger = await client.open_unbounded_ledger("u")
+        await ledger.add_entry(b"1")
+        await ledger.close(seal=True)
+        with pytest.raises(InvalidArgumentError, match="unbounded ledger 'u'"):
+            await client.add_to_log("a", [ledger.ledger_id])
+        assert [name async for name in client.list_logs()] == []

@@ -244,6 +244,37 @@ async def test_delete_removes_at_the_given_version_or_at_any(store: MetadataStor
     assert await value_of(store, "a") is None
 
 
+async def test_a_deleted_key_whose_place_is_kept_is_gone_like_any_other(store: MetadataStore) -> None:
+    first = await store.create("logs/a", b"1")
+    await store.create("logs/b", b"2")
+    with pytest.raises(VersionConflictError):
+        await store.delete("logs/b", first, keeps_place=True)
+    await store.delete("logs/a", first, keeps_place=True)
+    assert await value_of(store, "logs/a") is None
+    assert await store.names("logs") == ["b"]
+    with pytest.raises(NoSuchKeyError):
+        await store.delete("logs/a", first, keeps_place=True)
+    with pytest.raises(NoSuchKeyError):
+        await store.compare_and_set("logs/a", b"2", first)
+    again = await store.create("logs/a", b"1")
+    assert await store.names("logs") == ["a", "b"]
+    with pytest.raises(VersionConflictError):
+        await store.compare_and_set("logs/a", b"2", first)
+    with pytest.raises(VersionConflictError):
+        await store.delete("logs/a", first, keeps_place=True)
+    assert not await store.vacate("logs/a", older_than_s=0.0)
+    assert await store.read("logs/a") == (b"1", again)
+
+
+async def test_a_place_is_given_up_when_it_is_old(store: MetadataStore) -> None:
+    await store.delete("logs/a", await store.create("logs/a", b"1"), keeps_place=True)
+    assert not await store.vacate("logs/a", older_than_s=3600.0)
+    await store.vacate("logs/a", older_than_s=0.0)
+    assert await store.children("logs") == []
+    assert not await store.vacate("logs/a", older_than_s=0.0)
+    assert await store.create("logs/a", b"2")
+
+
 async def test_a_key_with_children_is_not_deleted(store: MetadataStore) -> None:
     version = await store.create("a", b"1")
     await store.create("a/b", b"2")

@@ -187,7 +187,7 @@ async def test_a_name_that_a_deletion_left_over_can_be_had_again(store: Metadata
     assert await names.find("payments") == 9
     await ledgers.delete(9)
     await names.take("payments", 9)
-    assert await store.children("unbounded") == []
+    assert await store.names("unbounded") == []
 
 
 async def test_a_damaged_name_says_so(store: MetadataStore) -> None:

@@ -298,6 +298,31 @@ async def test_a_delete_that_began_with_an_old_look_and_was_lost_deletes_what_is
     assert await pair.other.children("") == []
 
 
+@pytest.mark.parametrize("is_delete", [True, False], ids=["delete", "compare and set"])
+async def test_a_request_that_is_late_does_not_meet_a_name_that_was_made_anew(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, is_delete: bool
+) -> None:
+    """It would have deleted, or overwritten, the list of a new log with what was acknowledged in it."""
+    version = await pair.store.create("logs/a", b"1")
+    send = pair.store._session.set
+
+    async def come_late(path: str, data: bytes, number: int) -> object:
+        if path.endswith("/logs/a"):
+            monkeypatch.undo()
+            await pair.other.delete("logs/a", version, keeps_place=True)
+            await pair.other.create("logs/a", b"2")
+        return await send(path, data, number)
+
+    monkeypatch.setattr(pair.store._session, "set", come_late)
+    with pytest.raises(VersionConflictError):
+        await (
+            pair.store.delete("logs/a", version, keeps_place=True)
+            if is_delete
+            else pair.store.compare_and_set("logs/a", b"3", version)
+        )
+    assert (await pair.other.read("logs/a")).value == b"2"
+
+
 # Outages
 
 

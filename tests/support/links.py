@@ -344,8 +344,8 @@ class ClientStore(MetadataStore):
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
         return await self.inner.create(key, value, token=token)
 
-    async def delete(self, key: str, version: Version | None = None) -> None:
-        await self.inner.delete(key, version)
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+        await self.inner.delete(key, version, keeps_place=keeps_place)
 
     async def children(self, key: str) -> list[str]:
         return await self.inner.children(key)

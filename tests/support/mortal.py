@@ -57,9 +57,9 @@ class MortalStore(ClientStore):
         self._check()
         return made
 
-    async def delete(self, key: str, version: Version | None = None) -> None:
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
         self._check()
-        await self.inner.delete(key, version)
+        await self.inner.delete(key, version, keeps_place=keeps_place)
         self._count()
         self._check()
 

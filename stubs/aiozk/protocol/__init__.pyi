@@ -9,6 +9,8 @@ class Stat:
     created_zxid: int
     version: int
     ephemeral_owner: int
+    data_length: int
+    modified: int
     num_children: int
 
 class ConnectRequest(Request):
