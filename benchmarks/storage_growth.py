@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.running import run
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.storage.reclaim import ReclaimConfig
 from bookie_aio.wire.blocks import Block, encode_block
 
 if TYPE_CHECKING:
@@ -237,6 +238,14 @@ async def paced(store: Store, ledger_ids: Iterator[int], per_s: int, seconds: fl
     return late
 
 
+async def reclaimed(store: Store) -> None:
+    """Wait until nothing has been copied for a while."""
+    before = None
+    while (now := store.engine.figures()["reclaimed"]) != before:
+        before = now
+        await asyncio.sleep(3 * ReclaimConfig().pause_s)
+
+
 async def measure_pauses(directory: str, scale: int) -> None:
     """Print the latencies with and without half of the data being reclaimed."""
     store = await Store.open(directory, 1024)
@@ -247,6 +256,8 @@ async def measure_pauses(directory: str, scale: int) -> None:
         if what == "reclaiming":
             # Some segments die as a whole, most keep two fifths of what they held.
             await store.delete(range(600))
+        elif store.engine.figures()["reclaimed"]["given_up"]:
+            await reclaimed(store)
         times = await paced(store, in_turn(100, 50_000), per_s, seconds)
         say(
             what="pauses", during=what, adds_per_s=per_s, p50_ms=percentile(times, 0.5),

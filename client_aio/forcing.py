@@ -54,7 +54,7 @@ class Forces:
                 await self._force()
                 if self._window.lac >= last:
                     return
-                if self._window.is_frozen:
+                if self._window.is_frozen or not self._window.can_acknowledge:
                     self._moved.clear()  # Nothing that came so far makes another force of use.
                 if self._failure() is None:
                     await self._moved.wait()

@@ -1,30 +1,43 @@
 """What a ZooKeeper node's data looks like: a value in its envelope, and a sequence of ids.
 
 Pure. The envelope keeps the tokens of the last writers beside the value, as JSON that an operator can read:
-`{"writers": ["token", …], "value": <the value, verbatim>}`.
+`{"writers": ["token", …], "value": <the value, verbatim>}`; with `"born": n` before the value where the key
+was created in a node that was there, by that node's n-th change.
 """
 
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 from metadata.errors import MetadataCorruptError
 
 
-def seal(value: bytes, writers: tuple[str, ...]) -> bytes:
+class Unsealed(NamedTuple):
+    """A node's data, taken apart."""
+
+    value: bytes
+    writers: tuple[str, ...]
+    born: int
+
+
+def seal(value: bytes, writers: tuple[str, ...], born: int = 0) -> bytes:
     """Build a node's data; the value stands in it verbatim."""
-    return b'{"writers": %b, "value": %b}' % (json.dumps(writers).encode(), value)
+    more = b', "born": %d' % born if born else b""
+    return b'{"writers": %b%b, "value": %b}' % (json.dumps(writers).encode(), more, value)
 
 
-def unseal(key: str, data: bytes) -> tuple[bytes, tuple[str, ...]]:
-    """Take a node's data apart into value and writers; raises MetadataCorruptError."""
+def unseal(key: str, data: bytes) -> Unsealed:
+    """Take a node's data apart; raises MetadataCorruptError."""
     head, separator, rest = data.partition(b', "value": ')
     try:
         if separator and rest.endswith(b"}") and head.startswith(b'{"writers": '):
-            return rest[:-1], _writers(json.loads(head.removeprefix(b'{"writers": ')))
+            document = json.loads(head + b"}")
+            return Unsealed(rest[:-1], _writers(document["writers"]), _born(document))
         # Somebody has written it by hand, with other spaces: then the value is spelt anew.
         document = json.loads(data)
-        return json.dumps(document["value"]).encode(), _writers(document["writers"])
+        value = json.dumps(document["value"]).encode()
+        return Unsealed(value, _writers(document["writers"]), _born(document))
     except (ValueError, KeyError, TypeError) as error:
         raise MetadataCorruptError(
             f"key {key!r} holds no value of ours: {error!r} in {data[:200]!r}"
@@ -35,6 +48,13 @@ def _writers(found: object) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
         raise ValueError(f"writers are {found!r}")
     return tuple(found)
+
+
+def _born(document: dict[str, object]) -> int:
+    born = document.get("born", 0)
+    if not isinstance(born, int) or isinstance(born, bool) or not 0 <= born < 1 << 32:
+        raise ValueError(f"born is {born!r}")
+    return born
 
 
 def seal_counter(next_id: int) -> bytes:

@@ -5,7 +5,8 @@ Owns how keys, values and versions lie in ZooKeeper, and turning a lost answer i
 
 - A key is a node below the root. Its data is a JSON object that an operator can read:
   `{"writers": ["token", …], "value": <the value, verbatim>}`; a parent without a value has no data.
-- A version is the node's czxid (its incarnation), its data version, and the writers.
+- A version is the node's data version, the writers, and the incarnation: the node's czxid, with the data
+  version at which the key was created where the node was there before.
 - `ROOT/.store/ids/NAME` are the sequences of ids; `ROOT/.store/sync` is what `sync` writes to.
 
 A request is sent once per connection. When its answer is lost, the node is read again over the next one and
@@ -71,6 +72,7 @@ KEY_IDS = f"{KEY_OWN}/ids"
 KEY_SYNC = f"{KEY_OWN}/sync"
 RETRY_PAUSE_S = 0.02
 _LOOKS_AT_ONCE = 64
+_ZXID_BITS = 64
 
 Result = TypeVar("Result")
 
@@ -163,11 +165,10 @@ class ZooKeeperMetadataStore(MetadataStore):
         check_key(key)
         value = check_value(value)
         given, token = token is not None, _token(token)
-        data = seal(value, (token,))
 
         async def attempt(state: _Attempt) -> Version:
             try:
-                stat = await state.write(self._session.create(self._path(key), data))
+                stat = await state.write(self._session.create(self._path(key), seal(value, (token,))))
                 return _version(stat, (token,))
             except NoNodeError:
                 await self._create_parents(key)
@@ -175,10 +176,14 @@ class ZooKeeperMetadataStore(MetadataStore):
             except NodeExistsError:
                 found, stat = await self._session.get(self._path(key))
             if found:
-                _, writers = unseal(key, found)
-                return settle.settle_create(key, _version(stat, writers), token, maybe_sent=state.maybe_sent)
-            stat = await state.write(self._session.set(self._path(key), data, stat.version))
-            return _version(stat, (token,))
+                _, writers, born = unseal(key, found)
+                current = _version(stat, writers, born)
+                return settle.settle_create(key, current, token, maybe_sent=state.maybe_sent)
+            born = stat.version + 1
+            data = seal(value, (token,), born)
+            return _version(
+                await state.write(self._session.set(self._path(key), data, stat.version)), (token,), born
+            )
 
         return await self._settled(f"create {key!r}", attempt, maybe_sent=given)
 
@@ -202,14 +207,15 @@ class ZooKeeperMetadataStore(MetadataStore):
                 current = (await self._get(key)).version
                 if current == version:
                     writers = settle.add_writer(current.writers, token)
-                    stat = await state.write(
-                        self._session.set(self._path(key), seal(value, writers), version.number)
-                    )
-                    if stat.created_zxid != version.incarnation:
+                    born = version.incarnation >> _ZXID_BITS
+                    data = seal(value, writers, born)
+                    stat = await state.write(self._session.set(self._path(key), data, version.number))
+                    made = _version(stat, writers, born)
+                    if made.incarnation != version.incarnation:
                         raise MetadataCorruptError(
                             f"key {key!r} was deleted and created anew while it was being written"
                         )
-                    return _version(stat, writers)
+                    return made
             except NoSuchKeyError:
                 if state.is_synced:
                     raise
@@ -472,8 +478,8 @@ class ZooKeeperMetadataStore(MetadataStore):
             data, stat = b"", None
         if not data or stat is None:
             raise NoSuchKeyError(f"there is no key {key!r}")
-        value, writers = unseal(key, data)
-        return Versioned(value, _version(stat, writers))
+        value, writers, born = unseal(key, data)
+        return Versioned(value, _version(stat, writers, born))
 
     async def _create_own_nodes(self, _: _Attempt) -> None:
         if self._root and await self._session.exists(self._root) is None:
@@ -564,7 +570,7 @@ class _ZooKeeperRegistration(Registration):
             found, stat = await session.get(path)
         if stat.session_id == 0:
             raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
-        found_value, writers = unseal(self.key, found)
+        found_value, writers, _ = unseal(self.key, found)
         if self._mark not in writers:
             return False
         if stat.session_id != session.session_id:
@@ -599,12 +605,12 @@ class _ZooKeeperRegistration(Registration):
         path = self._store._path(self.key)
         with suppress(NoNodeError):
             found, stat = await self._store._session.get(path)
-            if self._mark in unseal(self.key, found)[1]:
+            if self._mark in unseal(self.key, found).writers:
                 await self._store._session.delete(path, stat.version)
 
 
-def _version(stat: Stat, writers: tuple[str, ...]) -> Version:
-    return Version(stat.version, stat.created_zxid, writers)
+def _version(stat: Stat, writers: tuple[str, ...], born: int = 0) -> Version:
+    return Version(stat.version, stat.created_zxid | born << _ZXID_BITS, writers)
 
 
 def _token(token: str | None) -> str:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LISTED_AT_ONCE = 65_536
+_LISTED_AT_ONCE = 8192
 _LOOKED_AT_ONCE = 256
 
 
@@ -100,7 +100,7 @@ class Deletions:
             MetadataError: the metadata store cannot be asked, or is not that of this cluster.
             StorageError: the disk is full, or failed.
         """
-        held = self._held()  # before anything is asked
+        held = await self._held()  # before anything is asked
         dropped = 0
         for ledger_id in await self._unlisted(held):
             dropped += await self.drop_if_deleted(ledger_id)
@@ -194,9 +194,10 @@ class Deletions:
                 "ledger trimmed", extra=fields(bookie=self._cookie.bookie_id, ledger=ledger_id, first=first)
             )
 
-    def _held(self) -> list[int]:
+    async def _held(self) -> list[int]:
         held, following = self._engine.list_ledgers(0, _LISTED_AT_ONCE)
         while following >= 0:
+            await asyncio.sleep(0)
             more, following = self._engine.list_ledgers(following, _LISTED_AT_ONCE)
             held += more
         return held

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import struct
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -105,7 +106,7 @@ class Requests(Answers):
         self._info = info
         self._authoriser = authoriser
         self._drop_if_deleted = drop_if_deleted
-        self._deleting = 0
+        self._deleting: Counter[Peer] = Counter()
         self._polls = LongPolls(loop, limits.connection_polls_max, self._answer_lac)
         self._decoder = RequestDecoder()
         self.is_draining = False
@@ -405,6 +406,10 @@ class Requests(Answers):
         if fences:
             # Computed when the fence itself and every add accepted before it are durable (rule 3).
             await self._barrier()
+            if engine.term(ledger_id) < request.term:  # a term that found no room is taken back
+                reason = f"there was no room for term {request.term} of ledger {ledger_id}"
+                self._refuse(peer, Op.READ, request_id, Status.READ_ONLY, reason)
+                return 0
         found = await engine.read(ledger_id, request.content_term, entry_ids, bytes_max)
         if found.stop is Stop.NO_SUCH_ENTRY and was_pending and not fences:
             # The entry may be among what was accepted before this read and was not indexed yet (rule 3).
@@ -461,19 +466,26 @@ class Requests(Answers):
         ledger_id = request.ledger_id
 
         async def answer() -> int:
-            # While the metadata store is away deletions wait for it, and reads are not to wait for them.
-            if self._deleting >= max(1, self._limits.reads_max // 2):
+            # While the metadata store is away deletions wait for it, and nothing else is to wait for them:
+            # not the reads of all connections, nor this one, which takes no frame beyond its own limit.
+            own = self._deleting[peer]
+            limits = self._limits
+            if own >= max(1, limits.connection_reads_max // 2) or self._deleting.total() >= max(
+                1, limits.reads_max // 2
+            ):
                 reason = "too many deletions wait for the metadata store; a sweep will look for this one"
                 self._refuse(peer, Op.DELETE, request_id, Status.TOO_MANY_REQUESTS, reason)
                 return 0
-            self._deleting += 1
+            self._deleting[peer] += 1
             try:
                 is_dropped = await self._drop_if_deleted(ledger_id)
             except MetadataError as error:
                 self._refuse(peer, Op.DELETE, request_id, Status.INTERNAL_ERROR, str(error))
                 return 0
             finally:
-                self._deleting -= 1
+                self._deleting[peer] -= 1
+                if not self._deleting[peer]:
+                    del self._deleting[peer]
             if is_dropped:
                 self._acknowledge(peer, Op.DELETE, request_id, None)
             else:

@@ -64,7 +64,7 @@ class StorageConfig:
     """Heads of sealed indexes in memory: 12 bytes for each page of 102 runs."""
     places_bytes_max: int = 32 * 1024 * 1024
     """What is kept of where ledgers that were read lie: 48 bytes for each ledger in each segment."""
-    live_ledgers_max: int = 65_536
+    live_ledgers_max: int = 4096
     """States of ledgers that are kept as objects, and written with each checkpoint; a fourth as many as there
     are ledgers where that is more. The others rest in a table, at 152 bytes each."""
     reclaim: ReclaimConfig = field(default_factory=ReclaimConfig)

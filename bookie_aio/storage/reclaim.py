@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 _RUNS_AT_ONCE = 256
 _FETCHED_BYTES = 512 * 1024
 _PAGES_AT_ONCE = 16
-_BYTES_PENDING_MAX = 1024 * 1024
+_BYTES_PENDING_MAX = 256 * 1024
+"""Of copies on their way to the disk: adds wait for the groups that these are in."""
 _STEP_S = 0.005
 
 

@@ -116,6 +116,7 @@ class States:
         self._sorted: list[int] | None = None
         self._numbers_used = 0
         self._new = 0  # how many more ledgers there are than the table has
+        self._stayed = 0  # how many live states did not rest in the last table that was made
 
     def load(self, live: dict[int, LedgerState], table: Table, numbers_used: int) -> None:
         """Take what a checkpoint and its table hold; `count` is to follow.
@@ -185,8 +186,11 @@ class States:
         return max(self._table.number, self._numbers_used) + 1
 
     def is_table_due(self, live_max: int) -> bool:
-        """Tell whether there are so many live states that a new table should be made."""
-        return len(self.live) > max(live_max, len(self._table.ids) // 4)
+        """Tell whether there are so many live states that a new table should be made.
+
+        Those of ledgers in use stay live whatever the table holds, so that their number alone is no reason.
+        """
+        return len(self.live) > max(live_max, len(self._table.ids) // 4, 2 * self._stayed)
 
     def ids_from(self, first: int) -> Iterator[int]:
         """Give the ledgers' ids from `first` on, ascending."""
@@ -245,3 +249,4 @@ class States:
             if pack_state(ledger_id, state) == bytes(row):
                 del self.live[ledger_id]
         self._sorted = None
+        self._stayed = len(self.live)

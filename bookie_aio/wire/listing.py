@@ -52,17 +52,23 @@ def listed(wanted: range, rows: Iterable[Row], content_term: int) -> bytearray:
     Rows of lower content terms do not count: what they list is of no use to anybody (rule 13).
     """
     found = bytearray(len(wanted))
+    if not wanted:
+        return found
     for row in rows:
         if row.content_term < content_term:
             continue
-        begin, rest = divmod(row.first - wanted.start, wanted.step)
-        if row.stride == wanted.step and not rest:
+        if row.stride == wanted.step:
+            begin, rest = divmod(row.first - wanted.start, wanted.step)
             start, stop = max(0, begin), min(len(wanted), begin + row.entries)
-            found[start:stop] = b"\1" * (stop - start) if stop > start else found[start:stop]
-        else:
-            for entry_id in row.entry_ids:
-                if entry_id in wanted:
-                    found[wanted.index(entry_id)] = 1
+            if stop > start and not rest:  # else it is another write set's
+                found[start:stop] = b"\1" * (stop - start)
+            continue
+        # No more of the row than can matter: it may be as long as its ledger.
+        start = max(0, -(-(wanted[0] - row.first) // row.stride))
+        stop = max(start, min(row.entries, (wanted[-1] - row.first) // row.stride + 1))
+        for entry_id in row.entry_ids[start:stop]:
+            if entry_id in wanted:
+                found[wanted.index(entry_id)] = 1
     return found
 
 

@@ -51,6 +51,8 @@ Token = TypeVar("Token")
 
 BATCH_ENTRIES_MAX = 4096
 BATCH_BYTES_MAX = 512 * 1024
+_SPREAD_MAX = 8
+"""Of how many batches the bytes of a turn are taken together at most."""
 GATHERED_BYTES_MAX = 64 * 1024
 ENTRY_OVERHEAD_BYTES = 128
 """What an entry in flight costs beyond its payload; counted, so that empty entries are bounded too."""
@@ -418,8 +420,11 @@ class AddWindow(Generic[Token]):
         return [new(Send, (seat, epochs[seat], batch)) for seat in indexes_of(mask)]
 
     def _turn_end(self, running: list[int], start: int) -> int:
-        """Give where a turn that begins at `start` ends: bounded in entries and bytes, one entry at least."""
-        spread = self.ensemble_size // self.write_quorum
+        """Give where a turn that begins at `start` ends: bounded in entries and bytes, one entry at least.
+
+        All of it may be one write set's, and has to fit into a frame then.
+        """
+        spread = min(self.ensemble_size // self.write_quorum, _SPREAD_MAX)
         budget = self.length_pushed + BATCH_BYTES_MAX * spread
         stop = min(len(running), start + BATCH_ENTRIES_MAX)
         return max(start + 1, bisect_right(running, budget, start, stop))

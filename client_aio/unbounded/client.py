@@ -89,9 +89,15 @@ class UnboundedClient:
         )
 
         async def open_() -> UnboundedLedgerWriter:
-            self._context.check_open()
-            ledger_id = await self._find_or_make(name_or_id, settings if create else None)
-            return await take_ledger_over(self._context, ledger_id, password, fragment_bytes)
+            while True:
+                self._context.check_open()
+                ledger_id = await self._find_or_make(name_or_id, settings if create else None)
+                try:
+                    return await take_ledger_over(self._context, ledger_id, password, fragment_bytes)
+                except NoSuchLedgerError:
+                    if not create or ledger_id == name_or_id:
+                        raise
+                # It has been deleted meanwhile, and is made anew.
 
         return Opening(open_)
 

@@ -7,10 +7,12 @@ again; and so they are when a bookie knows a later content term of an entry, or 
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from client_aio.reader import LedgerReader
 from client_aio.unbounded.fragments import PagedEntries, trimmed
+from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from client_aio.reading import BatchStream, EntrySource
@@ -43,6 +45,24 @@ class UnboundedLedgerReader(LedgerReader):
             NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
         """
         await super().refresh(sync=sync)
+
+    def read_batches(self, first: int, last: int, *, known_lac: int = NO_ENTRY) -> BatchStream:
+        """Read as `read` does, in batches; see `LedgerReader.read_batches`.
+
+        Raises:
+            MetadataUnavailableError, NoSuchLedgerError: while iterating, where `last` is above the LAC that
+                this handle has seen itself: the metadata, which tell of what term each entry is, could not be
+                read again.
+        """
+        batches = super().read_batches(first, last, known_lac=known_lac)
+        return batches if last <= self._lac else self._after_refresh(batches)
+
+    async def _after_refresh(self, batches: BatchStream) -> BatchStream:
+        """Read with fragments as new as a LAC that another handle has verified."""
+        async with aclosing(batches):
+            await self.refresh()
+            async for batch in batches:
+                yield batch
 
     def tail_batches(self, from_entry: int = 0) -> BatchStream:
         """Read as `tail` does, in batches.

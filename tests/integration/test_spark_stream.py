@@ -231,3 +231,31 @@ def test_a_query_on_a_truncated_log_says_so(spark: SparkSession, bookies: Bookie
     )
     with pytest.raises(StreamingQueryException, match="has been truncated before that"):
         query.awaitTermination(60)
+
+
+def test_a_micro_batch_without_partitions_is_committed(
+    spark: SparkSession, bookies: Bookies, tmp_path: Path
+) -> None:
+    """All of a ledger had been read when it was closed: the offset moves on, and there is nothing to read."""
+
+    def copy() -> None:
+        frame = spark.readStream.format("ledger").options(
+            metadata=bookies.uri, log="halting", columns="value"
+        )
+        query = (
+            frame.load()
+            .writeStream.format("ledger")
+            .options(metadata=bookies.uri, log="halting-copy", checkpointLocation=str(tmp_path))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    writer = bookies.run(bookies.open_log("halting"))
+    bookies.run(writer_append(writer, b"1"))
+    copy()
+    bookies.run(writer.close())
+    copy()
+    bookies.append("halting", [b"2"])
+    copy()
+    assert bookies.records("halting-copy") == [b"1", b"2"]

@@ -8,11 +8,13 @@ that the first is known to be a test of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
+import client_aio
 from bookie_aio.wire.messages import Op, Read, ReadAnswer, Stop
 from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
@@ -22,8 +24,6 @@ from tests.support.termblind import blind_client
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
-
-    import client_aio
 
 WAIT_S = 30
 NAME = "payments"
@@ -116,6 +116,29 @@ async def test_an_entry_on_one_bookie_only_and_another_one_acknowledged_in_its_p
         else:
             assert seen == [{b"A"}, {b"C"}]
             await denial.reached()  # b1 was asked, and has another entry of that id
+
+
+async def test_a_handle_of_the_past_that_is_told_a_lac_reads_what_was_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first counterexample, to a reader who takes another one's word for how far it may read."""
+    async with stage(tmp_path, "w1", "w2", is_blind=False, monkeypatch=monkeypatch) as on:
+        first = await on.clients["w1"].open_unbounded_ledger(NAME)
+        await first.add_entry(b"A")
+        on.hold_adds("w1", "b2", "b3")
+        await stored(on, "w1", "b1", first.add_entry(b"B"))
+        reader = await on.clients["r"].open_ledger(NAME)
+        on.links["w2", "b1"].requests.hold(Op.READ_LAC)
+        second = await on.clients["w2"].open_unbounded_ledger(NAME)
+        assert await asyncio.wait_for(second.add_entry(b"C"), WAIT_S) == 1
+        for name in ("b2", "b3"):  # so that nobody tells of the later term
+            on.links["r", name].requests.hold(Op.READ)
+        assert reader.last_add_confirmed < 1
+        seen = []
+        with contextlib.suppress(client_aio.BookieUnavailableError, client_aio.EntryUnknownError):
+            async with aclosing(reader.read_batches(1, 1, known_lac=1)) as batches:
+                seen = [bytes(entry.data) async for batch in batches for entry in batch]
+        assert seen == []
 
 
 @BLIND

@@ -257,13 +257,18 @@ async def test_a_deleted_key_whose_place_is_kept_is_gone_like_any_other(store: M
     with pytest.raises(NoSuchKeyError):
         await store.compare_and_set("logs/a", b"2", first)
     again = await store.create("logs/a", b"1")
+    assert again.incarnation != first.incarnation
     assert await store.names("logs") == ["a", "b"]
-    with pytest.raises(VersionConflictError):
-        await store.compare_and_set("logs/a", b"2", first)
+    for token in (None, "t"):  # the latter: it may have been sent before
+        with pytest.raises(VersionConflictError):
+            await store.compare_and_set("logs/a", b"2", first, token=token)
     with pytest.raises(VersionConflictError):
         await store.delete("logs/a", first, keeps_place=True)
     assert not await store.vacate("logs/a", older_than_s=0.0)
     assert await store.read("logs/a") == (b"1", again)
+    later = await store.compare_and_set("logs/a", b"2", again)
+    assert (later.incarnation, later.number) == (again.incarnation, again.number + 1)
+    assert await store.read("logs/a") == (b"2", later)
 
 
 async def test_a_place_is_given_up_when_it_is_old(store: MetadataStore) -> None:

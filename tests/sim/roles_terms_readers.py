@@ -112,6 +112,8 @@ class _Follower:
                 await calls.iterate(reader.read(first, last), life.ledger_id, first, last, count)
             case "batches" if last >= first - 1:
                 known = rng.choice((NO_ENTRY, self._lives.lac_of(life)))
+                if last == lac < known:  # as far as another one knows, by a handle of the past perhaps
+                    last = known
                 entries = _entries_of(reader.read_batches(first, last, known_lac=known))
                 await calls.iterate(entries, life.ledger_id, first, last, count)
             case "tail":

@@ -32,6 +32,14 @@ def test_what_is_listed_is_what_the_rows_hold(wanted: range, rows: list[Row], te
         assert all(len(run) and run.step == wanted.step for run in runs)
 
 
+@pytest.mark.parametrize("stride", [1, 2, 3, 7])
+def test_a_row_as_long_as_it_can_be_is_looked_at_no_further_than_is_wanted(stride: int) -> None:
+    """Of other write sets, or of a peer that says so: each of its entries was looked at."""
+    wanted = range(9, 60, 3)
+    rows = [Row(0, 0, 2**32 - 1, stride), Row(1, 0, 2**32 - 1, 3)]
+    assert [*listed(wanted, rows, 0)] == [int(entry_id % stride == 0) for entry_id in wanted]
+
+
 def test_rows_are_parsed_as_they_are_packed() -> None:
     rows = [Row(0, 0, 3, 1), Row(7, 2**63 - 1, 1, 64)]
     assert parse_rows(memoryview(b"".join(ROW.pack(*row) for row in rows))) == rows

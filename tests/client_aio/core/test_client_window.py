@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bookie_aio.wire.blocks import Block
+from bookie_aio.wire.frames import FRAME_BYTES_MAX
 from client_aio.core.window import BATCH_ENTRIES_MAX, AddWindow, Send
 
 
@@ -309,3 +310,14 @@ def test_what_a_replaced_bookie_forced_counts_no_more() -> None:
     acknowledge(window, resent, 0)
     window.forced(0, window.epoch(0), 0)
     assert window.lac == 0
+
+
+def test_what_one_write_set_gets_of_a_turn_fits_into_a_frame() -> None:
+    """A bookie closes the connection over a larger one, and its replacement does so too."""
+    window = new_window(64, 1, 1)
+    large = b"x" * (3 * 1024 * 1024)
+    for number in range(65):  # the first and the last are of one write set
+        window.add(large if number in (0, 64) else b"", str(number))
+    sends = window.flush()
+    assert sum(send.batch.count for send in sends) == 65
+    assert max(len(send.batch.block) for send in sends) < FRAME_BYTES_MAX
