@@ -50,7 +50,7 @@ _FETCHED_BYTES = 512 * 1024
 _PAGES_AT_ONCE = 16
 _BYTES_PENDING_MAX = 256 * 1024
 """Of copies on their way to the disk: adds wait for the groups that these are in."""
-_STEP_S = 0.005
+_STEP_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
