@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -42,6 +41,7 @@ from metadata._aiozk import (
     Session,
 )
 from metadata._envelope import seal, seal_counter, unseal, unseal_counter
+from metadata._zookeeper_parts import AgainError, Attempt, ZooKeeperRegistration, token_of
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -56,7 +56,6 @@ from metadata.keys import (
     ancestors_of,
     check_count,
     check_key,
-    check_token,
     check_value,
 )
 from metadata.store import MetadataStore, Registration, Version, Versioned
@@ -79,25 +78,6 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 
 
-class _Attempt:
-    """One operation, over as many connections as it takes."""
-
-    def __init__(self, *, maybe_sent: bool) -> None:
-        self.maybe_sent = maybe_sent
-        """An earlier write of this operation may have taken effect."""
-
-        self.is_synced = False
-        """What is read now is no older than the operation's first look."""
-
-    async def write(self, request: Awaitable[Result]) -> Result:
-        """Await a write, remembering when its answer is lost."""
-        try:
-            return await request
-        except (ConnectionLostError, asyncio.CancelledError):
-            self.maybe_sent = True
-            raise
-
-
 class ZooKeeperMetadataStore(MetadataStore):
     """A metadata store in ZooKeeper. Open it with `open`."""
 
@@ -117,7 +97,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         self._session = Session(servers, timeout_s=session_timeout_s, on_session=self._session_began)
         self._new_session = asyncio.Event()
         self._registrar: asyncio.Task[None] | None = None
-        self._registrations: set[_ZooKeeperRegistration] = set()
+        self._registrations: set[ZooKeeperRegistration] = set()
         self._watching: set[asyncio.Event] = set()
         self._closed = False
 
@@ -164,15 +144,15 @@ class ZooKeeperMetadataStore(MetadataStore):
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
         check_key(key)
         value = check_value(value)
-        given, token = token is not None, _token(token)
+        given, token = token is not None, token_of(token)
 
-        async def attempt(state: _Attempt) -> Version:
+        async def attempt(state: Attempt) -> Version:
             try:
                 stat = await state.write(self._session.create(self._path(key), seal(value, (token,))))
                 return _version(stat, (token,))
             except NoNodeError:
                 await self._create_parents(key)
-                raise _AgainError from None
+                raise AgainError from None
             except NodeExistsError:
                 found, stat = await self._session.get(self._path(key))
             if found:
@@ -190,7 +170,7 @@ class ZooKeeperMetadataStore(MetadataStore):
     async def read(self, key: str) -> Versioned:
         check_key(key)
 
-        async def attempt(_: _Attempt) -> Versioned:
+        async def attempt(_: Attempt) -> Versioned:
             return await self._get(key)
 
         return await self._settled(f"read {key!r}", attempt)
@@ -200,9 +180,9 @@ class ZooKeeperMetadataStore(MetadataStore):
     ) -> Version:
         check_key(key)
         value = check_value(value)
-        given, token = token is not None, _token(token)
+        given, token = token is not None, token_of(token)
 
-        async def attempt(state: _Attempt) -> Version:
+        async def attempt(state: Attempt) -> Version:
             try:
                 current = (await self._get(key)).version
                 if current == version:
@@ -223,7 +203,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             # A server that lags must not decide that there was a conflict.
             if not state.is_synced:
                 await self._sync(state)
-                raise _AgainError
+                raise AgainError
             assert current is not None
             return settle.settle_compare_and_set(key, version, current, token, maybe_sent=state.maybe_sent)
 
@@ -234,7 +214,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         assert version is not None or not keeps_place
         target: list[int] = [] if version is None else [version.incarnation]
 
-        async def attempt(state: _Attempt) -> None:
+        async def attempt(state: Attempt) -> None:
             try:
                 current = (await self._get(key)).version
             except NoSuchKeyError:
@@ -243,7 +223,7 @@ class ZooKeeperMetadataStore(MetadataStore):
                 if state.is_synced:
                     raise
                 await self._sync(state)
-                raise _AgainError from None
+                raise AgainError from None
             if version is None and not state.maybe_sent:
                 target[:] = [current.incarnation]  # An earlier look may have been at the past.
             if state.maybe_sent and current.incarnation != target[0]:
@@ -252,7 +232,7 @@ class ZooKeeperMetadataStore(MetadataStore):
                 if state.is_synced:
                     raise settle.conflict(key, version, current)
                 await self._sync(state)
-                raise _AgainError
+                raise AgainError
             if keeps_place:
                 await state.write(self._session.set(self._path(key), b"", current.number))
                 return
@@ -266,7 +246,7 @@ class ZooKeeperMetadataStore(MetadataStore):
     async def children(self, key: str) -> list[str]:
         check_key(key, root_allowed=True)
 
-        async def attempt(_: _Attempt) -> list[str]:
+        async def attempt(_: Attempt) -> list[str]:
             try:
                 names = await self._session.children(self._path(key) or "/")
             except NoNodeError:
@@ -281,7 +261,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         room = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
         async def has_value(name: str) -> bool:
-            async def attempt(_: _Attempt) -> bool:
+            async def attempt(_: Attempt) -> bool:
                 stat = await self._session.exists(self._path(f"{key}/{name}"))
                 return stat is not None and stat.data_bytes > 0
 
@@ -295,7 +275,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         check_key(key)
         path = self._path(key)
 
-        async def attempt(_: _Attempt) -> bool:
+        async def attempt(_: Attempt) -> bool:
             stat = await self._session.exists(path)
             if stat is None or stat.data_bytes:
                 return False
@@ -329,7 +309,7 @@ class ZooKeeperMetadataStore(MetadataStore):
                     await asyncio.sleep(RETRY_PAUSE_S)
                     continue
                 except (RefusedError, NoAuthError) as error:
-                    await self._after(error, f"watch {key!r}", _Attempt(maybe_sent=False))
+                    await self._after(error, f"watch {key!r}", Attempt(maybe_sent=False))
                 yield
                 await changed.wait()
                 self._check_open()
@@ -339,7 +319,7 @@ class ZooKeeperMetadataStore(MetadataStore):
 
     async def register(self, key: str, value: bytes) -> Registration:
         check_key(key)
-        registration = _ZooKeeperRegistration(self, key, check_value(value))
+        registration = ZooKeeperRegistration(self, key, check_value(value))
         changes = self.watch(key)
         is_held = False
         try:
@@ -370,7 +350,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         check_count(name, count)
         path = self._path(f"{KEY_IDS}/{name}")
 
-        async def attempt(_: _Attempt) -> range:
+        async def attempt(_: Attempt) -> range:
             # A lost answer costs a block that nobody uses, since the next attempt draws another.
             try:
                 data, stat = await self._session.get(path)
@@ -413,19 +393,19 @@ class ZooKeeperMetadataStore(MetadataStore):
     async def _settled(
         self,
         what: str,
-        attempt: Callable[[_Attempt], Awaitable[Result]],
+        attempt: Callable[[Attempt], Awaitable[Result]],
         *,
         maybe_sent: bool = False,
     ) -> Result:
         """Attempt the operation again and again until its outcome is certain or its time is up."""
         self._check_open()
-        state = _Attempt(maybe_sent=maybe_sent)
+        state = Attempt(maybe_sent=maybe_sent)
         try:
             async with asyncio.timeout(self._operation_timeout_s) as patience:
                 while True:
                     try:
                         return await attempt(state)
-                    except _AgainError:
+                    except AgainError:
                         pass
                     except Exception as error:
                         await self._after(error, what, state)
@@ -439,7 +419,7 @@ class ZooKeeperMetadataStore(MetadataStore):
                 f"{self._operation_timeout_s:g} s ({problems or 'no error seen'})"
             ) from None
 
-    async def _after(self, error: Exception, what: str, state: _Attempt) -> None:
+    async def _after(self, error: Exception, what: str, state: Attempt) -> None:
         """Return when another attempt can settle what this error leaves open; raise what is final."""
         match error:
             case ConnectionLostError():
@@ -461,7 +441,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             case _:
                 raise error
 
-    async def _sync(self, state: _Attempt) -> None:
+    async def _sync(self, state: Attempt) -> None:
         # A write, since ZooKeeper's own sync asks no quorum: a leader cut off from the others may
         # still answer it, and what is then read may be old.
         try:
@@ -481,7 +461,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         value, writers, born = unseal(key, data)
         return Versioned(value, _version(stat, writers, born))
 
-    async def _create_own_nodes(self, _: _Attempt) -> None:
+    async def _create_own_nodes(self, _: Attempt) -> None:
         if self._root and await self._session.exists(self._root) is None:
             root = self._root[1:]
             await self._create_missing([f"/{part}" for part in (*ancestors_of(root), root)])
@@ -528,90 +508,5 @@ class ZooKeeperMetadataStore(MetadataStore):
         asyncio.get_running_loop().call_later(self._session.timeout_s / 4, self._new_session.set)
 
 
-class _AgainError(Exception):
-    """The attempt has learnt what the next one needs to know."""
-
-
-class _ZooKeeperRegistration(Registration):
-    """An ephemeral key of one `ZooKeeperMetadataStore`. Its first writer token marks it as ours."""
-
-    def __init__(self, store: ZooKeeperMetadataStore, key: str, value: bytes) -> None:
-        self.key = key
-        self._store = store
-        self._value = value
-        self._mark = _token(None)
-        self.is_closed = False
-        self._lock = asyncio.Lock()
-
-    async def put(self) -> bool:
-        """Bring the key to the latest value under the present session; False if another holds it.
-
-        Once this is closed: see that the key is removed.
-        """
-        async with self._lock:
-            return await self._store._settled(f"register {self.key!r}", self._put)
-
-    async def _put(self, state: _Attempt) -> bool:
-        # Any number of attempts lead to the same end, so a lost answer needs no settling here.
-        if self.is_closed:
-            await self._remove(state)
-            return True
-        session = self._store._session
-        path = self._store._path(self.key)
-        value = self._value
-        data = seal(value, (self._mark, _token(None)))
-        try:
-            await session.create(path, data, ephemeral=True)
-            return True
-        except NoNodeError:
-            await self._store._create_parents(self.key)
-            raise _AgainError from None
-        except NodeExistsError:
-            found, stat = await session.get(path)
-        if stat.session_id == 0:
-            raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
-        found_value, writers, _ = unseal(self.key, found)
-        if self._mark not in writers:
-            return False
-        if stat.session_id != session.session_id:
-            # Ours, from a session that the servers have not yet seen the end of.
-            await session.delete(path, stat.version)
-            raise _AgainError
-        if found_value != value:
-            await session.set(path, data, stat.version)
-        return True
-
-    async def update(self, value: bytes) -> None:
-        self._value = check_value(value)
-        if not await self.put():
-            raise KeyExistsError(f"key {self.key!r} is held by another session for now")
-
-    async def close(self) -> None:
-        store = self._store
-        if self.is_closed or store._closed:
-            return
-        store._registrations.discard(self)
-        async with self._lock:
-            self.is_closed = True
-            try:
-                await store._settled(f"remove {self.key!r}", self._remove)
-            except BaseException:
-                # The session may outlive whatever is wrong, and with it the key: the registrar removes it.
-                store._registrations.add(self)
-                store._later()
-                raise
-
-    async def _remove(self, _: _Attempt) -> None:
-        path = self._store._path(self.key)
-        with suppress(NoNodeError):
-            found, stat = await self._store._session.get(path)
-            if self._mark in unseal(self.key, found).writers:
-                await self._store._session.delete(path, stat.version)
-
-
 def _version(stat: Stat, writers: tuple[str, ...], born: int = 0) -> Version:
     return Version(stat.version, stat.created_zxid | born << _ZXID_BITS, writers)
-
-
-def _token(token: str | None) -> str:
-    return secrets.token_hex(8) if token is None else check_token(token)

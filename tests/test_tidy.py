@@ -23,7 +23,7 @@ SHELLS = (
     "metadata/_aiozk.py",
     "metadata/memory.py",
     "metadata/sqlite.py",
-    "metadata/zookeeper.py",
+    "metadata/_zookeeper_parts.py",
     "bookie_aio/server/bookie.py",
     "client_aio/client.py",
     "client_aio/spark/",

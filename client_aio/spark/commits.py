@@ -107,6 +107,17 @@ def fitting(custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
     return lambda head: tags.check_fit(custom, head.custom, is_used=bool(head.rows))
 
 
+async def add_bytes(client: client_aio.Client, options: WriteOptions, ledger_ids: Sequence[int]) -> None:
+    """Add ledgers of plain bytes to a log.
+
+    Raises:
+        InvalidArgumentError: the log holds rows of columns, which its readers would take the bytes for.
+    """
+    addition = Addition.check(ledger_ids, None, False, {})
+    addition = changed(addition, fits=fitting(tags.Written().to_custom()))
+    await add_to_log(client._context, client._lists(options.log), addition, password_of(options))
+
+
 async def delete_garbage(job: Job, floor: int) -> None:
     """Delete the ledgers of a job that has been aborted."""
     async with client_aio.connect(job.options.metadata) as client:

@@ -79,8 +79,8 @@ def make_encoder(
         entry_bytes_max: the largest entry that the client takes.
         value: the column of bytes (binary).
 
-    The function raises InvalidArgumentError for a null where bytes must be, and EntryTooLargeError for a row
-    above the limit; both name the row within the batch.
+    The function raises InvalidArgumentError for a null where bytes must be or a string that is not UTF-8, and
+    EntryTooLargeError for a row above the limit; they name the row within the batch.
     """
     squeeze = _compressor(format_.compression)
 
@@ -106,15 +106,28 @@ def make_encoder(
         return check(squeeze(entries), "row")
 
     def rows(batch: pyarrow.RecordBatch) -> list[bytes]:
+        _check_readable(batch)
         return check(squeeze(to_json_rows(batch)), "row")
 
     def arrow(batch: pyarrow.RecordBatch) -> list[bytes]:
         assert format_.schema is not None
+        _check_readable(batch)
         if batch.schema != format_.schema:
             batch = batch.cast(format_.schema)
         return check(squeeze(list(_messages(batch, entry_bytes))), "row")
 
     return {"binary": binary, "json": rows, "arrow": arrow}[format_.encoding]
+
+
+def _check_readable(batch: pyarrow.RecordBatch) -> None:
+    """Refuse what nobody could read again: a string that is not UTF-8, as a cast from bytes makes them."""
+    try:
+        batch.validate(full=True)
+    except pyarrow.ArrowInvalid as error:
+        raise InvalidArgumentError(
+            f"a batch of rows cannot be written: {error}. A string must be UTF-8; other bytes go into a "
+            "column of the type binary"
+        ) from error
 
 
 def _messages(batch: pyarrow.RecordBatch, entry_bytes: int) -> Iterator[bytes]:

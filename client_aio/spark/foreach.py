@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import client_aio.sync
 from client_aio.config import ClientConfig
 from client_aio.spark import tags
+from client_aio.spark.commits import add_bytes
 from client_aio.spark.options import parse_write
-from client_aio.spark.passwords import password_of, settled_place
+from client_aio.spark.passwords import settled_place
 from client_aio.spark.tasks import CHUNK_BYTES, SETTINGS, Job, write_ledgers
 from metadata.errors import EntryTooLargeError, InvalidArgumentError
 
@@ -82,18 +83,16 @@ class LedgerSink:
         """Write a partition, and add it to the log.
 
         Raises:
-            InvalidArgumentError: a row's value is null, or is not bytes; it is named by its place.
+            InvalidArgumentError: a row's value is null, or is not bytes; it is named by its place. Or the log
+                holds rows of columns, which its readers would take the bytes for.
             BookKeeperError: the ledger could not be written, or not be added.
         """
         job = Job(self.options, tags.Written(), _job_id(), None, self.value, ())
         with client_aio.sync.connect(self.options.metadata, **SETTINGS) as client:
             ledgers = write_ledgers(client, job, self._chunks(rows))
             if ledgers:
-                client.add_to_log(
-                    self.options.log,
-                    [ledger.ledger_id for ledger in ledgers],
-                    password=password_of(self.options),
-                )
+                added = [ledger.ledger_id for ledger in ledgers]
+                client._run(add_bytes(client._client, self.options, added))
 
     def _chunks(self, rows: Iterable[Any]) -> Iterator[list[bytes]]:
         chunk: list[bytes] = []

@@ -143,6 +143,17 @@ def test_partitions_are_written_by_a_function_and_added_when_complete(
     assert bookies.ledgers_of("foreach")[1] == set()
 
 
+def test_bytes_are_not_added_to_a_log_of_columns(spark: SparkSession, bookies: Bookies) -> None:
+    """Its readers would take them for rows, and fail at them for ever."""
+    options = {"metadata": bookies.uri, "log": "foreach-columns", "encoding": "arrow"}
+    frame = spark.range(3)
+    frame.write.format("ledger").options(**options).mode("append").save()
+    with pytest.raises(client_aio.InvalidArgumentError, match="encoding binary, in the log arrow"):
+        ledger_sink(bookies.uri, log="foreach-columns")([b"no row"])
+    read = spark.read.format("ledger").options(metadata=bookies.uri, log="foreach-columns").load()
+    assert sorted(row.id for row in read.collect()) == [0, 1, 2]
+
+
 def test_a_partition_whose_attempt_fails_is_written_once(spark: SparkSession, bookies: Bookies) -> None:
     sink = ledger_sink(bookies.uri, log="foreach-faulty")
     numbers(spark).mapInArrow(fail_first_attempts, "value binary").foreachPartition(sink)

@@ -35,7 +35,9 @@ ROOT = Path(__file__).parent.parent.parent
 FURTHER = (profiles_logs, profiles_unbounded, profiles_further, profiles_logs_further, profiles_terms)
 """Modules that enter profiles of their own into the table."""
 _RUN = ("bookie_aio", "client_aio", "metadata", "tests/sim")
-"""What a run is made of."""
+"""What a run is made of, ..."""
+NO_PART = ("client_aio/cli", "client_aio/spark", "client_aio/sync", "tests/sim/test_*")
+"""... but for what none of it imports."""
 
 
 @dataclass
@@ -120,7 +122,7 @@ def commit(root: Path = ROOT) -> str:
     """
 
     def git(*arguments: str) -> str:
-        command = ["git", *arguments, "--", *_RUN]
+        command = ["git", *arguments, "--", *_RUN, *(f":(exclude){one}" for one in NO_PART)]
         return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip()
 
     found = git("log", "-1", "--format=%h", "--abbrev=12") or "unknown"

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+import sys
+from pathlib import Path
 
-from tests.sim.campaign import commit
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.sim.campaign import NO_PART, ROOT, commit
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -38,6 +36,23 @@ def test_a_campaign_belongs_to_the_commit_that_last_changed_what_it_runs(tmp_pat
     second = committed(tmp_path, "client_aio/two.py")
     assert second != first
     assert commit(tmp_path) == second
+    for name in ("client_aio/spark/sink.py", "client_aio/cli/main.py", "tests/sim/test_sim_runs.py"):
+        committed(tmp_path, name)
+    assert commit(tmp_path) == second
+
+
+def test_what_is_left_out_of_a_campaigns_commit_is_no_part_of_a_run() -> None:
+    program = (
+        "import sys; from tests.sim import campaign; campaign.run_seed(('chaos', 1));"
+        "print(*(one.__file__ for one in sys.modules.values() if getattr(one, '__file__', None)))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    ours = [Path(one).relative_to(ROOT) for one in loaded if one.startswith(str(ROOT / "client_aio"))]
+    ours += [Path(one).relative_to(ROOT) for one in loaded if one.startswith(str(ROOT / "tests"))]
+    assert len(ours) > 60
+    assert [one for one in ours if any(one.match(f"{left}/*") or one.match(left) for left in NO_PART)] == []
 
 
 def test_without_a_repository_nobody_knows_the_commit(tmp_path: Path) -> None:

@@ -273,3 +273,21 @@ def test_decimals_are_exact_or_refused() -> None:
     assert decoded.columns[0].to_pylist() == [decimal.Decimal("123.45"), decimal.Decimal("-1.00")]
     with pytest.raises(UndecodableEntryError):
         decode(Format("json", schema=schema), *as_run([b'{"d":"1234.5"}']))
+
+
+@pytest.mark.parametrize("encoding", ["json", "arrow"])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_string_that_is_no_text_is_refused_when_it_is_written(encoding: str, is_nested: bool) -> None:
+    """Spark's cast of bytes makes such strings; nobody could read the entry again."""
+
+    def rows_of(*texts: bytes) -> pyarrow.RecordBatch:
+        column = pyarrow.array(texts, pyarrow.binary()).view(pyarrow.string())
+        if is_nested:
+            column = pyarrow.StructArray.from_arrays([column], ["inner"])
+        return pyarrow.RecordBatch.from_arrays([column], ["text"])
+
+    schema = rows_of(b"fine").schema
+    encode = make_encoder(Format(encoding, schema=schema), entry_bytes=1000, entry_bytes_max=LIMIT)
+    assert encode(rows_of(b"fine", "\u00fc".encode()))
+    with pytest.raises(InvalidArgumentError, match="UTF-8"):
+        encode(rows_of(b"fine", b"\xff\xfe"))

@@ -60,8 +60,8 @@ MUTANTS = [
     ),
     Mutant(
         29, "corrupt answered as absent",
-        (Edit("bookie_aio.storage.lookup:Lookup.read", "return reader.unknown()",
-              "return ReadResult([], Stop.NO_SUCH_ENTRY, entry_ids[0])"),),
+        (Edit("bookie_aio.storage.lookup:Lookup.read", "error)\n            return reader.unknown()",
+              "error)\n            return ReadResult([], Stop.NO_SUCH_ENTRY, entry_ids[0])"),),
         ("disk-faults", "chaos"),
     ),
     Mutant(
