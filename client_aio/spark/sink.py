@@ -197,14 +197,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Make the micro-batch visible at once, unless it was before."""
         job = self._job_of(messages, batchId)
-        if job is None:
-            # A batch without partitions: Spark runs a task in their place, which writes nothing.
-            if self._overwrite:
-                raise InvalidArgumentError(
-                    f"micro-batch {batchId} of a query in complete mode has no partitions, so that nobody "
-                    "can say of which query the log is to be emptied: give it one, by repartition(1)"
-                )
-            return
+        assert job is not None  # a batch without partitions has one task in their place
         get_background().run(commits.commit(job, _ledgers_of(messages), replace=self._overwrite))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
