@@ -94,21 +94,16 @@ def test_a_bookie_that_dies_in_mid_job_stops_nothing(spark: SparkSession, bookie
     lost = bookies.cluster["b2"]
     flag = lost.log.with_suffix(".dead")
     large = spark.range(0, 8000, 1, 2).select(F.expr("cast(lpad(id, 1000, '0') as binary)").alias("value"))
-    frame = large.mapInArrow(wait_for(str(flag)), "value binary")
+    frame = large.mapInArrow(wait_for(str(flag), 2000), "value binary")
 
     was_killed_between: list[bool] = []
-    seen: list[tuple[float, set[int], list[int]]] = []
 
     def kill() -> None:
         try:
             for _ in range(600):
-                found = bookies.ledgers_of("bookie-lost")[1]
-                if len(found) == 2:
+                if len(bookies.ledgers_of("bookie-lost")[1]) == 2:
                     was_killed_between.append(True)
                     break
-                if not seen or seen[-1][1] != found:
-                    active = spark.sparkContext.statusTracker().getActiveStageIds()
-                    seen.append((time.monotonic(), found, list(active)))
                 time.sleep(0.05)
             bookies.run(lost.kill())
         finally:
@@ -123,7 +118,7 @@ def test_a_bookie_that_dies_in_mid_job_stops_nothing(spark: SparkSession, bookie
         killing.join()
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
         bookies.run(lost.start())
-    assert was_killed_between, f"when, unlisted ledgers, stages: {seen}; given up at {time.monotonic()}"
+    assert was_killed_between, "both tasks have a ledger that is not listed yet, and wait for the bookie to die"
     assert Counter(bookies.records("bookie-lost")) == Counter(b"%01000d" % number for number in range(8000))
 
 

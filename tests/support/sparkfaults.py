@@ -48,17 +48,20 @@ def fail_always_after(flag: str) -> Callable[[Iterable[pyarrow.RecordBatch]], It
     return fail
 
 
-def wait_for(flag: str) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """Hand on rows in small batches, the second half of each when there is a file of that name.
+def wait_for(
+    flag: str, rows: int
+) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+    """Hand on so many rows of each partition, and the others when there is a file of that name.
 
-    Pipes between the processes hold some batches back: rows must be large enough to fill them.
+    Pipes between the processes hold some batches back: the rows before must be large enough to fill them.
     """
 
     def wait(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        given = 0
         for batch in batches:
-            for start in range(0, batch.num_rows, 100):
-                yield batch.slice(start, 100)
-                while start >= batch.num_rows // 2 and not Path(flag).exists():
-                    time.sleep(0.01)
+            while given >= rows and not Path(flag).exists():
+                time.sleep(0.01)
+            yield batch
+            given += batch.num_rows
 
     return wait
