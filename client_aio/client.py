@@ -238,7 +238,7 @@ class Client(LogClient, UnboundedClient):
 
         On return the metadata is gone, and those bookies have dropped the ledger that could be reached;
         the others learn of it by themselves. They give the space back later. Cancelling leaves the ledger
-        as it was, or deleted.
+        as it was, or deleted, and then perhaps pages of an unbounded one, which `sweep_log_orphans` deletes.
 
         Raises:
             NoSuchLedgerError: there is none.

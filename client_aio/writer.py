@@ -581,7 +581,7 @@ class LedgerWriter(ClosedOnLeaving):
             "ledger=%d ensemble change at entry %d: %s → %s",
             self.ledger_id, change.first_entry, ",".join(change.known.bookies), ",".join(change.bookies),
         )  # fmt: skip
-        if await self._held.update(change.apply):
+        if await self._held.update(change.apply) or change.is_met_by(self._held.current):
             return True
         self._fail(taken_over(self._held.current))
         return False

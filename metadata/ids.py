@@ -82,13 +82,13 @@ def _path_of(ledger_id: int) -> str:
 
 
 def ledger_id_of(key: str) -> int:
-    """Invert `ledger_key`; raises MetadataCorruptError for a key that is no ledger's."""
+    """Invert `ledger_key` and `fragments_key`; raises MetadataCorruptError for a key that is neither."""
     head, _, rest = key.partition("/")
     digits = rest.replace("/", "")
-    if head != KEY_LEDGERS or not digits.isdecimal() or len(digits) != 19:
+    if head not in (KEY_LEDGERS, KEY_FRAGMENTS) or not digits.isdecimal() or len(digits) != 19:
         raise MetadataCorruptError(f"{key!r} is not the key of a ledger")
     ledger_id = int(digits)
-    if ledger_id > LEDGER_ID_MAX or ledger_key(ledger_id) != key:
+    if ledger_id > LEDGER_ID_MAX or _path_of(ledger_id) != rest:
         raise MetadataCorruptError(f"{key!r} is not the key of a ledger")
     return ledger_id
 

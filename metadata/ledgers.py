@@ -112,7 +112,9 @@ class LedgerStore:
         with _of_ledger(ledger_id):
             await self.store.delete(ledger_key(ledger_id), version)
 
-    async def ledger_ids(self, *, sync: bool = False, first: int = 0) -> AsyncGenerator[int, None]:
+    async def ledger_ids(
+        self, *, sync: bool = False, first: int = 0, below: str = KEY_LEDGERS
+    ) -> AsyncGenerator[int, None]:
         """Yield the ids of all ledgers in ascending order.
 
         Ledgers created or deleted while the walk is under way may be missing or listed. A name in the
@@ -121,21 +123,23 @@ class LedgerStore:
         Args:
             sync: see everything that was completed before the call, by any client.
             first: leave out the ids below this one, without looking at them.
+            below: where to look: with `KEY_FRAGMENTS` they are the ids for which there is a list of pages, or
+                was one.
         """
         if sync:
-            await self.store.sync(KEY_LEDGERS)
-        lowest = ledger_key(first)
+            await self.store.sync(below)
+        lowest = below + ledger_key(first).removeprefix(KEY_LEDGERS)
         # Depth first, on a stack of what is still to visit: names have a fixed width, so their order is
         # that of the ids.
-        waiting = [KEY_LEDGERS]
+        waiting = [below]
         while waiting:
             key = waiting.pop()
             if key.count("/") == _LEVELS:
                 yield ledger_id_of(key)
             else:
                 names = await self.store.children(key)
-                below = [f"{key}/{name}" for name in reversed(names)]
-                waiting.extend(path for path in below if path >= lowest[: len(path)])
+                paths = [f"{key}/{name}" for name in reversed(names)]
+                waiting.extend(path for path in paths if path >= lowest[: len(path)])
 
     async def sync(self, ledger_id: int) -> None:
         """Make the next `read` of the ledger see everything that any client completed before this call."""

@@ -8,6 +8,7 @@ import typer
 
 import client_aio
 from client_aio.cli.deleting import ask, delete_each
+from client_aio.cli.exits import Exit
 from client_aio.cli.ledger import (
     AckQuorum,
     Custom,
@@ -265,7 +266,7 @@ async def sweep(
         float, typer.Option("--older-than", min=0, metavar="SECONDS", help="Leave younger ledgers alone.")
     ] = 3600.0,
     password_file: PasswordFile = None,
-) -> None:
+) -> int:
     """Delete what crashes of log writers have left over: ledgers in no log, and pages of lists.
 
     Safe beside writers and readers of any log. Looks at the metadata of every ledger.
@@ -275,6 +276,11 @@ async def sweep(
             older_than_s=older_than_s, password=password_of(password_file)
         )
     invocation.output.document(
-        {"ledgers": list(report.ledgers), "pages": list(report.pages)},
+        {
+            "ledgers": list(report.ledgers),
+            "pages": list(report.pages),
+            "failures": list(report.failures),
+        },
         text=f"{len(report.ledgers):,} ledgers and {len(report.pages):,} pages deleted",
     )
+    return Exit.FAILURE if report.failures else Exit.OK

@@ -76,6 +76,14 @@ class NewEnsemble:
             return None
         return metadata.change_ensemble(self.first_entry, self.bookies, length=self.length)
 
+    def is_met_by(self, metadata: LedgerMetadata) -> bool:
+        """Tell whether it has happened, by metadata that refuse it: nobody else begins such a fragment.
+
+        So it is where its answer was lost and more repairs followed than the store remembers writers.
+        """
+        made = replace(self.known, first_entry=self.first_entry, bookies=self.bookies)
+        return metadata.state is LedgerState.OPEN and metadata.last_fragment == made
+
 
 @dataclass(frozen=True, slots=True)
 class Closing:
@@ -207,7 +215,7 @@ class EnsembleChanger(Generic[Token]):
 
     Args:
         fragment: the last one of the ledger's metadata.
-        changes_max: how many changes there may be in all.
+        changes_max: how many changes there may be in all; after a roll they are counted anew.
     """
 
     def __init__(self, window: AddWindow[Token], fragment: Fragment, changes_max: int) -> None:
@@ -323,7 +331,7 @@ class EnsembleChanger(Generic[Token]):
         """Note that the compare-and-set has definitely happened."""
         assert self._first_entry is not None
         self.fragment = replace(self.fragment, first_entry=self._first_entry, bookies=self.target)
-        self.changes += not self._is_rolled
+        self.changes = 0 if self._is_rolled else self.changes + 1
         return Reseat(self.target, self._seats)
 
     def reseated(self) -> Step:

@@ -63,3 +63,7 @@ class TermOpening:
         # Earlier fragments may have been repaired, trimmed or moved to a page: they are taken as they are.
         fragments = (*metadata.fragments[:-1], *self.fragments[len(self.known.fragments) - 1 :])
         return metadata.open_term(self.last_entry + 1, self.bookies, length=self.length, fragments=fragments)
+
+    def is_met_by(self, metadata: LedgerMetadata) -> bool:
+        """Tell whether it has happened, by metadata that refuse it: nobody else opens under this term."""
+        return metadata.state is LedgerState.OPEN and metadata.term == self.known.term

@@ -211,7 +211,8 @@ class LogClient:
     async def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
         """Delete what crashes of log writers have left over: ledgers in no log, pages, unfinished deletions.
 
-        And what deletions left an hour ago and more to keep names from being mistaken for their next owners'.
+        And pages of deleted unbounded ledgers, and what deletions left an hour ago and more to keep names
+        from being mistaken for their next owners'.
         Looks at the metadata of every ledger. Safe at any time, beside writers of any log; run it now and
         then. Cancelling leaves the rest to the next call.
 
@@ -219,6 +220,12 @@ class LogClient:
             older_than_s: leave younger ledgers alone; a writer that has just made one would have to make
                 another.
             password: of ledgers that have one.
+
+        Returns:
+            What was deleted, and what could not be swept, of one log or another: that has stopped no other.
+
+        Raises:
+            MetadataUnavailableError: not all ledgers and logs could be listed. Nothing was deleted.
         """
         self._context.check_open()
         return await sweep(self._context, self._lists, older_than_s=older_than_s, password=password)

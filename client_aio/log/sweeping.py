@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from client_aio.log.ledger import TAG
 from client_aio.log.truncating import delete_ledgers, finish_deletion, finish_dropping
+from client_aio.unbounded.fragments import forget_deleted
 from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError, NoSuchLogError
 from metadata.fragments import LedgerNames
 from metadata.log import check_log_name
@@ -36,6 +37,8 @@ class SweepReport:
     """Ledgers that had been made for a log and were not listed."""
     pages: tuple[str, ...]
     """Pages of lists that no list referred to."""
+    failures: tuple[str, ...]
+    """What could not be swept, and why: the next call may."""
 
 
 async def sweep(
@@ -50,16 +53,19 @@ async def sweep(
     names = {*made, *await names_ever(context.ledgers.store)}
     ledgers: list[int] = []
     pages: list[str] = []
+    failures: list[str] = []
     for name in sorted(names):
         lists = lists_of(name)
-        with _noting_failures(f"log={name}"):
+        with _noting(failures, f"log={name}"):
             ledgers += await _sweep_ledgers(context, lists, made.get(name, []), password)
-        with _noting_failures(f"log={name}"):
+        with _noting(failures, f"log={name}"):
             pages += await lists.sweep_pages()
             await lists.vacate()
-    with _noting_failures("the names of unbounded ledgers"):
+    with _noting(failures, "the names of unbounded ledgers"):
         await LedgerNames(context.ledgers).vacate()
-    return SweepReport(tuple(ledgers), tuple(pages))
+    with _noting(failures, "the pages of unbounded ledgers"):
+        pages += await forget_deleted(context)
+    return SweepReport(tuple(ledgers), tuple(pages), tuple(failures))
 
 
 async def _ledgers_made_for_logs(context: ClientContext, made_before_ms: int) -> dict[str, list[int]]:
@@ -82,12 +88,13 @@ async def _ledgers_made_for_logs(context: ClientContext, made_before_ms: int) ->
 
 
 @contextmanager
-def _noting_failures(what: str) -> Iterator[None]:
+def _noting(failures: list[str], what: str) -> Iterator[None]:
     """Let what fails of one not stop the others' sweep."""
     try:
         yield
     except BookKeeperError as error:
-        logger.warning("%s could not be swept: %s", what, error)
+        failures.append(f"{what} could not be swept: {error}")
+        logger.warning("%s", failures[-1])
 
 
 async def _sweep_ledgers(

@@ -21,7 +21,7 @@ from client_aio.reading import BatchStream, EntryReader, EntryStream, check_limi
 from client_aio.updating import HeldMetadata
 from metadata.errors import NoSuchEntryError, NoSuchKeyError, NoSuchLedgerError
 from metadata.fragments import FragmentHead, FragmentList, LedgerNames
-from metadata.ids import ENTRY_ID_MAX
+from metadata.ids import ENTRY_ID_MAX, KEY_FRAGMENTS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -333,6 +333,22 @@ async def forget(context: ClientContext, metadata: LedgerMetadata) -> None:
     if metadata.unbounded.name:
         await LedgerNames(context.ledgers).take(metadata.unbounded.name, metadata.ledger_id)
     await fragment_list(context, metadata.ledger_id).sweep()
+
+
+async def forget_deleted(context: ClientContext) -> list[str]:
+    """Delete the pages of ledgers that are gone, which a deletion that was cut off has left over.
+
+    Returns:
+        The names of the pages. No id is given to a second ledger, so whose head is gone stays gone.
+    """
+    pages: list[str] = []
+    async for ledger_id in context.ledgers.ledger_ids(sync=True, below=KEY_FRAGMENTS):
+        try:
+            await context.ledgers.sync(ledger_id)
+            await context.ledgers.read(ledger_id)
+        except NoSuchLedgerError:
+            pages += await fragment_list(context, ledger_id).sweep()
+    return pages
 
 
 def trimmed(metadata: LedgerMetadata, entry_id: int) -> NoSuchEntryError:

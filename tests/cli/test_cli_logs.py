@@ -54,7 +54,7 @@ def test_a_log_is_rolled_truncated_and_deleted(cli: Cli) -> None:
     assert b"there is no log 'cut'" in cli.run("log", "cat", "cut", code=3)
     assert b"no position" in cli.run("log", "truncate", "cut", "--before", "7", code=2)
     assert b"not legal" in cli.run("log", "append", "a/b", code=2)
-    assert cli.rows("log", "sweep") == {"ledgers": [], "pages": []}
+    assert cli.rows("log", "sweep") == {"ledgers": [], "pages": [], "failures": []}
 
 
 def test_tail_follows_a_log_over_its_writers_until_it_is_interrupted(cli: Cli) -> None:

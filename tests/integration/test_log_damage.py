@@ -53,6 +53,9 @@ async def test_a_page_that_is_missing_does_not_have_the_rest_of_the_log_swept(cl
     left_over = await left_over_of(client, "b")
     report = await client.sweep_log_orphans(older_than_s=0)
     assert report.ledgers == (left_over,)  # of the log that can be read
+    (failure,) = report.failures
+    assert failure.startswith("log=a could not be swept: ")
+    assert page.name in failure
     assert [record.data async for record in client.read_log("a", position)] == [b"1"]
     with pytest.raises(MetadataCorruptError, match=page.name):
         await client.truncate_log("a", (ids[1], 0))

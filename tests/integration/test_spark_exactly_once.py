@@ -118,7 +118,9 @@ def test_a_bookie_that_dies_in_mid_job_stops_nothing(spark: SparkSession, bookie
         killing.join()
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
         bookies.run(lost.start())
-    assert was_killed_between, "both tasks have a ledger that is not listed yet, and wait for the bookie to die"
+    assert was_killed_between, (
+        "both tasks have a ledger that is not listed yet, and wait for the bookie to die"
+    )
     assert Counter(bookies.records("bookie-lost")) == Counter(b"%01000d" % number for number in range(8000))
 
 

@@ -96,6 +96,23 @@ async def test_a_deletion_leaves_no_pages(cluster: Cluster) -> None:
         assert await pages_of(cluster, ledger.ledger_id) == []
 
 
+async def test_pages_that_a_deletion_cut_off_has_left_are_swept_and_no_others(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, await open_store(cluster.uri) as store:
+        ids = []
+        for name in (NAME, "kept"):
+            async with client.open_unbounded_ledger(name) as ledger:
+                await grow(ledger, FRAGMENTS)
+            ids.append(ledger.ledger_id)
+        left, kept = [await pages_of(cluster, ledger_id) for ledger_id in ids]
+        assert left
+        assert kept
+        await store.delete(ledger_key(ids[0]))  # and no more than that: here it was cut off
+        report = await client.sweep_log_orphans()
+        assert (sorted(report.pages), report.failures) == (sorted(left), ())
+        assert await pages_of(cluster, ids[0]) == []
+        assert await pages_of(cluster, ids[1]) == kept
+
+
 async def test_a_ledger_that_lacks_a_page_can_be_deleted(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as client, await open_store(cluster.uri) as store:
         async with client.open_unbounded_ledger(NAME) as ledger:

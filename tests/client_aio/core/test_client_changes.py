@@ -234,6 +234,19 @@ def test_a_repair_of_an_earlier_fragment_is_kept() -> None:
     ]  # fmt: skip
 
 
+def test_a_change_that_others_have_written_over_recognises_its_work() -> None:
+    metadata = new_metadata()
+    change = NewEnsemble(5, ("b1", "b2", "b4"), metadata.last_fragment)
+    assert not change.is_met_by(metadata)
+    made = change.apply(metadata)
+    assert made is not None
+    repaired = made.replace_bookie(0, "b1", "b6")
+    assert change.apply(repaired) is None
+    assert change.is_met_by(repaired)
+    assert not change.is_met_by(made.begin_recovery())
+    assert not change.is_met_by(metadata.change_ensemble(5, ("b1", "b2", "b5")))
+
+
 @pytest.mark.parametrize("end", [None, 8, 9])
 def test_a_recovery_refuses_both_changes(end: int | None) -> None:
     metadata = new_metadata()

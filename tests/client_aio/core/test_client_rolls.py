@@ -66,8 +66,9 @@ def test_a_roll_waits_for_what_was_sent_and_holds_what_is_added() -> None:
     assert not ledger.changer.is_roll_due
 
 
-def test_a_roll_is_no_change_that_counts() -> None:
+def test_a_roll_is_no_change_that_counts_and_counting_begins_anew() -> None:
     ledger = Ledger()
+    ledger.changer.changes = 10
     ledger.acknowledge(0, 1)
     ledger.changer.next()
     ledger.changer.found_all(OTHERS)

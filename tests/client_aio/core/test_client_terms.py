@@ -61,6 +61,10 @@ def test_its_own_opening_is_not_made_twice() -> None:
     opened = opening(known).apply(known)
     assert opened is not None
     assert opening(known).apply(opened) is None
+    # Nobody else opens it under that term: this is what a lost answer has left.
+    assert opening(known).is_met_by(opened.replace_bookie(0, "b2", "b9"))
+    assert not opening(known).is_met_by(known)
+    assert not opening(known).is_met_by(opened.take_over())
 
 
 def test_what_others_made_of_earlier_fragments_is_kept() -> None:
