@@ -458,9 +458,7 @@ class Session:
 
 
 def _stat(stat: protocol.Stat) -> Stat:
-    return Stat(
-        stat.created_zxid, stat.version, stat.ephemeral_owner, stat.data_length, stat.modified
-    )  # fmt: skip
+    return Stat(stat.created_zxid, stat.version, stat.ephemeral_owner, stat.data_length, stat.modified)
 
 
 def _name_of(code: int) -> str:

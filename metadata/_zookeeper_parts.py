@@ -1,4 +1,4 @@
-"""What the operations of the ZooKeeper store have in common: attempts, tokens, and ephemeral keys kept alive.
+"""What the operations of the ZooKeeper store have in common: attempts, and ephemeral keys kept alive.
 
 Owns the state of one operation over as many connections as it takes, and one registration. Does not own the
 session, nor what an operation asks of it (`metadata.zookeeper`).
@@ -7,14 +7,14 @@ session, nor what an operation asks of it (`metadata.zookeeper`).
 from __future__ import annotations
 
 import asyncio
-import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from metadata._aiozk import ConnectionLostError, NodeExistsError, NoNodeError
 from metadata._envelope import seal, unseal
+from metadata._tokens import token_of
 from metadata.errors import KeyExistsError
-from metadata.keys import check_token, check_value
+from metadata.keys import check_value
 from metadata.store import Registration
 
 if TYPE_CHECKING:
@@ -46,11 +46,6 @@ class Attempt:
 
 class AgainError(Exception):
     """The attempt has learnt what the next one needs to know."""
-
-
-def token_of(token: str | None) -> str:
-    """Give the token given, checked, or a new one."""
-    return secrets.token_hex(8) if token is None else check_token(token)
 
 
 class ZooKeeperRegistration(Registration):

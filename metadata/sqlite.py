@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from metadata._fork_gate import gate
 from metadata._sqlite_leases import Leases
 from metadata._sqlite_tables import BusyError, Tables
+from metadata._tokens import token_of
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -31,7 +32,7 @@ from metadata.errors import (
     KeyExistsError,
     MetadataUnavailableError,
 )
-from metadata.keys import check_count, check_key, check_token, check_value
+from metadata.keys import check_count, check_key, check_value
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class SqliteMetadataStore(MetadataStore):
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
         check_key(key)
         value = check_value(value)
-        given, token = token is not None, _token(token)
+        given, token = token is not None, token_of(token)
         return await self._write(lambda: self._tables.create(key, value, token, given))
 
     async def read(self, key: str) -> Versioned:
@@ -136,7 +137,7 @@ class SqliteMetadataStore(MetadataStore):
     ) -> Version:
         check_key(key)
         value = check_value(value)
-        given, token = token is not None, _token(token)
+        given, token = token is not None, token_of(token)
         return await self._write(lambda: self._tables.compare_and_set(key, value, version, token, given))
 
     async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
@@ -357,7 +358,7 @@ class _SqliteRegistration(Registration):
         self.session: str | None = None
         self._store = store
         self._value = value
-        self._mark = _token(None)
+        self._mark = token_of(None)
         self.is_closed = False
         self._lock = asyncio.Lock()
 
@@ -373,7 +374,7 @@ class _SqliteRegistration(Registration):
                 return True
             session, value = store._session, self._value
             assert session is not None
-            writers = (self._mark, _token(None))
+            writers = (self._mark, token_of(None))
             done = await store._write(partial(store._tables.put_ephemeral, self.key, value, writers, session))
             self.session = session if done else None
             return done
@@ -411,7 +412,3 @@ def _through_gate(call: Callable[[], Result]) -> Result:
 
 def _nothing() -> None:
     """Close what was never opened."""
-
-
-def _token(token: str | None) -> str:
-    return secrets.token_hex(8) if token is None else check_token(token)

@@ -41,7 +41,8 @@ from metadata._aiozk import (
     Session,
 )
 from metadata._envelope import seal, seal_counter, unseal, unseal_counter
-from metadata._zookeeper_parts import AgainError, Attempt, ZooKeeperRegistration, token_of
+from metadata._tokens import token_of
+from metadata._zookeeper_parts import AgainError, Attempt, ZooKeeperRegistration
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,

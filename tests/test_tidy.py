@@ -23,7 +23,7 @@ SHELLS = (
     "metadata/_aiozk.py",
     "metadata/memory.py",
     "metadata/sqlite.py",
-    "metadata/_zookeeper_parts.py",
+    "metadata/_tokens.py",
     "bookie_aio/server/bookie.py",
     "client_aio/client.py",
     "client_aio/spark/",

@@ -468,11 +468,9 @@ class Requests(Answers):
         async def answer() -> int:
             # While the metadata store is away deletions wait for it, and nothing else is to wait for them:
             # not the reads of all connections, nor this one, which takes no frame beyond its own limit.
-            own = self._deleting[peer]
-            limits = self._limits
-            if own >= max(1, limits.connection_reads_max // 2) or self._deleting.total() >= max(
-                1, limits.reads_max // 2
-            ):
+            own_max = max(1, self._limits.connection_reads_max // 2)
+            all_max = max(1, self._limits.reads_max // 2)
+            if self._deleting[peer] >= own_max or self._deleting.total() >= all_max:
                 reason = "too many deletions wait for the metadata store; a sweep will look for this one"
                 self._refuse(peer, Op.DELETE, request_id, Status.TOO_MANY_REQUESTS, reason)
                 return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -251,49 +251,22 @@ async def test_a_roll_that_meets_another_writer_ends_the_writer_and_leaves_nothi
 
 
 async def test_a_log_that_is_deleted_while_it_is_opened_is_made_anew(cluster: Cluster) -> None:
-    async with (
-        Links(cluster.uri) as links,
-        links.connect("writer") as writing,
-        client_aio.connect(cluster.uri) as client,
-    ):
-        gate = Gate("logs/a")
-        links.store("writer").before_compare_and_set = gate.meet
-        opening = asyncio.create_task(_open_and_append(writing, create=True))
-        await gate.reached.wait()  # it is there, and about to list its first ledger
-        await client.delete_log("a")
-        gate.opened.set()
-        await opening
+    async with client_aio.connect(cluster.uri) as client:
+        # It is there, and about to list its first ledger.
+        async with deleted_meanwhile(cluster, client, "logs/a") as writing:
+            await _open_and_append(writing, create=True)
         assert await contents(client) == [b"1"]
-        gate = Gate("logs/a")
-        links.store("writer").before_compare_and_set = gate.meet
-        opening = asyncio.create_task(_open_and_append(writing, create=False))
-        await gate.reached.wait()
-        await client.delete_log("a")
-        gate.opened.set()
-        with pytest.raises(NoSuchLogError):
-            await opening
-
-
-async def _open_and_append(client: Client, *, create: bool) -> None:
-    async with client.open_log("a", create=create) as log:
-        await log.append(b"1")
+        async with deleted_meanwhile(cluster, client, "logs/a") as writing:
+            with pytest.raises(NoSuchLogError):
+                await _open_and_append(writing, create=False)
 
 
 async def test_a_log_that_is_deleted_while_ledgers_are_added_to_it_is_made_anew(cluster: Cluster) -> None:
-    async with (
-        Links(cluster.uri) as links,
-        links.connect("writer") as writing,
-        client_aio.connect(cluster.uri) as client,
-    ):
+    async with client_aio.connect(cluster.uri) as client:
         async with client.create_ledger() as ledger:
             await ledger.add_entry(b"1")
-        gate = Gate("logs/a")
-        links.store("writer").before_compare_and_set = gate.meet
-        adding = asyncio.create_task(writing.add_to_log("a", [ledger.ledger_id]))
-        await gate.reached.wait()
-        await client.delete_log("a")
-        gate.opened.set()
-        assert not (await adding).repeated
+        async with deleted_meanwhile(cluster, client, "logs/a") as writing:
+            assert not (await writing.add_to_log("a", [ledger.ledger_id])).repeated
         assert await contents(client) == [b"1"]
 
 
@@ -301,23 +274,35 @@ async def test_a_log_that_is_deleted_while_its_last_ledger_is_recovered_is_made_
     cluster: Cluster,
 ) -> None:
     """The bookies of that ledger then say that there is none, and not what it holds."""
-    async with (
-        Links(cluster.uri) as links,
-        links.connect("writer") as writing,
-        client_aio.connect(cluster.uri) as client,
-    ):
+    async with client_aio.connect(cluster.uri) as client:
         log = await client.open_log("a")
         await log.append(b"0")
         ledger_id = log.ledger_id
         await log.abort()
-        links.store("writer").before_compare_and_set = (gate := Gate(ledger_key(ledger_id))).meet
-        opening = asyncio.create_task(_open_and_append(writing, create=True))
-        await gate.reached.wait()
-        reading = asyncio.create_task(client.delete_log("a"))
-        await reading
-        gate.opened.set()
-        await opening
+        async with deleted_meanwhile(cluster, client, ledger_key(ledger_id)) as writing:
+            await _open_and_append(writing, create=True)
         assert await contents(client) == [b"1"]
+
+
+@asynccontextmanager
+async def deleted_meanwhile(cluster: Cluster, client: Client, key: str) -> AsyncIterator[Client]:
+    """Give a client; another one deletes the log "a" right before its first compare-and-set of a key."""
+    async with Links(cluster.uri) as links, links.connect("writer") as writing:
+        deleted: list[str] = []
+
+        async def delete(at: str) -> None:
+            if at == key and not deleted:
+                deleted.append(at)
+                await client.delete_log("a")
+
+        links.store("writer").before_compare_and_set = delete
+        yield writing
+        assert deleted == [key]
+
+
+async def _open_and_append(client: Client, *, create: bool) -> None:
+    async with client.open_log("a", create=create) as log:
+        await log.append(b"1")
 
 
 async def test_an_unbounded_ledger_is_no_part_of_a_log(cluster: Cluster) -> None:

@@ -350,6 +350,12 @@ class ClientStore(MetadataStore):
     async def children(self, key: str) -> list[str]:
         return await self.inner.children(key)
 
+    async def names(self, key: str) -> list[str]:
+        return await self.inner.names(key)
+
+    async def vacate(self, key: str, *, older_than_s: float) -> bool:
+        return await self.inner.vacate(key, older_than_s=older_than_s)
+
     async def watch(self, key: str) -> AsyncGenerator[None, None]:
         async with aclosing(self.inner.watch(key)) as changes:
             async for _ in changes:
