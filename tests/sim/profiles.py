@@ -132,6 +132,24 @@ def disk_faults(draw: Draw) -> Plan:
 
 
 @profile
+def wiped_disks(draw: Draw) -> Plan:
+    """A bookie's disk is gone for good while ledgers are written, recovered, repaired and deleted."""
+    draw.bookies = ("b1", "b2", "b3", "b4", "b5")  # One more than any ensemble takes: else some never close.
+    draw.crowd(ack_at_least=2)
+    for role in ("repairer", "repairer", "recoverer", "reader", "deleter"):
+        draw.actor(role, draw.rng.uniform(0.5, draw.duration * 0.8))
+    draw.fault("disk_wiped", draw.dishonest)
+    for kind in ("kill_bookie", "power_cut", "disk_slow", "disk_full", "disk_sync_error"):
+        draw.some(kind, list(draw.bookies), 2)
+    for kind in _LINKS:
+        draw.some(kind, draw.clients, 2)
+    for kind in _META:
+        draw.some(kind, [*draw.bookies, *draw.clients], 1)
+    draw.some("kill_client", draw.clients, 1)
+    return draw.plan()
+
+
+@profile
 def read_errors(draw: Draw) -> Plan:
     """Disks fail to give what they hold, while it is read, replayed, compacted and recovered, and then do."""
     for _ in range(2):
