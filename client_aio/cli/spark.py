@@ -55,6 +55,11 @@ def verify(
     authentication codes of ledgers that have one are checked, else only checksums; executors on other
     machines need the file, or the variable, as well.
     """
+    if log is not None and ledger:
+        ids = ", ".join(map(str, ledger))
+        usage_error(
+            f"--log and --ledger both say which ledgers to verify, {log!r} and {ids}: give one of them"
+        )
     with _session(master) as session:
         from client_aio.spark.jobs import verify as verify_ledgers
 

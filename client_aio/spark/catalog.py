@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_ONCE = 32
+_LOOKS_MAX = 10
+"""How often a query is planned where logs are truncated each time in between."""
 _SAMPLE_ENTRIES = 64
 
 
@@ -80,6 +82,21 @@ class Catalog:
         self._entry_bytes: dict[int, float] = {}
         self._password = password_of(options)
         self._is_right = not self._password
+
+    async def ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
+        """Answer a question; once more, from the beginning, where a log was truncated or replaced meanwhile.
+
+        Raises:
+            NoSuchLedgerError: a ledger that is listed is missing for good, or logs changed with every look.
+            What the question raises.
+        """
+        for _ in range(_LOOKS_MAX - 1):
+            try:
+                return await question(self)
+            except NoSuchLedgerError as error:
+                if not self._options.log or error.ledger_id in {row.ledger_id for row in await self.listed()}:
+                    raise
+        return await question(self)
 
     async def listed(self) -> list[Listed]:
         """Give the ledgers named by the options, in order.
@@ -265,7 +282,7 @@ def rows_of(log: LogMetadata) -> list[Listed]:
 async def with_catalog(options: ReadOptions, ask: Callable[[Catalog], Awaitable[T]]) -> T:
     """Connect, ask a catalogue, and close."""
     async with client_aio.connect(options.metadata) as client:
-        return await ask(Catalog(client, options))
+        return await Catalog(client, options).ask(ask)
 
 
 def check_written(written: Written | None, options: ReadOptions) -> Written:

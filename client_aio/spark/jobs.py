@@ -19,7 +19,7 @@ from client_aio.spark import tags
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock
 from client_aio.sync.background import get_background
 from client_aio.verifying import parts_of, verify_replica
-from metadata.errors import NoSuchLedgerError
+from metadata.errors import InvalidArgumentError, NoSuchLedgerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -64,8 +64,11 @@ def verify(
 
     Raises:
         NoSuchLogError, NoSuchLedgerError, MetadataUnavailableError.
+        InvalidArgumentError: both a log and ledgers are named.
         UnauthorizedAccessError: there is a password, and it is not that of the ledgers that have one.
     """
+    if log is not None and ledger_ids is not None:
+        raise InvalidArgumentError("name a log, or ledgers, and not both")
     place = settled_place(password_file, password_env)
     wanted = get_background().run(_replicas(uri, log, ledger_ids, place))
     frame = spark.createDataFrame(wanted, "ledger_id long, first_entry long, last_entry long, bookie string")

@@ -2,7 +2,8 @@
 
 What JSON has itself stays as it is (numbers, strings, true and false, null, lists; a struct is an object).
 The rest travels as strings: ISO 8601 dates and times, Base64 for bytes, decimals, and durations in
-microseconds. A map is a list of [key, value], since its keys need not be strings.
+microseconds; as in Spark's to_json also NaN, Infinity and -Infinity, which are no numbers in JSON. A map is a
+list of [key, value], since its keys need not be strings.
 
 Columns of plain types are turned into text, and back, as a whole; other cells one by one, to the same text.
 """
@@ -13,6 +14,7 @@ import base64
 import datetime
 import decimal
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import pyarrow
@@ -22,8 +24,9 @@ import pyarrow.types as kinds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_encode_flat = json.JSONEncoder(ensure_ascii=False, separators=("\0", ":")).encode
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_flat = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=("\0", ":")).encode
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 
 
@@ -93,8 +96,10 @@ def _cells(values: list[Any], kind: pyarrow.DataType) -> list[Any]:
 
 def to_json_value(cell: Any, kind: pyarrow.DataType) -> Any:
     """Give a cell as a value that `json` can write."""
-    if cell is None or kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_string(kind):
+    if cell is None or kinds.is_integer(kind) or kinds.is_string(kind):
         return cell
+    if kinds.is_floating(kind):
+        return cell if math.isfinite(cell) else _name_of(cell)
     if kinds.is_binary(kind) or kinds.is_large_binary(kind):
         return base64.b64encode(cell).decode()
     if kinds.is_timestamp(kind):
@@ -129,6 +134,8 @@ def from_json_value(value: Any, kind: pyarrow.DataType) -> Any:
     if kinds.is_integer(kind):
         return _integer(value, kind)
     if kinds.is_floating(kind):
+        if isinstance(value, str) and value in _NOT_FINITE:
+            return _NOT_FINITE[value]
         if isinstance(value, bool):
             raise TypeError(f"{value!r} is no {kind}")
         return float(_need(value, (int, float), kind))
@@ -176,12 +183,24 @@ def _integer(value: Any, kind: pyarrow.DataType) -> int:
     return value
 
 
+def _name_of(number: float) -> str:
+    """Give the text of a number that JSON does not have."""
+    if math.isnan(number):
+        return "NaN"
+    return "Infinity" if number > 0 else "-Infinity"
+
+
 def _decimal(text: str, kind: pyarrow.DataType) -> decimal.Decimal:
+    given = decimal.Decimal(text)
+    if not given.is_finite():
+        raise ValueError(f"{text} is no {kind}")
     with decimal.localcontext() as context:
         context.prec = 76
-        number = decimal.Decimal(text).quantize(decimal.Decimal(1).scaleb(-kind.scale))
+        number = given.quantize(decimal.Decimal(1).scaleb(-kind.scale))
     if number.adjusted() + 1 > kind.precision - kind.scale and number:
         raise ValueError(f"{text} is out of the range of {kind}")
+    if number != given:
+        raise ValueError(f"{text} has more digits behind the point than {kind}")
     return number
 
 

@@ -48,6 +48,8 @@ class ReadOptions:
     becomes a row with the reason in the column `_error`."""
     partition_bytes: int | None = None
     """About how much one task reads; by default it grows with what is read (`plan.partition_size`)."""
+    push_filters: bool = False
+    """Whether filters decide what is read at all; for a frame that one query is made of."""
     starting_position: str = "earliest"
     """Of a stream: `earliest`, `latest`, a position as in the column `position`, or a time (ISO 8601)."""
     max_entries_per_trigger: int | None = None
@@ -225,6 +227,7 @@ _READ: dict[str, Callable[[str, str], Any]] = {
     "columns": _names,
     "mode": _one_of("failfast", "permissive"),
     "partitionBytes": _number,
+    "pushFilters": _boolean,
     "startingPosition": _name,
     "maxEntriesPerTrigger": _number,
     "maxBytesPerTrigger": _number,

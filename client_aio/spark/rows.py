@@ -14,13 +14,13 @@ import numpy
 import pyarrow
 
 import client_aio.sync
-from client_aio.spark import schemas
+from client_aio.spark import schemas, tags
 from client_aio.spark.encoding import Decoded, Format, UndecodableEntryError, decode
 from client_aio.spark.positions import position_column
 from metadata.errors import DigestMismatchError, EntryUnknownError, NoSuchEntryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from client_aio.entries import EntryBatch
     from client_aio.spark.plan import Stretch
@@ -48,7 +48,9 @@ class RowReader:
     Args:
         schema: the columns wanted, as Spark exchanges them.
         encoding: what the columns that are not ours come from; `binary` for the entries as they are.
-        decoded: the schema that the query decodes to, in Spark's JSON; None for bytes, or what ledgers say.
+        decoded: the schema that the query decodes to, in Spark's JSON, where a ledger names none.
+        wanted: those of the columns that come from the entries, in Spark's JSON; the others are ours.
+        accepted: the encodings of ledgers that are read as that.
         is_raw: leave entries compressed, where they are.
         password: of the ledgers.
     """
@@ -58,18 +60,23 @@ class RowReader:
         metadata: str,
         schema: pyarrow.Schema,
         encoding: str,
-        decoded: str | None,
+        decoded: str,
+        wanted: str,
         *,
+        accepted: Collection[str],
         is_permissive: bool = False,
         is_raw: bool = False,
         password: bytes = b"",
     ) -> None:
         self._password = password
+        self._accepted = accepted
         self._is_raw = is_raw
         self._metadata = metadata
         self._schema = schema
         self._encoding = encoding
         self._decoded = decoded
+        self._wanted = wanted
+        self._wanted_fields = schemas.arrow_schema(wanted)
         self._is_permissive = is_permissive
         self._formats: dict[Written, Format] = {}
 
@@ -118,7 +125,7 @@ class RowReader:
             format_ = self._format_of(piece.written)
             decoded = decode(format_, item.offsets, item.buffer, is_permissive=self._is_permissive)
         except UndecodableEntryError as error:
-            if self._is_permissive:  # the whole ledger was written in another way
+            if self._is_permissive:  # the whole ledger was written in another way, or with other columns
                 return self._lost(piece, _Lost(item.first_entry_id, count, str(error)))
             entry_id = item.first_entry_id + (error.entry_id or 0)
             ledger_id = piece.stretch.ledger_id
@@ -132,31 +139,39 @@ class RowReader:
         return self._assemble(piece, entry_ids, decoded, format_)
 
     def _lost(self, piece: Piece, lost: _Lost) -> pyarrow.RecordBatch:
-        names = [name for name in self._schema.names if name not in schemas.OWN and name != schemas.ERROR]
-        kinds = [self._schema.field(name).type for name in names]
+        fields = self._wanted_fields
         reasons = dict.fromkeys(range(lost.count), lost.reason)
-        decoded = Decoded([pyarrow.nulls(lost.count, kind) for kind in kinds], lost.count, errors=reasons)
-        fields = [pyarrow.field(name, kind) for name, kind in zip(names, kinds, strict=True)]
-        format_ = Format("lost", schema=pyarrow.schema(fields))
+        columns = [pyarrow.nulls(lost.count, kind) for kind in fields.types]
+        decoded = Decoded(columns, lost.count, errors=reasons)
+        format_ = Format("lost", schema=fields)
         entry_ids = numpy.arange(lost.first_entry_id, lost.first_entry_id + lost.count)
         return self._assemble(piece, entry_ids, decoded, format_)
 
     def _format_of(self, written: Written) -> Format:
-        """Give how a ledger's entries are decoded, for the encoding that the query reads."""
+        """Give how a ledger's entries are decoded, for the encoding and the columns that the query reads.
+
+        Raises:
+            UndecodableEntryError: it was written in another encoding, or with other columns.
+        """
         if written not in self._formats:
-            if self._encoding == "binary":
-                self._formats[written] = Format("binary", "none" if self._is_raw else written.compression)
-            else:
-                # Arrow's messages are read by the schema that they were written under.
-                schema = written.schema if self._encoding == "arrow" else None
-                known = schema or self._decoded
-                if known is None or (self._encoding == "arrow" and written.encoding != "arrow"):
-                    raise UndecodableEntryError(
-                        f"it was written with encoding {written.encoding}, and {self._encoding} is read",
-                        entry_id=0,
-                    )
-                arrow = schemas.arrow_schema(known)
-                self._formats[written] = Format(self._encoding, written.compression, arrow)
+            if written.encoding not in self._accepted:
+                raise UndecodableEntryError(
+                    f"it was written with encoding {written.encoding}, and {self._encoding} is read",
+                    entry_id=0,
+                )
+            is_binary = self._encoding == "binary"
+            # Entries are read by the schema that they were written under.
+            known = self._decoded if is_binary else written.schema or self._decoded
+            said = tags.misfits(self._wanted, known)
+            if said:
+                raise UndecodableEntryError(
+                    f"it was written with other columns than are read: {'; '.join(said)}. Where the log was "
+                    "overwritten since, load it again",
+                    entry_id=0,
+                )
+            compression = "none" if self._is_raw else written.compression
+            schema = None if is_binary else schemas.arrow_schema(known)
+            self._formats[written] = Format(self._encoding, compression, schema)
         return self._formats[written]
 
     def _assemble(
@@ -177,14 +192,12 @@ class RowReader:
         ready = dict(zip(names, decoded.columns, strict=True))
         columns = []
         for field in self._schema:
-            if field.name in ready:
+            if field.name in self._wanted_fields.names:
                 column = ready[field.name]
             elif field.name == schemas.ERROR:
                 column = pyarrow.array(reasons, pyarrow.string())
-            elif field.name in schemas.OWN:
-                column = _own_column(field.name, piece.stretch, entry_ids)
             else:
-                column = pyarrow.nulls(decoded.rows, field.type)
+                column = _own_column(field.name, piece.stretch, entry_ids)
             columns.append(column if column.type == field.type else column.cast(field.type))
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
 

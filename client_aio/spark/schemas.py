@@ -1,7 +1,7 @@
 """Which columns a read has, and their types: Spark's and Arrow's.
 
 A read gives either the raw columns, or those that the entries decode to; `columns` chooses among both. Where
-a decoded column has the name of one of ours, it is the decoded one.
+a decoded column has the name of one of ours, it is the decoded one; `_error` is always ours.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ OWN = {
     "timestamp": "timestamp",
 }
 """The columns that say where a row comes from; `timestamp` is when its ledger was created."""
+BYTES = '{"type":"struct","fields":[{"name":"value","type":"binary","nullable":true,"metadata":{}}]}'
+"""What entries decode to with the encoding binary."""
 
 
 def schema_of(options: ReadOptions, written: Written) -> StructType:
@@ -92,6 +94,17 @@ def nullable_json(schema: StructType) -> str:
 def without_error(schema: StructType) -> StructType:
     """Give the columns that entries decode to, of a schema that the user has written."""
     return StructType([field for field in schema.fields if field.name != ERROR])
+
+
+def from_entries(schema: StructType, decoded: str) -> StructType:
+    """Give the columns of a read that come from the entries: all but ours.
+
+    Args:
+        decoded: the schema that the query decodes to, in Spark's JSON.
+    """
+    names = {field["name"] for field in json.loads(decoded)["fields"]}
+    fields = without_error(schema).fields
+    return StructType([field for field in fields if field.name in names or field.name not in OWN])
 
 
 def is_binary(schema: StructType, name: str) -> bool:

@@ -96,6 +96,12 @@ def _encoding_of(options: WriteOptions, schema: StructType) -> tuple[tags.Writte
     if encoding != "binary":
         if not schema.names:
             raise InvalidArgumentError("the frame has no columns")
+        for name in schema.names:
+            if name.lower() == schemas.ERROR:
+                raise InvalidArgumentError(
+                    f"the frame has a column {name!r}, the name under which permissive reads say what is "
+                    "wrong with a row: give it another one with withColumnRenamed"
+                )
         written = tags.Written(encoding, options.compression, schemas.nullable_json(schema))
         schemas.arrow_schema(schema)
         written.to_custom()

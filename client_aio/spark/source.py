@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from client_aio.spark import schemas
 from client_aio.spark.catalog import Catalog, check_written, with_catalog
-from client_aio.spark.options import ReadOptions, parse_read
+from client_aio.spark.options import ENCODINGS, ReadOptions, parse_read
 from client_aio.spark.passwords import password_of, settled
 from client_aio.spark.plan import Bounds, cut_into_partitions, partition_size
 from client_aio.spark.rows import Piece, RowReader
@@ -21,7 +21,7 @@ from client_aio.spark.tags import Written
 from client_aio.sync.background import get_background
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     import pyarrow
     from pyspark.sql.datasource import (
@@ -101,7 +101,13 @@ class LedgerReader(DataSourceReader):
         self._written = _written(options)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters on where a row comes from; give back all others."""
+        """Take the filters on where a row comes from, where the options say so; give back all others.
+
+        Not by default: Spark (seen with 4.3.0) plans a loaded frame once, and reads for every later query on
+        it what the filters of one have left.
+        """
+        if not self._options.push_filters:
+            return filters
         left = []
         shadowed = self._decoded_names()
         for one in filters:
@@ -149,13 +155,22 @@ def _value_of(one: Filter) -> Any:
 def row_reader(options: ReadOptions, written: Written, schema: StructType) -> RowReader:
     """Give what turns pieces into rows of a schema."""
     decoded = written.schema
-    if decoded is None and written.encoding == "json":  # the user has said which columns there are
+    if written.encoding == "binary":
+        decoded = schemas.BYTES
+    elif decoded is None:  # the user has said which columns there are
         decoded = schemas.nullable_json(schemas.without_error(schema))
+    accepted: Collection[str] = (written.encoding,)
+    if written.encoding == "json":
+        accepted = ("json", "binary")  # other programs write JSON, too, and say nothing of it
+    elif written.encoding == "binary" and (options.encoding in ("binary", "raw") or len(options.log) != 1):
+        accepted = ENCODINGS  # bytes were asked for, or several logs or ledgers are read, each as it is
     return RowReader(
         options.metadata,
         schemas.arrow_schema(schema),
         written.encoding,
         decoded,
+        schemas.nullable_json(schemas.from_entries(schema, decoded)),
+        accepted=accepted,
         is_permissive=options.mode == "permissive",
         is_raw=options.encoding == "raw",
         password=password_of(options),

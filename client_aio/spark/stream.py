@@ -229,7 +229,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._client = await client_aio.connect(self._options.metadata)
             if self._catalog is None:
                 self._catalog = Catalog(self._client, self._options, is_stream=self._is_patient)
-            return await question(self._catalog)
+            return await self._catalog.ask(question)
 
         return get_background().run(ask())
 

@@ -112,8 +112,14 @@ def _nullable(part: Any) -> Any:
 def differences(wanted: str, found: str) -> list[str]:
     """Say how the columns of a frame differ from those of a log: missing, unknown, of another type."""
     ours, theirs = _columns(wanted), _columns(found)
-    said = [f"column {name!r} is missing" for name in theirs if name not in ours]
-    said += [f"column {name!r} is not in the log" for name in ours if name not in theirs]
+    missing = [f"column {name!r} is missing" for name in theirs if name not in ours]
+    return missing + misfits(wanted, found)
+
+
+def misfits(wanted: str, found: str) -> list[str]:
+    """Say which columns are not in a log, or have another type there."""
+    ours, theirs = _columns(wanted), _columns(found)
+    said = [f"column {name!r} is not in the log" for name in ours if name not in theirs]
     said += [
         f"column {name!r} is {_text(ours[name])}, in the log {_text(theirs[name])}"
         for name in ours

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from decimal import Decimal
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -72,6 +73,20 @@ def test_columns_of_all_kinds_come_back_equal(
     assert sorted(map(repr, back.collect())) == sorted(map(repr, frame.collect()))
 
 
+def test_numbers_that_json_does_not_have_are_written_as_spark_writes_them(
+    spark: SparkSession, bookies: Bookies
+) -> None:
+    numbers = [float("nan"), float("inf"), float("-inf"), 0.5]
+    frame = spark.createDataFrame([(number,) for number in numbers], "d double").coalesce(1)
+    write(frame, bookies.uri, log="not-finite", encoding="json")
+    ought = [row.text.encode() for row in frame.select(F.to_json(F.struct("d")).alias("text")).collect()]
+    assert bookies.records("not-finite") == ought
+    raw = read(spark, bookies.uri, log="not-finite", encoding="binary", columns="value")
+    parsed = raw.select(F.from_json(F.col("value").cast("string"), "d double").alias("row")).select("row.d")
+    for back in (parsed, read(spark, bookies.uri, log="not-finite")):
+        assert [repr(row.d) for row in back.collect()] == list(map(repr, numbers))
+
+
 def test_only_the_columns_asked_for_are_read(spark: SparkSession, bookies: Bookies) -> None:
     frame = spark.createDataFrame([(1, "one"), (2, "two")], "number int, word string")
     write(frame.coalesce(1), bookies.uri, log="chosen")
@@ -88,7 +103,7 @@ def test_filters_on_where_a_row_is_are_pushed_down_and_change_nothing(
     frame = read(spark, bookies.uri, log="filtered")
     rows = frame.orderBy("position").collect()
     middle = rows[150]
-    for condition, expected in [
+    cases = [
         (f"position < '{middle.position}'", rows[:150]),
         (f"position >= '{middle.position}'", rows[150:]),
         (f"ledger_id = {middle.ledger_id}", [row for row in rows if row.ledger_id == middle.ledger_id]),
@@ -98,11 +113,24 @@ def test_filters_on_where_a_row_is_are_pushed_down_and_change_nothing(
         ("timestamp < '2020-01-01'", []),
         ("log = 'other'", []),
         ("value = cast('7' as binary) and entry_id > 0", [rows[7]]),
-    ]:
-        found = frame.where(condition)
-        assert found.orderBy("position").collect() == expected, condition
-    plan = frame.where("entry_id = 3")._jdf.queryExecution().executedPlan().toString()
+    ]
+    for is_pushed, (condition, expected) in product((False, True), cases):
+        loaded = read(spark, bookies.uri, log="filtered", pushFilters=str(is_pushed).lower())
+        assert loaded.where(condition).orderBy("position").collect() == expected, (condition, is_pushed)
+    loaded = read(spark, bookies.uri, log="filtered", pushFilters="true")
+    plan = loaded.where("entry_id = 3")._jdf.queryExecution().executedPlan().toString()
     assert not re.search(r"\bFilter\b", plan), "the source takes the filter, Spark need not evaluate it"
+
+
+def test_a_frame_that_was_filtered_once_has_all_of_its_rows_still(
+    spark: SparkSession, bookies: Bookies
+) -> None:
+    """Spark plans it once: a filter that the source took would hold for all that is made of it later."""
+    write(payloads(spark, 200), bookies.uri, log="used-twice")
+    frame = read(spark, bookies.uri, log="used-twice")
+    assert 0 < frame.where("entry_id < 3").count() < 200
+    assert frame.count() == 200
+    assert frame.where("entry_id < 3").union(frame.where("entry_id >= 3")).count() == 200
 
 
 def test_overwrite_replaces_all_at_once_and_append_goes_behind(spark: SparkSession, bookies: Bookies) -> None:
@@ -118,6 +146,17 @@ def test_overwrite_replaces_all_at_once_and_append_goes_behind(spark: SparkSessi
     new = spark.createDataFrame([(1,)], "n int")
     write(new, bookies.uri, mode="overwrite", log="replaced")
     assert [row.n for row in read(spark, bookies.uri, log="replaced").collect()] == [1]
+
+
+def test_a_frame_that_was_loaded_before_an_overwrite_says_that_its_columns_are_gone(
+    spark: SparkSession, bookies: Bookies
+) -> None:
+    write(spark.createDataFrame([(1, "x")], "n int, s string"), bookies.uri, log="renewed")
+    loaded = read(spark, bookies.uri, log="renewed")
+    write(spark.createDataFrame([(2,)], "n int"), bookies.uri, mode="overwrite", log="renewed")
+    with pytest.raises(PySparkException, match=r"column 's' is not in the log.* load it again"):
+        loaded.collect()
+    assert [row.n for row in read(spark, bookies.uri, log="renewed").collect()] == [2]
 
 
 def test_if_exists_refuses_or_leaves_alone(spark: SparkSession, bookies: Bookies) -> None:

@@ -87,6 +87,23 @@ def test_verify_finds_each_kind_of_fault_and_nothing_on_healthy_replicas(
         }
 
 
+def test_verify_takes_a_log_or_ledgers_and_not_both(spark: SparkSession, bookies: Bookies) -> None:
+    bookies.append("verified", [b"a"])
+    ((ledger_id, _),) = bookies.append("verified-too", [b"b"])
+    assert verify(spark, bookies.uri, log="verified").count() == 3
+    assert {row.ledger_id for row in verify(spark, bookies.uri, ledger_ids=[ledger_id]).collect()} == {
+        ledger_id
+    }
+    with pytest.raises(client_aio.InvalidArgumentError, match="name a log, or ledgers, and not both"):
+        verify(spark, bookies.uri, log="verified", ledger_ids=[ledger_id])
+    said = Cli(bookies.uri).run(
+        "spark", "verify", "--log", "verified", "--ledger", str(ledger_id), "--ledger", "7", code=2
+    )
+    assert b"--log and --ledger both say which ledgers to verify" in said
+    assert b"'verified'" in said
+    assert str(ledger_id).encode() in said
+
+
 def test_an_export_is_imported_byte_for_byte(spark: SparkSession, bookies: Bookies, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(number, f"word {number}") for number in range(500)], "n int, word string")
     write(frame.repartition(3), bookies.uri, log="exported", compression="zstd")

@@ -289,7 +289,7 @@ class _Adding:
             try:
                 added = await shortly(self.rng.choice((0.02, 0.2, 8.0, 8.0, 8.0)), call)
             except BookKeeperError as error:
-                # A log that is being deleted has forgotten its transactions, though its ledgers go one by one.
+                # A log that is being deleted has forgotten its transactions; its ledgers go one by one.
                 is_kept = life is not None and self.lives.life is life and life.condemned_at is None
                 self._failed(error, was_recorded=was_recorded and is_kept)
                 if isinstance(error, InvalidArgumentError | NoSuchLedgerError):

@@ -124,7 +124,7 @@ def test_json_has_the_text_that_the_standard_library_writes(batch: pyarrow.Recor
     ought = [
         json.dumps(
             {name: to_json_value(cell, kinds[name]) for name, cell in row.items()},
-            ensure_ascii=False, separators=(",", ":"),
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"),
         ).encode()
         for row in batch.to_pylist()
     ]  # fmt: skip
@@ -271,8 +271,28 @@ def test_decimals_are_exact_or_refused() -> None:
     schema = pyarrow.schema([("d", pyarrow.decimal128(5, 2))])
     decoded = decode(Format("json", schema=schema), *as_run([b'{"d":"123.45"}', b'{"d":"-1"}']))
     assert decoded.columns[0].to_pylist() == [decimal.Decimal("123.45"), decimal.Decimal("-1.00")]
-    with pytest.raises(UndecodableEntryError):
-        decode(Format("json", schema=schema), *as_run([b'{"d":"1234.5"}']))
+    for bad in (b"1234.5", b"1.239", b"0.001", b"NaN", b"Infinity"):
+        with pytest.raises(UndecodableEntryError):
+            decode(Format("json", schema=schema), *as_run([b'{"d":"%s"}' % bad]))
+    assert decode(Format("json", schema=schema), *as_run([b'{"d":"1.2300"}'])).columns[0].to_pylist() == [
+        decimal.Decimal("1.23")
+    ]
+
+
+@pytest.mark.parametrize("kind", [pyarrow.float32(), pyarrow.float64(), pyarrow.list_(pyarrow.float64())])
+def test_numbers_that_json_does_not_have_are_strings_there(kind: pyarrow.DataType) -> None:
+    numbers = [math.nan, math.inf, -math.inf, 0.5]
+    cells = [[number] for number in numbers] if pyarrow.types.is_list(kind) else numbers
+    schema = pyarrow.schema([("d", kind)])
+    batch = pyarrow.RecordBatch.from_arrays([pyarrow.array(cells, kind)], schema=schema)
+    format_ = Format("json", schema=schema)
+    entries = make_encoder(format_, entry_bytes=1, entry_bytes_max=LIMIT)(batch)
+    texts = ['"NaN"', '"Infinity"', '"-Infinity"', "0.5"]
+    wrap = "[{}]" if pyarrow.types.is_list(kind) else "{}"
+    assert entries == [('{"d":' + wrap.format(text) + "}").encode() for text in texts]
+    assert same(decode(format_, *as_run(entries)).columns[0].to_pylist(), cells)
+    with pytest.raises(UndecodableEntryError, match="'nan' is no"):
+        decode(format_, *as_run([entries[0].replace(b"NaN", b"nan")]))
 
 
 @pytest.mark.parametrize("encoding", ["json", "arrow"])

@@ -249,7 +249,9 @@ def test_filters_on_the_users_own_columns_are_left_to_spark(
     """Columns of JSON that the user has described, under names that are also ours."""
     written = Written("json", schema=schema)
     monkeypatch.setattr("client_aio.spark.source._written", lambda options: written)
-    options = parse_read({"metadata": "sqlite:///unused.db", "log": "events", "encoding": "json"})
+    options = parse_read(
+        {"metadata": "sqlite:///unused.db", "log": "events", "encoding": "json", "pushFilters": "true"}
+    )
     columns = StructType([StructField("log", StringType()), StructField("entry_id", LongType())])
     filters = [EqualTo(("log",), "app.log"), GreaterThan(("entry_id",), 5)]
     left = list(LedgerReader(options, columns).pushFilters(filters))
