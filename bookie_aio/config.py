@@ -126,7 +126,8 @@ class BookieConfig:
         if not self.allow_remote_without_auth and not is_loopback(host):
             raise InvalidArgumentError(
                 f"listening on {host!r} lets anybody who reaches this machine read and write without "
-                "authentication; say so with allow_remote_without_auth, or listen on 127.0.0.1"
+                "authentication; say so with allow_remote_without_auth (--allow-remote-without-auth), or "
+                "listen on 127.0.0.1"
             )
         for address in self.advertise or ():
             try:

@@ -275,6 +275,8 @@ class _MemoryRegistration(Registration):
         self.key = key
         self._store = store
         self._value = value
+        self._incarnation = 0
+        """Marks the key that it has made: another registration's of the same session is another's."""
 
     def put(self, tree: MemoryTree) -> bool:
         """Create the key for the store's present session; False when another session holds it."""
@@ -283,20 +285,23 @@ class _MemoryRegistration(Registration):
             raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
         if node is not None:
             return False
-        tree.put(self.key, self._value, self._store._token(None), self._store._session)
+        made = tree.put(self.key, self._value, self._store._token(None), self._store._session)
+        self._incarnation = made.incarnation
         return True
+
+    def _holds(self, tree: MemoryTree) -> bool:
+        node = tree.find(self.key)
+        return node is not None and node.incarnation == self._incarnation
 
     async def update(self, value: bytes) -> None:
         self._value = check_value(value)
         tree = self._store._live()
-        node = tree.find(self.key)
-        if node is not None and node.session == self._store._session:
+        if self._holds(tree):
             tree.change(self.key, self._value, self._store._token(None))
 
     async def close(self) -> None:
         if self not in self._store._registrations:
             return
         self._store._registrations.discard(self)
-        node = self._store.tree.find(self.key)
-        if node is not None and node.session == self._store._session:
+        if self._holds(self._store.tree):
             self._store.tree.drop(self.key)

@@ -417,7 +417,10 @@ class Restart:
                 # that one's tail on its way here: the tail is then still to be had there, and only there.
                 if is_last and (result.groups or result.tail is not None):
                     found.tail = result.tail
-                    found.previous = (segment_id, result.end)
+                    # What is given up is soon gone, perhaps before the segment in front of it is sealed: only
+                    # what is written next then says where that one ends.
+                    is_given_up = not result.groups and not result.is_all_damaged
+                    found.previous = result.previous if is_given_up else (segment_id, result.end)
                     is_last = False
             elif not result.is_all_damaged:
                 await segment.close()  # prepared and never used

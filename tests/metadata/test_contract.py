@@ -394,6 +394,21 @@ async def test_a_registration_is_seen_updated_and_removed(backend: Backend) -> N
     assert await two.children("bookies/available") == []
 
 
+async def test_a_registration_that_lost_its_key_leaves_alone_whoever_has_it_now(backend: Backend) -> None:
+    """The next one is of the same session: only a mark tells them apart."""
+    store, other = await backend.open(), await backend.open()
+    lost = await store.register("alive/a", b"1")
+    await other.delete("alive/a")
+    held = await store.register("alive/a", b"2")
+    await lost.close()
+    await other.sync("alive/a")
+    assert (await other.read("alive/a")).value == b"2"
+    await held.close()
+    await other.sync("alive/a")
+    with pytest.raises(NoSuchKeyError):
+        await other.read("alive/a")
+
+
 async def test_closing_a_store_removes_its_registrations(backend: Backend) -> None:
     one, two = await backend.open(), await backend.open()
     await one.register("b/1", b"1")

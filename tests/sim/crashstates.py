@@ -14,6 +14,10 @@ The states, at each call of the `Disk` seam:
   synced;
 - *chance*: all of these at once, as the simulated disk loses power.
 
+A few of the states left by chance are gone on from: what the engine does as it is opened there, and at work
+after that, is recorded as well, so that a second power cut meets a start under way and what it has not
+cleaned up yet.
+
 A state is judged good when the engine opens, every acknowledged entry is read as it was, no entry is given
 that was not added, every acknowledged fence holds, what was deleted stays so, and no damage is claimed. An
 entry that was added and not acknowledged may be there or not.
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 PREFIXES_MAX = 400
 ZEROS_CUT = 4
 SUBSETS_MAX = 64
+RESTARTS = 6
 TAILS = ("cut", "zeros", "garbage", "old data")
 HOME = "/b/data"
 CONFIG = StorageConfig(
@@ -125,33 +130,58 @@ async def open_engine(loop: SimLoop, hardware: Hardware, process: Process, seed:
 
 
 def record(seed: int) -> list[Step]:
-    """Have an engine work for a while, and give every step of its disk."""
-    loop = SimLoop(random.Random(f"crash/{seed}"))
-    hardware = Hardware(loop, random.Random(f"crash/{seed}/disk"), Counter())
+    """Have an engine work for a while, and again after some power cuts; give every step of its disk."""
+    name, rng = f"crash/{seed}", random.Random(f"crash/{seed}/again")
+    loop = SimLoop(random.Random(name))
+    hardware = Hardware(loop, random.Random(f"{name}/disk"), Counter())
+    steps = _record(name, hardware, Facts(), Work(turns=70, deletes_from=36, first_ledger=1), seed)
+    for number, step in enumerate(rng.sample(steps, RESTARTS)):
+        work = Work(turns=16, deletes_from=0, first_ledger=11)  # what was cut off may leave gaps in others
+        left = _by_chance(step, f"{name}/left/{number}")
+        steps += _record(f"{name}/{number}", left, step.facts.copy(), work, seed + 1, from_start=True)
+    return steps
+
+
+@dataclass(frozen=True)
+class Work:
+    """How long an engine works, and on what."""
+
+    turns: int
+    deletes_from: int
+    first_ledger: int
+
+
+def _record(
+    name: str, hardware: Hardware, facts: Facts, work: Work, seed: int, *, from_start: bool = False
+) -> list[Step]:
+    loop = SimLoop(random.Random(name))
+    hardware.loop = loop
     hardware.faults.cold_reads = 0.0
-    facts, steps = Facts(), list[Step]()
+    steps: list[Step] = []
 
     def note(*call: Any) -> None:
         loop.post(loop.kernel, 0.0, lambda: steps.append(Step(call, image_of(hardware), facts.copy())))
 
-    async def work() -> None:
+    async def run() -> None:
+        if from_start:
+            hardware.record = note
         engine = await open_engine(loop, hardware, loop.kernel, seed)
         hardware.record = note
-        await _work(engine, random.Random(f"crash/{seed}/work"), facts)
+        await _work(engine, random.Random(f"{name}/work"), facts, work)
         await engine.close()
         note("closed")
 
-    loop.run(work(), until=1000.0)
+    loop.run(run(), until=1000.0)
     loop.end()
     return steps
 
 
-async def _work(engine: Engine, rng: random.Random, facts: Facts) -> None:
+async def _work(engine: Engine, rng: random.Random, facts: Facts, work: Work) -> None:
     """Add, fence, state, delete, roll and let compact, with several requests under way at once."""
     following = Counter[int]()
     waiting: list[Any] = []
-    for turn in range(70):
-        ledger_id = rng.choice((1, 2, 3, 4, 5))
+    for turn in range(work.turns):
+        ledger_id = rng.randrange(5) + work.first_ledger
         kind = rng.random()
         if ledger_id in facts.deleting:
             continue
@@ -159,7 +189,7 @@ async def _work(engine: Engine, rng: random.Random, facts: Facts) -> None:
             waiting.append(_add(engine, facts, ledger_id, following, rng))
         elif kind < 0.86:
             waiting.append(_fence(engine, facts, ledger_id, rng.randint(1, 9)))
-        elif turn > 35:
+        elif turn >= work.deletes_from:
             waiting.append(_delete(engine, facts, ledger_id))
         if rng.random() < 0.5 and waiting:
             await waiting.pop(int(rng.random() * len(waiting)))

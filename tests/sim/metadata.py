@@ -436,6 +436,8 @@ class SimRegistration(Registration):
         self.key = key
         self._store = store
         self._value = value
+        self._incarnation = 0
+        """Marks the key that it has made: another registration's of the same session is another's."""
         self._is_made = False
         self._is_given_up = False
 
@@ -460,17 +462,21 @@ class SimRegistration(Registration):
         if node is not None and node.value is not None:
             if node.session is None:
                 raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
-            return node.session == store.session_id
-        store.tree.put(self.key, self._value, store._token(None), store.session_id)
+            return node.session == store.session_id and self._holds()
+        made = store.tree.put(self.key, self._value, store._token(None), store.session_id)
+        self._incarnation = made.incarnation
         return True
+
+    def _holds(self) -> bool:
+        node = self._store.tree.find(self.key)
+        return node is not None and node.incarnation == self._incarnation
 
     async def update(self, value: bytes) -> None:
         self._value = check_value(value)
         store = self._store
 
         def effect() -> None:
-            node = store.tree.find(self.key)
-            if node is not None and node.session == store.session_id:
+            if self._holds():
                 store.tree.change(self.key, self._value, store._token(None))
 
         await store._call(effect)
@@ -482,8 +488,7 @@ class SimRegistration(Registration):
         await store._call(self._drop)
 
     def _drop(self) -> None:
-        node = self._store.tree.find(self.key)
-        if node is not None and node.session == self._store.session_id:
+        if self._holds():
             self._store.tree.drop(self.key)
 
 

@@ -32,6 +32,16 @@ def test_what_cannot_be_read_for_a_while_is_not_lost_for_good(profile: str, seed
     assert result.is_good, result.text
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("forced-entries", 542)])
+def test_a_second_power_cut_soon_after_a_start_is_not_taken_for_damage(profile: str, seed: int) -> None:
+    """The segment whose tail was elsewhere by then was gone, and nothing said where the one before ended.
+
+    `test_sim_crashstates.py` looks for more of the kind.
+    """
+    result, _, _ = campaign.run_seed((profile, seed))
+    assert result.is_good, result.text
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("displaced-holders", 39)])
 def test_a_roll_ends_when_its_writer_is_aborted_as_it_is_asked_for(profile: str, seed: int) -> None:
     """The task that was to see to it was cancelled before it first ran."""
