@@ -148,12 +148,16 @@ class LogHead:
         last = self.rows.last_key
         return before.ledger_id if last is None else min(before.ledger_id, last)
 
-    def truncate(self, before: Position, cut_rows: Sequence[Row]) -> LogHead:
-        """Drop the ledgers that hold no record at or behind a position; the log begins there.
+    def truncate(
+        self, before: Position, cut_rows: Sequence[Row], begins_at: Position | None = None
+    ) -> LogHead:
+        """Drop the ledgers that hold no record at or behind a position.
 
         The last row stays. What was dropped earlier must be finished with (`finish_dropping`).
 
         Args:
+            begins_at: where the log begins then, if that is known to be before the position: behind the last
+                record that lies before it.
             cut_rows: the rows of the page that `rows.page_cut_at(first_id_kept(before))` names, if it does.
         """
         assert not self.has_dropped
@@ -169,7 +173,7 @@ class LogHead:
                 if row[0] < key
             ),
         )
-        return replace(self, rows=left, dropped=dropped, begins_at=max(self.begins_at, before))
+        return replace(self, rows=left, dropped=dropped, begins_at=max(self.begins_at, begins_at or before))
 
     def drop_all(self) -> LogHead:
         """Drop every row; what is appended later lies behind all that was ever listed."""

@@ -148,6 +148,15 @@ class LogList:
         ref = head.rows.page_cut_at(row_id)
         return () if ref is None else await self._page(ref)
 
+    async def rows_up_to(self, head: LogHead, row_id: int) -> list[LogRow]:
+        """Read a run of rows that ends with the last one whose id is at most `row_id`; none if there is none.
+
+        Raises NoSuchKeyError as `rows` does.
+        """
+        ref = head.rows.page_of(row_id)
+        rows = head.rows.rows if ref is None else await self._page(ref)
+        return [LogRow(*row) for row in rows if row[0] <= row_id]
+
     async def rows(self, head: LogHead) -> list[LogRow]:
         """Read all rows; raises NoSuchKeyError where the head has changed since and pages are gone."""
         return [LogRow(*row) async for row in self._list.walk(head)]

@@ -54,7 +54,9 @@ async def truncate_log(
             # How far another list may be cut is yet to be found out, be it another log's of this name.
             if found != known or found.has_dropped or bounded <= found.begins_at:
                 return None
-            return found.truncate(bounded, await lists.cut_at(found, found.first_id_kept(bounded)))
+            cut_rows = await lists.cut_at(found, found.first_id_kept(bounded))
+            wanted = found.truncate(bounded, cut_rows, await _beginning(context, lists, found, bounded))
+            return None if wanted == found else wanted
 
         changed = await lists.change(head, version, apply)
         if changed.is_done or (changed.version == version and not changed.head.has_dropped):
@@ -101,6 +103,25 @@ async def _bounded(context: ClientContext, head: LogHead, before: Position, pass
             await ask_lac(reader)
             return min(before, Position(row.id, reader.last_add_confirmed + 1))
     return before
+
+
+async def _beginning(context: ClientContext, lists: LogList, head: LogHead, before: Position) -> Position:
+    """Give where the log begins, truncated before a position: behind the last record that lies before it.
+
+    That is not the position itself: ids have gaps, and whoever has read all that is dropped stands at the end
+    of its last ledger.
+    """
+    rows = await lists.rows_up_to(head, before.ledger_id if before.entry_id else before.ledger_id - 1)
+    for row in reversed(rows):
+        try:
+            metadata, _ = await context.ledgers.read(row.ledger_id)
+        except NoSuchLedgerError:
+            return min(before, Position(row.id + 1, 0))  # Nobody knows any more where it ended.
+        if metadata.last_entry is None:
+            return before  # the last one that is written; `_bounded` has asked for its end
+        if metadata.last_entry >= 0:
+            return min(before, Position(row.id, metadata.last_entry + 1))
+    return Position(rows[0].id, 0) if rows else head.begins_at
 
 
 async def ensure_log(context: ClientContext, lists: LogList, password: bytes) -> None:

@@ -279,6 +279,28 @@ async def test_a_log_is_truncated_before_a_position(client: Client) -> None:
     assert await contents(client) == [b"and on"]
 
 
+@pytest.mark.parametrize("is_exact", [True, False])
+async def test_a_reader_that_has_read_what_is_cut_off_goes_on(client: Client, is_exact: bool) -> None:
+    """It stands at the end of a ledger, and the log is truncated where the next one begins, ids later."""
+    for data in (b"1", b"2", b"", b"3"):
+        async with client.create_ledger() as ledger:
+            if data:
+                await ledger.add_entry(data)
+        await client.add_to_log("a", [ledger.ledger_id])
+        await client._context.ledgers.allocate_id(at_least=ledger.ledger_id + 10)
+    rows = (await client.log_metadata("a")).rows
+    end = Position(rows[1].id, 1)  # behind "2"
+    before = Position(rows[3].id, 0) if is_exact else Position(rows[3].id - 1, 7)
+    dropped = await client.truncate_log("a", before)
+    assert [row.id for row in dropped] == [row.id for row in rows[:3]]
+    assert (await client.log_metadata("a")).begins_at == end
+    assert await contents(client, start=end) == [b"3"]
+    with pytest.raises(LogTruncatedError):
+        await contents(client, start=Position(rows[1].id, 0))
+    assert await client.truncate_log("a", before) == []
+    assert (await client.log_metadata("a")).begins_at == end
+
+
 async def test_a_log_is_deleted_with_its_ledgers_and_its_writer_shut_out(client: Client) -> None:
     log = await client.open_log("a", custom_metadata={"app": b"x"})
     await log.append(b"1")

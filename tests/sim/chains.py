@@ -44,6 +44,7 @@ class Chains:
         self._in_order: list[Position] = []  # those of `acknowledged`
         self.values: dict[Position, bytes] = {}  # as acknowledged or read
         self.passed: dict[str, Position] = {}  # reader → behind what it reads
+        self._began: dict[str, Position] = {}  # reader → where it last began, since the log did
         self._futures: dict[str, list[asyncio.Future[Position]]] = {}  # of each writer's life, in their order
         self._highest: dict[str, list[Position]] = {}  # the highest position up to each of these
         self._values_read: dict[str, set[Position]] = {}
@@ -100,7 +101,9 @@ class Chains:
         if position.ledger_id not in self.listed:
             self._fail("AllNonEmptyLedgersInLedgerList", f"{position} is acknowledged and not listed")
         for reader, behind in self.passed.items():
-            if position <= behind and position not in self._values_read.get(reader, ()):
+            # What was cut off before a reader came to it may be acknowledged later still.
+            is_owed = self._began.get(reader, Position(0, 0)) <= position <= behind
+            if is_owed and position not in self._values_read.get(reader, ()):
                 self._fail(
                     "EntryOrderMaintained", f"{reader} is behind {behind}, and {position} was not read"
                 )
@@ -128,6 +131,7 @@ class Chains:
     def starts_at(self, who: str, position: Position) -> None:
         """Note that a reader goes on at a position: what was before it has been truncated."""
         self.passed[who] = Position(position.ledger_id, position.entry_id - 1)
+        self._began[who] = position
 
     def _has_value(self, who: str, position: Position, payload: bytes) -> None:
         known = self.values.setdefault(position, payload)

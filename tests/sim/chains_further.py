@@ -215,15 +215,22 @@ class LogLives(Chains):
         return ledger_id in self._ledgers and ledger_id not in self._deleted
 
     def end_of(self, before: Position) -> Position | None:
-        """Give how far a truncation before a position goes for sure: None where its ledger is not CLOSED."""
+        """Give where a log begins for sure that is truncated before a position: behind what lies before it.
+
+        None where a ledger up to there is not CLOSED, or nothing lies before.
+        """
+        end: Position | None = None
         for row in self.life.rows if self.life is not None else ():
+            if row.id > before.ledger_id:
+                break
             if not self.is_closed(row.ledger_id):
                 return None
-            if row.id == before.ledger_id:
-                last = self._ledgers[row.ledger_id].last_entry
-                assert last is not None
-                return min(before, Position(row.id, last + 1))
-        return None
+            last = self._ledgers[row.ledger_id].last_entry
+            assert last is not None
+            here = min(before, Position(row.id, last + 1))
+            if here > Position(row.id, 0):
+                end = here
+        return end
 
     def fail(self, name: str, text: str) -> None:
         """Record that an invariant does not hold."""
