@@ -36,7 +36,16 @@ FURTHER = (profiles_logs, profiles_unbounded, profiles_further, profiles_logs_fu
 """Modules that enter profiles of their own into the table."""
 _RUN = ("bookie_aio", "client_aio", "metadata", "tests/sim")
 """What a run is made of, ..."""
-NO_PART = ("client_aio/cli", "client_aio/spark", "client_aio/sync", "tests/sim/test_*")
+NO_PART = (
+    "client_aio/cli",
+    "client_aio/spark",
+    "client_aio/sync",
+    "tests/sim/test_*",
+    "tests/sim/crashes.py",
+    "tests/sim/crashstates.py",
+    "tests/sim/mutants",
+    "tests/sim/verdicts.py",
+)
 """... but for what none of it imports."""
 
 

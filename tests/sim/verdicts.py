@@ -1,8 +1,8 @@
 """`python -m tests.sim.verdicts`: the same seeds on every Python found, and whether the verdicts agree.
 
-python -m tests.sim.verdicts --seeds 168             four seeds of each of 42 profiles, on 3.11, 3.12, 3.13 …
+python -m tests.sim.verdicts --seeds 176             four seeds of each of 44 profiles, on 3.11, 3.12, 3.13 …
 python -m tests.sim.verdicts --python /opt/python3.13 --python python3.12
-python -m tests.sim.verdicts --tell --seeds 168      only this interpreter: one line for each seed
+python -m tests.sim.verdicts --tell --seeds 176      only this interpreter: one line for each seed
 
 `asyncio.wait_for` takes other turns since Python 3.12, so traces differ between versions; what a run comes to
 may not. Each interpreter gets an environment of its own, made as `make` makes one.
@@ -100,7 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.sim.verdicts", description=__doc__.splitlines()[0].partition(": ")[2]
     )
-    parser.add_argument("--seeds", type=int, default=168, help="how many, dealt out to all profiles")
+    parser.add_argument("--seeds", type=int, default=176, help="how many, dealt out to all profiles")
     parser.add_argument("--start", type=int, default=0, help="the first seed")
     parser.add_argument(
         "--python", action="append", help="this interpreter, as it is; by default one of each version"
