@@ -1,4 +1,4 @@
-"""The storage engine beside the raw disk: `python benchmarks/storage.py [DIRECTORY]`.
+"""The storage engine beside the raw disk: `python -m benchmarks.storage [DIRECTORY]`.
 
 Writes the same groups twice, in the same run and directory: once through `Engine.append_block`, once with
 a bare `pwritev` and `fdatasync` on the same kind of thread, and prints MB/s of payload and the time of one

@@ -4,8 +4,9 @@
 
 Starts both (and a cluster of three bookies where none is named), writes through whoever leads, kills that one
 with SIGKILL, again and again, writes on through the other, and looks at the end whether every write that was
-acknowledged is there. Prints how long each failover took: until the standby knew (detection, which is the
-metadata store's session timeout), and from then to the first acknowledged write (the rest).
+acknowledged is there. Prints how long each failover took: until the standby knew (detection: over ZooKeeper
+the session timeout; the embedded store notices by a lock, in milliseconds), and from then to the first
+acknowledged write (the rest).
 
 How it works, and what to keep when you build your own:
 

@@ -1,6 +1,6 @@
 """Consumers that tail a log and save their positions: killed and started again, they go on where they were.
 
-    python examples/log_consumer.py METADATA [--log events] [--records 2000]
+    python examples/log_consumer.py METADATA [--log NAME] [--records 2000]
 
     bookie-aio cluster up -n 3 --dir /tmp/cluster        # in another terminal; prints the metadata URI
 
@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import tempfile
+import uuid
 from contextlib import aclosing
 from pathlib import Path
 
@@ -110,14 +111,15 @@ async def demo(metadata: str, name: str, records: int) -> bool:
 async def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("metadata")
-    parser.add_argument("--log", default="events")
+    parser.add_argument("--log", help="the name of a log without records; by default a new one")
     parser.add_argument("--records", type=int, default=2000)
     parser.add_argument("--consume", type=Path, help="be a consumer that keeps its position in this file")
     arguments = parser.parse_args()
     if arguments.consume:
         await consume(arguments.metadata, arguments.log, arguments.consume, arguments.records)
         return 0
-    return 0 if await demo(arguments.metadata, arguments.log, arguments.records) else 1
+    log = arguments.log or f"events-{uuid.uuid4().hex[:8]}"
+    return 0 if await demo(arguments.metadata, log, arguments.records) else 1
 
 
 if __name__ == "__main__":

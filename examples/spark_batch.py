@@ -3,7 +3,7 @@
     bookie-aio cluster up -n 3 --dir /tmp/cluster        # in another terminal; prints the metadata URI
     python examples/spark_batch.py sqlite:///tmp/cluster/metadata.db
 
-Needs Java 17 and `pip install 'bookie-aio[spark]'`. docs/SPARK.md goes through it step by step.
+Needs Java 17 and `pip install '.[spark]'`, in a checkout. docs/SPARK.md goes through it step by step.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 The simple road: `ledger_sink` gives a function for `foreachPartition`. Each attempt of a partition writes a
 ledger of its own, and adds it to the log when the partition is complete. Rows travel to Python one by one;
 `df.write.format("ledger")` (spark_batch.py) is several times faster, and exactly once. Needs Java 17 and
-`pip install 'bookie-aio[spark]'`.
+`pip install '.[spark]'`, in a checkout.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 This script writes the log itself, from a thread, so that there is something to count: lines of the standard
 library's documentation. The query follows it across rolls, and goes on where its checkpoint says when it is
-started again. Needs Java 17 and `pip install 'bookie-aio[spark]'`.
+started again. Needs Java 17 and `pip install '.[spark]'`, in a checkout.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ import re
 import sys
 import tempfile
 import threading
+import uuid
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import client_aio.sync
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TEXT = (re.__doc__ or "").splitlines()
 
@@ -31,15 +36,21 @@ def write(metadata: str, log: str, times: int) -> None:
                 writer.append_nowait(line.encode())
 
 
+def words_of(lines: Iterable[str]) -> Counter[str]:
+    """Count words as the query does."""
+    return Counter(word for line in lines for word in re.split("[^a-zA-Z]+", line) if word)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("metadata", help="URI of the metadata store")
-    parser.add_argument("--log", default="lines")
+    parser.add_argument("--log", help="the log's name; by default a new one")
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument(
         "--checkpoint", help="a folder; by default a new one, which starts from the beginning"
     )
     arguments = parser.parse_args()
+    log = arguments.log or f"lines-{uuid.uuid4().hex[:8]}"
 
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession, functions
@@ -51,10 +62,11 @@ def main() -> int:
     spark = session.getOrCreate()
     client_aio.spark.register(spark)
     with client_aio.sync.connect(arguments.metadata) as client:
-        client.add_to_log(arguments.log, [])  # there must be a log; it may be empty
+        client.add_to_log(log, [])  # there must be a log; it may be empty
+        before = words_of(bytes(record.data).decode() for record in client.read_log(log))
 
     lines = spark.readStream.format("ledger").option("metadata", arguments.metadata)
-    lines = lines.options(log=arguments.log, columns="value", maxEntriesPerTrigger="1000").load()
+    lines = lines.options(log=log, columns="value", maxEntriesPerTrigger="1000").load()
     split = functions.expr("explode(split(cast(value as string), '[^a-zA-Z]+'))")
     words = lines.select(split.alias("word"))
     counts = words.where("word <> ''").groupBy("word").count()
@@ -67,7 +79,7 @@ def main() -> int:
         .option("checkpointLocation", checkpoint)
         .start()
     )
-    writing = threading.Thread(target=write, args=(arguments.metadata, arguments.log, arguments.times))
+    writing = threading.Thread(target=write, args=(arguments.metadata, log, arguments.times))
     writing.start()
     try:
         writing.join()
@@ -79,8 +91,7 @@ def main() -> int:
         query.stop()
         spark.stop()
         own.cleanup()
-    counted = Counter(word for line in TEXT for word in re.split("[^a-zA-Z]+", line) if word)
-    expected = {word: count * arguments.times for word, count in counted.items()}
+    expected = before + words_of(TEXT * arguments.times)
     print("EQUAL" if found == expected else "DIFFERENT")
     return 0 if found == expected else 1
 

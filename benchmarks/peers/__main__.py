@@ -96,6 +96,14 @@ def chosen(text: str | None, names: list[str]) -> list[str]:
     return wanted
 
 
+def taken_up(path: Path, settings: dict[str, float]) -> Results:
+    """Begin the file of the runs, or go on with it; ends the program where it has other settings."""
+    try:
+        return Results(path, machine(), settings)
+    except ValueError as error:
+        raise SystemExit(f"{error}: name another file by --json, or give the same times") from None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the product beside its peers.")
     parser.add_argument("--json", type=Path, default=Path("peers.json"), help="the file with all runs")
@@ -115,7 +123,7 @@ def main() -> int:
     if arguments.report:
         results = Results.read(arguments.json)
     else:
-        results = Results(arguments.json, machine(), settings)
+        results = taken_up(arguments.json, settings)
         arguments.dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=arguments.dir, prefix="bench.") as directory:
             run(matrix(results, workloads, systems, arguments.rounds, times, Path(directory).resolve()))

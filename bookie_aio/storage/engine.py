@@ -174,7 +174,7 @@ class Engine:
             segment_bytes=capacity,
             limits=config.space,
             next_id=restarted.next_id,
-            has_reserve=restarted.has_reserve,
+            reserve_bytes=restarted.reserve_bytes,
             spares=restarted.spares,
             spare_bytes=config.segment_bytes,
             draw_generation=draw_generation,
@@ -306,9 +306,7 @@ class Engine:
             DiskFullError: not accepted: no space (with `from_reserve`: the reserve is used up as well).
             EntryTooLargeError: it does not fit into a segment.
         """
-        size = block.total_bytes + form.ROW_BYTES
-        if size > self._config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES:
-            raise EntryTooLargeError(f"a block of {size} bytes does not fit into a segment")
+        size = self._size_of(block)
         if not self._provision.is_writable:
             if not from_reserve:
                 raise DiskFullError("no space left for ordinary adds")
@@ -316,10 +314,21 @@ class Engine:
         self._append_block(block, done, size)
 
     def append_copy(self, block: Block, done: Done) -> None:
-        """Accept a copy of a stored block, which is to be given up where it is. Raises DiskFullError."""
+        """Accept a copy of a stored block, which is to be given up where it is.
+
+        Raises:
+            DiskFullError: no space. EntryTooLargeError: segments are smaller now than the block.
+        """
+        size = self._size_of(block)
         if self._provision.is_full:
             raise DiskFullError("no space left for copies")
-        self._append_block(block, done, block.total_bytes + form.ROW_BYTES)
+        self._append_block(block, done, size)
+
+    def _size_of(self, block: Block) -> int:
+        size = block.total_bytes + form.ROW_BYTES
+        if size > self._config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES:
+            raise EntryTooLargeError(f"a block of {size} bytes does not fit into a segment")
+        return size
 
     def _append_block(self, block: Block, done: Done, size: int) -> None:
         for watch in self.add_watches:

@@ -14,6 +14,7 @@ few seconds it is looked at again. Any other error is passed on and is the end (
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ class Provision:
         segment_bytes: int,
         limits: SpaceLimits,
         next_id: int,
-        has_reserve: bool,
+        reserve_bytes: int,
         spares: list[tuple[str, str]],
         spare_bytes: int,
         draw_generation: Callable[[], int],
@@ -77,6 +78,7 @@ class Provision:
 
         Args:
             home: the directory of the reserve.
+            reserve_bytes: the size of the reserve that is there; 0 for none.
             spares: directory and name of the spare files, of `spare_bytes` each.
             list_segment: writes the checkpoint that lists a segment that is about to be used.
             on_ready: a segment is ready to be taken, or it is known now that there will be none.
@@ -101,7 +103,7 @@ class Provision:
         self._is_closed = False
         self._is_warned = False
         self.next_id = next_id
-        self.has_reserve = has_reserve
+        self._reserve_bytes = reserve_bytes
         self.is_full = False  # there is no space for another segment
         self.is_low = False  # there is, but it is not for ordinary adds
         self.ready: Segment | None = None
@@ -112,6 +114,11 @@ class Provision:
         return not self.is_full and not self.is_low
 
     @property
+    def has_reserve(self) -> bool:
+        """Tell whether the reserve is there."""
+        return self._reserve_bytes > 0
+
+    @property
     def is_preparing(self) -> bool:
         """Tell whether a segment may be ready soon."""
         return self._task is not None
@@ -120,8 +127,7 @@ class Provision:
     def aside_bytes(self) -> int:
         """Give the room for groups that is set aside already, beside the current segment's."""
         ready = self.ready.header.capacity if self.ready is not None else 0
-        reserve = self._limits.reserve_bytes if self.has_reserve else 0
-        return max(0, ready - form.DATA_OFFSET) + max(0, reserve - form.DATA_OFFSET)
+        return max(0, ready - form.DATA_OFFSET) + max(0, self._reserve_bytes - form.DATA_OFFSET)
 
     def begin(self) -> None:
         """Prepare the next segment unless there is one, or one is under way; and look after the space."""
@@ -179,8 +185,19 @@ class Provision:
         self._task = None
         self._on_ready()
 
-    def _header(self, capacity: int) -> form.SegmentHeader:
-        return form.SegmentHeader(self.next_id, self._draw_generation(), capacity)
+    async def _named(
+        self, capacity: int, make: Callable[[form.SegmentHeader], Awaitable[Segment]]
+    ) -> Segment:
+        """Make a segment under the next id, which no other one ever has.
+
+        One that could not be made may have left a file of that name, or a power cut may bring it back; in
+        another directory there would then be a second one.
+        """
+        try:
+            return await make(form.SegmentHeader(self.next_id, self._draw_generation(), capacity))
+        except DiskFullError:
+            self.next_id += 1
+            raise
 
     def _set_ready(self, segment: Segment) -> None:
         # In one step: a checkpoint that counted the id as used without listing it would drop the segment.
@@ -189,12 +206,12 @@ class Provision:
 
     async def _prepare(self) -> None:
         if not self.has_reserve:
-            await create_reserve(self._disk, self._home, self._limits.reserve_bytes)
-            self.has_reserve = True
+            await self._set_aside()
         segment = await self._make()
         try:
             await self._list_segment(segment)
         except DiskFullError:
+            self.next_id += 1
             await give_up_segment(self._disk, segment, keep_as_spare=False)
             raise
         self._set_ready(segment)
@@ -202,14 +219,20 @@ class Provision:
         self.look()
 
     async def _make(self) -> Segment:
-        header, shelf = self._header(self.segment_bytes), self._segments.shelf
-        if self._spares and header.capacity == self._spare_bytes:
+        disk, shelf, capacity = self._disk, self._segments.shelf, self.segment_bytes
+        if self._spares and capacity == self._spare_bytes:
             directory, name = self._spares.pop(0)
-            return await reuse_file(self._disk, directory, name, header, shelf)
+            return await self._named(
+                capacity, lambda header: reuse_file(disk, directory, name, header, shelf)
+            )
         error = DiskFullError("no data directory")
         for directory in self._by_preference():
+
+            def create(header: form.SegmentHeader, directory: str = directory) -> Awaitable[Segment]:
+                return create_segment(disk, directory, header, shelf)
+
             try:
-                return await create_segment(self._disk, directory, header, shelf)
+                return await self._named(capacity, create)
             except DiskFullError as full:
                 error = full
         raise error
@@ -226,16 +249,35 @@ class Provision:
 
     async def _prepare_reserve(self) -> None:
         # Not listed in the checkpoint, which might need space: a restart adopts a segment of a new id.
-        self.has_reserve = False
-        header = self._header(self._limits.reserve_bytes)
-        segment = await reuse_file(self._disk, self._home, layout.RESERVE, header, self._segments.shelf)
+        capacity, self._reserve_bytes = self._reserve_bytes, 0
+        disk, shelf = self._disk, self._segments.shelf
+        segment = await self._named(
+            capacity, lambda header: reuse_file(disk, self._home, layout.RESERVE, header, shelf)
+        )
         segment.is_reused = False
         self._set_ready(segment)
+
+    async def _set_aside(self) -> None:
+        """Create the reserve, at the cost of spare files where there is no space. Raises DiskFullError."""
+        while True:
+            try:
+                await create_reserve(self._disk, self._home, self._limits.reserve_bytes)
+            except DiskFullError:
+                spare = next((one for one in self._spares if one[0] == self._home), None)
+                if spare is None:
+                    raise
+                self._spares.remove(spare)
+                await layout.remove_files(self._disk, [os.path.join(*spare)])
+            else:
+                self._reserve_bytes = self._limits.reserve_bytes
+                return
 
     # --- spare files ---
 
     def wants_spare(self, size: int) -> bool:
-        """Tell whether a file of that size is to be kept."""
+        """Tell whether a file of that size is to be kept: not while space for anything else is missing."""
+        if self.is_full or not self.has_reserve:
+            return False
         kept = len(self._spares) * self._spare_bytes
         return size == self._spare_bytes and kept + size <= self._limits.spare_bytes_max
 

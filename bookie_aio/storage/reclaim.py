@@ -29,6 +29,7 @@ from bookie_aio.wire.blocks import Block
 from metadata.errors import (
     CorruptRecordError,
     DiskFullError,
+    EntryTooLargeError,
     NoSuchLedgerError,
 )
 
@@ -255,6 +256,9 @@ class Reclaimer:
         except DamagedBlockError:
             self._immovable.add(segment.segment_id)  # its ledger is marked; what is intact stays where it is
             return
+        except EntryTooLargeError:
+            self._immovable.add(segment.segment_id)  # segments have been made smaller since
+            return
         except UnreadBlockError:
             self._assessed.pop(segment.segment_id, None)  # until it is looked at the next time
             return
@@ -293,7 +297,8 @@ class Reclaimer:
         except SegmentGoneError:
             await self._copy_ledger(segment, ledger_id, lowest, highest)
         except NoSuchLedgerError:
-            return  # deleted meanwhile
+            # Deleted meanwhile, unless there is no room for the tombstone: then nothing is given up here.
+            await when_durable(self._appending.barrier)
         finally:
             self._appending.add_watches.discard(watch)
 

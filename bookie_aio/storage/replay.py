@@ -89,7 +89,10 @@ class Replayed:
                     self.statements[ledger_id] = row.statement(group.bodies[number])
             elif row.kind == form.KIND_TERM:
                 self.terms[ledger_id] = max(row.term, self.terms.get(ledger_id, 0))
-            elif row.kind == form.KIND_STATEMENT and number not in group.damaged:
+            elif row.kind == form.KIND_STATEMENT:
+                if number in group.damaged:
+                    self.damaged.add(ledger_id)
+                    continue
                 known = self.statements.get(ledger_id)
                 if known is None or (row.lac, row.first) > (known.lac, known.lafr):
                     self.statements[ledger_id] = row.statement(group.bodies[number])

@@ -51,7 +51,7 @@ class Restarted:
     tail: Group | None = None
     previous: tuple[int, int] = (0, 0)
     next_id: int = 1
-    has_reserve: bool = False
+    reserve_bytes: int = 0  # its size; 0 for none
     needed: set[int] = field(default_factory=set)  # useless segments whose tail is not rewritten yet
     useless: list[str] = field(default_factory=list)  # paths of files to remove in the end
     notes: list[str] = field(default_factory=list)  # for the log: what was wrong
@@ -164,13 +164,19 @@ class Restart:
                         f"{directory} and {self._at[name]} both hold a checkpoint, and a bookie has one: one "
                         "of them is a copy, or belongs to another bookie"
                     )
+                if name in self._at and layout.id_of(name, layout.SEGMENT_SUFFIX) is not None:
+                    raise CorruptRecordError(
+                        f"{directory} and {self._at[name]} both hold {name}, and a segment is one file: keep "
+                        "the one that the bookie wrote to, and move the other one away"
+                    )
                 self._at.setdefault(name, directory)
                 if name.endswith(layout.TEMPORARY_SUFFIX):
                     found.useless.append(os.path.join(directory, name))
                 elif name.endswith(layout.SPARE_SUFFIX):
                     await self._take_spare(directory, name, spare_bytes)
         await self._read_checkpoint()
-        found.has_reserve = self._at.get(layout.RESERVE) == found.home
+        if self._at.get(layout.RESERVE) == found.home:
+            found.reserve_bytes = await self._size_of(layout.RESERVE)
         on_disk = self._ids(layout.SEGMENT_SUFFIX) | self._ids(layout.INDEX_SUFFIX)
         rows = self._checkpoint.segments if self._checkpoint is not None else {}
         found.next_id = max([found.next_id, *(one + 1 for one in on_disk)])
@@ -193,6 +199,13 @@ class Restart:
             self._found.spares.append((directory, name))
         else:
             self._found.useless.append(path)
+
+    async def _size_of(self, name: str) -> int:
+        file = await self._disk.open(self._path(name))
+        try:
+            return file.size()
+        finally:
+            file.close()
 
     async def _read_checkpoint(self) -> None:
         if layout.CHECKPOINT not in self._at:
@@ -254,7 +267,7 @@ class Restart:
             if segment is not None:
                 opened[segment_id] = segment
                 if row is not None and row.end:  # sealed, and its index is missing
-                    segment.end = row.end
+                    segment.end, segment.said = row.end, row
         for segment in opened.values():
             await self._try_index(segment)
         unsealed = {one: segment for one, segment in opened.items() if segment.sealed is None}
@@ -343,7 +356,7 @@ class Restart:
             return
         row = _row_of(head)
         if not await self._learn_from(row):
-            segment.end = head.end
+            segment.end, segment.said = head.end, row
             return
         segment.rest()
         self._segments.add_sealed(segment, row)

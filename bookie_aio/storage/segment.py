@@ -163,7 +163,7 @@ class Segment:
 
     __slots__ = (
         "directory", "end", "file", "has_unread", "header", "index", "is_gone", "is_reused", "path",
-        "previous", "sealed", "shelf",
+        "previous", "said", "sealed", "shelf",
     )  # fmt: skip
 
     def __init__(
@@ -179,6 +179,8 @@ class Segment:
         self.end = form.DATA_OFFSET  # where its own durable groups end
         self.index: MemoryIndex | None = MemoryIndex()
         self.sealed: SealedIndex | None = None
+        self.said: SegmentRow | None = None
+        """What the checkpoint says of it while its index, which it had, is made again."""
         self.is_reused = False  # its file was a segment before, so that all of it has been written
         self.is_gone = False  # given up, while somebody may still be reading from it
         self.has_unread = False  # the disk has failed to give some of it: not to be used again

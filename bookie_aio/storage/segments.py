@@ -136,7 +136,7 @@ class Segments:
         """Use an index that was rebuilt, until it is on the disk again."""
         assert segment.sealed is not None
         path = segment.sealed.path
-        segment.index, segment.sealed = index, None
+        segment.said, segment.index, segment.sealed = segment.sealed.row, index, None
         self._sealed.remove(segment.segment_id)
         self.in_memory[segment.segment_id] = segment
         self._heads.drop(segment.segment_id)
@@ -163,7 +163,9 @@ class Segments:
     def rows(self) -> list[SegmentRow]:
         """Give what the checkpoint is to say of all segments."""
         return [
-            segment.sealed.row if segment.sealed is not None else SegmentRow(segment.segment_id)
+            segment.sealed.row
+            if segment.sealed is not None
+            else segment.said or SegmentRow(segment.segment_id)
             for segment in self.by_id.values()
         ]
 

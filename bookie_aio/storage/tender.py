@@ -83,7 +83,7 @@ class Tender:
 
     def retry(self) -> None:
         """Try again what failed for want of space."""
-        if self._unsealed and not self._provision.is_full and not self._tasks:
+        if (self._unsealed or self._useless) and not self._provision.is_full and not self._tasks:
             self._spawn(self.seal_all())
 
     def seal(self, *segments: Segment) -> None:

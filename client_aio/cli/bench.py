@@ -21,6 +21,7 @@ import client_aio
 from client_aio.cli.latency import Bursts, LatencyBuckets, take_oldest
 from client_aio.cli.ledger import AckQuorum, Ensemble, Quorums, WriteQuorum, quorums
 from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.passwords import PasswordFile, password_of
 from client_aio.cli.placement import Placement, PlacementOption
 
 app = typer.Typer(no_args_is_help=True, help="Measure a cluster.")
@@ -226,28 +227,30 @@ async def read(
         bool, typer.Option("--random", help="Single entries at random places instead of all in order.")
     ] = False,
     in_flight: Annotated[int, typer.Option(min=1, help="Readers at once.")] = 1,
-    seconds: Seconds = 10.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to measure.")] = 10.0,
     entries: Annotated[int, typer.Option(min=1, help="Size of the ledger that is written for it.")] = 200_000,
     entry_bytes: EntryBytes = 1024,
     ensemble: Ensemble = 3,
     write_quorum: WriteQuorum = None,
     ack_quorum: AckQuorum = None,
+    password_file: PasswordFile = None,
     histogram: Histogram = None,
 ) -> None:
     """Read a ledger for a while, again from its start when it ends; print rate and latencies.
 
-    Latencies are those of one batch as the client hands it out, or with --random of one entry.
+    Latencies are those of one batch as the client hands it out, or with --random of one entry. A password
+    is for the ledger that is named: one written for this has none.
     """
     _check_histogram(invocation, histogram)
-    sizes = quorums(ensemble, write_quorum, ack_quorum)
+    sizes, password = quorums(ensemble, write_quorum, ack_quorum), password_of(password_file)
     async with client_aio.connect(invocation.metadata_uri) as client, AsyncExitStack() as stack:
         if ledger_id is None:
             (writer,) = await stack.enter_async_context(_own_ledgers(client, 1, sizes))
             payload = random.SystemRandom().randbytes(entry_bytes)
             await writer.add_entries(payload for _ in range(entries))
             await writer.close()
-            ledger_id = writer.ledger_id
-        async with client.open_ledger(ledger_id) as reader:
+            ledger_id, password = writer.ledger_id, b""
+        async with client.open_ledger(ledger_id, password=password) as reader:
             if reader.last_add_confirmed < 0:
                 usage_error(f"ledger {ledger_id} has no entry to read")
             measured = Measured(time.perf_counter())
@@ -309,9 +312,9 @@ def _check_histogram(invocation: Invocation, path: Path | None) -> None:
     if Latencies().is_exact:
         return
     if path is not None:
-        usage_error("--histogram needs hdrhistogram: pip install 'bookie-aio[bench]'")
+        usage_error("--histogram needs hdrhistogram: pip install '.[bench]' in a checkout")
     invocation.output.note(
-        "hdrhistogram is not installed: percentiles are within 2 % (pip install 'bookie-aio[bench]')"
+        "hdrhistogram is not installed: percentiles are within 2 % (pip install '.[bench]' in a checkout)"
     )
 
 

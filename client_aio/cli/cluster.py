@@ -14,7 +14,7 @@ from metadata.open import parse_uri
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine.")
 
 
-@command(app, "up")
+@command(app, "up", without_variable=True)
 async def up(
     invocation: Invocation,
     bookies: Annotated[int, typer.Option("-n", "--bookies", min=1, max=100, help="How many bookies.")] = 3,
@@ -37,7 +37,7 @@ async def up(
     --metadata is given here (the environment variable is not looked at).
     """
     output = invocation.output
-    metadata = invocation.metadata if invocation.metadata_was_given else None
+    metadata = invocation.metadata
     if metadata is not None:
         parse_uri(metadata)  # a wrong one is refused before anything is made
     cluster = LocalCluster(

@@ -12,13 +12,24 @@ import typer
 
 import client_aio
 from client_aio.cli.deleting import ask, delete_each
-from client_aio.cli.ledger_text import custom_of, draw, draw_replicas, row_of, text_of, text_of_repair
+from client_aio.cli.ledger_text import (
+    custom_of,
+    draw,
+    draw_replicas,
+    entries_text,
+    row_of,
+    text_of,
+    text_of_repair,
+)
 from client_aio.cli.options import Invocation, command
 from client_aio.cli.output import Output
 from client_aio.cli.passwords import PasswordFile, password_of
 from client_aio.cli.placement import Placement, PlacementOption
 from client_aio.cli.source import read_batches, size_of
+from metadata.bookies import available_bookies
+from metadata.ids import KEY_COOKIES
 from metadata.ledger import DIGEST_CRC, DIGEST_HMAC
+from metadata.open import open_store
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
 
@@ -162,8 +173,9 @@ async def takeover(
             "length": ledger.length,
             "sealed": seal,
         }
-    text = f"ledger {document['ledger_id']}, term {document['term']}: entries {ledger.first_entry:,} to "
-    output.document(document, text=f"{text}{document['last_entry']:,}{', sealed' if seal else ''}")
+    text = f"ledger {ledger.ledger_id}, term {ledger.term}: "
+    text += entries_text(ledger.first_entry, ledger.last_add_confirmed)
+    output.document(document, text=f"{text}{', sealed' if seal else ''}")
 
 
 @command(app, "write")
@@ -394,14 +406,14 @@ async def recover(invocation: Invocation, ledger_id: LedgerId, password_file: Pa
         last, length = ledger.last_add_confirmed, ledger.length
     invocation.output.document(
         {"ledger_id": ledger_id, "last_entry": last, "length": length},
-        text=f"ledger {ledger_id} is closed at entry {last}, with {length:,} bytes",
+        text=f"ledger {ledger_id} is closed, with {entries_text(0, last)}, {length:,} bytes",
     )
 
 
 @command(app, "repair")
 async def repair(
     invocation: Invocation,
-    ledger_id: LedgerId,
+    ledger_id: NameOrId,
     replace: Annotated[
         str,
         typer.Option(
@@ -431,10 +443,12 @@ async def repair(
 
     Safe beside a live writer, which it neither fences nor disturbs: of a ledger that is not closed, the last
     fragment is left alone, unless --recover-after is given. May be interrupted, and run again. Copying needs
-    no password; taking over a ledger that has one does.
+    no password; taking over a ledger that has one does. A bookie that is in no fragment needs no repair,
+    but one that the cluster has never heard of is an error.
     """
     output = invocation.output
     async with client_aio.connect(invocation.metadata_uri) as client:
+        which = (await client.ledger_metadata(name_or_id(ledger_id))).ledger_id
         with output.progress() as progress:
             task = progress.add_task(f"ledger {ledger_id}", total=None, figures="")
 
@@ -449,14 +463,27 @@ async def repair(
                 )
 
             report = await client.repair_ledger(
-                ledger_id,
+                which,
                 replace=replace,
                 by=by,
                 recover_after_s=recover_after_s,
                 password=password_of(password_file),
                 on_progress=show_progress,
             )
+    if not (report.fragments or report.is_last_fragment_left or report.was_recovered):
+        await _check_known(invocation, which, replace)
     output.document(asdict(report), text=text_of_repair(report))
+
+
+async def _check_known(invocation: Invocation, ledger_id: int, bookie: str) -> None:
+    """Raise NoSuchKeyError for a bookie that runs nowhere and has no cookie: its name is mistyped."""
+    async with await open_store(invocation.metadata_uri) as store:
+        known = {*await store.children(KEY_COOKIES), *await available_bookies(store)}
+    if bookie not in known:
+        raise client_aio.NoSuchKeyError(
+            f"there is no bookie {bookie}: it is in no fragment of ledger {ledger_id}, and the cluster's "
+            f"bookies are {', '.join(sorted(known)) or 'none'}"
+        )
 
 
 @command(app, "delete")

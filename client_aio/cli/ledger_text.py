@@ -69,10 +69,10 @@ def draw(metadata: LedgerMetadata) -> str:
     if metadata.last_entry is None:
         lines.append(f"entries {metadata.first_entry:,}–…")
     elif metadata.last_entry < metadata.first_entry:
-        lines.append("no entries")
+        lines.append(entries_text(metadata.first_entry, metadata.last_entry))
     else:
-        span = _range(metadata.first_entry, metadata.last_entry)
-        lines.append(f"entries {span}, {metadata.length or 0:,} bytes")
+        span = entries_text(metadata.first_entry, metadata.last_entry)
+        lines.append(f"{span}, {metadata.length or 0:,} bytes")
     if metadata.custom:
         lines += [f"custom {key} = {value!r}" for key, value in metadata.custom.items()]
     return "\n".join([*lines, "", *_draw_fragments(metadata)])
@@ -116,7 +116,7 @@ def text_of_repair(report: RepairReport) -> str:
             else f"{report.replaced} replaced by {fragment.replacement}"
         )
         lines.append(
-            f"entries {_range(fragment.first_entry, fragment.last_entry)}: {how}, "
+            f"{entries_text(fragment.first_entry, fragment.last_entry)}: {how}, "
             f"{fragment.entries_copied:,} entries ({fragment.bytes_copied:,} bytes) copied"
         )
     if report.is_last_fragment_left:
@@ -156,6 +156,11 @@ def _draw_fragments(metadata: LedgerMetadata) -> list[str]:
             lines.append(f"{'':>8}  {'':<{range_width}}  {marks}".rstrip())
         previous = fragment.bookies
     return lines
+
+
+def entries_text(first: int, last: int) -> str:
+    """Name a run of entries, which may be empty."""
+    return f"entries {_range(first, last)}" if last >= first else "no entries"
 
 
 def _range(first: int, last: int | None) -> str:

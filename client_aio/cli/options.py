@@ -38,7 +38,6 @@ class Invocation:
     """What the common options say."""
 
     metadata: str | None
-    metadata_was_given: bool  # on the command line, not by the environment
     output: Output
     loop: Loop
     debug: bool
@@ -68,18 +67,19 @@ class Invocation:
         return self.metadata
 
 
+def _metadata_option(variable: str | None) -> Any:
+    return Annotated[
+        str | None,
+        typer.Option(
+            envvar=variable,
+            metavar="URI",
+            help="The metadata store: zk://h1:2181,h2:2181/root or sqlite:///absolute/path.",
+        ),
+    ]
+
+
 _COMMON: dict[str, tuple[Any, Any]] = {
-    "metadata": (
-        Annotated[
-            str | None,
-            typer.Option(
-                envvar=METADATA_VARIABLE,
-                metavar="URI",
-                help="The metadata store: zk://h1:2181,h2:2181/root or sqlite:///absolute/path.",
-            ),
-        ],
-        None,
-    ),
+    "metadata": (_metadata_option(METADATA_VARIABLE), None),
     "output": (
         Annotated[Format, typer.Option("--output", "-o", help="The form of the result.")],
         Format.TABLE,
@@ -89,32 +89,41 @@ _COMMON: dict[str, tuple[Any, Any]] = {
 }
 
 
-def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as a command of `app`, with the common options added."""
+def command(
+    app: typer.Typer, name: str, *, without_loop: bool = False, without_variable: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as a command of `app`, with the common options added.
+
+    Args:
+        without_loop: the command runs on no event loop of ours, and takes no `--loop`.
+        without_variable: `--metadata` counts only on the command line, not from the environment.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         own = list(inspect.signature(function).parameters.values())[1:]
+        common_options = dict(_COMMON)
+        if without_loop:
+            del common_options["loop"]
+        if without_variable:
+            common_options["metadata"] = (_metadata_option(None), None)
         added = [
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            for option, (kind, default) in _COMMON.items()
+            for option, (kind, default) in common_options.items()
         ]
 
         @wraps(function)
-        def call(context: typer.Context, **values: Any) -> None:
-            common = {option: values.pop(option) for option in _COMMON}
-            source = context.get_parameter_source("metadata")
+        def call(**values: Any) -> None:
+            common = {option: values.pop(option) for option in common_options}
             invocation = Invocation(
                 metadata=common["metadata"],
-                metadata_was_given=source is not None and source.name == "COMMANDLINE",
                 output=Output(common["output"]),
-                loop=common["loop"],
+                loop=common.get("loop", Loop.UVLOOP),
                 debug=common["debug"],
             )
             raise typer.Exit(_run(invocation, function, values))
 
-        context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        parameters = [context, *own, *added]
+        parameters = [*own, *added]
         call.__dict__["__signature__"] = inspect.Signature(parameters)
         call.__annotations__ = {one.name: one.annotation for one in parameters}
         app.command(name, help=_help_of(function))(call)

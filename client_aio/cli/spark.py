@@ -15,7 +15,7 @@ from client_aio.cli.options import Invocation, command, usage_error
 from client_aio.cli.passwords import PasswordFile, password_of
 
 app = typer.Typer(
-    no_args_is_help=True, help="Verify, export, import and sum up, in Spark (needs the extra [spark])."
+    no_args_is_help=True, help=r"Verify, export, import and sum up, in Spark (needs the extra \[spark])."
 )
 
 Master = Annotated[str, typer.Option(help="Spark's master, such as spark://host:7077.")]
@@ -40,7 +40,7 @@ def _session(master: str) -> Any:
     return session(master)
 
 
-@command(app, "verify")
+@command(app, "verify", without_loop=True)
 def verify(
     invocation: Invocation,
     log: Log = None,
@@ -84,7 +84,7 @@ def verify(
     return Exit.FAILURE if bad else Exit.OK
 
 
-@command(app, "export")
+@command(app, "export", without_loop=True)
 def export(
     invocation: Invocation,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Where to; any that Spark can write to.")],
@@ -104,7 +104,7 @@ def export(
     _print(invocation, done)
 
 
-@command(app, "import")
+@command(app, "import", without_loop=True)
 def import_(
     invocation: Invocation,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="What `export` has written.")],
@@ -122,7 +122,7 @@ def import_(
     _print(invocation, done)
 
 
-@command(app, "stats")
+@command(app, "stats", without_loop=True)
 def stats(invocation: Invocation, log: Log = None) -> None:
     """Show of each log how large it is, how old, and how fast it grows. Needs no Spark to be running."""
     _need_spark()
@@ -139,10 +139,10 @@ def stats(invocation: Invocation, log: Log = None) -> None:
         "bytes_last_day",
         "bytes_per_day",
     ]
-    invocation.output.rows(rows, [*columns, "bytes_per_day"])
+    invocation.output.rows(rows, columns)
 
 
-@command(app, "sweep")
+@command(app, "sweep", without_loop=True)
 def sweep(
     invocation: Invocation,
     log: Annotated[str, typer.Option("--log", metavar="NAME", help="The log that the jobs wrote to.")],

@@ -6,8 +6,8 @@
     frame.write.format("ledger").option("metadata", uri).option("log", "orders").mode("append").save()
     spark.read.format("ledger").option("metadata", uri).option("log", "orders").load()
 
-Needs the extra: `pip install 'bookie-aio[spark]'`. Executors need nothing but the same wheel. docs/SPARK.md
-has the walk-through, the guarantees, and every option.
+Needs the extra: `pip install '.[spark]'` in a checkout. Executors need nothing but the same wheel.
+docs/SPARK.md has the walk-through, the guarantees, and every option.
 
 Read first: `source` and `sink` (what Spark calls), `plan` and `encoding` (what they decide), `catalog`.
 """
@@ -21,7 +21,7 @@ try:
     import pyspark
 except ImportError as error:
     raise ImportError(
-        f"client_aio.spark needs {error.name}: install the extra, pip install 'bookie-aio[spark]'"
+        f"client_aio.spark needs {error.name}: install the extra, pip install '.[spark]' in a checkout"
     ) from error
 
 from client_aio.spark.archive import Archived, export, import_

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, TypeVar
 import client_aio
 from client_aio.spark.passwords import password_of, unlock
 from client_aio.spark.plan import Bounds, Stretch
+from client_aio.spark.rows import LOST
 from client_aio.spark.tags import Written
-from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchEntryError, NoSuchLedgerError
+from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchLedgerError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
 
 if TYPE_CHECKING:
@@ -255,7 +256,8 @@ class Catalog:
             return known or 1.0
         entries = size = 0
         until = min(last, first + _SAMPLE_ENTRIES - 1)
-        with contextlib.suppress(NoSuchEntryError):  # trimmed meanwhile
+        # Trimmed meanwhile, damaged, or out of reach: that is for whoever reads them to say.
+        with contextlib.suppress(*LOST, BookieUnavailableError):
             async for batch in reader.read_batches(first, until, known_lac=until):
                 entries += len(batch)
                 size += len(batch.buffer)

@@ -22,7 +22,13 @@ import client_aio
 from client_aio.log.adding import Addition, add_to_log
 from client_aio.spark import tags
 from client_aio.spark.passwords import password_of, unlock_log
-from metadata.errors import BookKeeperError, NoSuchLedgerError, NoSuchLogError, NotEnoughBookiesError
+from metadata.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    NoSuchLedgerError,
+    NoSuchLogError,
+    NotEnoughBookiesError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -76,14 +82,17 @@ async def draw_floor(options: WriteOptions) -> int:
 
 
 async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: int | None = None) -> bool:
-    """Add a job's ledgers to its log by one compare-and-set; False for a batch that was committed before.
+    """Add a job's ledgers to its log by one compare-and-set.
+
+    False for a batch that was committed before, or where `ifExists` is ignore and the log holds records.
 
     Args:
         floor: an id below those of the job's ledgers; by default the last ledger listed before.
 
     Raises:
         BookKeeperError: the log could not be changed, or whether it was is unknown. Nothing was deleted.
-        InvalidArgumentError: the log has other columns by now than when the write was planned.
+        InvalidArgumentError: the log has other columns by now than when the write was planned, or holds
+            records by now, and ifExists is error: nothing was added, and the job's ledgers are deleted.
     """
     options = job.options
     transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
@@ -91,15 +100,40 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
         if floor is None:
             floor = max(await listed_in(client, options.log), default=0)
         custom = job.written.to_custom()
-        addition = changed(Addition.check(ledger_ids, transaction, replace, custom), fits=fitting(custom))
-        added = await add_to_log(client._context, client._lists(options.log), addition, password_of(options))
+        fits = _fitting_if_new(options, custom)
+        addition = changed(Addition.check(ledger_ids, transaction, replace, custom), fits=fits)
+        try:
+            added = await add_to_log(
+                client._context, client._lists(options.log), addition, password_of(options)
+            )
+        except _LogIsUsedError as error:
+            await _delete_leftovers(client, job, floor)
+            if options.if_exists == "error":
+                raise InvalidArgumentError(str(error)) from None
+            logger.info("%s: nothing is written", error)
+            return False
         if added.repeated:
             logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
-        try:
-            await _delete_garbage(client, job, floor)
-        except BookKeeperError as error:  # the sweep comes by later
-            logger.warning("log=%s what failed attempts wrote is not deleted yet: %s", options.log, error)
+        await _delete_leftovers(client, job, floor)
         return not added.repeated
+
+
+class _LogIsUsedError(InvalidArgumentError):
+    """The log holds records by now, and must not."""
+
+
+def _fitting_if_new(options: WriteOptions, custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
+    """Give `fitting`, which also looks whether `ifExists` lets anything be added."""
+
+    def fits(head: LogHead) -> None:
+        if head.rows and options.if_exists != "append":
+            raise _LogIsUsedError(
+                f"log {options.log!r} holds records that were added while this was written, and ifExists is "
+                f"{options.if_exists}: choose another name, or append"
+            )
+        fitting(custom)(head)
+
+    return fits
 
 
 def fitting(custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
@@ -129,6 +163,13 @@ async def delete(job: Job, ledger_ids: Sequence[int]) -> None:
     async with client_aio.connect(job.options.metadata) as client:
         for ledger_id in ledger_ids:
             await _delete(client, job, ledger_id)
+
+
+async def _delete_leftovers(client: client_aio.Client, job: Job, floor: int) -> None:
+    try:
+        await _delete_garbage(client, job, floor)
+    except BookKeeperError as error:  # the sweep comes by later
+        logger.warning("log=%s what is not in it is not deleted yet: %s", job.options.log, error)
 
 
 async def _delete_garbage(client: client_aio.Client, job: Job, floor: int) -> None:

@@ -82,7 +82,18 @@ def make_encoder(
     The function raises InvalidArgumentError for a null where bytes must be or a string that is not UTF-8, and
     EntryTooLargeError for a row above the limit; they name the row within the batch.
     """
-    squeeze = _compressor(format_.compression)
+    compress = _compressor(format_.compression)
+
+    def squeeze(entries: list[bytes], what: str) -> list[bytes]:
+        if format_.compression == "none":
+            return entries
+        for number, entry in enumerate(entries):
+            if len(entry) > _INFLATED_BYTES_MAX:
+                raise EntryTooLargeError(
+                    f"{what} {number} of a batch has {len(entry):,} bytes before compression; the limit is "
+                    f"{_INFLATED_BYTES_MAX:,}"
+                )
+        return compress(entries)
 
     def check(entries: list[bytes], what: str) -> list[bytes]:
         for number, entry in enumerate(entries):
@@ -103,18 +114,18 @@ def make_encoder(
                 f"Leave such rows out: where({value} is not null)"
             )
         entries: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()
-        return check(squeeze(entries), "row")
+        return check(squeeze(entries, "row"), "row")
 
     def rows(batch: pyarrow.RecordBatch) -> list[bytes]:
         _check_readable(batch)
-        return check(squeeze(to_json_rows(batch)), "row")
+        return check(squeeze(to_json_rows(batch), "row"), "row")
 
     def arrow(batch: pyarrow.RecordBatch) -> list[bytes]:
         assert format_.schema is not None
         _check_readable(batch)
         if batch.schema != format_.schema:
             batch = batch.cast(format_.schema)
-        return check(squeeze(list(_messages(batch, entry_bytes))), "row")
+        return check(squeeze(list(_messages(batch, entry_bytes)), "row"), "row")
 
     return {"binary": binary, "json": rows, "arrow": arrow}[format_.encoding]
 

@@ -21,6 +21,8 @@ import pyarrow
 import pyarrow.compute as compute
 import pyarrow.types as kinds
 
+from metadata.errors import InvalidArgumentError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,12 +33,23 @@ _NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 
 
 def to_json_rows(batch: pyarrow.RecordBatch) -> list[bytes]:
-    """Give each row of a batch as an object, in UTF-8."""
+    """Give each row of a batch as an object, in UTF-8.
+
+    Raises:
+        InvalidArgumentError: a date or time that Python does not have; it names the column.
+    """
     if not batch.num_rows:
         return []
     parts: list[Any] = []
     for number, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
-        parts += [("{" if not number else ",") + _encode(name) + ":", _texts(column)]
+        try:
+            texts = _texts(column)
+        except OverflowError as error:
+            raise InvalidArgumentError(
+                f"column {name!r} has a date or a time that cannot be written as JSON ({error}): there, "
+                "those are of the years 1 to 9999, in UTC. Write with the encoding arrow"
+            ) from error
+        parts += [("{" if not number else ",") + _encode(name) + ":", texts]
     joined = compute.binary_join_element_wise(*parts, "}", "")
     rows: list[bytes] = joined.cast(pyarrow.binary()).to_numpy(zero_copy_only=False).tolist()
     return rows

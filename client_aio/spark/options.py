@@ -103,6 +103,21 @@ def parse_read(options: Mapping[str, str]) -> ReadOptions:
     return parsed
 
 
+_OF_STREAMS = ("startingPosition", "maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
+_OF_BATCHES = ("pushFilters",)
+
+
+def check_kind(options: Mapping[str, str], *, is_stream: bool) -> None:
+    """Refuse a stream's options in a batch read, and the other way round; raises InvalidArgumentError."""
+    given = {name.lower() for name in options}
+    for name in _OF_BATCHES if is_stream else _OF_STREAMS:
+        if name.lower() in given:
+            kinds = ("a batch read", "spark.read") if is_stream else ("a stream", "spark.readStream")
+            raise InvalidArgumentError(
+                f"the option {name} is for {kinds[0]}, {kinds[1]}, and would do nothing here: leave it out"
+            )
+
+
 def parse_write(options: Mapping[str, str]) -> WriteOptions:
     """Parse the options of a write; raises as `parse_read` does."""
     values = _parse(options, _WRITE, "write")

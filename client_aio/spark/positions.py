@@ -28,7 +28,7 @@ _GROUPS = numpy.frombuffer(b"".join(b"%04d" % number for number in range(10_000)
 
 
 class Place(NamedTuple):
-    """A position: the row's id and the entry. As an offset of a stream: the next record to be read."""
+    """A position: the row's id and the entry."""
 
     row_id: int
     entry_id: int
@@ -49,16 +49,32 @@ class Place(NamedTuple):
             raise InvalidArgumentError(f"{text!r} is no position: it is out of range")
         return place
 
-    def to_offset(self) -> dict[str, int]:
+
+class Offset(NamedTuple):
+    """Where a stream stands: the next record to be read, and in which log of that name."""
+
+    place: Place
+    made: int | None
+    """Tells a log from another one that had its name before: when it was created, in milliseconds; of a
+    ledger its id. None: not known, in a checkpoint of an older release."""
+
+    def is_of(self, made: int) -> bool:
+        """Tell whether it is, as far as is known, an offset in this log."""
+        return self.made is None or self.made == made
+
+    def to_json(self) -> dict[str, int]:
         """Give the form that Spark keeps in a query's checkpoint."""
-        return {"id": self.row_id, "entry": self.entry_id}
+        made = {} if self.made is None else {"made": self.made}
+        return {"id": self.place.row_id, "entry": self.place.entry_id, **made}
 
     @classmethod
-    def of_offset(cls, offset: Mapping[str, Any]) -> Place:
-        """Invert `to_offset`; raises InvalidArgumentError for an offset of something else."""
+    def of_json(cls, offset: Mapping[str, Any]) -> Offset:
+        """Invert `to_json`; raises InvalidArgumentError for an offset of something else."""
         try:
-            return cls(int(offset["id"]), int(offset["entry"]))
-        except (KeyError, TypeError, ValueError) as error:
+            made = offset.get("made")
+            place = Place(int(offset["id"]), int(offset["entry"]))
+            return cls(place, None if made is None else int(made))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"the checkpoint's offset {offset!r} is none of a ledger stream"
             ) from error

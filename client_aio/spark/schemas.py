@@ -41,6 +41,7 @@ def schema_of(options: ReadOptions, written: Written) -> StructType:
     Raises:
         InvalidArgumentError: a column is asked for that there is not, or the columns of JSON are not known.
     """
+    check_columns(options)
     decoded = _decoded_fields(written)
     names = options.columns or ([*OWN, VALUE] if written.encoding == "binary" else [*decoded])
     known = {name: _field(name, kind) for name, kind in OWN.items()} | decoded
@@ -53,6 +54,31 @@ def schema_of(options: ReadOptions, written: Written) -> StructType:
     if options.mode == "permissive":
         chosen.append(_field(ERROR, "string"))
     return StructType.fromJson({"type": "struct", "fields": chosen})
+
+
+def check_columns(options: ReadOptions, schema: StructType | None = None) -> None:
+    """See that the option `columns` fits the others.
+
+    Args:
+        schema: the columns that the read has, perhaps as the user wrote them.
+
+    Raises:
+        InvalidArgumentError: it does not.
+    """
+    wanted = [name for name in options.columns if name != ERROR]
+    if ERROR in options.columns and options.mode != "permissive":
+        raise InvalidArgumentError(
+            f"the option columns names {ERROR!r}, which there is with mode permissive only: set that, or "
+            "leave it out"
+        )
+    if schema is None or not options.columns:
+        return
+    found = [name for name in schema.names if name != ERROR]
+    if found != wanted:
+        raise InvalidArgumentError(
+            f"the option columns names {', '.join(wanted)}; the schema that is given has "
+            f"{', '.join(found)}: leave the option out, and give a schema of the columns that you want"
+        )
 
 
 def _decoded_fields(written: Written) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from client_aio.spark import schemas
 from client_aio.spark.catalog import Catalog, check_written, with_catalog
-from client_aio.spark.options import ENCODINGS, ReadOptions, parse_read
+from client_aio.spark.options import ENCODINGS, ReadOptions, check_kind, parse_read
 from client_aio.spark.passwords import password_of, settled
 from client_aio.spark.plan import Bounds, cut_into_partitions, partition_size
 from client_aio.spark.rows import Piece, RowReader
@@ -49,17 +49,23 @@ class LedgerDataSource(DataSource):
     def schema(self) -> StructType:
         """Give the columns of what the options name, where the user has not given them."""
         options = settled(parse_read(self.options))
-        return schemas.schema_of(options, _written(options))
+        return schemas.schema_of(options, written_of(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read."""
-        return LedgerReader(settled(parse_read(self.options)), schema)
+        return LedgerReader(self._parsed(schema, is_stream=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Begin a streaming read."""
         from client_aio.spark.stream import LedgerStreamReader
 
-        return LedgerStreamReader(settled(parse_read(self.options)), schema)
+        return LedgerStreamReader(self._parsed(schema, is_stream=True), schema)
+
+    def _parsed(self, schema: StructType, *, is_stream: bool) -> ReadOptions:
+        options = parse_read(self.options)
+        check_kind(self.options, is_stream=is_stream)
+        schemas.check_columns(options, schema)
+        return settled(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Plan a batch write."""
@@ -74,7 +80,9 @@ class LedgerDataSource(DataSource):
         return StreamWriter(self.options, schema, overwrite=overwrite)
 
 
-def _written(options: ReadOptions) -> Written:
+def written_of(options: ReadOptions) -> Written:
+    """Ask how what is read was written, by a connection of its own; raises as `check_written`."""
+
     async def ask(catalog: Catalog) -> Written:
         return check_written(await catalog.written(), options)
 
@@ -98,7 +106,7 @@ class LedgerReader(DataSourceReader):
         self._options = options
         self._schema = schema
         self._bounds = Bounds()
-        self._written = _written(options)
+        self._written = written_of(options)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Take the filters on where a row comes from, where the options say so; give back all others.

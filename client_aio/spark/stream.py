@@ -1,7 +1,8 @@
 """Reading a log, or a ledger, as a stream of micro-batches.
 
-An offset is the position of the next record to be read. The reader lives in the driver for as long as the
-query runs and keeps a connection; tasks get pieces, as in a batch read.
+An offset is the position of the next record to be read, and says which log of that name it is in. The reader
+lives in the driver for as long as the query runs and keeps a connection; tasks get pieces, as in a batch
+read.
 
 Invariants: a batch ends at or below a LAC that the driver has verified, and a ledger is gone past only when
 no entry will follow in it: so what lies between two offsets never changes, and a batch that is planned again
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -24,10 +26,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 import client_aio
-from client_aio.spark.catalog import Catalog, Found, check_written, rows_of
+from client_aio.spark.catalog import Catalog, Found, rows_of
 from client_aio.spark.plan import Bounds, Limit, advance, between
-from client_aio.spark.positions import Place
-from client_aio.spark.source import partitions_of, row_reader
+from client_aio.spark.positions import Offset, Place
+from client_aio.spark.source import partitions_of, row_reader, written_of
 from client_aio.sync.background import get_background
 from metadata.errors import InvalidArgumentError, LogTruncatedError
 
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql.types import StructType
 
+    from client_aio.spark.catalog import Listed
     from client_aio.spark.options import ReadOptions
-    from client_aio.spark.tags import Written
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +48,16 @@ T = TypeVar("T")
 
 _TAIL_ROWS = 3
 """The last two ledgers of a log may be open: with the one before them, that is what an end can depend on."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Now:
+    """What is listed when a batch is planned."""
+
+    made: int
+    """See `Offset.made`."""
+    begin: Place
+    rows: list[Listed]
 
 
 class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -60,11 +72,12 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._starting = _parse_start(options.starting_position)
-        self._target: Place | None = None
+        self._target: Offset | None = None
         self._is_patient = True
         self._catalog: Catalog | None = None
         self._client: client_aio.Client | None = None
-        self._written: Written = self._ask(self._how_written)
+        # By a connection of its own: Spark makes readers that it asks nothing else, and never stops.
+        self._written = written_of(options)
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to tasks without the connection."""
@@ -74,7 +87,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:
         """Give where a new query starts."""
-        return self._ask(self._first_place).to_offset()
+        return self._ask(lambda catalog: self._offset(catalog, self._first_place)).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Give the limit that the options set."""
@@ -90,15 +103,16 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             LogTruncatedError: records have been truncated before they were read, and `failOnDataLoss` is set.
         """
-        place = Place.of_offset(start)
-        end = self._ask(lambda catalog: self._end_of_batch(catalog, place, limit))
-        if self._target is not None:
-            end = max(place, min(end, self._target))
-        return end.to_offset()
+        begin = Offset.of_json(start)
+        end = self._ask(lambda catalog: self._end_of_batch(catalog, begin, limit))
+        if self._target is not None and self._target.made == end.made:
+            place = min(end.place, self._target.place)
+            end = Offset(max(begin.place, place) if begin.made in (None, end.made) else place, end.made)
+        return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, int] | None:
         """Give the end of what can be read, for the query's progress report."""
-        return self._ask(self._last_place).to_offset()
+        return self._ask(lambda catalog: self._offset(catalog, self._last_place)).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Fix the end of a query that reads what there is now.
@@ -106,7 +120,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         From then on, as in a batch read, nothing is left to a later batch where bookies cannot tell it.
         """
         self._is_patient, self._catalog = False, None
-        self._target = self._ask(self._last_place)
+        self._target = self._ask(lambda catalog: self._offset(catalog, self._last_place))
+
+    async def _offset(self, catalog: Catalog, where: Callable[[Catalog], Awaitable[Place]]) -> Offset:
+        made = (await self._now(catalog)).made  # before the place: a log that is new since then is noticed
+        return Offset(await where(catalog), made)
 
     async def _first_place(self, catalog: Catalog) -> Place:
         starting = self._starting
@@ -139,10 +157,12 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give where a log begins that has no ledger yet, or none any more."""
         return Place(*(await catalog.log_metadata(self._options.log[0])).begins_at)
 
-    async def _end_of_batch(self, catalog: Catalog, start: Place, limit: ReadLimit) -> Place:
-        found = await self._found(catalog, start)
-        ahead = between([one.stretch for one in found], start)
-        return advance(start, ahead, self._limit_of(limit))
+    async def _end_of_batch(self, catalog: Catalog, start: Offset, limit: ReadLimit) -> Offset:
+        now = await self._now(catalog)
+        first = self._first_of(start, now)
+        found = await self._found(catalog, now, first)
+        ahead = between([one.stretch for one in found], first)
+        return Offset(advance(first, ahead, self._limit_of(limit)), now.made)
 
     def _limit_of(self, limit: ReadLimit) -> Limit:
         if isinstance(limit, ReadAllAvailable):
@@ -158,14 +178,22 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         """Cut a micro-batch into what tasks read."""
-        first, behind = Place.of_offset(start), Place.of_offset(end)
-        if first == behind:
+        first, behind = Offset.of_json(start), Offset.of_json(end)
+        if first.place == behind.place and first.made in (None, behind.made):
             return []
-        found = self._ask(lambda catalog: self._found(catalog, first, behind))
-        said = {one.stretch.row_id: one for one in found}
-        stretches = between([one.stretch for one in found], first, behind)
-        parts = [Found(one, said[one.row_id].written) for one in stretches]
+        parts = self._ask(lambda catalog: self._parts(catalog, first, behind))
         return list(partitions_of(parts, self._options.partition_bytes))
+
+    async def _parts(self, catalog: Catalog, start: Offset, end: Offset) -> list[Found]:
+        now = await self._now(catalog)
+        if not end.is_of(now.made):
+            self._report_loss(start.place, now.begin, is_anew=True)
+            return []
+        first = self._first_of(start, now)
+        found = await self._found(catalog, now, first, end.place)
+        said = {one.stretch.row_id: one for one in found}
+        stretches = between([one.stretch for one in found], first, end.place)
+        return [Found(one, said[one.row_id].written) for one in stretches]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         """Read a part of a micro-batch, in a task."""
@@ -183,45 +211,58 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- asking the cluster ---
 
-    async def _how_written(self, catalog: Catalog) -> Written:
-        return check_written(await catalog.written(), self._options)
+    async def _now(self, catalog: Catalog) -> _Now:
+        if self._options.ledger is None:
+            log = await catalog.log_metadata(self._options.log[0])
+            return _Now(log.created_ms, Place(*log.begins_at), rows_of(log))
+        rows = await catalog.listed()
+        return _Now(rows[0].ledger_id, Place(rows[0].row_id, 0), rows)
 
-    async def _found(self, catalog: Catalog, start: Place, end: Place | None = None) -> list[Found]:
+    def _first_of(self, start: Offset, now: _Now) -> Place:
+        """Give where a batch begins; raises LogTruncatedError where the log is another one by now."""
+        if start.is_of(now.made):
+            return start.place
+        self._report_loss(start.place, now.begin, is_anew=True)
+        return now.begin
+
+    async def _found(
+        self, catalog: Catalog, now: _Now, start: Place, end: Place | None = None
+    ) -> list[Found]:
         """Give what can be read from an offset on; raises LogTruncatedError where some of it is gone.
 
         Args:
             end: where the batch ends that has been planned: up to there all of it is given, or an error.
         """
-        if self._options.ledger is None:
-            log = await catalog.log_metadata(self._options.log[0])
-            begin = Place(*log.begins_at)
-            if start < begin:
-                self._report_loss(start, begin)
-            listed = rows_of(log)
-        else:
-            listed = await catalog.listed()
-        rows = [row for row in listed if row.row_id >= start.row_id]
+        if self._options.ledger is None and start < now.begin:
+            self._report_loss(start, now.begin)
+        rows = [row for row in now.rows if row.row_id >= start.row_id]
         if end is not None:
             rows = [row.as_of(end) for row in rows if row.row_id <= end.row_id]
         found = await catalog.stretches(Bounds(), rows)
         if self._options.ledger is not None and found:
             stretch = found[0].stretch
-            if stretch.row_id == start.row_id and stretch.first > start.entry_id > 0:
+            if stretch.row_id == start.row_id and stretch.first > start.entry_id:
                 self._report_loss(start, Place(stretch.row_id, stretch.first))
         return found
 
-    def _report_loss(self, start: Place, begin: Place) -> None:
+    def _report_loss(self, start: Place, begin: Place, *, is_anew: bool = False) -> None:
+        """Say that what has not been read yet is gone: truncated, or with all of a log that was made anew."""
         options = self._options
-        what = f"log {options.log[0]!r}" if options.ledger is None else f"ledger {options.ledger[0]}"
+        what = f"log {options.log[0]!r}" if options.ledger is None else f"ledger {options.ledger[0]!r}"
         message = (
             f"{what} begins at {begin.row_id}:{begin.entry_id}; what this query has "
             f"not read yet, from {start.row_id}:{start.entry_id} on, has been truncated before that"
         )
+        if is_anew:
+            message = (
+                f"{what} has been deleted and made anew; what this query had not read yet of the one before, "
+                f"from {start.row_id}:{start.entry_id} on, is gone"
+            )
         if self._options.fail_on_data_loss:
             raise LogTruncatedError(
                 f"{message}. To go on with what is left, set failOnDataLoss to false", ledger_id=start.row_id
             )
-        logger.warning("%s: it goes on there, since failOnDataLoss is false", message)
+        logger.warning("%s: it goes on with what is left, since failOnDataLoss is false", message)
 
     def _ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
         async def ask() -> T:
@@ -249,4 +290,9 @@ def _parse_start(text: str) -> Place | datetime.datetime | str:
             f"the option startingPosition is earliest, latest, a position ID:ENTRY, or a time such as "
             f"2026-01-31T12:00:00Z: not {text!r}"
         ) from error
-    return moment.replace(tzinfo=datetime.UTC) if moment.tzinfo is None else moment
+    if moment.tzinfo is None:
+        raise InvalidArgumentError(
+            f"the option startingPosition is {text!r}, a time without a zone: write one with it, such as "
+            "2026-01-31T12:00:00Z or 2026-01-31T12:00:00+01:00"
+        )
+    return moment

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.document import _ROWS, _STORAGE, PAGE, between
+from benchmarks.document import _ROWS, _STORAGE, PAGE, between, reclaiming_ratios
+from benchmarks.peers.__main__ import taken_up
 from benchmarks.peers.results import Results, medians, ratio
 from benchmarks.peers.workloads import WORKLOADS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SETTINGS = {"measured_s": 1}
 
@@ -36,6 +37,33 @@ def test_runs_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
     Results(path, {}, SETTINGS).add(run("a", 0, 5))
     with pytest.raises(ValueError, match="was measured with"):
         Results(path, {}, {"measured_s": 2})
+
+
+def test_a_file_of_other_times_ends_the_program_with_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "peers.json"
+    taken_up(path, {"measured_s": 10.0}).add(run("a", 0, 5))
+    assert taken_up(path, {"measured_s": 10.0}).has("1k-1", "a", 0)
+    with pytest.raises(SystemExit, match=r"was measured with .* give the same times") as ended:
+        taken_up(path, {"measured_s": 20.0})
+    assert "\n" not in str(ended.value)
+
+
+def test_the_command_that_the_page_prints_takes_up_the_file_beside_it() -> None:
+    printed = re.search(r"bench-peers ARGS=\"--json (\S+) --seconds (\S+) --settle (\S+)\"", PAGE.read_text())
+    assert printed is not None
+    settings = json.loads(Path(printed[1]).read_text())["settings"]
+    assert (settings["measured_s"], settings["settle_s"]) == (float(printed[2]), float(printed[3]))
+    assert settings["warm_up_s"] == 15
+
+
+def test_the_pause_is_compared_with_the_quiet_before_it_and_after_it() -> None:
+    def pause(during: str, p99_ms: float) -> dict[str, Any]:
+        return {"what": "pauses", "during": during, "p99_ms": p99_ms}
+
+    lines = [{"what": "cost", "p99_ms": 9}, pause("quiet", 3), pause("reclaiming", 6), pause("quiet", 2.5)]
+    assert reclaiming_ratios(lines) == (2, 2.4)
+    assert reclaiming_ratios(lines[:3]) == (2, None)
+    assert reclaiming_ratios([]) == (None, None)
 
 
 def test_ratios_are_taken_within_each_round() -> None:

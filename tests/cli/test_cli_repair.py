@@ -93,3 +93,28 @@ def test_what_is_asked_wrongly_says_so(four: RunningCluster) -> None:
     )
     assert b"no ledger 999" in cli.run("ledger", "repair", "999", "--replace", first, code=3)
     assert b"--replace" in cli.run("ledger", "repair", ledger, code=2)
+
+
+def test_a_bookie_that_nobody_knows_is_told_from_one_that_owes_nothing(four: RunningCluster) -> None:
+    cli = four.cli
+    ledger = cli.run("ledger", "write", "-", stdin=b"a\n").decode().strip()
+    (idle,) = four.pids().keys() - set(bookies(four, ledger))
+    assert cli.run("ledger", "repair", ledger, "--replace", idle).decode() == (
+        f"{idle} is in no fragment of ledger {ledger}\n"
+    )
+    error = cli.run("ledger", "repair", ledger, "--replace", "nosuch", code=3).decode()
+    assert error.startswith(f"bookie-aio: there is no bookie nosuch: it is in no fragment of ledger {ledger}")
+    assert all(name in error for name in four.pids())
+
+
+def test_an_unbounded_ledger_is_repaired_by_its_name(four: RunningCluster) -> None:
+    cli = four.cli
+    cli.run("ledger", "create", "--unbounded", "payments")
+    for lines in (b"a\nb\n", b"c\n"):
+        cli.run("ledger", "takeover", "payments", "-", stdin=lines)
+    lost = bookies(four, "payments")[0]
+    text = cli.run("ledger", "repair", "payments", "--replace", lost).decode()
+    assert text.startswith(f"entries 0–1: {lost} replaced by ")
+    assert lost not in bookies(four, "payments")[:3]
+    assert cli.run("ledger", "cat", "payments", "--newline") == b"a\nb\nc\n"
+    assert b"nothere" in cli.run("ledger", "repair", "nothere", "--replace", lost, code=3)

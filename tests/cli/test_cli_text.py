@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 
 from client_aio.cli.exits import Exit, describe, exit_code_of
 from client_aio.cli.latency import LatencyBuckets, take_oldest
-from client_aio.cli.ledger_text import custom_of, draw, draw_replicas, row_of, text_of
+from client_aio.cli.ledger_text import (
+    custom_of,
+    draw,
+    draw_replicas,
+    entries_text,
+    row_of,
+    text_of,
+    text_of_repair,
+)
 from client_aio.cli.source import cut
+from client_aio.repair import RepairedFragment, RepairReport
 from client_aio.replicas import Replica
 from metadata import errors
 from metadata.ledger import LedgerMetadata
@@ -67,6 +76,18 @@ def test_drawing_of_an_empty_ledger_says_so() -> None:
     text = draw(_ledger().close(-1, 0))
     assert "no entries" in text
     assert text.splitlines()[-1] == "       0  none     b1  b2  b3"
+
+
+def test_a_run_without_entries_is_named_as_such() -> None:
+    assert entries_text(0, 999) == "entries 0–999"
+    assert entries_text(3, 3) == "entries 3–3"
+    assert entries_text(3, 2) == "no entries"
+    assert entries_text(0, -1) == "no entries"
+
+
+def test_repair_of_an_empty_ledger_says_so() -> None:
+    report = RepairReport(7, "b1", (RepairedFragment(0, -1, "b4", 0, 0),), False, False)
+    assert text_of_repair(report) == "no entries: b1 replaced by b4, 0 entries (0 bytes) copied"
 
 
 def test_drawing_shows_custom_metadata() -> None:

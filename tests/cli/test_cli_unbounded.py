@@ -17,6 +17,8 @@ def test_an_unbounded_ledger_from_its_making_to_its_end(cli: Cli) -> None:
     for number, lines in enumerate((b"a\nb\n", b"c\n"), 1):
         taken = cli.rows("ledger", "takeover", "payments", "-")  # nothing on standard input
         assert taken["term"] == 2 * number - 1
+        if number == 1:
+            assert taken["last_entry"] == -1
         text = cli.run("ledger", "takeover", "payments", "-", stdin=lines).decode()
         assert f"term {2 * number}" in text
     assert cli.run("ledger", "cat", "payments", "--newline") == b"a\nb\nc\n"
@@ -40,6 +42,14 @@ def test_an_unbounded_ledger_from_its_making_to_its_end(cli: Cli) -> None:
     assert cli.run("ledger", "delete", "--yes", "payments").decode() == "deleted payments\n"
     assert b"payments" in cli.run("ledger", "show", "payments", code=NOT_FOUND)
     assert b"payments" in cli.run("ledger", "takeover", "payments", code=NOT_FOUND)
+
+
+def test_a_takeover_of_what_holds_nothing_says_so(cli: Cli) -> None:
+    made = cli.run("ledger", "create", "--unbounded", "nothing-yet").decode().strip()
+    text = cli.run("ledger", "takeover", "nothing-yet").decode()
+    assert text == f"ledger {made}, term 1: no entries\n"
+    text = cli.run("ledger", "takeover", "nothing-yet", "-", stdin=b"a\nb\n").decode()
+    assert text == f"ledger {made}, term 2: entries 0–1\n"
 
 
 def test_a_bounded_ledger_is_not_taken_over(cli: Cli) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -108,3 +110,60 @@ async def test_a_file_that_may_or_may_not_be_replaced_ends_the_bookie(tmp_path: 
     with pytest.raises(DiskFailedError):
         await layout.write_file(disk, str(tmp_path), layout.CHECKPOINT, [b"new"])
     disk.close()
+
+
+class Unsynced(FaultyDisk):
+    """A disk on which the directory of a spare file that gets its name is not synced, once."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = str(directory)
+        self._is_due = False
+        self.is_done = False
+
+    async def rename(self, old: str, new: str) -> None:
+        await super().rename(old, new)
+        is_reuse = old.endswith(layout.SPARE_SUFFIX) and new.startswith(self._directory)
+        self._is_due = is_reuse and not self.is_done
+
+    async def sync_directory(self, path: str) -> None:
+        if self._is_due:
+            self._is_due, self.is_done = False, True
+            raise DiskFullError("too many open files")
+        await super().sync_directory(path)
+
+
+async def test_a_segment_that_could_not_be_made_leaves_its_id_to_nobody(tmp_path: Path) -> None:
+    """Another one of that id, in another directory, would not be looked at by the next start."""
+    disk = Unsynced(tmp_path / "a")
+    store = await Store.open(of(tmp_path, "ab"), disk=disk)
+    for entry in range(150):
+        await store.add(make_block(1, entry, [os.urandom(5000)]))
+    await store.settled()
+    await store.wait(lambda done: store.engine.append_tombstone(1, done))
+    await store.settled()
+    assert len({directory for directory, _ in store.engine._provision._spares}) == 2
+    acknowledged = 0
+    while not disk.is_done or acknowledged < 16:
+        try:
+            await store.add(make_block(2, acknowledged, [b"%d" % acknowledged * 1000]))
+            acknowledged += 1
+        except DiskFullError:
+            await asyncio.sleep(0.01)  # as long as it is read-only
+    for one in "ab":
+        shutil.copytree(tmp_path / one, tmp_path / "crashed" / one)
+    again = await Store.open(of(tmp_path / "crashed", "ab"))
+    found, stop, _ = await again.read(2, 0, acknowledged - 1)
+    assert (len(found), stop, again.engine.notes) == (acknowledged, Stop.END, [])
+    await again.close()
+    await store.close()
+
+
+async def test_two_files_of_one_segment_are_refused(tmp_path: Path) -> None:
+    store = await Store.open(of(tmp_path, "ab"))
+    await fill(store, range(600))
+    await store.close()
+    name = next(name for name in os.listdir(tmp_path / "b") if name.endswith(layout.SEGMENT_SUFFIX))
+    shutil.copy(tmp_path / "b" / name, tmp_path / "a" / name)
+    with pytest.raises(CorruptRecordError, match=f"both hold {name}"):
+        await Store.open(of(tmp_path, "ab"))

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage.directory import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, segment_name
+from bookie_aio.storage.directory import (
+    INDEX_SUFFIX,
+    SEGMENT_SUFFIX,
+    TEMPORARY_SUFFIX,
+    index_name,
+    segment_name,
+)
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.storage.index import IndexHead
 from bookie_aio.storage.reader import gather, read_block
@@ -23,6 +29,7 @@ from tests.support.storage import SMALL, FaultyDisk, Store, make_block, unaccoun
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bookie_aio.storage.disk import RealFile
     from bookie_aio.storage.segments import Source
 
 
@@ -55,6 +62,47 @@ async def test_an_index_is_rebuilt_although_the_segment_that_followed_was_given_
     assert not again.engine.is_all_damaged
     assert (await again.read(1, 0, counts[1] - 1))[1] is Stop.END
     await again.close()
+
+
+class NoNewIndexes(FaultyDisk):
+    """A disk without room for an index, when it is told to."""
+
+    is_armed = False
+
+    async def create(self, path: str) -> RealFile:
+        if self.is_armed and path.endswith(INDEX_SUFFIX + TEMPORARY_SUFFIX):
+            raise DiskFullError("no space for the index")
+        return await super().create(path)
+
+
+async def test_a_crash_before_an_index_is_made_again_is_no_damage(tmp_path: Path) -> None:
+    """Where the segment that followed is gone, only the checkpoint says where this one ended."""
+    disk = NoNewIndexes()
+    store = await Store.open(tmp_path / "b1", disk=disk)
+    counts = {}
+    for ledger_id in (1, 2, 3):
+        counts[ledger_id] = await fill_segment(store, ledger_id)
+        await store.add(make_block(ledger_id + 1, 0, [bytes(1500)]))  # this one takes the next segment
+    await store.settled()
+    await store.wait(lambda done: store.engine.append_tombstone(2, done))
+    await store.settled()
+    assert 2 not in store.engine._segments.by_id
+    path = tmp_path / "b1" / index_name(1)
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes(content)
+    store.engine._segments._heads.clear()
+    store.engine._segments._forget_places()
+    disk.is_armed = True
+    assert (await store.read(1, 0, counts[1] - 1))[1] is Stop.END  # from the index in memory
+    crashed = await store.crash_into(tmp_path / "crashed")
+    for _ in range(2):
+        again = await Store.open(crashed)
+        assert again.engine.notes == []
+        assert not again.engine.is_all_damaged
+        assert (await again.read(1, 0, counts[1] - 1))[1] is Stop.END
+        await again.close()
+    await store.close()
 
 
 async def test_who_looked_into_an_index_before_it_was_made_again_looks_again(

@@ -393,3 +393,20 @@ async def test_a_close_while_compacting_waits_for_the_copy_on_its_way(
     assert not again.engine.notes
     await assert_kept(again, range(60))
     await again.close()
+
+
+async def test_a_block_that_is_larger_than_segments_are_now_stays_where_it_is(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    large = os.urandom(25_000)
+    await store.add(make_block(7, 0, [large]))
+    for entry in range(30):
+        await store.add(make_block(1, entry, [os.urandom(5000)]))
+    await store.close()
+    lowered = replace(SMALL, segment_bytes=20 * 1024, group_bytes_max=8 * 1024)
+    again = await Store.open(tmp_path / "b1", lowered)
+    await again.wait(lambda done: again.engine.append_tombstone(1, done))
+    await again.settled()
+    assert again.engine._reclaimer._immovable
+    await asyncio.wait_for(again.add(make_block(2, 0, [b"goes on"])), 10)
+    assert await again.read(7, 0, 0) == ({0: large}, Stop.END, 1)
+    await again.close()

@@ -24,10 +24,10 @@ GUARDED = replace(
 )
 
 
-async def fill(store: Store, ledger_id: int) -> None:
+async def fill(store: Store, ledger_id: int, *, from_reserve: bool = False) -> None:
     """Add until there is no space."""
     for entry in range(1000):
-        await store.add(make_block(ledger_id, entry, [os.urandom(5000)]))
+        await store.add(make_block(ledger_id, entry, [os.urandom(5000)]), from_reserve=from_reserve)
 
 
 class Gauge:
@@ -142,3 +142,47 @@ async def test_a_real_file_system_that_is_full(tmpfs: Path) -> None:
     assert await again.read(2, 0, 0) == ({0: b"goes on"}, Stop.END, 1)
     assert again.engine.is_deleted(1)
     await again.close()
+
+
+def free_in(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+async def use_up(store: Store, path: Path) -> None:
+    """Have others take what is left of the disk, but for a few pages."""
+    (path / "foreign").write_bytes(bytes(max(0, free_in(path) - 28 * 1024)))
+
+
+async def test_what_is_deleted_on_a_full_disk_makes_room_for_the_reserve_too(tmpfs: Path) -> None:
+    config = replace(SMALL, space=replace(SMALL.space, spare_bytes_max=16 * MIB))
+    store = await Store.open(tmpfs / "b1", config)
+    with pytest.raises(DiskFullError):
+        await fill(store, 1)
+    with pytest.raises(DiskFullError):
+        await fill(store, 2, from_reserve=True)
+    assert not store.engine._provision.has_reserve
+    await use_up(store, tmpfs)
+    back = asyncio.Event()
+    store.engine._provision._on_writable = lambda is_: back.set()
+    await store.wait(lambda done: store.engine.append_tombstone(1, done))
+    await asyncio.wait_for(back.wait(), 10)
+    await store.add(make_block(3, 0, [b"goes on"]))
+    assert store.engine._provision.has_reserve
+    await store.close()
+
+
+async def test_a_reserve_of_another_size_is_used_as_it_is(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    await store.close()
+    disk = FaultyDisk()
+    larger = replace(SMALL, space=replace(SMALL.space, reserve_bytes=256 * 1024))
+    store = await Store.open(tmp_path / "b1", larger, disk)
+    disk.is_full = True
+    with pytest.raises(DiskFullError):
+        await fill(store, 1)
+    with pytest.raises(DiskFullError):
+        await fill(store, 2, from_reserve=True)
+    assert store.engine._journal.segment.header.capacity == SMALL.space.reserve_bytes
+    assert not store.failures
+    await store.close()

@@ -24,7 +24,7 @@ from client_aio.spark.plan import (
     cut_into_partitions,
     partition_size,
 )
-from client_aio.spark.positions import Place, position_column
+from client_aio.spark.positions import Offset, Place, position_column
 from client_aio.spark.source import LedgerReader, partitions_of
 from client_aio.spark.tags import Written
 from metadata.errors import InvalidArgumentError
@@ -224,7 +224,8 @@ def test_positions_sort_as_text_as_they_do_as_numbers_and_parse_back(places: lis
     assert [Place.parse(text) for text in sorted(place.text for place in places)] == sorted(places)
     for place in places:
         assert Place.parse(f"{place.row_id}:{place.entry_id}") == place
-        assert Place.of_offset(place.to_offset()) == place
+        for made in (None, 0, 1_790_000_000_000):
+            assert Offset.of_json(Offset(place, made).to_json()) == Offset(place, made)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +249,7 @@ def test_filters_on_the_users_own_columns_are_left_to_spark(
 ) -> None:
     """Columns of JSON that the user has described, under names that are also ours."""
     written = Written("json", schema=schema)
-    monkeypatch.setattr("client_aio.spark.source._written", lambda options: written)
+    monkeypatch.setattr("client_aio.spark.source.written_of", lambda options: written)
     options = parse_read(
         {"metadata": "sqlite:///unused.db", "log": "events", "encoding": "json", "pushFilters": "true"}
     )

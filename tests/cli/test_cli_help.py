@@ -1,0 +1,45 @@
+"""What `--help` promises is so: no option and no variable that nothing looks at."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.cli import Cli
+
+
+def help_of(*command: str) -> str:
+    """Give a command's help as words in a row, without the frame that is drawn around it."""
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", Cli().run(*command, "--help").decode()).split())
+
+
+def test_cluster_up_names_no_variable_for_its_metadata() -> None:
+    assert "BOOKIE_AIO_METADATA" in help_of("ledger", "list")
+    text = help_of("cluster", "up")
+    assert "--metadata" in text
+    assert "BOOKIE_AIO_METADATA" not in text
+
+
+@pytest.mark.parametrize("name", ["verify", "export", "import", "stats", "sweep"])
+def test_spark_has_no_loop_to_choose(name: str) -> None:
+    assert "--loop" in help_of("ledger", "list")
+    assert "--loop" not in help_of("spark", name)
+
+
+def test_spark_names_its_extra() -> None:
+    assert "needs the extra [spark]" in help_of("spark")
+
+
+def test_spark_stats_names_each_column_once(cli: Cli) -> None:
+    pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
+    cli.run("log", "append", "summed-up", "-", stdin=b"a\n")
+    text = cli.run("spark", "stats", "--log", "summed-up").decode()
+    assert text.count("summed-up") == 1
+    # The heading is folded where the terminal is narrow, a word a line: "last day" and "per day".
+    assert text.count("per") == 1, text
+
+
+def test_bench_says_what_bounds_each_measurement() -> None:
+    assert "unless --entries is given" in help_of("bench", "write")
+    assert "unless --entries is given" not in help_of("bench", "read")
