@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from contextlib import aclosing
 from decimal import Decimal
 from itertools import product
 from typing import TYPE_CHECKING
@@ -207,8 +208,16 @@ def test_a_log_that_is_being_written_is_read_up_to_what_is_acknowledged(
             writer.append(b"%d" % number)
         await writer.flush()
 
+    async def see(last: bytes) -> None:
+        """Wait until bookies have been told that it is acknowledged."""
+        async with aclosing(bookies.client.read_log("live", follow=True)) as records:
+            async for record in records:
+                if record.data == last:
+                    return
+
     try:
         bookies.run(append(100))
+        bookies.run(see(b"99"))
         frame = read(spark, bookies.uri, log="live")
         assert [bytes(row.value) for row in frame.orderBy("position").collect()] == [
             b"%d" % number for number in range(100)
