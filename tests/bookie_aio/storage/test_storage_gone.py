@@ -45,8 +45,8 @@ async def fill_segment(store: Store, ledger_id: int) -> int:
     return entry - first
 
 
-async def test_an_index_is_rebuilt_although_the_segment_that_followed_was_given_up(tmp_path: Path) -> None:
-    store = await Store.open(tmp_path / "b1")
+async def fill_around_a_gap(store: Store) -> int:
+    """Fill three segments, and have the second one given up; gives how many entries the first ledger has."""
     counts = {}
     for ledger_id in (1, 2, 3):
         counts[ledger_id] = await fill_segment(store, ledger_id)
@@ -55,12 +55,18 @@ async def test_an_index_is_rebuilt_although_the_segment_that_followed_was_given_
     await store.wait(lambda done: store.engine.append_tombstone(2, done))
     await store.settled()
     assert 2 not in store.engine._segments.by_id
+    return counts[1]
+
+
+async def test_an_index_is_rebuilt_although_the_segment_that_followed_was_given_up(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    count = await fill_around_a_gap(store)
     await store.close()
     assert (tmp_path / "b1" / segment_name(1)).stat().st_size == SMALL.segment_bytes
     (tmp_path / "b1" / index_name(1)).unlink()
     again = await Store.open(tmp_path / "b1")
     assert not again.engine.is_all_damaged
-    assert (await again.read(1, 0, counts[1] - 1))[1] is Stop.END
+    assert (await again.read(1, 0, count - 1))[1] is Stop.END
     await again.close()
 
 
@@ -79,14 +85,7 @@ async def test_a_crash_before_an_index_is_made_again_is_no_damage(tmp_path: Path
     """Where the segment that followed is gone, only the checkpoint says where this one ended."""
     disk = NoNewIndexes()
     store = await Store.open(tmp_path / "b1", disk=disk)
-    counts = {}
-    for ledger_id in (1, 2, 3):
-        counts[ledger_id] = await fill_segment(store, ledger_id)
-        await store.add(make_block(ledger_id + 1, 0, [bytes(1500)]))  # this one takes the next segment
-    await store.settled()
-    await store.wait(lambda done: store.engine.append_tombstone(2, done))
-    await store.settled()
-    assert 2 not in store.engine._segments.by_id
+    count = await fill_around_a_gap(store)
     path = tmp_path / "b1" / index_name(1)
     content = bytearray(path.read_bytes())
     content[20] ^= 1
@@ -94,13 +93,13 @@ async def test_a_crash_before_an_index_is_made_again_is_no_damage(tmp_path: Path
     store.engine._segments._heads.clear()
     store.engine._segments._forget_places()
     disk.is_armed = True
-    assert (await store.read(1, 0, counts[1] - 1))[1] is Stop.END  # from the index in memory
+    assert (await store.read(1, 0, count - 1))[1] is Stop.END  # from the index in memory
     crashed = await store.crash_into(tmp_path / "crashed")
     for _ in range(2):
         again = await Store.open(crashed)
         assert again.engine.notes == []
         assert not again.engine.is_all_damaged
-        assert (await again.read(1, 0, counts[1] - 1))[1] is Stop.END
+        assert (await again.read(1, 0, count - 1))[1] is Stop.END
         await again.close()
     await store.close()
 
