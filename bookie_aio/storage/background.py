@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from metadata.errors import StorageError
+from metadata.errors import DiskFailedError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 class ClosedError(Exception):
     """The engine is being closed: end the work."""
+
+
+def fatal(what: str, error: Exception) -> StorageError:
+    """Give what the bookie ends with, whatever it was that failed: going on without it would hide that."""
+    return error if isinstance(error, StorageError) else DiskFailedError(f"{what} failed: {error!r}")
 
 
 class Background:
@@ -42,8 +47,8 @@ class Background:
             await self._work()
         except ClosedError:
             return
-        except StorageError as error:
-            self._on_failed(error)
+        except Exception as error:
+            self._on_failed(fatal("the work in the background", error))
         finally:
             self.task = None
 

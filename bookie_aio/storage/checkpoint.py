@@ -8,15 +8,16 @@ when one is sealed, and before the file of one is given up. Little-endian:
 
       0  4s   magic b"BKC1"
       4  u32  crc            CRC32C of byte 8 up to the end
-      8  u32  version        4 (3: the same without `table`)
+      8  u32  version        5 (4: the same, no segment of generation 0; 3: without `table` as well)
      12  u32  flags          1: data was lost that may concern any ledger
      16  u64  next_segment   the lowest segment id that was never used
      24  u64  segments
      32  u64  ledgers
      40  u64  ranges
      48  u64  table          the number of the table of ledgers, 0: there is none
-     56  segments × 40 bytes: u64 id, u64 generation, u64 where its groups end (0: it is not sealed, and what
-             follows is 0), u64 lowest, u64 highest ledger in its index
+     56  segments × 40 bytes: u64 id, u64 generation (0: it is not sealed, and what follows the end is 0), u64
+             where its groups end (0: it is written to, or nothing is known), u64 lowest, u64 highest ledger
+             in its index
       …  ranges × 16 bytes:  u64 first, u64 last id of deleted ledgers, ascending
       …  ledgers × 144 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: damaged, 2: locked),
              u32 code's bytes (all ones: no statement), u64 content term, i64 LAC, i64 LAFR,
@@ -42,10 +43,11 @@ if TYPE_CHECKING:
 
     from bookie_aio.wire.blocks import Buffer
 
-VERSION = 4
+VERSION = 5
 CHECKPOINT_MAGIC = b"BKC1"
 _HEAD = struct.Struct("<4sIIIQQQQQ")
 _VERSION_WITHOUT_TABLE = 3
+_VERSIONS_READ = (_VERSION_WITHOUT_TABLE, 4, VERSION)
 _TABLE_BYTES = 8
 _SEGMENT = struct.Struct("<QQQQQ")
 _RANGE = struct.Struct("<QQ")
@@ -82,13 +84,18 @@ class LedgerState:
 
 
 class SegmentRow(NamedTuple):
-    """What the checkpoint says of a segment; `end` 0: it is not sealed."""
+    """What the checkpoint says of a segment: of one that is not sealed at most where its groups end."""
 
     segment_id: int
     generation: int = 0
     end: int = 0
     lowest_ledger: int = 0
     highest_ledger: int = 0
+
+    @property
+    def is_sealed(self) -> bool:
+        """Tell whether it is of a segment with an index. (A generation drawn as 0 costs a look at it.)"""
+        return self.generation != 0
 
 
 @dataclass
@@ -185,7 +192,7 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
     view = memoryview(data)
     if crc32c(view[_COVERED_FROM:]) != crc:
         raise CorruptRecordError("the checkpoint is damaged")
-    if version not in (VERSION, _VERSION_WITHOUT_TABLE):
+    if version not in _VERSIONS_READ:
         raise UnknownVersionError(
             f"a checkpoint of format version {version}; this program knows {VERSION}. It cannot be taken "
             "over: start a new bookie in an empty directory, and have the ledgers of the old one repaired"

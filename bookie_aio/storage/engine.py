@@ -32,6 +32,7 @@ from metadata.errors import (
     EntryTooLargeError,
     StorageError,
 )
+from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -47,6 +48,8 @@ __all__ = ["Done", "Engine", "ReadResult", "StorageConfig"]
 
 _FENCE_SHARE = 8
 """One part in this many of the reserve is kept for fences; recovery adds get the rest."""
+_ROOM_BYTES_MIN = 4096
+"""What the first segment has room for on a full disk, behind what the last run left: fences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +188,8 @@ class Engine:
             on_failed=self._fail,
         )
         self._make_tenders(restarted, lambda: on_writable(False))
-        segment = await self._provision.first_segment()
+        least = form.DATA_OFFSET + form.GROUP_HEADER_BYTES + tail_bytes + _ROOM_BYTES_MIN
+        segment = await self._provision.first_segment(least, restarted.used)
         segment.previous = restarted.previous
         self._segments.add(segment)
         self._journal = Journal(
@@ -501,17 +505,17 @@ class Engine:
         return await self._lookup.read(ledger_id, content_term, entry_ids, bytes_max)
 
     async def list_entries(
-        self, ledger_id: int, from_entry: int, rows_max: int
+        self, ledger_id: int, from_entry: int, rows_max: int, *, to_entry: int = ENTRY_ID_MAX
     ) -> tuple[list[ListedRun], int]:
         """Give runs (first entry, content term, count, stride) by first entry, and where to go on or −1.
 
-        Runs may overlap where entries were stored more than once.
+        Runs may overlap where entries were stored more than once. None starts above `to_entry`.
 
         Raises:
             DiskFailedError: the disk fails to give what is needed to tell.
         """
         self._ledgers.quiet.discard(ledger_id)
-        return await self._lookup.list_entries(ledger_id, from_entry, rows_max)
+        return await self._lookup.list_entries(ledger_id, from_entry, to_entry, rows_max)
 
     def list_ledgers(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
         """Give ids, ascending, of ledgers of which anything is held, and where to go on or −1."""

@@ -129,7 +129,10 @@ async def write_index(
     """Write a segment's index; it is durable on return, and what the checkpoint says of it is given.
 
     From then on a restart does not replay the segment: its terms and marks must be in the checkpoint. The
-    segment's index in memory must not change meanwhile. Raises DiskFullError; it may be tried again.
+    segment's index in memory must not change meanwhile.
+
+    Raises:
+        DiskFullError: nothing is left behind, and it may be tried again.
     """
     assert segment.index is not None
     header = segment.header
@@ -149,6 +152,9 @@ async def write_index(
         await file.write(pages, offset)
         await file.write([encoder.head()], 0)
         await file.sync()
+    except DiskFullError:
+        await disk.unlink(temporary)
+        raise
     finally:
         file.close()
     await disk.rename(temporary, segment.index_path)

@@ -36,6 +36,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 VERSION = 2
 INDEX_MAGIC = b"BKI1"
 PAGE_BYTES = 4096
+RUNS_PER_TURN = 2048
+"""How many runs are looked at before the loop may do something else."""
 
 _RUN = struct.Struct("<QQQIIII")
 _LEDGER = struct.Struct("<QQQQQQQQqqII32s")
@@ -123,10 +126,35 @@ class Runs:
 
         Of those that start above `low`, only the first `count_max`.
         """
-        start = bisect_left(self.firsts, low - self.widest) if low > self.widest else 0
-        above = bisect_right(self.firsts, low, start)
-        stop = min(bisect_right(self.firsts, high, start), above + count_max)
-        return unpack_runs(self.packed, start, stop, low)
+        return list(chain.from_iterable(self.parts(low, high, count_max)))
+
+    def parts(self, low: int, high: int, count_max: int) -> Iterator[list[Run]]:
+        """Give what `overlapping` gives, of `RUNS_PER_TURN` runs (or all of one first entry) at a time.
+
+        Runs may be added between two parts. Those are given or not.
+        """
+        firsts = self.firsts
+        from_first = max(0, low - self.widest)
+        while True:
+            start = bisect_left(firsts, from_first)
+            above = bisect_right(firsts, low, start)
+            end = min(bisect_right(firsts, high, start), above + count_max)
+            stop = self._end_of_part(start, end)
+            if stop < end:
+                # By entry and not by number, which one that is added may change.
+                from_first = firsts[stop - 1] + 1
+            count_max -= max(0, stop - max(start, above))
+            yield unpack_runs(self.packed, start, stop, low)
+            if stop == end:
+                return
+
+    def _end_of_part(self, start: int, end: int) -> int:
+        """Give where a part of the runs number `start` to `end` − 1 ends: between two first entries."""
+        if end - start <= RUNS_PER_TURN:
+            return end
+        firsts = self.firsts
+        stop = bisect_left(firsts, firsts[start + RUNS_PER_TURN], start)
+        return stop if stop > start else min(bisect_right(firsts, firsts[start], start), end)
 
 
 def unpack_runs(packed: Buffer, start: int, stop: int, low: int) -> list[Run]:
@@ -134,7 +162,12 @@ def unpack_runs(packed: Buffer, start: int, stop: int, low: int) -> list[Run]:
     if start >= stop:
         return []
     part = memoryview(packed)[start * RUN_BYTES : stop * RUN_BYTES]
-    return [run for run in map(Run._make, _RUN.iter_unpack(part)) if run.last >= low]
+    # Of one wide run all behind it, up to `low`, are looked at: no object is made of those that end below.
+    return [
+        Run._make(fields)
+        for fields in _RUN.iter_unpack(part)
+        if fields[0] + (fields[3] - 1) * fields[4] >= low
+    ]
 
 
 class LedgerRow(NamedTuple):

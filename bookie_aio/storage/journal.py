@@ -18,6 +18,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from bookie_aio.storage import format as form
+from bookie_aio.storage.background import fatal
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
@@ -240,13 +241,17 @@ class Journal:
         group = form.GroupHeader(
             header.segment_id, header.generation, self._number, offset, *segment.previous, total, len(rows)
         )
-        buffers: list[Buffer] = [form.encode_group_head(group, rows)]
-        buffers += [record.body for record in records if record.body is not None]
-        buffers.append(form.padding(offset + total, header.capacity))
         self._in_flight = Group(segment, records, offset, offset + head_bytes, total, self._loop.time())
-        assert segment.file is not None
-        assert offset + total <= header.capacity
-        future = segment.file.write_and_sync(buffers, offset)
+        try:
+            buffers: list[Buffer] = [form.encode_group_head(group, rows)]
+            buffers += [record.body for record in records if record.body is not None]
+            buffers.append(form.padding(offset + total, header.capacity))
+            assert segment.file is not None
+            assert offset + total <= header.capacity
+            future = segment.file.write_and_sync(buffers, offset)
+        except Exception as error:  # no memory, or no thread
+            self.fail(fatal("writing a group", error))
+            return
         future.add_done_callback(self._written)
 
     def _written(self, future: asyncio.Future[None]) -> None:

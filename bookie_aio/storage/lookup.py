@@ -96,7 +96,7 @@ class Lookup:
                 return reader.unknown()  # not lost: what the index says it holds, it never says it has not
 
     async def list_entries(
-        self, ledger_id: int, from_entry: int, rows_max: int
+        self, ledger_id: int, from_entry: int, to_entry: int, rows_max: int
     ) -> tuple[list[ListedRun], int]:
         """List as `Engine.list_entries` says."""
         rebuilt: set[int] = set()
@@ -105,8 +105,8 @@ class Lookup:
             last = state.last_entry if state is not None else -1
             from_entry = max(from_entry, state.first if state is not None else 0)
             try:
-                sources = await self.sources(ledger_id, from_entry, last)
-                return await list_runs(sources, from_entry, rows_max)
+                sources = await self.sources(ledger_id, from_entry, min(last, to_entry))
+                return await list_runs(sources, from_entry, to_entry, rows_max)
             except SegmentGoneError:
                 continue
             except DamagedIndexError as error:

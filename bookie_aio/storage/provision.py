@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bookie_aio.storage import directory as layout
 from bookie_aio.storage import format as form
+from bookie_aio.storage.background import fatal
 from bookie_aio.storage.files import create_reserve, create_segment, give_up_segment, reuse_file
-from metadata.errors import DiskFailedError, DiskFullError, StorageError
+from metadata.errors import DiskFullError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.segment import Segment
     from bookie_aio.storage.segments import Segments
 
+_T = TypeVar("_T")
 _GIB = 1024**3
 
 
@@ -137,23 +139,55 @@ class Provision:
         if self.ready is None:
             self._run(self._prepare)
 
-    async def first_segment(self) -> Segment:
+    async def first_segment(self, bytes_min: int, used: Sequence[tuple[str, int]]) -> Segment:
         """Give the segment to start with: an ordinary one, or the reserve where there is no space.
 
+        Where there is no reserve either, since it was used and no space came back before the process ended,
+        the files that were replayed are cut, and what that gives makes a segment, a small one perhaps.
+
+        Args:
+            bytes_min: how much is going to be written into it at once.
+            used: files, and where what counts in them ends.
+
         Raises:
-            DiskFullError: there is no reserve either.
+            DiskFullError: there is no room for that much.
         """
         try:
             await self._prepare()
         except DiskFullError:
             self._set(is_full=True)
-            if not self.has_reserve:
-                raise
-            await self._prepare_reserve()
+            if self.has_reserve:
+                await self._prepare_reserve()
+            else:
+                await self._cut(used)
+                await self._prepare_small(bytes_min)
             self._arm_timer()
         segment, self.ready = self.ready, None
         assert segment is not None
         return segment
+
+    async def _cut(self, used: Sequence[tuple[str, int]]) -> None:
+        for path, end in used:
+            file = await self._disk.open(path)
+            try:
+                if file.size() > end:
+                    await file.truncate(end)
+            finally:
+                file.close()
+
+    async def _prepare_small(self, bytes_min: int) -> None:
+        # The larger it is, the more fences it has room for. Not listed, like the reserve.
+        capacity = max(self._limits.reserve_bytes, bytes_min)
+        while True:
+            try:
+                segment = await self._create(capacity)
+            except DiskFullError:
+                if capacity == bytes_min:
+                    raise
+                capacity = max(capacity // 2, bytes_min)
+            else:
+                self._set_ready(segment)
+                return
 
     def begin_reserve(self) -> bool:
         """Make the reserve the next segment; False when there is none left."""
@@ -178,9 +212,9 @@ class Provision:
             await work()
         except DiskFullError:
             self._set(is_full=True)
-        except (StorageError, OSError) as error:
+        except Exception as error:
             self._task = None
-            self._on_failed(error if isinstance(error, StorageError) else DiskFailedError(str(error)))
+            self._on_failed(fatal("preparing a segment", error))
             return
         self._task = None
         self._on_ready()
@@ -225,11 +259,14 @@ class Provision:
             return await self._named(
                 capacity, lambda header: reuse_file(disk, directory, name, header, shelf)
             )
+        return await self._create(capacity)
+
+    async def _create(self, capacity: int) -> Segment:
         error = DiskFullError("no data directory")
         for directory in self._by_preference():
 
             def create(header: form.SegmentHeader, directory: str = directory) -> Awaitable[Segment]:
-                return create_segment(disk, directory, header, shelf)
+                return create_segment(self._disk, directory, header, self._segments.shelf)
 
             try:
                 return await self._named(capacity, create)
@@ -258,21 +295,27 @@ class Provision:
         self._set_ready(segment)
 
     async def _set_aside(self) -> None:
-        """Create the reserve, at the cost of spare files where there is no space. Raises DiskFullError."""
+        size = self._limits.reserve_bytes
+        await self.make_room(self._home, lambda: create_reserve(self._disk, self._home, size))
+        self._reserve_bytes = size
+
+    # --- spare files ---
+
+    async def make_room(self, directory: str, write: Callable[[], Awaitable[_T]]) -> _T:
+        """Have something written, at the cost of spare files where there is no space.
+
+        Raises:
+            DiskFullError: there is none, and no spare file in that directory.
+        """
         while True:
             try:
-                await create_reserve(self._disk, self._home, self._limits.reserve_bytes)
+                return await write()
             except DiskFullError:
-                spare = next((one for one in self._spares if one[0] == self._home), None)
+                spare = next((one for one in self._spares if one[0] == directory), None)
                 if spare is None:
                     raise
                 self._spares.remove(spare)
                 await layout.remove_files(self._disk, [os.path.join(*spare)])
-            else:
-                self._reserve_bytes = self._limits.reserve_bytes
-                return
-
-    # --- spare files ---
 
     def wants_spare(self, size: int) -> bool:
         """Tell whether a file of that size is to be kept: not while space for anything else is missing."""
@@ -332,8 +375,11 @@ class Provision:
         except StorageError as error:
             self._on_failed(error)
             return
-        if self._task is None and self.ready is None:
-            self.begin()
+        if self._task is None:
+            if self.ready is None:
+                self.begin()
+            else:
+                self._on_ready()  # one of several directories may have got space
 
     async def close(self) -> None:
         """Wait for what is under way, and stop."""

@@ -7,10 +7,12 @@ and the checking of everything read. Does not own the segments; it is given thos
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
+from bookie_aio.storage.index import RUNS_PER_TURN
 from bookie_aio.storage.segments import SegmentGoneError
 from bookie_aio.storage.winners import Found
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, entry_checksums
@@ -29,6 +31,7 @@ _RUNS_AT_ONCE = 256
 _GAP_BYTES = 4096
 _RANGE_BYTES_MAX = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
+_ROW_ENTRIES_MAX = 2**32 - 1  # of a row of LIST_ENTRIES
 ListedRun = tuple[int, int, int, int]
 
 
@@ -55,21 +58,47 @@ class ReadResult(NamedTuple):
 async def gather(sources: Sequence[Source], low: int, high: int, count_max: int) -> tuple[list[Found], int]:
     """Give the runs that may hold entries from `low` on, by first entry, and up to where they are all.
 
+    That is the horizon: `high`, or less, so that of the runs that start above `low` no more than `count_max`
+    are given. It is never below `low`: the runs that start there or before are given, however many.
+
     The sources come by their lowest entry, so that those behind the horizon are not looked into.
     """
     found: list[Found] = []
     horizon = high
+    looked_at = 0
     for source in sources:
         if source.lowest > horizon:
             break
-        runs = await source.overlapping(low, high, count_max + 1)
-        if sum(run.first > low for run in runs) > count_max:
-            horizon = min(horizon, runs.pop().first - 1)
+        # One more than may be kept: where a source does not give all that it has, the horizon comes down to
+        # before the last one that it gives, or further.
+        runs = await source.overlapping(low, horizon, count_max + 1)
         segment = source.segment
         segment_id = segment.segment_id
         found += [Found(run.content_term, segment_id, run.offset, run, segment) for run in runs]
-    found.sort(key=lambda one: one.run.first)
+        found.sort(key=_first)
+        horizon = _cut(found, low, horizon, count_max)
+        looked_at += len(runs)
+        if looked_at >= RUNS_PER_TURN:
+            looked_at = 0
+            await asyncio.sleep(0)
     return found, horizon
+
+
+def _first(found: Found) -> int:
+    return found.run.first
+
+
+def _cut(found: list[Found], low: int, horizon: int, count_max: int) -> int:
+    """Drop the runs behind the first `count_max` that start above `low`, and give the new horizon.
+
+    Of several that start at one entry, all are kept or none.
+    """
+    stop = bisect_right(found, low, key=_first) + count_max
+    if stop >= len(found):
+        return horizon
+    horizon = found[stop].run.first - 1
+    del found[bisect_right(found, horizon, key=_first) :]
+    return horizon
 
 
 class Reader:
@@ -341,23 +370,28 @@ async def read_block(found: Found, ledger_id: int, data: Buffer = b"") -> Block:
     return block
 
 
-async def list_runs(sources: Sequence[Source], from_entry: int, rows_max: int) -> tuple[list[ListedRun], int]:
+async def list_runs(
+    sources: Sequence[Source], from_entry: int, to_entry: int, rows_max: int
+) -> tuple[list[ListedRun], int]:
     """Give runs of entries by first entry, neighbours joined, and where to go on (−1: that is all).
+
+    No run starts above `to_entry`; they may end above it. There are `rows_max` at most, or as many as start
+    at one entry.
 
     Raises:
         DamagedIndexError: rebuild the index and list again.
         SegmentGoneError: list again.
     """
     listed: list[ListedRun] = []
-    while not listed and from_entry >= 0:
-        listed, from_entry = await _list_page(sources, from_entry, rows_max)
-    return listed, from_entry
+    while not listed and 0 <= from_entry <= to_entry:
+        listed, from_entry = await _list_page(sources, from_entry, to_entry, rows_max)
+    return listed, from_entry if from_entry <= to_entry else -1
 
 
 async def _list_page(
-    sources: Sequence[Source], from_entry: int, rows_max: int
+    sources: Sequence[Source], from_entry: int, to_entry: int, rows_max: int
 ) -> tuple[list[ListedRun], int]:
-    found, horizon = await gather(sources, from_entry, ENTRY_ID_MAX, rows_max)
+    found, horizon = await gather(sources, from_entry, to_entry, rows_max)
     runs: list[ListedRun] = []
     for one in found:
         run = one.run
@@ -367,24 +401,27 @@ async def _list_page(
             runs.append((first, run.content_term, run.entries - skipped, run.stride))
     runs.sort(key=lambda row: (row[0], -row[1], -row[2]))
     listed: list[ListedRun] = []
-    for row in runs:
+    for number, row in enumerate(runs, 1):
+        if number % RUNS_PER_TURN == 0:
+            await asyncio.sleep(0)
         first = row[0]
         if first > horizon:
             break
         if len(listed) >= rows_max and first > listed[-1][0]:
             return listed, first
         _append_joined(listed, row)
-    return listed, -1 if horizon >= ENTRY_ID_MAX else horizon + 1
+    return listed, -1 if horizon >= to_entry else horizon + 1
 
 
 def _append_joined(listed: list[ListedRun], row: ListedRun) -> None:
-    """Add a run, joined to the last one where it continues or repeats it."""
+    """Add a run, joined to the last one where it continues or repeats it and both fit into one row."""
     if listed:
         first, term, count, stride = listed[-1]
         offset, rest = divmod(row[0] - first, stride)
         if row[3] == stride and not rest and 0 <= offset <= count:
-            if row[1] == term:
-                listed[-1] = (first, term, max(count, offset + row[2]), stride)
+            joined = max(count, offset + row[2])
+            if row[1] == term and joined <= _ROW_ENTRIES_MAX:
+                listed[-1] = (first, term, joined, stride)
                 return
             if row[1] < term and offset + row[2] <= count:
                 return

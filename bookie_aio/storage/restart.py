@@ -51,6 +51,7 @@ class Restarted:
     tail: Group | None = None
     previous: tuple[int, int] = (0, 0)
     next_id: int = 1
+    used: list[tuple[str, int]] = field(default_factory=list)  # replayed files, and where what counts ends
     reserve_bytes: int = 0  # its size; 0 for none
     needed: set[int] = field(default_factory=set)  # useless segments whose tail is not rewritten yet
     useless: list[str] = field(default_factory=list)  # paths of files to remove in the end
@@ -258,7 +259,7 @@ class Restart:
         for segment_id in segment_ids:
             row = rows.get(segment_id)
             name = layout.segment_name(segment_id)
-            is_sealed = row is not None and row.end and layout.index_name(segment_id) in self._at
+            is_sealed = row is not None and row.is_sealed and layout.index_name(segment_id) in self._at
             if row is not None and is_sealed and name in self._at and await self._learn_from(row):
                 header = form.SegmentHeader(segment_id, row.generation, row.end)
                 self._segments.add_sealed(Segment(self._at[name], header, self._segments.shelf), row)
@@ -266,7 +267,7 @@ class Restart:
             segment = await self._open_unsealed(segment_id, is_listed=row is not None)
             if segment is not None:
                 opened[segment_id] = segment
-                if row is not None and row.end:  # sealed, and its index is missing
+                if row is not None and row.end:  # not sealed yet, or its index is missing
                     segment.end, segment.said = row.end, row
         for segment in opened.values():
             await self._try_index(segment)
@@ -440,6 +441,9 @@ class Restart:
                 found.useless.append(segment.path)
                 continue
             replayed.append((segment, result))
+            if result.groups or result.tail is not None:  # else a torn group says what was before it
+                end = result.end if result.tail is None else max(result.end, result.tail.header.end)
+                found.used.append((segment.path, end))
         for segment, result in reversed(replayed):
             await self._apply(segment, result)
 

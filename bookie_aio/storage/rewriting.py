@@ -101,9 +101,9 @@ async def store_unless_outdated(engine: Engine, block: Block, term: int) -> int:
         DiskFailedError: the disk failed.
     """
     await when_durable(engine.barrier)
-    rows = await _rows(engine, block)
-    if any(listed(block.entry_ids, rows, block.content_term + 1)):
-        raise OutdatedBlockError(block, max(row.content_term for row in rows))
+    marks, content_term = await _held(engine, block, block.content_term + 1)
+    if any(marks):
+        raise OutdatedBlockError(block, content_term)
     # No await from here to the append (rule 7). What came in between under this term is the same client's.
     if engine.term(block.ledger_id) > term:
         raise LedgerFencedError(f"a term above {term} came meanwhile", ledger_id=block.ledger_id)
@@ -113,20 +113,31 @@ async def store_unless_outdated(engine: Engine, block: Block, term: int) -> int:
 
 async def _missing(engine: Engine, block: Block) -> list[range]:
     ids = block.entry_ids
-    marks = listed(ids, await _rows(engine, block), block.content_term)
+    marks, _ = await _held(engine, block, block.content_term)
     for run in runs_of(ids, marks, 1):
         for entry_id in await _failing(engine, block, run):
             marks[ids.index(entry_id)] = 0
     return runs_of(ids, marks, 0)
 
 
-async def _rows(engine: Engine, block: Block) -> list[Row]:
-    rows: list[Row] = []
-    following = block.first_entry
-    while 0 <= following <= block.last_entry:
-        found, following = await engine.list_entries(block.ledger_id, following, _ROWS_AT_ONCE)
-        rows += [Row(*row) for row in found]
-    return rows
+async def _held(engine: Engine, block: Block, content_term: int) -> tuple[bytearray, int]:
+    """Tell which of a block's entries the index knows under a content term or a higher one: a 1 or a 0 each.
+
+    And the highest content term of what it knows there. No more than a page of rows is in memory at a time.
+    """
+    ids = block.entry_ids
+    marks = bytearray()
+    highest = 0
+    while len(marks) < len(ids):
+        rest = ids[len(marks) :]
+        rows_max = min(_ROWS_AT_ONCE, rest[-1] - rest[0] + 1)  # where each entry there is a row of its own
+        found, following = await engine.list_entries(block.ledger_id, rest[0], rows_max, to_entry=rest[-1])
+        rows = [Row(*row) for row in found]
+        # All that is known below where the list goes on is in these rows, and not all that is from there on.
+        known = rest if following < 0 else rest[: -(-(following - rest[0]) // rest.step)]
+        marks += listed(known, rows, content_term)
+        highest = max(highest, max((row.content_term for row in rows), default=0))
+    return marks, highest
 
 
 async def _failing(engine: Engine, block: Block, entry_ids: range) -> list[int]:
@@ -144,8 +155,8 @@ async def _failing(engine: Engine, block: Block, entry_ids: range) -> list[int]:
             continue
         rest = part[part.index(found.stop_entry) :]
         if found.stop is Stop.STALE_METADATA:
-            rows = await _rows(engine, block)
-            raise OutdatedBlockError(block, max(row.content_term for row in rows))
+            _, content_term = await _held(engine, block, 0)
+            raise OutdatedBlockError(block, content_term)
         if found.stop is Stop.BUDGET:
             waiting.append(rest)
         elif len(rest) == 1:

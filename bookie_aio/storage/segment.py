@@ -7,6 +7,7 @@ Does not own which segments there are, nor what is written into them.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from bookie_aio.storage import format as form
 from bookie_aio.storage.index import (
     PAGE_BYTES,
     RUNS_PER_PAGE,
+    RUNS_PER_TURN,
     IndexHead,
     LedgerRow,
     MemoryIndex,
@@ -127,7 +129,7 @@ class SealedIndex:
         """Give one ledger's runs as `Runs.overlapping` does. Raises CorruptRecordError."""
         head = await self.head()
         found: list[Run] = []
-        above = 0
+        above = looked_at = 0
         run_end = run_start + run_count
         from_first = max(0, low - widest)
         for page in head.pages_of_runs(run_start, run_count, from_first, high):
@@ -136,6 +138,10 @@ class SealedIndex:
             start = max(run_start, base) - base
             stop = min(run_end, base + RUNS_PER_PAGE) - base
             start, stop = find_runs(data, start, stop, from_first, high)
+            looked_at += stop - start
+            if looked_at >= RUNS_PER_TURN:  # pages that are in memory are read without a wait
+                looked_at = 0
+                await asyncio.sleep(0)
             for run in unpack_runs(data, start, stop, low):
                 above += run.first > low
                 if above > count_max:
@@ -180,7 +186,7 @@ class Segment:
         self.index: MemoryIndex | None = MemoryIndex()
         self.sealed: SealedIndex | None = None
         self.said: SegmentRow | None = None
-        """What the checkpoint says of it while its index, which it had, is made again."""
+        """What the checkpoint says of it when it is written to no more and has no index, or none any more."""
         self.is_reused = False  # its file was a segment before, so that all of it has been written
         self.is_gone = False  # given up, while somebody may still be reading from it
         self.has_unread = False  # the disk has failed to give some of it: not to be used again

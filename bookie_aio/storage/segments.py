@@ -9,6 +9,7 @@ Invariant: `find` gives all segments that hold entries of the ledger, as of the 
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from bisect import bisect_right, insort
 from operator import attrgetter
@@ -61,7 +62,12 @@ class Source(NamedTuple):
             SegmentGoneError: look again.
         """
         if self.runs is not None:
-            return self.runs.overlapping(low, high, count_max)
+            parts = self.runs.parts(low, high, count_max)
+            given = next(parts)
+            for part in parts:
+                given += part
+                await asyncio.sleep(0)
+            return given
         assert self.sealed is not None
         try:
             found = await self.sealed.overlapping(

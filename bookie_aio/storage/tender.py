@@ -5,7 +5,9 @@ its first group is written, covers a segment's terms and marks before its index 
 an index is not replayed), and stops listing a segment before its file is given up. Writing goes on
 meanwhile.
 
-No space is no failure here: the index stays in memory, and sealing is tried again when there is space.
+No space is no failure here: the index stays in memory, and sealing is tried again when there is space. One
+directory that is full holds up no other: what is sealed, or given up, before an earlier segment is would else
+be all that says where that one ended, so the checkpoint says it of each as soon as it is written to no more.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.storage import directory as layout
+from bookie_aio.storage.background import fatal
 from bookie_aio.storage.checkpoint import SegmentRow, encode_checkpoint, pack_state
 from bookie_aio.storage.files import give_up_segment, settle_segment, write_index
 from bookie_aio.storage.format import DATA_OFFSET
@@ -27,14 +30,14 @@ from bookie_aio.storage.states import Table
 from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from bookie_aio.storage.disk import Disk
     from bookie_aio.storage.ledgers import Ledgers
     from bookie_aio.storage.provision import Provision
     from bookie_aio.storage.segment import Segment
     from bookie_aio.storage.segments import Segments
-    from bookie_aio.wire.blocks import LacStatement
+    from bookie_aio.wire.blocks import Buffer, LacStatement
 
 _LEDGERS_AT_ONCE = 512
 _PARTS_AT_ONCE = 32
@@ -88,8 +91,13 @@ class Tender:
 
     def seal(self, *segments: Segment) -> None:
         """Seal segments to which nothing more is written, in the background."""
-        self._unsealed += segments
+        self._await_sealing(*segments)
         self._spawn(self.seal_all())
+
+    def _await_sealing(self, *segments: Segment) -> None:
+        for segment in segments:
+            segment.said = segment.said or SegmentRow(segment.segment_id, end=segment.end)
+        self._unsealed += segments
 
     def clean_up(self, segments: list[Segment], useless: list[str]) -> None:
         """Seal what a restart replayed, and remove the files that nothing needs any more."""
@@ -106,35 +114,59 @@ class Tender:
             await work
         except DiskFullError:
             return
-        except StorageError as error:
-            self._on_failed(error)
+        except Exception as error:
+            self._on_failed(fatal("sealing segments", error))
 
     async def seal_all(self) -> None:
-        """Seal whatever waits for it, and write the checkpoint. Raises DiskFullError."""
+        """Seal whatever waits for it, and write the checkpoint.
+
+        Raises:
+            DiskFullError: there was no space for the checkpoint, and nothing was done; or for some of the
+                indexes, and all else was.
+        """
+        full: dict[str, DiskFullError] = {}
         async with self._one_at_a_time:
             if not self._unsealed:
                 await self._write_checkpoint(set())
-            while self._unsealed:
-                segment = self._unsealed[0]
-                await self._seal(segment)
+            while segment := next((one for one in self._unsealed if one.directory not in full), None):
+                error = await self._seal(segment)
+                if error is not None:
+                    full[segment.directory] = error
+                    continue
                 self._unsealed.remove(segment)
                 await self._let_go(segment)
             useless, self._useless = self._useless, []
             await self.remove(useless)
         self.on_sealed()
+        for error in full.values():
+            raise error
 
-    async def _seal(self, segment: Segment) -> None:
+    async def _seal(self, segment: Segment) -> DiskFullError | None:
         # Cut first, since that gives space back; then the checkpoint, since with an index the segment is not
         # replayed any more, and its fences must be elsewhere.
-        if segment.file is not None:
-            await settle_segment(segment)
+        error = await self._settle(segment)
         await self._write_checkpoint(set())
+        if error is not None:
+            return error
         assert segment.index is not None
         ledgers = segment.index.ledgers
         for ledger_id in [one for one in ledgers if not self._counts(one, segment.segment_id)]:
             del ledgers[ledger_id]
-        row = await write_index(self._disk, segment, self._statement)
+        write = partial(write_index, self._disk, segment, self._statement)
+        try:
+            row = await self._provision.make_room(segment.directory, write)
+        except DiskFullError as full:
+            return full
         self._segments.seal(segment, row)
+        return None
+
+    async def _settle(self, segment: Segment) -> DiskFullError | None:
+        if segment.file is not None:
+            try:
+                await settle_segment(segment)
+            except DiskFullError as error:
+                return error
+        return None
 
     async def _let_go(self, latest: Segment) -> None:
         """Leave what was written last in the page cache, and have the system let go of what is before that.
@@ -184,14 +216,17 @@ class Tender:
         )  # fmt: skip
         if table is not None:
             try:
-                await layout.write_file(self._disk, self._home, layout.CHECKPOINT, encode(table.number))
+                await self._write_home(layout.CHECKPOINT, encode(table.number))
             except DiskFullError:
                 await self.remove([self._table_path(table.number)])  # its space may be what is missing
             else:
                 await self._rest_on(table)
                 return
-        data = encode(states.table_number)
-        await layout.write_file(self._disk, self._home, layout.CHECKPOINT, data)
+        await self._write_home(layout.CHECKPOINT, encode(states.table_number))
+
+    async def _write_home(self, name: str, buffers: Sequence[Buffer]) -> None:
+        write = partial(layout.write_file, self._disk, self._home, name, buffers)
+        await self._provision.make_room(self._home, write)
 
     def _table_path(self, number: int) -> str:
         return os.path.join(self._home, layout.table_name(number))
@@ -261,7 +296,7 @@ class Tender:
                 if self._ledgers.get(ledger_id) is not None:
                     self._ledgers.state(ledger_id).is_damaged = True
             await self._segments.unseal(segment, found.index)
-            self._unsealed.append(segment)
+            self._await_sealing(segment)
         await self._guard(self.seal_all())
         return True
 
@@ -346,7 +381,7 @@ class Tender:
         """Leave everything sealed: there is nothing to replay at the next start."""
         unused: list[Segment] = []
         if current.index is not None and current.end > DATA_OFFSET:
-            self._unsealed.append(current)
+            self._await_sealing(current)
         else:
             self._segments.remove(current)
             unused.append(current)

@@ -166,7 +166,8 @@ class DiskFaults:
     """What is wrong with a disk now. Times are in seconds."""
 
     slow_factor: float = 1.0
-    is_full: bool = False
+    full: tuple[str, ...] = ()
+    """The directories that have no space."""
     fail_next_write: bool = False
     fail_next_sync: bool = False
     failing_reads: float = 0.0
@@ -363,11 +364,14 @@ class SimFile:
         loop.post(disk.process, write_time, write)
         return future
 
+    def _is_full(self) -> bool:
+        return posixpath.dirname(self._path) in self._hardware.faults.full
+
     async def write(self, buffers: Sequence[Any], offset: int) -> None:
         """See `File`."""
         await self._disk.work()
         content = b"".join(buffers)
-        if self._hardware.faults.is_full and offset + len(content) > len(self.inode.data):
+        if self._is_full() and offset + len(content) > len(self.inode.data):
             raise DiskFullError(f"writing {self._path}: no space left on device")
         if self._hardware.faults.fail_next_write:
             self._hardware.faults.fail_next_write = False
@@ -417,7 +421,7 @@ class SimFile:
     async def preallocate(self, size: int) -> None:
         """See `File`."""
         await self._disk.work()
-        if self._hardware.faults.is_full:
+        if self._is_full():
             self._hardware.stats["enospc"] += 1
             raise DiskFullError(f"reserving {size} bytes for {self._path}: no space left on device")
         self._disk.note("preallocate", self._path, size)
@@ -581,7 +585,7 @@ class SimDisk:
 
     def space(self, path: str) -> Space:
         """See `Disk`."""
-        return Space(0 if self.hardware.faults.is_full else 1 << 40, 1 << 40)
+        return Space(0 if posixpath.normpath(path) in self.hardware.faults.full else 1 << 40, 1 << 40)
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:

@@ -174,10 +174,15 @@ def disk_slow(simulation: Simulation, fault: Fault) -> bool:
 
 @kind
 def disk_full(simulation: Simulation, fault: Fault) -> bool:
-    """No space is left for a while."""
+    """No space is left for a while, in one of the data directories or in all of them."""
     faults = simulation.disks[fault.target].faults
-    faults.is_full = True
-    simulation.after(fault.lasts, setattr, faults, "is_full", False)
+    all_of_them = tuple(simulation.directories_of(fault.target))
+    among = 2 * len(all_of_them)
+    number = int(fault.amount * among)
+    faults.full = all_of_them[number : number + 1] or all_of_them
+    if len(faults.full) < len(all_of_them):
+        simulation.stats["disk_full_of_several"] += 1
+    simulation.after(fault.lasts, setattr, faults, "full", ())
     return True
 
 

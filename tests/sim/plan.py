@@ -56,6 +56,8 @@ class Plan:
     segment_bytes: int
     dishonest: str
     """The one bookie whose medium may lie; see the fault budget in `tests.sim.disk`."""
+    directories: int = 1
+    """How many data directories a bookie has. Each may be full by itself."""
     power_cut_at_end: bool = True
     client_settings: dict[str, Any] = field(default_factory=dict)
     setup: str = ""
@@ -201,6 +203,7 @@ class Draw:
                 "dishonest": self.dishonest,
                 "order": self.rng.choice((Order.FIFO, Order.FIFO, Order.SHUFFLE, Order.PCT)),
                 "segment_bytes": self.rng.choice((24, 32, 64, 128)) * 1024,
+                "directories": self.rng.choice((1, 1, 2)),
                 **more,
             }
         )

@@ -187,7 +187,7 @@ class Simulation:
         for disk in self.disks.values():
             disk.when_busy.clear()
             faults = disk.faults
-            faults.slow_factor, faults.is_full, faults.failing_reads = 1.0, False, 0.0
+            faults.slow_factor, faults.full, faults.failing_reads = 1.0, (), 0.0
             faults.fail_next_sync = faults.fail_next_write = False
             faults.lose_next_write = faults.misdirect_next_write = False
         for process in self.network.processes.values():
@@ -204,6 +204,10 @@ class Simulation:
 
     # --- bookies -------------------------------------------------------------------------------
 
+    def directories_of(self, name: str) -> tuple[str, ...]:
+        """Give a bookie's data directories."""
+        return tuple(f"/{name}/data{number}" for number in range(self.plan.directories))
+
     def start_bookie(self, name: str) -> None:
         """Start a bookie as its command line does; a supervisor starts it again when it ends."""
         process = self.network.processes.get(name)
@@ -219,7 +223,7 @@ class Simulation:
         store = self._open_store(name, process, rng)
         config = BookieConfig(
             bookie_id=name,
-            directories=(f"/{name}/data",),
+            directories=self.directories_of(name),
             listen=(name, PORT),
             allow_remote_without_auth=True,
             storage=StorageConfig(

@@ -216,10 +216,13 @@ class FaultyFile(RealFile):
         super()._write_and_sync(buffers, offset)
 
     async def write(self, buffers: Sequence[Buffer], offset: int) -> None:
-        if self._faulty.is_full and not self._path.endswith("reserve"):
+        if self._is_refused() and not self._path.endswith("reserve"):
             raise DiskFullError("the test says there is no space")
         await super().write(buffers, offset)
         self._faulty.on_step("write", self._path)
+
+    def _is_refused(self) -> bool:
+        return self._faulty.is_full or os.path.dirname(self._path) == self._faulty.full_directory
 
     def read_nowait(self, offset: int, size: int) -> Buffer | None:
         return None if self._cannot_be_read(offset + size) else super().read_nowait(offset, size)
@@ -247,7 +250,7 @@ class FaultyFile(RealFile):
         self._faulty.on_step("truncate", self._path)
 
     async def preallocate(self, size: int) -> None:
-        if self._faulty.is_full or os.path.dirname(self._path) == self._faulty.full_directory:
+        if self._is_refused():
             raise DiskFullError("the test says there is no space")
         await super().preallocate(size)
         self._faulty.on_step("preallocate", self._path)
@@ -267,7 +270,7 @@ class FaultyDisk(RealDisk):
         self.fail_reads_of: str | None = None  # reads of them, too
         self.fail_reads_behind = 0  # so many bytes
         self.is_full = False
-        self.full_directory = ""  # where nothing can be preallocated
+        self.full_directory = ""  # the one that is full
         self.free: int | None = None  # bytes left, if it is the test that says so
         self.on_step: Callable[[str, str], None] = lambda what, path: None  # after anything that lasts
 

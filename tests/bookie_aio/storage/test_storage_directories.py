@@ -13,7 +13,7 @@ from bookie_aio.storage import directory as layout
 from bookie_aio.storage.disk import RealDisk
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DirectoryInUseError, DiskFailedError, DiskFullError
-from tests.support.storage import FaultyDisk, Store, make_block
+from tests.support.storage import FaultyDisk, Store, copy_as_a_crash_leaves_it, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,6 +96,74 @@ async def test_a_full_directory_is_passed_over(tmp_path: Path) -> None:
     assert segments_in(tmp_path / "a") == 0
     assert segments_in(tmp_path / "b") > 5
     assert store.writable == []
+    await store.close()
+
+
+async def crashed(tmp_path: Path, name: str) -> Store:
+    """Open what a crash would leave this moment of both directories."""
+    for one in "ab":
+        copy_as_a_crash_leaves_it(tmp_path / one, tmp_path / name / one)
+    return await Store.open(of(tmp_path / name, "ba"))
+
+
+async def test_a_full_directory_holds_up_no_other(tmp_path: Path) -> None:
+    """Segments of the other are sealed, and given up, before those in front of them."""
+    disk = FaultyDisk()
+    store = await Store.open(of(tmp_path, "ba"), disk=disk)
+    await fill(store, range(60))
+    await store.settled()
+    disk.full_directory = str(tmp_path / "a")
+    for entry in range(100):
+        await store.add(make_block(2, entry, [os.urandom(5000)]))
+    await store.settled()
+    in_memory = [one for one in store.engine._segments.in_memory.values() if one.directory.endswith("a")]
+    assert 0 < len(in_memory) <= 2
+    assert len(store.engine._segments.in_memory) - len(in_memory) <= 1
+    assert store.writable == []
+    await store.wait(lambda done: store.engine.append_tombstone(2, done))
+    await store.settled()
+    assert store.engine._reclaimer.given_up > 0
+    again = await crashed(tmp_path, "crashed")
+    assert (list(again.engine.notes), again.engine.is_all_damaged) == ([], False)
+    assert (await again.read(1, 0, 59))[1] is Stop.END
+    await again.close()
+    sealed = asyncio.Event()
+    in_all = store.engine._segments.in_memory
+    store.engine._tender.on_sealed = lambda: sealed.set() if len(in_all) == 1 else None
+    disk.full_directory = ""
+    await asyncio.wait_for(sealed.wait(), 10)  # it is looked at again now and then
+    await store.close()
+
+
+async def test_an_index_takes_the_room_of_a_spare_file(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = await Store.open(of(tmp_path, "ba"), disk=disk)
+    for entry in range(60):
+        await store.add(make_block(1, entry, [os.urandom(5000)]))
+    await store.settled()
+    await store.wait(lambda done: store.engine.append_tombstone(1, done))
+    await store.settled()
+    provision = store.engine._provision
+    spares = [one for one in provision._spares if one[0].endswith("a")]
+    assert len(spares) > 1
+    provision._spares.sort()  # those of the other directory are used last
+    current = store.engine._journal.segment
+    while not current.directory.endswith("a"):
+        await store.add(make_block(2, 0, [os.urandom(5000)]))
+        current = store.engine._journal.segment
+    await store.settled()
+    disk.full_directory = str(tmp_path / "a")
+
+    def give_space(what: str, path: str) -> None:
+        if what == "unlink" and path.endswith(".spare"):
+            disk.full_directory = ""
+
+    disk.on_step = give_space
+    while store.engine._journal.segment is current:
+        await store.add(make_block(2, 0, [os.urandom(5000)]))
+    await store.settled()
+    assert current.sealed is not None
+    assert not disk.full_directory
     await store.close()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage.disk import RealDisk
+from bookie_aio.storage.disk import JournalThread, RealDisk, RealFile
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
@@ -302,3 +302,38 @@ async def test_a_tombstone_that_is_dropped_for_want_of_space_deletes_nothing(tmp
     again = await Store.open(crashed)
     assert again.engine.is_deleted(7)
     await again.close()
+
+
+class Overtaxed(FaultyDisk):
+    """A disk whose calls fail with what is no error of a disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overtaxed = ""
+
+    async def create(self, path: str) -> RealFile:
+        if self.overtaxed and path.endswith(self.overtaxed):
+            raise MemoryError("the test says there is no memory")
+        return await super().create(path)
+
+    @property
+    def journal_thread(self) -> JournalThread:
+        if self.overtaxed == "journal":
+            raise RuntimeError("can't start new thread")
+        return super().journal_thread
+
+
+@pytest.mark.parametrize("what", [".segment", ".index.new", "journal"])
+async def test_an_error_that_is_not_the_disks_ends_the_bookie_as_well(tmp_path: Path, what: str) -> None:
+    """Nobody is left waiting."""
+    disk = Overtaxed()
+    store = await Store.open(tmp_path / "b1", disk=disk)
+    await store.add(make_block(1, 0, [b"good"]))
+    await store.settled()
+    disk.overtaxed = what
+    with pytest.raises(DiskFailedError):
+        await asyncio.wait_for(add_until_refused(store, 1), 10)
+    assert len(store.failures) == 1
+    assert not store.engine.is_writable
+    assert await store.read(1, 0, 0) == ({0: b"good"}, Stop.END, 1)
+    await store.close()

@@ -191,21 +191,31 @@ async def store_with_a_damaged_index(path: Path, disk: FaultyDisk) -> Store:
     return store
 
 
+class WithoutIndexes(FaultyDisk):
+    """A disk that has no room for an index as long as the test says so."""
+
+    is_refusing = False
+
+    async def create(self, path: str) -> RealFile:
+        if self.is_refusing and path.endswith(".index.new"):
+            raise DiskFullError("the test says there is no space")
+        return await super().create(path)
+
+
 async def test_who_knew_of_a_later_segment_that_is_gone_finds_the_one_that_was_sealed_again(
     tmp_path: Path,
 ) -> None:
-    disk = FaultyDisk()
+    disk = WithoutIndexes()
     store = await store_with_a_damaged_index(tmp_path / "b1", disk)
     segments = store.engine._segments
-    disk.is_full = True  # so that the index which is made again stays in memory
+    disk.is_refusing = True  # so that the index which is made again stays in memory
     for _ in range(2):  # the second time it is known what segments 1 and 3 hold of ledger 5
         assert (await store.read(5, 0, 0))[1] is Stop.END
-    await store.settled()  # it was tried once more
     assert [segment.segment_id for segment in segments.sealed()] == [1, 3]
-    disk.is_full = False
     await store.wait(lambda done: store.engine.append_tombstone(3, done))
     await store.settled()
     assert [segment.segment_id for segment in segments.sealed()] == [1]
+    disk.is_refusing = False
     await store.engine._tender.seal_all()
     assert [segment.segment_id for segment in segments.sealed()] == [1, 2]
     assert (await store.read(5, 0, 0))[1] is Stop.END

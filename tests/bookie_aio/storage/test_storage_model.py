@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from bookie_aio.storage import index as index_module
 from bookie_aio.storage.index import (
     MemoryIndex,
     Run,
@@ -127,10 +129,17 @@ runs = st.lists(
 )
 
 
-@given(runs=runs, low=st.integers(0, 500), span=st.integers(0, 200), count_max=st.integers(1, 20))
+@given(
+    runs=runs,
+    low=st.integers(0, 500),
+    span=st.integers(0, 200),
+    count_max=st.integers(1, 20),
+    turn=st.integers(1, 100),
+)
+@example(runs=[(first, 1, 1) for first in range(50)], low=0, span=50, count_max=10, turn=3)
 @settings(max_examples=100, deadline=None)
 def test_overlapping_runs_are_all_found(
-    runs: list[tuple[int, int, int]], low: int, span: int, count_max: int
+    runs: list[tuple[int, int, int]], low: int, span: int, count_max: int, turn: int
 ) -> None:
     index = MemoryIndex()
     everything = [
@@ -141,7 +150,8 @@ def test_overlapping_runs_are_all_found(
     held: Runs = index.ledgers[1]
     assert held.highest == max(run.last for run in everything)
     high = low + span
-    found = held.overlapping(low, high, count_max)
+    with patch.object(index_module, "RUNS_PER_TURN", turn):
+        found = held.overlapping(low, high, count_max)
     ordered = sorted(everything, key=lambda run: (run.first, run.offset))
     below = [run for run in ordered if run.first <= low <= run.last]
     above = [run for run in ordered if low < run.first <= high][:count_max]

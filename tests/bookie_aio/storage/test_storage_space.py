@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -107,18 +108,28 @@ async def test_what_is_deleted_below_the_floor_makes_the_bookie_writable_again(t
     await store.close()
 
 
+@contextmanager
+def small_file_systems(paths: list[Path]) -> Iterator[None]:
+    """Mount one of 1 MiB on each path."""
+    mounted: list[Path] = []
+    try:
+        for path in paths:
+            path.mkdir()
+            command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)]
+            if subprocess.run(command, capture_output=True, check=False).returncode:
+                pytest.skip("mounting a file system is not allowed here")
+            mounted.append(path)
+        yield
+    finally:
+        for path in mounted:  # lazily: a test that failed may have files open
+            subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Path]:
     """Give a file system of 1 MiB."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("mounting a file system is not allowed here")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+    with small_file_systems([tmp_path / "small"]):
+        yield tmp_path / "small"
 
 
 async def test_a_real_file_system_that_is_full(tmpfs: Path) -> None:
@@ -149,7 +160,7 @@ def free_in(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-async def use_up(store: Store, path: Path) -> None:
+def use_up(path: Path) -> None:
     """Have others take what is left of the disk, but for a few pages."""
     (path / "foreign").write_bytes(bytes(max(0, free_in(path) - 28 * 1024)))
 
@@ -162,7 +173,7 @@ async def test_what_is_deleted_on_a_full_disk_makes_room_for_the_reserve_too(tmp
     with pytest.raises(DiskFullError):
         await fill(store, 2, from_reserve=True)
     assert not store.engine._provision.has_reserve
-    await use_up(store, tmpfs)
+    use_up(tmpfs)
     back = asyncio.Event()
     store.engine._provision._on_writable = lambda is_: back.set()
     await store.wait(lambda done: store.engine.append_tombstone(1, done))
@@ -186,3 +197,39 @@ async def test_a_reserve_of_another_size_is_used_as_it_is(tmp_path: Path) -> Non
     assert store.engine._journal.segment.header.capacity == SMALL.space.reserve_bytes
     assert not store.failures
     await store.close()
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Iterator[list[Path]]:
+    """Give six file systems of 1 MiB each."""
+    paths = [tmp_path / f"disk{number}" for number in range(6)]
+    with small_file_systems(paths):
+        yield paths
+
+
+async def test_a_full_disk_takes_crash_after_crash(disks: list[Path]) -> None:
+    """Each start writes what the last one left elsewhere, before anything gave space back."""
+    for path in disks:
+        (path / "others").write_bytes(bytes(300 * 1024))
+    store = await Store.open(disks[0] / "b1")
+    with pytest.raises(DiskFullError):
+        await fill(store, 1)
+    last = store.engine.last_entry(1)
+    stores = [store]
+    for number, path in enumerate(disks[1:], 1):
+        await store.crash_into(path / "b1")
+        use_up(path)
+        store = await Store.open(path / "b1")
+        stores.append(store)
+        assert (list(store.engine.notes), store.engine.is_writable) == ([], False)
+        assert (await store.read(1, 0, last))[1] is Stop.END
+        for earlier in range(1, number):
+            assert store.engine.term(earlier) == earlier
+        await store.fence(number, number)
+    (disks[-1] / "others").unlink()
+    back = asyncio.Event()
+    store.engine._provision._on_writable = lambda is_: back.set()
+    await asyncio.wait_for(back.wait(), 10)
+    await store.add(make_block(9, 0, [b"goes on"]))
+    for one in stores:
+        await one.close()
