@@ -146,6 +146,10 @@ class LogCursor:
         index = bisect_left(self._rows, row.id + 1, key=lambda each: each.id)
         return self._rows[index] if index < len(self._rows) else None
 
+    def knows(self, row: LogRow) -> bool:
+        """Tell whether a row is one of those known, by its id."""
+        return any(each.id == row.id for each in self._rows)
+
     def enter(self, step: Step) -> None:
         """Note that the row is read from now on."""
         self.at = Position(step.row.id, step.first_entry)

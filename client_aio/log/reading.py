@@ -179,10 +179,10 @@ class LogReading:
 
     # --- the list ---
 
-    async def _learn(self, cursor: LogCursor) -> LogHead:
+    async def _learn(self, cursor: LogCursor, *, sync: bool = False) -> LogHead:
         """Read the rows around the cursor."""
         while True:
-            head, version = await self._lists.read()
+            head, version = await self._lists.read(sync=sync)
             self._check_same(version)
             try:
                 cursor.learn(head, await self._lists.rows_around(head, cursor.at.ledger_id))
@@ -229,10 +229,12 @@ class LogReading:
             raise
         except BookKeeperError:
             # It may have been truncated or deleted under the reader: then that is what is wrong.
-            head, version = await self._lists.read(sync=True)
-            self._check_same(version)
-            check_begun(head, cursor.at)
-            raise
+            await self._learn(cursor, sync=True)
+            if cursor.knows(row):
+                raise
+            cursor.finished(
+                row
+            )  # Dropped, and the log does not begin behind the reader: nothing was left of it.
 
     async def _source(
         self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int

@@ -301,6 +301,23 @@ async def test_a_reader_that_has_read_what_is_cut_off_goes_on(client: Client, is
     assert (await client.log_metadata("a")).begins_at == end
 
 
+@pytest.mark.parametrize("follow", [True, False])
+async def test_a_reader_goes_on_though_what_it_knows_of_is_cut_off(client: Client, follow: bool) -> None:
+    """It has read all of that, and stands before empty ledgers that are gone by now (one is open already)."""
+    for data in (b"1", b"", b"", b"2"):
+        async with client.create_ledger() as ledger:
+            if data:
+                await ledger.add_entry(data)
+        await client.add_to_log("a", [ledger.ledger_id])
+    rows = (await client.log_metadata("a")).rows
+    async with asyncio.timeout(30), contextlib.aclosing(client.read_log("a", follow=follow)) as records:
+        assert (await anext(records)).data == b"1"
+        assert [row.id for row in await client.truncate_log("a", Position(rows[3].id, 0))] == [
+            row.id for row in rows[:3]
+        ]
+        assert (await anext(records)).data == b"2"
+
+
 async def test_a_log_is_deleted_with_its_ledgers_and_its_writer_shut_out(client: Client) -> None:
     log = await client.open_log("a", custom_metadata={"app": b"x"})
     await log.append(b"1")
