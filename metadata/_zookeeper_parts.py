@@ -57,7 +57,13 @@ class ZooKeeperRegistration(Registration):
         self._value = value
         self._mark = token_of(None)
         self.is_closed = False
+        self._session_id = 0  # of the session under which the key was last put; 0: it may not be up to date
         self._lock = asyncio.Lock()
+
+    @property
+    def is_current(self) -> bool:
+        """Tell whether nothing is left to do: the key was put under the present session."""
+        return not self.is_closed and self._session_id == self._store._session.session_id != 0
 
     async def put(self) -> bool:
         """Bring the key to the latest value under the present session; False if another holds it.
@@ -65,7 +71,12 @@ class ZooKeeperRegistration(Registration):
         Once this is closed: see that the key is removed.
         """
         async with self._lock:
-            return await self._store._settled(f"register {self.key!r}", self._put)
+            self._session_id = 0
+            # Before it is put: where another session begins meanwhile, it is put once more.
+            session_id = self._store._session.session_id
+            is_held = await self._store._settled(f"register {self.key!r}", self._put)
+            self._session_id = session_id if is_held else 0
+            return is_held
 
     async def _put(self, state: Attempt) -> bool:
         # Any number of attempts lead to the same end, so a lost answer needs no settling here.

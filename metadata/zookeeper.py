@@ -495,6 +495,8 @@ class ZooKeeperMetadataStore(MetadataStore):
             await self._new_session.wait()
             self._new_session.clear()
             for registration in sorted(self._registrations, key=lambda each: each.key):
+                if registration.is_current:
+                    continue
                 try:
                     if not await registration.put():
                         log.warning("key %r is held by another session; trying again", registration.key)
