@@ -335,6 +335,9 @@ class DirectoryInUseError(StorageError):
 class DiskFullError(StorageError):
     """No space left for a new segment."""
 
+    is_of_space = True
+    """It is room on the disk that is missing, rather than file descriptors or memory."""
+
 
 class DiskFailedError(StorageError):
     """A write or an fsync failed; the bookie stops (rule 2)."""

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 _IOV_MAX = 1024
 _POOL_THREADS = 4
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NOT_ENOUGH = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Of something else: likewise no failure of the disk."""
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -144,8 +146,12 @@ class Disk(Protocol):
 
 
 def _typed(error: OSError, what: str) -> StorageError:
-    kind = DiskFullError if error.errno in _NO_SPACE else DiskFailedError
-    return kind(f"{what}: {error.strerror or error}")
+    text = f"{what}: {error.strerror or error}"
+    if error.errno not in _NO_SPACE + _NOT_ENOUGH:
+        return DiskFailedError(text)
+    full = DiskFullError(text)
+    full.is_of_space = error.errno in _NO_SPACE
+    return full
 
 
 def _write_all(descriptor: int, buffers: Sequence[Buffer], offset: int) -> None:
@@ -402,7 +408,8 @@ class RealDisk:
             with suppress(OSError):
                 function(*args, **kwargs)
 
-        self._pool.submit(quietly)
+        with suppress(RuntimeError):  # no thread can be started
+            self._pool.submit(quietly)
 
     async def create(self, path: str) -> RealFile:
         """See `Disk`."""

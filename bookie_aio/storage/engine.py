@@ -165,7 +165,6 @@ class Engine:
         on_warning: Callable[[str], None],
     ) -> None:
         config = self._config
-        replayed = list(self._segments.in_memory.values())
         tail = restarted.first_records()
         tail_bytes = sum(record.size for record in tail)
         capacity = max(config.segment_bytes, tail_bytes + form.DATA_OFFSET + form.GROUP_HEADER_BYTES)
@@ -188,8 +187,18 @@ class Engine:
             on_failed=self._fail,
         )
         self._make_tenders(restarted, lambda: on_writable(False))
+        try:
+            await self._begin(restarted, tail, tail_bytes)
+        except BaseException:
+            await self._provision.close()
+            raise
+
+    async def _begin(self, restarted: Restarted, tail: list[Record], tail_bytes: int) -> None:
+        """Have a segment, with what the last run left in it, and start what works in the background."""
+        config = self._config
+        replayed = list(self._segments.in_memory.values())
         least = form.DATA_OFFSET + form.GROUP_HEADER_BYTES + tail_bytes + _ROOM_BYTES_MIN
-        segment = await self._provision.first_segment(least, restarted.used)
+        segment = await self._provision.first_segment(least, restarted.used, restarted.unlisted)
         segment.previous = restarted.previous
         self._segments.add(segment)
         self._journal = Journal(
@@ -208,7 +217,7 @@ class Engine:
         largest = config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES
         self._journal.limit_groups(min(config.group_bytes_max, largest))
         self._tender.also_listed = set()
-        self._tender.clean_up(replayed, restarted.useless)
+        self._tender.clean_up(replayed, restarted.useless + restarted.unlisted)
         if not self._provision.is_full:
             self._provision.begin()
         self._scrubber.start()

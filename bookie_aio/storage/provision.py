@@ -139,15 +139,19 @@ class Provision:
         if self.ready is None:
             self._run(self._prepare)
 
-    async def first_segment(self, bytes_min: int, used: Sequence[tuple[str, int]]) -> Segment:
+    async def first_segment(
+        self, bytes_min: int, used: Sequence[tuple[str, int]], unlisted: Sequence[str]
+    ) -> Segment:
         """Give the segment to start with: an ordinary one, or the reserve where there is no space.
 
         Where there is no reserve either, since it was used and no space came back before the process ended,
-        the files that were replayed are cut, and what that gives makes a segment, a small one perhaps.
+        a spare file is taken. Or files that nobody needs are removed, those that were replayed are cut, and
+        what that gives makes a segment, a small one perhaps.
 
         Args:
-            bytes_min: how much is going to be written into it at once.
-            used: files, and where what counts in them ends.
+            bytes_min: the least capacity that it must have.
+            used: files, and behind where there is nothing in them that counts or proves that something does.
+            unlisted: files that are of no use, whatever happens.
 
         Raises:
             DiskFullError: there is no room for that much.
@@ -158,7 +162,10 @@ class Provision:
             self._set(is_full=True)
             if self.has_reserve:
                 await self._prepare_reserve()
+            elif self._spares and self._spare_bytes >= bytes_min:
+                self._set_ready(await self._reuse_spare())  # not listed, like the reserve
             else:
+                await layout.remove_files(self._disk, unlisted)
                 await self._cut(used)
                 await self._prepare_small(bytes_min)
             self._arm_timer()
@@ -253,13 +260,16 @@ class Provision:
         self.look()
 
     async def _make(self) -> Segment:
-        disk, shelf, capacity = self._disk, self._segments.shelf, self.segment_bytes
-        if self._spares and capacity == self._spare_bytes:
-            directory, name = self._spares.pop(0)
-            return await self._named(
-                capacity, lambda header: reuse_file(disk, directory, name, header, shelf)
-            )
-        return await self._create(capacity)
+        if self._spares and self.segment_bytes == self._spare_bytes:
+            return await self._reuse_spare()
+        return await self._create(self.segment_bytes)
+
+    async def _reuse_spare(self) -> Segment:
+        disk, shelf = self._disk, self._segments.shelf
+        directory, name = self._spares.pop(0)
+        return await self._named(
+            self._spare_bytes, lambda header: reuse_file(disk, directory, name, header, shelf)
+        )
 
     async def _create(self, capacity: int) -> Segment:
         error = DiskFullError("no data directory")
@@ -310,9 +320,9 @@ class Provision:
         while True:
             try:
                 return await write()
-            except DiskFullError:
+            except DiskFullError as error:
                 spare = next((one for one in self._spares if one[0] == directory), None)
-                if spare is None:
+                if spare is None or not error.is_of_space:
                     raise
                 self._spares.remove(spare)
                 await layout.remove_files(self._disk, [os.path.join(*spare)])

@@ -52,6 +52,7 @@ class Replayed:
     index: MemoryIndex = field(default_factory=MemoryIndex)
     end: int = form.DATA_OFFSET  # of the proven groups
     groups: int = 0  # proven ones
+    written: int = form.DATA_OFFSET  # where the last group ends whose head is whole, proven or not
     previous: tuple[int, int] | None = None  # said by any group, proven or not
     tail: Group | None = None
     terms: dict[int, int] = field(default_factory=dict)
@@ -260,7 +261,7 @@ async def replay_segment(
 
     Args:
         proven_end: where its durable groups end, or a tail begins, if something else says so.
-        is_last: no later segment holds an intact group.
+        is_last: no later segment holds an intact group, and it may have a tail.
 
     Returns:
         What it holds; nothing that counts where `unread` is set, since the walk ends there.
@@ -297,6 +298,7 @@ async def replay_segment(
             found.apply(unproven)
         unproven = group
         found.previous = (group.header.previous_segment, group.header.previous_end)
+        found.written = group.header.end
         offset, number = group.header.end, group.header.number + 1
     if unproven is not None:
         if not is_last or (proven_end is not None and unproven.header.end <= proven_end):
@@ -305,5 +307,6 @@ async def replay_segment(
             found.tail = unproven
     if proven_end is not None:
         found.end = max(found.end, proven_end)
+    found.written = max(found.written, found.end)
     found.unread = beginning.failure or walk.failure
     return found

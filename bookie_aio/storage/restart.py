@@ -55,6 +55,7 @@ class Restarted:
     reserve_bytes: int = 0  # its size; 0 for none
     needed: set[int] = field(default_factory=set)  # useless segments whose tail is not rewritten yet
     useless: list[str] = field(default_factory=list)  # paths of files to remove in the end
+    unlisted: list[str] = field(default_factory=list)  # likewise, but no start needs them, whatever happens
     notes: list[str] = field(default_factory=list)  # for the log: what was wrong
 
     def __post_init__(self) -> None:
@@ -172,7 +173,7 @@ class Restart:
                     )
                 self._at.setdefault(name, directory)
                 if name.endswith(layout.TEMPORARY_SUFFIX):
-                    found.useless.append(os.path.join(directory, name))
+                    found.unlisted.append(os.path.join(directory, name))
                 elif name.endswith(layout.SPARE_SUFFIX):
                     await self._take_spare(directory, name, spare_bytes)
         await self._read_checkpoint()
@@ -280,7 +281,7 @@ class Restart:
         name, index_name = layout.segment_name(segment_id), layout.index_name(segment_id)
         if not is_listed and checkpoint is not None and segment_id < checkpoint.next_segment:
             # It was given up, and the crash came before its file was gone.
-            self._found.useless += [self._path(one) for one in (name, index_name) if one in self._at]
+            self._found.unlisted += [self._path(one) for one in (name, index_name) if one in self._at]
             return None
         if name not in self._at:
             await self._lose(segment_id, f"segment {segment_id} is missing")
@@ -415,11 +416,15 @@ class Restart:
             known = None
             if named is not None and named[0] <= segment_id:
                 known = named[1] if named[0] == segment_id else form.DATA_OFFSET  # passed over, never used
-            if known is None and segment.end > form.DATA_OFFSET:
+            is_over = segment.end > form.DATA_OFFSET
+            if known is None and is_over:
                 # By the checkpoint, or by an index whose head is good and whose pages are not.
                 known = segment.end
             assert segment.file is not None
-            result = await replay_segment(segment.file, segment.header, proven_end=known, is_last=is_last)
+            # Where it is said to end, a tail behind that has been written elsewhere, and may be outdated.
+            result = await replay_segment(
+                segment.file, segment.header, proven_end=known, is_last=is_last and not is_over
+            )
             if result.unread is not None:
                 # It may hold what was acknowledged, or may not: neither lost nor torn.
                 raise result.unread
@@ -439,11 +444,11 @@ class Restart:
             elif not result.is_all_damaged:
                 await segment.close()  # prepared and never used
                 found.useless.append(segment.path)
+                found.used.append((segment.path, form.DATA_OFFSET))
                 continue
             replayed.append((segment, result))
-            if result.groups or result.tail is not None:  # else a torn group says what was before it
-                end = result.end if result.tail is None else max(result.end, result.tail.header.end)
-                found.used.append((segment.path, end))
+            if not result.damaged and not result.is_all_damaged:  # else all of it may be needed as proof
+                found.used.append((segment.path, result.written))
         for segment, result in reversed(replayed):
             await self._apply(segment, result)
 

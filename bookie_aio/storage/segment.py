@@ -245,8 +245,10 @@ class Segment:
             file = await self.shelf.borrow(self.path)
         except (FileNotFoundError, StorageError):
             return
-        file.will_need(ranges)
-        self.shelf.give_back(self.path)
+        try:
+            file.will_need(ranges)
+        finally:
+            self.shelf.give_back(self.path)
 
     async def will_not_need(self) -> None:
         """Let the system drop what it holds of it in memory; errors say nothing."""

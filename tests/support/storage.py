@@ -222,7 +222,10 @@ class FaultyFile(RealFile):
         self._faulty.on_step("write", self._path)
 
     def _is_refused(self) -> bool:
-        return self._faulty.is_full or os.path.dirname(self._path) == self._faulty.full_directory
+        disk = self._faulty
+        if os.path.dirname(self._path) == disk.full_directory:
+            return True
+        return disk.is_full and disk.is_full_for(self._path)
 
     def read_nowait(self, offset: int, size: int) -> Buffer | None:
         return None if self._cannot_be_read(offset + size) else super().read_nowait(offset, size)
@@ -270,6 +273,7 @@ class FaultyDisk(RealDisk):
         self.fail_reads_of: str | None = None  # reads of them, too
         self.fail_reads_behind = 0  # so many bytes
         self.is_full = False
+        self.is_full_for: Callable[[str], bool] = lambda path: True
         self.full_directory = ""  # the one that is full
         self.free: int | None = None  # bytes left, if it is the test that says so
         self.on_step: Callable[[str, str], None] = lambda what, path: None  # after anything that lasts
