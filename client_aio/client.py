@@ -30,7 +30,11 @@ from client_aio.unbounded.client import UnboundedClient, check_name_or_id
 from client_aio.unbounded.reader import UnboundedLedgerReader
 from client_aio.writer import LedgerWriter
 from metadata.bookies import BookieRecord, ensure_cluster
-from metadata.errors import BookKeeperError, InvalidArgumentError
+from metadata.errors import (
+    BookieUnavailableError,
+    InvalidArgumentError,
+    MetadataUnavailableError,
+)
 from metadata.ids import check_bookie_id, check_ledger_id
 from metadata.ledgers import LedgerStore
 from metadata.open import open_store
@@ -226,7 +230,7 @@ class Client(LogClient, UnboundedClient):
             reader = kind(context, metadata, version, digest)
             try:
                 await reader.read_last_add_confirmed()
-            except BookKeeperError as error:
+            except (BookieUnavailableError, MetadataUnavailableError) as error:
                 # What is before the last fragment can be read all the same, and tailing asks again.
                 logger.warning("ledger=%d its LAC is not known for now: %s", metadata.ledger_id, error)
             return reader

@@ -128,9 +128,12 @@ class ClientContext:
         *,
         on_statement: Callable[[LacStatement], object] = lambda _: None,
         refresh: Callable[[], Awaitable[None]] | None = None,
+        absent_at: int | None = None,
     ) -> EntryReader:
-        """Make a reader of a ledger's entries."""
-        return EntryReader(self, metadata, digest, on_statement=on_statement, refresh=refresh)
+        """Make a reader of a ledger's entries; see `EntryReader`."""
+        return EntryReader(
+            self, metadata, digest, on_statement=on_statement, refresh=refresh, absent_at=absent_at
+        )
 
     def writers_reader(self, held: HeldMetadata, digest: Digest) -> EntryReader:
         """Make a reader of what a writer has written."""

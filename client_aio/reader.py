@@ -21,10 +21,10 @@ from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
     DigestMismatchError,
-    MetadataError,
+    MetadataUnavailableError,
     StaleMetadataError,
 )
-from metadata.ids import NO_ENTRY
+from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -135,6 +135,26 @@ class LedgerReader:
         """
         return self._entries.stream_unconfirmed(first, last)
 
+    def read_rest(self, first: int) -> EntryStream:
+        """Read from an entry on to the end of a bounded ledger that is complete, though nobody has closed it.
+
+        For logs. It must be known from elsewhere that everything that was added has been acknowledged and
+        nothing more will be; the metadata must have been read since. Every entry then lies on an ack quorum
+        of its write set, so that some of them can tell that there is none (as in recovery, rule 8).
+
+        Raises:
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: whether there is
+                such an entry could not be told.
+        """
+        entries = self._context.entry_reader(
+            lambda: self._metadata,
+            self._digest,
+            on_statement=self._note,
+            refresh=self._refresh_now,
+            absent_at=self._metadata.write_quorum - self._metadata.ack_quorum + 1,
+        )
+        return entries.stream_unconfirmed(first, ENTRY_ID_MAX)
+
     def tail(self, from_entry: int = 0) -> EntryStream:
         """Read from an entry on, and go on with what is acknowledged later, until the ledger is closed.
 
@@ -154,9 +174,11 @@ class LedgerReader:
         Raises:
             BookieUnavailableError: too few bookies answered that have lost nothing of the ledger. What any
                 of them said is noted all the same.
+            NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
         """
         if not self.is_closed:
-            await self.refresh()
+            # Those who cover the write sets of an ensemble of the past know nothing of the present one.
+            await self.refresh(sync=True)
         if not self.is_closed:
             await self._ask_for_lac(needs_coverage=True)
         return self._lac
@@ -255,6 +277,10 @@ class LedgerReader:
         finally:
             for task in waiting:
                 task.cancel()
+        with contextlib.suppress(MetadataUnavailableError):
+            await self.refresh(sync=True)  # it may be that it has been deleted
+        if self.is_closed:
+            return
         raise BookieUnavailableError(
             f"too few bookies of ledger {self.ledger_id} answered for its LAC: {'; '.join(errors)}",
             ledger_id=self.ledger_id,
@@ -387,7 +413,7 @@ class _Progress:
                         self._changed.set()
                         if reader.is_closed:
                             await asyncio.Event().wait()  # nothing will change any more
-            except MetadataError as error:
+            except MetadataUnavailableError as error:
                 # Reading goes on while the metadata store is away (rule 9).
                 logger.warning("ledger=%d metadata not reachable: %s", reader.ledger_id, error)
             await asyncio.sleep(_POLL_RETRY_S)

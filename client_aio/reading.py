@@ -70,6 +70,8 @@ class EntryReader:
         on_statement: told every LAC statement that an answer carries, not verified yet.
         refresh: reads the metadata again; asked when no bookie named by the present ones has an entry.
         turn: which bookie of its write set the first chunk is asked of; the next one of the next.
+        absent_at: how many bookies of a write set that have no such entry are enough to say that there is
+            none; by default all of them.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class EntryReader:
         on_statement: Callable[[LacStatement], object],
         refresh: Callable[[], Awaitable[None]] | None,
         turn: int = 0,
+        absent_at: int | None = None,
     ) -> None:
         self._context = context
         self._config = context.config
@@ -89,6 +92,7 @@ class EntryReader:
         self._on_statement = on_statement
         self._refresh = refresh
         self._turn = turn
+        self._absent_at = absent_at
         self.digest_mismatches = 0
 
     def stream(self, first: int, last: int, limit: int) -> EntryStream:
@@ -124,9 +128,12 @@ class EntryReader:
             EntryUnknownError, BookieUnavailableError: nobody could tell.
         """
         now = self._current(wanted)
+        # One bookie that knows a later content term is enough to read the metadata again: what others hold
+        # may be what somebody left who was displaced.
+        heeds_stale = self._refresh is not None
         while True:
             try:
-                return await self._blocks_once(now)
+                return await self._blocks_once(now, heeds_stale=heeds_stale)
             except (
                 NoSuchEntryError, DigestMismatchError, EntryUnknownError, StaleMetadataError,
                 BookieUnavailableError,
@@ -141,12 +148,15 @@ class EntryReader:
                     raise
                 moved = self._current(wanted)
                 if moved == now:
-                    raise
+                    if not heeds_stale or not isinstance(error, StaleMetadataError):
+                        raise
+                    heeds_stale = False  # The store knows of no later one: whoever else has it may be right.
                 now = moved
 
     def _current(self, wanted: ClassRange) -> ClassRange:
         """Give the part of a range that lies in one fragment of the metadata as they are now."""
         metadata = self._metadata()
+        self._check_begun(wanted.first)
         end = fragment_end(metadata, metadata.fragment_of(wanted.first))
         if end is not None and wanted.first > end:
             raise self._beyond_the_end(wanted.first)  # closed since it was asked for
@@ -163,10 +173,13 @@ class EntryReader:
         try:
             while following <= last or ahead:
                 while following <= last and len(ahead) < self._config.read_ahead_requests:
+                    if ahead and following < self._metadata().first_entry:
+                        break  # What was asked for before this comes first.
+                    self._check_begun(following)
                     end = self._chunk_end(following, last, size.entries)
                     if end < following:
                         if ahead:
-                            break  # What was asked for before this comes first.
+                            break
                         raise self._beyond_the_end(following)
                     chunk = _Chunk(following, end)
                     for wanted in class_ranges(self._metadata(), following, end):
@@ -182,6 +195,11 @@ class EntryReader:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _check_begun(self, entry_id: int) -> None:
+        metadata = self._metadata()
+        if entry_id < metadata.first_entry:
+            raise trimmed(metadata, entry_id)
 
     def _beyond_the_end(self, entry_id: int) -> NoSuchEntryError:
         metadata = self._metadata()
@@ -223,8 +241,12 @@ class EntryReader:
 
     # --- asking bookies ---
 
-    async def _blocks_once(self, wanted: ClassRange) -> list[Block]:
-        """Ask one bookie after the other, and the next one early where an answer is slow."""
+    async def _blocks_once(self, wanted: ClassRange, *, heeds_stale: bool) -> list[Block]:
+        """Ask one bookie after the other, and the next one early where an answer is slow.
+
+        Args:
+            heeds_stale: end where one of them knows a later content term.
+        """
         order = self._order(wanted.bookies)
         errors: list[BookKeeperError] = []
         asking: set[asyncio.Task[list[Block]]] = set()
@@ -237,6 +259,8 @@ class EntryReader:
                     asking, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
                 for error in [task.exception() for task in done]:
+                    if heeds_stale and isinstance(error, StaleMetadataError):
+                        raise error
                     if isinstance(error, BookKeeperError):
                         errors.append(error)
                     elif error is not None:
@@ -247,7 +271,7 @@ class EntryReader:
         finally:
             for task in asking:
                 task.cancel()
-        raise _worst(wanted, errors)
+        raise _worst(wanted, errors, self._absent_at or len(wanted.bookies))
 
     def _order(self, bookies: tuple[str, ...]) -> list[str]:
         self._turn += 1
@@ -368,6 +392,16 @@ def check_limit(ledger_id: int, first: int, last: int, limit: int) -> None:
         )
 
 
+def trimmed(metadata: LedgerMetadata, entry_id: int) -> NoSuchEntryError:
+    """Build the error of an entry that has been trimmed."""
+    return NoSuchEntryError(
+        f"entry {entry_id} of ledger {metadata.ledger_id} has been trimmed: the ledger begins at entry "
+        f"{metadata.first_entry}",
+        ledger_id=metadata.ledger_id,
+        entry_id=entry_id,
+    )
+
+
 def _stopped(answer: ReadAnswer, bookie_id: str, ledger_id: int) -> BookKeeperError:
     kinds: dict[int, tuple[type[BookKeeperError], str]] = {
         Stop.NO_SUCH_ENTRY: (NoSuchEntryError, "has no entry"),
@@ -383,8 +417,8 @@ def _stopped(answer: ReadAnswer, bookie_id: str, ledger_id: int) -> BookKeeperEr
     )
 
 
-def _worst(wanted: ClassRange, errors: list[BookKeeperError]) -> BookKeeperError:
-    """Sum up why no bookie gave an entry: damage before doubt before absence."""
+def _worst(wanted: ClassRange, errors: list[BookKeeperError], absent_at: int) -> BookKeeperError:
+    """Sum up why no bookie gave an entry: damage, then absence where enough say so, then doubt."""
 
     def pick(kinds: tuple[type[BookKeeperError], ...]) -> Iterator[BookKeeperError]:
         return (error for error in errors if isinstance(error, kinds))
@@ -392,8 +426,8 @@ def _worst(wanted: ClassRange, errors: list[BookKeeperError]) -> BookKeeperError
     first: BookKeeperError
     if (first_found := next(pick((DigestMismatchError,)), None)) is not None:
         first = first_found
-    elif all(isinstance(error, NoSuchEntryError) for error in errors):
-        first = errors[0]
+    elif len(absent := list(pick((NoSuchEntryError,)))) >= absent_at:
+        first = absent[0]
     else:
         ranked = [*pick((StaleMetadataError,)), *pick((EntryUnknownError,)), *pick((BookKeeperError,))]
         first = next((error for error in ranked if not isinstance(error, NoSuchEntryError)), errors[0])

@@ -15,7 +15,7 @@ from bookie_aio.wire.listing import Row, parse_rows
 from bookie_aio.wire.messages import ListEntries, ListEntriesAnswer
 from client_aio.core.repair import Part, complete_parts, owed, split
 from client_aio.unbounded.fragments import spans
-from metadata.errors import BookKeeperError
+from metadata.errors import BookKeeperError, ProtocolError
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
@@ -55,6 +55,11 @@ async def list_entries(
             ListEntries(ledger_id, following), ListEntriesAnswer, timeout_s=timeout_s, ledger_id=ledger_id
         )
         rows += parse_rows(body)
+        if 0 <= answer.next_entry <= following:
+            raise ProtocolError(
+                f"a list of entries from {following} on is said to go on at {answer.next_entry}",
+                ledger_id=ledger_id,
+            )
         following, is_damaged = answer.next_entry, answer.is_damaged
     return rows, is_damaged
 

@@ -135,12 +135,11 @@ class LedgerNames:
         Raises:
             NoSuchLedgerError: no ledger has it, or the one that had it was deleted.
         """
-        for is_synced in (False, True):
-            if is_synced:  # A server that lags may know of no ledger, or of the one before, which is gone.
-                await self._store.sync(unbounded_key(name))
-            found = await self._read(name)
-            if found is not None and await self._exists(found[0]):
-                return found[0]
+        # A server that lags may know of no ledger, or of the one before, which is gone.
+        await self._store.sync(unbounded_key(name))
+        found = await self._read(name)
+        if found is not None and await self._exists(found[0]):
+            return found[0]
         raise NoSuchLedgerError(f"there is no unbounded ledger {name!r}")
 
     async def give(self, name: str, ledger_id: int, *, token: str) -> None:

@@ -263,7 +263,8 @@ async def cat(
         client.open_ledger(name_or_id(ledger_id), password=password_of(password_file)) as reader,
     ):
         first = reader.metadata.first_entry if first is None else first
-        stop = max(reader.last_add_confirmed, first - 1) if last is None else last
+        # What nobody can tell is not where the ledger ends.
+        stop = max(await reader.read_last_add_confirmed(), first - 1) if last is None else last
         if not invocation.output.is_table:
             async with aclosing(reader.read(first, stop)) as entries:
                 await _print_entries(invocation, entries)
@@ -302,7 +303,7 @@ async def tail(
         client_aio.connect(invocation.metadata_uri) as client,
         client.open_ledger(name_or_id(ledger_id), password=password_of(password_file)) as reader,
     ):
-        last = reader.last_add_confirmed
+        last = reader.last_add_confirmed if follow else await reader.read_last_add_confirmed()
         first = max(last + 1 - count, reader.metadata.first_entry)
         source = reader.tail(from_entry=first) if follow else reader.read(first, last)
         async with aclosing(source) as entries:

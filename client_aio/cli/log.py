@@ -144,7 +144,7 @@ async def _last_records(
         return "end"
     for row in reversed(metadata.rows):
         async with client.open_ledger(row.ledger_id, password=password) as reader:
-            entries = reader.last_add_confirmed + 1
+            entries = await reader.read_last_add_confirmed() + 1
         if entries >= count:
             return max(metadata.begins_at, Position(row.id, entries - count))
         count -= entries

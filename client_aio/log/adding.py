@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from client_aio.context import ClientContext
+    from metadata.ledger import LedgerMetadata
     from metadata.log import LogHead
     from metadata.logs import LogChanged, LogList
 
@@ -169,12 +171,22 @@ async def _finish(context: ClientContext, lists: LogList, changed: LogChanged, p
         logger.warning("log=%s ledgers that were replaced are left over: %s", lists.name, error)
 
 
+async def _as_it_is(context: ClientContext, ledger_id: int) -> LedgerMetadata:
+    """Read a ledger's metadata; where they do not say CLOSED, not from a server that lags."""
+    with contextlib.suppress(NoSuchLedgerError):
+        metadata, _ = await context.ledgers.read(ledger_id)
+        if metadata.is_closed:
+            return metadata
+    await context.ledgers.sync(ledger_id)
+    return (await context.ledgers.read(ledger_id))[0]
+
+
 async def _check_closed(context: ClientContext, ledger_ids: Sequence[int]) -> None:
     room = asyncio.Semaphore(_CHECKS_AT_ONCE)
 
     async def check(ledger_id: int) -> None:
         async with room:
-            metadata, _ = await context.ledgers.read(ledger_id)
+            metadata = await _as_it_is(context, ledger_id)
         if metadata.unbounded is not None:
             raise InvalidArgumentError(
                 f"ledger {ledger_id} is the unbounded ledger {metadata.unbounded.name!r}: only bounded "

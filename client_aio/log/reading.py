@@ -23,12 +23,12 @@ from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
     InvalidArgumentError,
+    LogTruncatedError,
     MetadataUnavailableError,
     NoSuchKeyError,
     NoSuchLedgerError,
     NoSuchLogError,
 )
-from metadata.ids import ENTRY_ID_MAX
 from metadata.log import LogHead, LogRow, Position
 
 if TYPE_CHECKING:
@@ -92,27 +92,25 @@ class LogReading:
     async def batches(self) -> LogBatchStream:
         """Give the records, in batches."""
         try:
-            head, cursor = await self._begun()
-            end = None if self._follow else head.rows.last_key
-            await self._learn(cursor)
+            end, cursor = await self._begun()
             while True:
                 step = cursor.step()
-                if step is None:
-                    await self._learn(cursor)
-                    step = cursor.step()
                 if step is None and self._follow:
                     await self._await_more(cursor)
                     continue
                 if step is None:
+                    await self._learn(cursor)
+                    step = cursor.step()
+                if step is None:
                     return
-                if end is not None and step.row.id > end:
+                if not self._follow and (end is None or step.row.id > end):
                     return
                 cursor.enter(step)
                 async with contextlib.aclosing(self._row(cursor, step)) as batches:
                     async for batch in batches:
                         cursor.given(step.row, batch.last_entry_id)
                         yield batch
-                if cursor.at.ledger_id == step.row.id:
+                if cursor.at.ledger_id == step.row.id and not self._follow:
                     if self._doubt is not None:
                         raise self._doubt
                     return  # The end, as it is now.
@@ -123,7 +121,8 @@ class LogReading:
 
     # --- where to begin ---
 
-    async def _begun(self) -> tuple[LogHead, LogCursor]:
+    async def _begun(self) -> tuple[int | None, LogCursor]:
+        """Give the last row listed now, None for none, and a cursor that knows where to begin."""
         while True:
             head, version = await self._lists.read(sync=True)
             try:
@@ -136,7 +135,12 @@ class LogReading:
                     raise
             else:
                 self._incarnation = version.incarnation
-                return head, cursor
+                try:
+                    await self._learn(cursor)
+                    return head.rows.last_key, cursor
+                except LogTruncatedError:
+                    if isinstance(self._start, (str, Position)):
+                        raise  # Between that position and the beginning there may have been records.
 
     async def _begin(self, head: LogHead) -> Position:
         match self._start:
@@ -159,8 +163,9 @@ class LogReading:
         for row in reversed(rows[-2:]):
             reader = await self._open(row)
             await reader.read_last_add_confirmed()
-            if reader.is_closed or reader.last_add_confirmed >= 0 or row is rows[-2:][0]:
-                # An empty one behind one that may still grow is not where the log ends.
+            if reader.last_add_confirmed >= 0 or row is rows[-2:][0]:
+                # An empty one is not where the log ends, be it CLOSED: half a takeover closes the ledger that
+                # is listed ahead, and the one before it still grows.
                 return Position(row.id, reader.last_add_confirmed + 1)
         return head.begins_at
 
@@ -225,8 +230,11 @@ class LogReading:
             async with contextlib.aclosing(source) as batches:
                 async for batch in batches:
                     yield LogBatch(row.id, batch)
-        except MetadataUnavailableError:
-            raise
+        except MetadataUnavailableError as error:
+            if not self._follow:
+                raise
+            logger.warning("log=%s its metadata are not reachable: %s", self._lists.name, error)
+            await asyncio.sleep(_RETRY_S)
         except BookKeeperError:
             # It may have been truncated or deleted under the reader: then that is what is wrong.
             await self._learn(cursor, sync=True)
@@ -241,7 +249,10 @@ class LogReading:
     ) -> AsyncGenerator[EntryBatch, None]:
         is_complete = reader.is_closed or await self._is_overtaken(cursor, row)
         if not is_complete and not self._follow:
-            await reader.read_last_add_confirmed()  # What nobody can tell is not where the log ends.
+            try:
+                await reader.read_last_add_confirmed()
+            except BookieUnavailableError as error:
+                self._doubt = error  # What nobody can tell is not where the log ends.
         following, is_closed = first, reader.is_closed
         if self._follow and not is_complete:
             async with contextlib.aclosing(self._tail(reader, cursor, row, first)) as batches:
@@ -258,7 +269,7 @@ class LogReading:
             # Nobody adds to it any more, and everything added was acknowledged: it ends where it ends. What
             # its metadata say by now must be known for that: whom to ask for an entry, who says no.
             await reader.refresh(sync=True)
-            async with contextlib.aclosing(reader.read_unconfirmed(following, ENTRY_ID_MAX)) as rest:
+            async with contextlib.aclosing(reader.read_rest(following)) as rest:
                 async for entry in rest:
                     yield EntryBatch.of_payloads(entry.entry_id, [memoryview(entry.data)])
         if is_complete or self._follow:

@@ -39,8 +39,16 @@ async def truncate_log(
     context: ClientContext, lists: LogList, before: Position, password: bytes
 ) -> list[LogRow]:
     """Drop what lies before a position, and delete the ledgers; see `Client.truncate_log`."""
-    head, version = await finish_dropping(context, lists, *await lists.read(sync=True), password)
+    head, version = await lists.read(sync=True)
+    first = version.incarnation
+
+    def check_same(version: Version) -> None:
+        if version.incarnation != first:
+            raise NoSuchLogError(f"log {lists.name!r} has been deleted, and another one made of that name")
+
+    head, version = await finish_dropping(context, lists, head, version, password)
     while True:
+        check_same(version)
         await _check_password(context, head, password)
         try:
             bounded = await _bounded(context, head, before, password)
@@ -59,6 +67,7 @@ async def truncate_log(
             return None if wanted == found else wanted
 
         changed = await lists.change(head, version, apply)
+        check_same(changed.version)
         if changed.is_done or (changed.version == version and not changed.head.has_dropped):
             break
         head, version = await finish_dropping(context, lists, changed.head, changed.version, password)
@@ -111,17 +120,19 @@ async def _beginning(context: ClientContext, lists: LogList, head: LogHead, befo
     That is not the position itself: ids have gaps, and whoever has read all that is dropped stands at the end
     of its last ledger.
     """
-    rows = await lists.rows_up_to(head, before.ledger_id if before.entry_id else before.ledger_id - 1)
-    for row in reversed(rows):
-        try:
-            metadata, _ = await context.ledgers.read(row.ledger_id)
-        except NoSuchLedgerError:
-            return min(before, Position(row.id + 1, 0))  # Nobody knows any more where it ended.
-        if metadata.last_entry is None:
-            return before  # the last one that is written; `_bounded` has asked for its end
-        if metadata.last_entry >= 0:
-            return min(before, Position(row.id, metadata.last_entry + 1))
-    return Position(rows[0].id, 0) if rows else head.begins_at
+    upto = before.ledger_id if before.entry_id else before.ledger_id - 1
+    while rows := await lists.rows_up_to(head, upto):
+        for row in reversed(rows):
+            try:
+                metadata, _ = await context.ledgers.read(row.ledger_id)
+            except NoSuchLedgerError:
+                return min(before, Position(row.id + 1, 0))  # Nobody knows any more where it ended.
+            if metadata.last_entry is None:
+                return before  # the last one that is written; `_bounded` has asked for its end
+            if metadata.last_entry >= 0:
+                return min(before, Position(row.id, metadata.last_entry + 1))
+        upto = rows[0].id - 1
+    return head.begins_at  # no record lies between that and the first row
 
 
 async def ensure_log(context: ClientContext, lists: LogList, password: bytes) -> None:

@@ -20,7 +20,7 @@ from client_aio.spark.plan import Bounds, Stretch
 from client_aio.spark.rows import LOST
 from client_aio.spark.tags import Written
 from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchLedgerError
-from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
+from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -210,7 +210,7 @@ class Catalog:
                     # is what the metadata say by now.
                     is_complete = True
                     await reader.refresh(sync=True)
-                    async for entry in reader.read_unconfirmed(last + 1, ENTRY_ID_MAX):
+                    async for entry in reader.read_rest(last + 1):
                         last = entry.entry_id
                 metadata = reader.metadata
                 mean = await self._sample(reader, max(row.first, metadata.first_entry), last)

@@ -4,8 +4,8 @@ Owns the changes to the head, one after another, and the *views*: a view is the 
 the fragments that a range of entries lies in, wherever those stand. So memory and time do not grow with the
 ledger.
 
-Invariant: a view covers the whole range that it was made for; made again, what of that has not been given
-yet, for the rest may have been trimmed. Nothing is looked up in it beyond that.
+Invariant: a view covers the whole range that it was made for; made again, what of that has been neither given
+nor trimmed. Nothing is looked up in it beyond that.
 """
 
 from __future__ import annotations
@@ -17,9 +17,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.core.repair import replaced, replaced_in_page
-from client_aio.reading import BatchStream, EntryReader, EntryStream, check_limit, check_range, entries_of
+from client_aio.reading import (
+    BatchStream,
+    EntryReader,
+    EntryStream,
+    check_limit,
+    check_range,
+    entries_of,
+    trimmed,
+)
 from client_aio.updating import HeldMetadata
-from metadata.errors import NoSuchEntryError, NoSuchKeyError, NoSuchLedgerError
+from metadata.errors import NoSuchKeyError, NoSuchLedgerError
 from metadata.fragments import FragmentHead, FragmentList, LedgerNames
 from metadata.ids import ENTRY_ID_MAX, KEY_FRAGMENTS
 
@@ -215,6 +223,8 @@ class PagedEntries:
                         run.following = entry.entry_id + 1
                         yield entry
                 if run.following <= run.end:
+                    if run.following < self._metadata().first_entry:
+                        raise trimmed(self._metadata(), run.following)
                     return
                 first = run.following
 
@@ -227,7 +237,8 @@ class PagedEntries:
         async def refresh() -> None:
             nonlocal view
             await self._refresh()
-            view, _ = await self._view(run.following, last)  # what was read may have been trimmed
+            # What was read, and what has been read ahead, may have been trimmed.
+            view, _ = await self._view(max(run.following, self._metadata().first_entry), last)
 
         self._turn += 1
         reader = EntryReader(
@@ -349,16 +360,6 @@ async def forget_deleted(context: ClientContext) -> list[str]:
         except NoSuchLedgerError:
             pages += await fragment_list(context, ledger_id).sweep()
     return pages
-
-
-def trimmed(metadata: LedgerMetadata, entry_id: int) -> NoSuchEntryError:
-    """Build the error of an entry that has been trimmed."""
-    return NoSuchEntryError(
-        f"entry {entry_id} of ledger {metadata.ledger_id} has been trimmed: the ledger begins at entry "
-        f"{metadata.first_entry}",
-        ledger_id=metadata.ledger_id,
-        entry_id=entry_id,
-    )
 
 
 def _with(metadata: LedgerMetadata, fragments: list[Fragment]) -> LedgerMetadata:

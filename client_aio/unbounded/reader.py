@@ -11,7 +11,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from client_aio.reader import LedgerReader
-from client_aio.unbounded.fragments import PagedEntries, trimmed
+from client_aio.reading import trimmed
+from client_aio.unbounded.fragments import PagedEntries
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:

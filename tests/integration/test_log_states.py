@@ -406,27 +406,3 @@ async def test_two_truncations_at_once_meet_no_ledger_that_is_gone(
 
         monkeypatch.setattr(ledgers, "read", read_late)
         assert await client.truncate_log("a", at) == []
-
-
-async def test_a_truncation_does_not_cut_the_next_log_of_that_name(cluster: Cluster) -> None:
-    async with (
-        Links(cluster.uri) as links,
-        links.connect("truncator") as truncating,
-        client_aio.connect(cluster.uri) as early,
-        client_aio.connect(cluster.uri) as client,
-    ):
-        await _closed_ledger(early, b"")  # whose ids are lower than the others' from now on
-        for data in (b"1", b"2"):
-            async with client.open_log("a") as log:
-                at = await log.append(data)
-        gate = Gate("logs/a")
-        links.store("truncator").before_compare_and_set = gate.meet
-        truncation = asyncio.create_task(truncating.truncate_log("a", at))
-        await gate.reached.wait()
-        await client.delete_log("a")
-        async with early.open_log("a") as log:
-            assert await log.append(b"new") < at
-        gate.opened.set()
-        with pytest.raises(client_aio.InvalidArgumentError):  # which lies behind its last ledger
-            await truncation
-        assert [record.data async for record in client.read_log("a")] == [b"new"]
