@@ -160,6 +160,12 @@ class LedgerReader:
 
         Survives ensemble changes, recovery, and bookies that come and go. `aclose()` the iterator when
         it is not read to its end.
+
+        Raises:
+            NoSuchLedgerError, MetadataCorruptError: while iterating: the ledger has been deleted, or its
+                metadata are damaged.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
+                give an entry intact.
         """
         return entries_of(self.tail_batches(from_entry))
 
@@ -174,7 +180,7 @@ class LedgerReader:
         Raises:
             BookieUnavailableError: too few bookies answered that have lost nothing of the ledger. What any
                 of them said is noted all the same.
-            NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
+            NoSuchLedgerError: it has been deleted. MetadataUnavailableError, MetadataCorruptError.
         """
         if not self.is_closed:
             # Those who cover the write sets of an ensemble of the past know nothing of the present one.
@@ -184,7 +190,12 @@ class LedgerReader:
         return self._lac
 
     async def try_read_last_add_confirmed(self) -> int:
-        """Ask the bookies for the LAC, take the first answer, and return the highest seen."""
+        """Ask the bookies for the LAC, take the first answer, and return the highest seen.
+
+        Raises:
+            BookieUnavailableError: nobody answered. NoSuchLedgerError: it has been deleted.
+            MetadataCorruptError: the metadata, which were read again then, are damaged.
+        """
         if not self.is_closed:
             await self._ask_for_lac(needs_coverage=False)
         return self._lac
