@@ -12,6 +12,7 @@ Owns the judgement of readers, for `tests.sim.chains_further`. The names, beside
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ class Reading:
     Args:
         start: the position given, None where another kind of start was.
         since: with a time as start: what was appended later is to be given. With "end" as start that is
-            not known from outside, so it is the end of all time.
+            the end of all time until `has_begun` says better.
     """
 
     def __init__(
@@ -119,6 +120,11 @@ class Reading:
         if missed:
             text = f"{self._who} read {position} behind {self.behind or self._floor}, passing over {missed}"
             lives.fail("EntryOrderMaintained", text)
+
+    def has_begun(self, now: float) -> None:
+        """Note that it has found where it starts: with "end", all that is appended from now on is owed."""
+        if self._since == math.inf:
+            self._since = now
 
     def look_back_at(self, position: Position, issued_at: float) -> None:
         """Hear of an acknowledgement; what has been passed must have been given."""

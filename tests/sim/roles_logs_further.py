@@ -10,9 +10,11 @@ import asyncio
 import math
 import random
 from contextlib import aclosing
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from client_aio import InvalidArgumentError, LogBatch
+from client_aio.log.reading import LogReading
 from metadata.errors import BookKeeperError, LogTruncatedError, NoSuchLedgerError, NoSuchLogError
 from metadata.log import Position
 from tests.sim.chains_further import LOG, LogLives, lives_of
@@ -22,11 +24,14 @@ from tests.sim.roles import SETUPS, role
 
 if TYPE_CHECKING:
     from client_aio import Client, LogWriter
+    from client_aio.core.logs import LogCursor
     from tests.sim.plan import Actor
     from tests.sim.simulation import Simulation
 
 _EPOCH_S = 1_800_000_000
 _BATCHES_OF_QUERY = 3
+_READING: ContextVar[Reading | None] = ContextVar("reading", default=None)
+"""What a role reads at the moment, for those parts of production code that know more of it."""
 
 
 async def log_lives(simulation: Simulation) -> None:
@@ -38,6 +43,24 @@ async def log_lives(simulation: Simulation) -> None:
 
 
 SETUPS["log_lives"] = log_lives
+
+
+def _notice_beginnings() -> None:
+    """Hear from each reading of a log when it has found where it starts, which nobody else can tell."""
+    begun = LogReading._begun
+
+    async def noted(self: LogReading) -> tuple[int | None, LogCursor]:
+        found = await begun(self)
+        reading = _READING.get()
+        if reading is not None:
+            reading.has_begun(asyncio.get_running_loop().time())
+        return found
+
+    vars_of: Any = LogReading
+    vars_of._begun = noted
+
+
+_notice_beginnings()
 
 
 def _rng(simulation: Simulation, actor: Actor) -> random.Random:
@@ -385,6 +408,7 @@ async def _read_some(
 ) -> None:
     """Read on, for a number of times or a while; then stop in the middle."""
     method = rng.choice((client.read_log, client.read_log_batches))
+    _READING.set(reading)
     async with aclosing(method(LOG, asked, follow=follows, password=reading.password)) as items:
         for _ in range(rng.choice((1, 3, 20, 1000))):
             item = await shortly(patience_s * rng.choice((0.05, 1.0, 1.0)), anext(items, None))

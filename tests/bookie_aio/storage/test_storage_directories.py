@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -135,35 +136,34 @@ async def test_a_full_directory_holds_up_no_other(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_an_index_takes_the_room_of_a_spare_file(tmp_path: Path) -> None:
-    disk = FaultyDisk()
-    store = await Store.open(of(tmp_path, "ba"), disk=disk)
+async def test_what_finds_no_room_takes_that_of_spare_files_beside_it(tmp_path: Path) -> None:
+    store = await Store.open(of(tmp_path, "ba"))
     for entry in range(60):
         await store.add(make_block(1, entry, [os.urandom(5000)]))
     await store.settled()
     await store.wait(lambda done: store.engine.append_tombstone(1, done))
     await store.settled()
-    provision = store.engine._provision
-    spares = [one for one in provision._spares if one[0].endswith("a")]
-    assert len(spares) > 1
-    provision._spares.sort()  # those of the other directory are used last
-    current = store.engine._journal.segment
-    while not current.directory.endswith("a"):
-        await store.add(make_block(2, 0, [os.urandom(5000)]))
-        current = store.engine._journal.segment
-    await store.settled()
-    disk.full_directory = str(tmp_path / "a")
 
-    def give_space(what: str, path: str) -> None:
-        if what == "unlink" and path.endswith(".spare"):
-            disk.full_directory = ""
+    def spares(of_directory: str) -> list[str]:
+        return [name for name in os.listdir(tmp_path / of_directory) if name.endswith(".spare")]
 
-    disk.on_step = give_space
-    while store.engine._journal.segment is current:
-        await store.add(make_block(2, 0, [os.urandom(5000)]))
-    await store.settled()
-    assert current.sealed is not None
-    assert not disk.full_directory
+    before = len(spares("a")), len(spares("b"))
+    assert min(before) > 1
+    full = DiskFullError("no space")
+
+    async def write() -> str:
+        if len(spares("a")) == before[0]:
+            raise full
+        return "written"
+
+    make_room = partial(store.engine._provision.make_room, str(tmp_path / "a"))
+    full.is_of_space = False
+    with pytest.raises(DiskFullError):
+        await make_room(write)
+    assert (len(spares("a")), len(spares("b"))) == before
+    full.is_of_space = True
+    assert await make_room(write) == "written"
+    assert (len(spares("a")), len(spares("b"))) == (before[0] - 1, before[1])
     await store.close()
 
 

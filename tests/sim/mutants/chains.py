@@ -21,8 +21,11 @@ MUTANTS = [
     Mutant(
         22, "a LAC of a newer term is used with old metadata",
         (Edit("client_aio.reader:LedgerReader._is_behind",
-              "statement.content_term > self._metadata.last_fragment.content_term", "False"),),
+              "statement.content_term > self._metadata.last_fragment.content_term", "False"),
+         Edit("client_aio.reading:EntryReader.blocks", "heeds_stale = self._refresh is not None",
+              "heeds_stale = False")),
         ("stale-followers", "dirty-entries"),
+        note="nor is it heeded that a bookie knows a later term of the entry, which is a second guard",
     ),
     Mutant(
         23, "terms are compared wrongly: the one before the held is let in",
