@@ -54,13 +54,21 @@ async def test_spark_partitions_write_ledgers_that_read_back_equal(cluster: Clus
     assert printed.count("ledger ") == 4
 
 
-@pytest.mark.parametrize("name", ["spark_batch", "spark_word_count"])
-async def test_spark_jobs_read_back_what_they_wrote(cluster: Cluster, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments", "runs"),
+    [
+        ("spark_batch", ("--rows", "20000"), 2),  # a second run compares with its own records, too
+        ("spark_word_count", ("--times", "3"), 1),
+    ],
+)
+async def test_spark_jobs_read_back_what_they_wrote(
+    cluster: Cluster, tmp_path: Path, name: str, arguments: tuple[str, str], runs: int
+) -> None:
     pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
     java_home = find_java().removesuffix("/bin/java")
-    for _ in range(2):  # a second run compares with its own records, too
+    for _ in range(runs):
         printed = await run_example(
-            tmp_path, name, cluster.uri, JAVA_HOME=java_home, SPARK_LOCAL_IP="127.0.0.1"
+            tmp_path, name, cluster.uri, *arguments, JAVA_HOME=java_home, SPARK_LOCAL_IP="127.0.0.1"
         )
         assert printed.splitlines()[-1] == "EQUAL"
 
