@@ -147,7 +147,6 @@ class ClientContext:
         async def refresh() -> None:
             nonlocal found
             known = held.current
-            await self.ledgers.sync(known.ledger_id)
-            found = known, (await self.ledgers.read(known.ledger_id))[0]
+            found = known, (await self.ledgers.read(known.ledger_id, sync=True))[0]
 
         return self.entry_reader(metadata, digest, refresh=refresh)

@@ -209,9 +209,7 @@ class LedgerReader:
         Raises:
             NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
         """
-        if sync:
-            await self._context.ledgers.sync(self.ledger_id)
-        self._metadata, self._version = await self._context.ledgers.read(self.ledger_id)
+        self._metadata, self._version = await self._context.ledgers.read(self.ledger_id, sync=sync)
         self._lac = max(self._lac, self._lac_of_metadata())
 
     async def _refresh_now(self) -> None:
@@ -320,8 +318,7 @@ class LedgerReader:
 
     async def _catch_up(self, statement: LacStatement, bookie_id: str) -> None:
         """Read the metadata as they are now: they were written before such a statement could be made."""
-        await self._context.ledgers.sync(self.ledger_id)
-        await self.refresh()
+        await self.refresh(sync=True)
         if self._is_behind(statement) and not self.is_closed:
             raise StaleMetadataError(
                 f"bookie {bookie_id} states a LAC of content term {statement.content_term}, of which the "

@@ -95,8 +95,7 @@ async def recover_ledger(
         except LedgerRecoveryError:
             with suppress(MetadataUnavailableError):
                 # Bookies of a ledger that was deleted meanwhile do not give the answers either.
-                await context.ledgers.sync(ledger_id)
-                await context.ledgers.read(ledger_id)
+                await context.ledgers.read(ledger_id, sync=True)
             raise
         if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):
             break

@@ -213,8 +213,7 @@ class Repair:
 
     async def _is_trimmed(self, part: Part) -> bool:
         """Tell whether the fragment is no part of the ledger any more, so that nobody needs to have it."""
-        await self._context.ledgers.sync(self._ledger_id)
-        metadata, _ = await self._context.ledgers.read(self._ledger_id)
+        metadata, _ = await self._context.ledgers.read(self._ledger_id, sync=True)
         return part.first_entry < metadata.first_entry
 
     async def _target(self, metadata: LedgerMetadata, part: Part) -> BookieConnection:

@@ -77,8 +77,7 @@ async def list_replicas(context: ClientContext, ledger_id: int) -> list[Replica]
             replicas += await _replicas_of(context, span, unreachable)
     if metadata.is_unbounded:
         # Bookies drop what is trimmed: that is not missing.
-        await context.ledgers.sync(ledger_id)
-        metadata, _ = await context.ledgers.read(ledger_id)
+        metadata, _ = await context.ledgers.read(ledger_id, sync=True)
         replicas = [each for each in replicas if each.first_entry >= metadata.first_entry]
     return replicas
 

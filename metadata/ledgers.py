@@ -70,13 +70,18 @@ class LedgerStore:
         with _of_ledger(metadata.ledger_id):
             return await self.store.create(ledger_key(metadata.ledger_id), metadata.to_json(), token=token)
 
-    async def read(self, ledger_id: int) -> tuple[LedgerMetadata, Version]:
+    async def read(self, ledger_id: int, *, sync: bool = False) -> tuple[LedgerMetadata, Version]:
         """Read a ledger's metadata and the version it is at.
+
+        Args:
+            sync: see everything that any client completed before this call.
 
         Raises:
             NoSuchLedgerError: there is none.
             MetadataCorruptError: it does not parse, or is another ledger's.
         """
+        if sync:
+            await self.sync(ledger_id)
         with _of_ledger(ledger_id):
             value, version = await self.store.read(ledger_key(ledger_id))
         metadata = LedgerMetadata.from_json(value)

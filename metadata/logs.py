@@ -225,6 +225,11 @@ class LogList:
         if (await self.read(sync=True))[1] == version:
             raise self.damaged(missing) from missing
 
+    def check_same(self, version: Version, incarnation: int | None) -> None:
+        """Raise NoSuchLogError where the list is not of this incarnation, but another log's of the name."""
+        if version.incarnation != incarnation:
+            raise NoSuchLogError(f"log {self.name!r} has been deleted, and another one made of that name")
+
     def _missing(self) -> NoSuchLogError:
         return NoSuchLogError(f"there is no log {self.name!r}")
 

@@ -19,7 +19,7 @@ class ClosedError(Exception):
     """The engine is being closed: end the work."""
 
 
-def fatal(what: str, error: Exception) -> StorageError:
+def fatal(what: str, error: BaseException | None) -> StorageError:
     """Give what the bookie ends with, whatever it was that failed: going on without it would hide that."""
     return error if isinstance(error, StorageError) else DiskFailedError(f"{what} failed: {error!r}")
 

@@ -18,6 +18,7 @@ metadata store, and is the startup's.
 from __future__ import annotations
 
 import os
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage.checkpoint import empty_checkpoint
@@ -31,9 +32,9 @@ from metadata.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
-    from bookie_aio.storage.disk import Disk
+    from bookie_aio.storage.disk import Disk, File
     from bookie_aio.wire.blocks import Buffer
 
 COOKIE = "cookie.json"
@@ -78,16 +79,16 @@ def id_of(name: str, suffix: str) -> int | None:
     return int(stem, 16)
 
 
-async def write_file(disk: Disk, directory: str, name: str, buffers: Sequence[Buffer]) -> None:
-    """Replace a file atomically: after a crash it holds the old bytes or the new ones.
+@asynccontextmanager
+async def replacement(disk: Disk, directory: str, name: str) -> AsyncIterator[File]:
+    """Give an empty file, which gets the name in the end: synced by then, in one step.
 
-    Raises:
-        DiskFullError: it holds the old ones, and nothing is left over that takes space.
+    The directory is yet to be synced. Where there is no room, nothing is left over that takes space.
     """
     temporary = os.path.join(directory, name + TEMPORARY_SUFFIX)
     file = await disk.create(temporary)
     try:
-        await file.write(buffers, 0)
+        yield file
         await file.sync()
     except DiskFullError:
         await disk.unlink(temporary)
@@ -95,6 +96,16 @@ async def write_file(disk: Disk, directory: str, name: str, buffers: Sequence[Bu
     finally:
         file.close()
     await disk.rename(temporary, os.path.join(directory, name))
+
+
+async def write_file(disk: Disk, directory: str, name: str, buffers: Sequence[Buffer]) -> None:
+    """Replace a file atomically: after a crash it holds the old bytes or the new ones.
+
+    Raises:
+        DiskFullError: it holds the old ones, and nothing is left over that takes space.
+    """
+    async with replacement(disk, directory, name) as file:
+        await file.write(buffers, 0)
     try:
         await disk.sync_directory(directory)
     except DiskFullError as error:

@@ -83,18 +83,8 @@ async def create_reserve(disk: Disk, directory: str, size: int) -> None:
     Raises:
         DiskFullError: no space; nothing is left behind.
     """
-    path = os.path.join(directory, layout.RESERVE)
-    temporary = path + layout.TEMPORARY_SUFFIX
-    file = await disk.create(temporary)
-    try:
+    async with layout.replacement(disk, directory, layout.RESERVE) as file:
         await file.preallocate(size)
-        await file.sync()
-    except DiskFullError:
-        await disk.unlink(temporary)
-        raise
-    finally:
-        file.close()
-    await disk.rename(temporary, path)
     await disk.sync_directory(directory)
 
 
@@ -140,9 +130,7 @@ async def write_index(
         segment.segment_id, header.generation, segment.end, segment.index.ledgers, statements
     )
     name = layout.index_name(segment.segment_id)
-    temporary = os.path.join(segment.directory, name + layout.TEMPORARY_SUFFIX)
-    file = await disk.create(temporary)
-    try:
+    async with layout.replacement(disk, segment.directory, name) as file:
         offset, pages = encoder.pages_at, list[bytes]()
         for page in encoder.pages():
             pages.append(page)
@@ -151,13 +139,6 @@ async def write_index(
                 offset, pages = offset + sum(map(len, pages)), []
         await file.write(pages, offset)
         await file.write([encoder.head()], 0)
-        await file.sync()
-    except DiskFullError:
-        await disk.unlink(temporary)
-        raise
-    finally:
-        file.close()
-    await disk.rename(temporary, segment.index_path)
     await disk.sync_directory(segment.directory)
     return SegmentRow(
         segment.segment_id, header.generation, segment.end, encoder.lowest_ledger, encoder.highest_ledger

@@ -260,9 +260,7 @@ class Journal:
         if self.error is not None or group is None:
             return
         if future.cancelled() or error is not None:
-            self.fail(
-                error if isinstance(error, StorageError) else DiskFailedError(f"a write failed: {error!r}")
-            )
+            self.fail(fatal("a write", error))
             return
         group.synced_s = self._loop.time() - group.started_s
         self._in_flight = None

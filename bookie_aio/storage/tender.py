@@ -138,8 +138,8 @@ class Tender:
             useless, self._useless = self._useless, []
             await self.remove(useless)
         self.on_sealed()
-        for error in full.values():
-            raise error
+        if full:
+            raise next(iter(full.values()))
 
     async def _seal(self, segment: Segment) -> DiskFullError | None:
         # Cut first, since that gives space back; then the checkpoint, since with an index the segment is not

@@ -177,8 +177,7 @@ async def _as_it_is(context: ClientContext, ledger_id: int) -> LedgerMetadata:
         metadata, _ = await context.ledgers.read(ledger_id)
         if metadata.is_closed:
             return metadata
-    await context.ledgers.sync(ledger_id)
-    return (await context.ledgers.read(ledger_id))[0]
+    return (await context.ledgers.read(ledger_id, sync=True))[0]
 
 
 async def _check_closed(context: ClientContext, ledger_ids: Sequence[int]) -> None:

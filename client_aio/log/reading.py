@@ -27,7 +27,6 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
     NoSuchLedgerError,
-    NoSuchLogError,
 )
 from metadata.log import LogHead, LogRow, Position
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.reader import LedgerReader
     from metadata.logs import LogList
-    from metadata.store import Version
 
 logger = logging.getLogger(__name__)
 
@@ -188,17 +186,12 @@ class LogReading:
         """Read the rows around the cursor."""
         while True:
             head, version = await self._lists.read(sync=sync)
-            self._check_same(version)
+            self._lists.check_same(version, self._incarnation)
             try:
                 cursor.learn(head, await self._lists.rows_around(head, cursor.at.ledger_id))
                 return head
             except NoSuchKeyError as error:
                 await self._lists.check_changed(version, error)
-
-    def _check_same(self, version: Version) -> None:
-        if version.incarnation != self._incarnation:
-            name = self._lists.name
-            raise NoSuchLogError(f"log {name!r} has been deleted, and another one made of that name")
 
     async def _await_more(self, cursor: LogCursor) -> None:
         """Wait until there is a row at or behind the cursor."""

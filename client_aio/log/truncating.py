@@ -40,15 +40,10 @@ async def truncate_log(
 ) -> list[LogRow]:
     """Drop what lies before a position, and delete the ledgers; see `Client.truncate_log`."""
     head, version = await lists.read(sync=True)
-    first = version.incarnation
-
-    def check_same(version: Version) -> None:
-        if version.incarnation != first:
-            raise NoSuchLogError(f"log {lists.name!r} has been deleted, and another one made of that name")
-
+    incarnation = version.incarnation
     head, version = await finish_dropping(context, lists, head, version, password)
     while True:
-        check_same(version)
+        lists.check_same(version, incarnation)
         await _check_password(context, head, password)
         try:
             bounded = await _bounded(context, head, before, password)
@@ -67,7 +62,7 @@ async def truncate_log(
             return None if wanted == found else wanted
 
         changed = await lists.change(head, version, apply)
-        check_same(changed.version)
+        lists.check_same(changed.version, incarnation)
         if changed.is_done or (changed.version == version and not changed.head.has_dropped):
             break
         head, version = await finish_dropping(context, lists, changed.head, changed.version, password)

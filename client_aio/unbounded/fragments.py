@@ -125,8 +125,8 @@ class HeldFragments(HeldMetadata):
     async def refresh(self) -> None:
         """Read the metadata again, as they are in the store now."""
         async with self._turns:
-            await self._context.ledgers.sync(self.current.ledger_id)
-            self.current, self.version = await self._context.ledgers.read(self.current.ledger_id)
+            ledger_id = self.current.ledger_id
+            self.current, self.version = await self._context.ledgers.read(ledger_id, sync=True)
 
     async def _change(self, change: Callable[[FragmentHead], Awaitable[_Wanted | None]]) -> bool:
         before: list[str] = []
@@ -327,8 +327,7 @@ async def spans(
             page = await pages.page(ref)
         except NoSuchKeyError as error:
             before = metadata
-            await context.ledgers.sync(before.ledger_id)
-            metadata, _ = await context.ledgers.read(before.ledger_id)
+            metadata, _ = await context.ledgers.read(before.ledger_id, sync=True)
             if metadata == before:
                 raise pages.damaged(error) from error
             continue
@@ -355,8 +354,7 @@ async def forget_deleted(context: ClientContext) -> list[str]:
     pages: list[str] = []
     async for ledger_id in context.ledgers.ledger_ids(sync=True, below=KEY_FRAGMENTS):
         try:
-            await context.ledgers.sync(ledger_id)
-            await context.ledgers.read(ledger_id)
+            await context.ledgers.read(ledger_id, sync=True)
         except NoSuchLedgerError:
             pages += await fragment_list(context, ledger_id).sweep()
     return pages

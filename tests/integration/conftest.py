@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need Spark: one session and one cluster for all of them."""
+"""A cluster for each test that asks for it; for those of Spark one session, with one cluster for all."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.cluster import Cluster
 from tests.support.sparksession import PASSWORD, PASSWORD_ENV, Bookies, start_spark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    """Three bookies in processes, on an embedded metadata store."""
+    async with Cluster(tmp_path) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -10,18 +10,12 @@ import pytest
 import client_aio
 from benchmarks.processes import Child
 from examples.kv_store import KeyValueStore
-from tests.support.cluster import Cluster
 from tests.support.zookeeper import find_java
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with Cluster(tmp_path) as running:
-        yield running
+    from tests.support.cluster import Cluster
 
 
 async def run_example(tmp_path: Path, name: str, *arguments: str, code: int = 0, **environment: str) -> str:

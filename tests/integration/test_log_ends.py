@@ -12,22 +12,13 @@ import client_aio
 from client_aio import BookieUnavailableError, Client, NoSuchLogError, Position
 from client_aio.log.reading import LogReading
 from metadata.ids import ledger_key
-from tests.support.cluster import Cluster
 from tests.support.links import Gate, Links
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
     from metadata.log import LogHead
+    from tests.support.cluster import Cluster
 
 WAIT_S = 30
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with Cluster(tmp_path) as made:
-        yield made
 
 
 async def until_listed(client: Client, count: int) -> list[int]:

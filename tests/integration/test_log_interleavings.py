@@ -22,20 +22,13 @@ from metadata.errors import MetadataUnavailableError
 from metadata.ids import ledger_key
 from metadata.log import LogHead, LogRow
 from metadata.logs import LogList
-from tests.support.cluster import Cluster
 from tests.support.links import Gate, Links, roll_behind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from client_aio import Client
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with Cluster(tmp_path) as made:
-        yield made
+    from tests.support.cluster import Cluster
 
 
 async def contents(client: Client) -> list[bytes]:

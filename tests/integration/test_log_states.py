@@ -20,20 +20,14 @@ from client_aio import (
 from client_aio.log import truncating
 from client_aio.log.truncating import finish_deletion
 from metadata.ids import ledger_key
-from tests.support.cluster import Cluster
 from tests.support.links import Gate, Links
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
+    from collections.abc import Callable
+
+    from tests.support.cluster import Cluster
 
 WAIT_S = 30
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with Cluster(tmp_path) as made:
-        yield made
 
 
 async def test_a_follower_goes_on_behind_a_ledger_that_its_writer_does_not_come_to_closing(

@@ -35,12 +35,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with Cluster(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[Client]:
     async with client_aio.connect(cluster.uri) as made:
         yield made

@@ -15,18 +15,10 @@ from client_aio.spark.options import parse_read
 from client_aio.spark.plan import Bounds
 from client_aio.spark.stream import LedgerStreamReader
 from metadata.errors import BookieUnavailableError
-from tests.support.cluster import Cluster
 from tests.support.links import Links, roll_behind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with Cluster(tmp_path) as made:
-        yield made
+    from tests.support.cluster import Cluster
 
 
 async def test_a_complete_ledger_that_is_not_closed_is_planned_to_its_end_though_the_server_lags(

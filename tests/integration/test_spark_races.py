@@ -20,20 +20,14 @@ from client_aio.spark.stream import LedgerStreamReader
 from client_aio.spark.tags import Written, check_fit
 from client_aio.spark.tasks import write_partition
 from metadata.errors import BookKeeperError, InvalidArgumentError, LogTruncatedError
-from tests.support.cluster import Cluster
 from tests.support.sparksession import Bookies, write
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with Cluster(tmp_path) as made:
-        yield made
+    from tests.support.cluster import Cluster
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

@@ -12,13 +12,11 @@ import client_aio
 from metadata import pages
 from metadata.ids import fragments_key, ledger_key
 from metadata.open import open_store
-from tests.support.cluster import Cluster
 from tests.support.links import Links
 from tests.support.unbounded import FRAGMENT_ENTRIES, NAME, WAIT_S, everything, grow, numbered, pages_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+    from tests.support.cluster import Cluster
 
 FRAGMENTS = 40
 
@@ -28,12 +26,6 @@ def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pages of some five fragments, and heads of as many."""
     monkeypatch.setattr(pages, "HEAD_ROWS_BYTES_MAX", 200)
     monkeypatch.setattr(pages, "PAGE_ROWS_BYTES_MAX", 150)
-
-
-@pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
-    async with Cluster(tmp_path) as running:
-        yield running
 
 
 ALL = list(enumerate(numbered(0, FRAGMENTS * FRAGMENT_ENTRIES - 1)))
