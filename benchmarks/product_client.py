@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from metadata.bookies import BookieRecord
 
 ROLL_BYTES = 256 << 20
-_SPARES_MIN = 4
-_LEDGERS_MAX = 40
+_LEDGERS_STEADY = 4
+_LEDGERS_MAX = 60
 _SEGMENTS_BYTES = 512 << 20  # more than the segment that is written to and the next one
 _CALL_TIMEOUT_S = 10.0
 _CHUNK = bytes(64 << 10)
@@ -113,13 +113,24 @@ async def write(client: client_aio.Client, load: Load, *, is_steady: bool) -> No
 
 
 async def use(client: client_aio.Client) -> None:
-    """Write ledgers and delete them until all bookies write into files that were segments before."""
+    """Write ledgers and delete them until no bookie makes new files for it: all are recycled ones.
+
+    How many files lie spare at one moment says little: the next segments take them.
+    """
+    most: dict[str, int] = {}
+    steady = 0
     for _ in range(_LEDGERS_MAX):
         await _write_and_delete(client, ROLL_BYTES)
-        if min([await _spares(record) for record in client.bookies.values()]) >= _SPARES_MIN:
+        files = {name: await _files(record) for name, record in client.bookies.items()}
+        is_steady = all(count <= most.get(name, 0) for name, count in files.items())
+        steady = steady + 1 if is_steady else 0
+        if steady == _LEDGERS_STEADY:
             break
+        most = {name: max(count, most.get(name, 0)) for name, count in files.items()}
     else:
-        raise RuntimeError(f"{_LEDGERS_MAX} ledgers were written and deleted, and no files are recycled")
+        raise RuntimeError(
+            f"{_LEDGERS_MAX} ledgers were written and deleted, and bookies still take new files"
+        )
     await _write_and_delete(client, _SEGMENTS_BYTES)
 
 
@@ -129,12 +140,14 @@ async def _write_and_delete(client: client_aio.Client, size: int) -> None:
     await client.delete_ledger(writer.ledger_id)
 
 
-async def _spares(bookie: BookieRecord) -> int:
+async def _files(bookie: BookieRecord) -> int:
+    """Give how many files of segments a bookie has, in use or spare."""
     address = bookie.addresses[0]
     connection = await connect(address, bookie_id="", instance_id="", timeout_s=_CALL_TIMEOUT_S)
     _, body = await connection.call(Info(), Done, timeout_s=_CALL_TIMEOUT_S)
     connection.close()
-    return int(json.loads(bytes(body))["storage"]["disk"]["spare_files"])
+    storage = json.loads(bytes(body))["storage"]
+    return int(storage["segments"]["count"]) + int(storage["disk"]["spare_files"])
 
 
 async def read(client: client_aio.Client, load: Load) -> None:
