@@ -285,11 +285,13 @@ class Hardware:
         faults = self.faults
         if not (faults.lose_next_write or faults.misdirect_next_write) or offset < PAGE:
             return
-        where = offset
         if faults.misdirect_next_write:
             # Somewhere in the file that an earlier group may occupy, never the header.
             where = PAGE + SECTOR * int(self.rng.random() * max(1, (offset - PAGE) // SECTOR))
-        faults.lose_next_write = faults.misdirect_next_write = False
+            faults.misdirect_next_write = False
+        else:
+            where = offset
+            faults.lose_next_write = False
         self._unproven = (inode, offset, before, where, content)
 
     def _damage_unproven(self, next_inode: Inode, next_start: int) -> None:

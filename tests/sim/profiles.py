@@ -120,6 +120,10 @@ def disk_faults(draw: Draw) -> Plan:
     for kind in ("disk_bit_flip", "disk_lost_write", "disk_misdirected_write"):
         draw.some(kind, list(draw.bookies), 4)
     for _ in range(draw.rng.randint(0, 4)):
+        # Early: it counts only once more was written behind it.
+        at = draw.rng.uniform(0.3, draw.duration * 0.6)
+        draw.fault("disk_misdirected_write", draw.dishonest, at=at)
+    for _ in range(draw.rng.randint(0, 4)):
         # Damage to what a start replays, and a start.
         at = draw.rng.uniform(1.0, draw.duration)
         draw.fault("disk_bit_flip", draw.dishonest, at=at, amount=0.99)
