@@ -449,7 +449,8 @@ async def repair(
     """
     output = invocation.output
     async with client_aio.connect(invocation.metadata_uri) as client:
-        which = (await client.ledger_metadata(name_or_id(ledger_id))).ledger_id
+        metadata = await client.ledger_metadata(name_or_id(ledger_id))
+        which = metadata.ledger_id
         with output.progress() as progress:
             task = progress.add_task(f"ledger {ledger_id}", total=None, figures="")
 
@@ -473,7 +474,7 @@ async def repair(
             )
     if not (report.fragments or report.is_last_fragment_left or report.was_recovered):
         await _check_known(invocation, which, replace)
-    output.document(asdict(report), text=text_of_repair(report))
+    output.document(asdict(report), text=text_of_repair(report, is_unbounded=metadata.is_unbounded))
 
 
 async def _check_known(invocation: Invocation, ledger_id: int, bookie: str) -> None:

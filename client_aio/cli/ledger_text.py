@@ -106,9 +106,9 @@ def _state_of(replica: Replica) -> str:
     return f"{replica.entries_missing:,} of {replica.entries_owed:,} entries are missing{lost}"
 
 
-def text_of_repair(report: RepairReport) -> str:
-    """Say what a repair did, a line for each fragment."""
-    lines = ["the ledger was recovered, and is closed"] if report.was_recovered else []
+def text_of_repair(report: RepairReport, *, is_unbounded: bool = False) -> str:
+    """Say what a repair did, a line for each fragment; each line names the ledger, as many are repaired."""
+    lines = ["recovered, and closed"] if report.was_recovered else []
     for fragment in report.fragments:
         how = (
             f"{report.replaced} repaired in its place"
@@ -120,11 +120,18 @@ def text_of_repair(report: RepairReport) -> str:
             f"{fragment.entries_copied:,} entries ({fragment.bytes_copied:,} bytes) copied"
         )
     if report.is_last_fragment_left:
-        lines.append(
-            f"the ledger is not closed, and {report.replaced} is still in its last fragment: its writer "
-            "replaces it when it fails, or --recover-after closes the ledger"
+        way_out = (
+            "`bookie-aio ledger takeover` begins another one"
+            if is_unbounded
+            else "--recover-after closes the ledger"
         )
-    return "\n".join(lines or [f"{report.replaced} is in no fragment of ledger {report.ledger_id}"])
+        lines.append(
+            f"not closed, and {report.replaced} is still in its last fragment: its writer replaces it "
+            f"when it fails, or {way_out}"
+        )
+    if not lines:
+        lines = [f"{report.replaced} is in no fragment"]
+    return "\n".join(f"ledger {report.ledger_id}: {line}" for line in lines)
 
 
 def _draw_fragments(metadata: LedgerMetadata) -> list[str]:

@@ -46,14 +46,14 @@ def test_a_ledger_is_repaired_after_a_bookie_was_killed(four: RunningCluster) ->
     assert holds[lost].startswith("not known: ")
     assert [holds[name] for name in others] == ["all 1,000 entries"] * 2
     assert cli.run("ledger", "repair", ledger, "--replace", lost).decode() == (
-        f"entries 0–999: {lost} replaced by {spare}, 1,000 entries (7,890 bytes) copied\n"
+        f"ledger {ledger}: entries 0–999: {lost} replaced by {spare}, 1,000 entries (7,890 bytes) copied\n"
     )
     assert bookies(four, ledger) == [spare, *others]
     assert cli.run("ledger", "cat", ledger, "--newline") == LINES
     report = cli.rows("ledger", "repair", ledger, "--replace", lost)
     assert (report["fragments"], report["is_last_fragment_left"]) == ([], False)
     assert cli.run("ledger", "repair", ledger, "--replace", lost).decode() == (
-        f"{lost} is in no fragment of ledger {ledger}\n"
+        f"ledger {ledger}: {lost} is in no fragment\n"
     )
 
 
@@ -100,7 +100,7 @@ def test_a_bookie_that_nobody_knows_is_told_from_one_that_owes_nothing(four: Run
     ledger = cli.run("ledger", "write", "-", stdin=b"a\n").decode().strip()
     (idle,) = four.pids().keys() - set(bookies(four, ledger))
     assert cli.run("ledger", "repair", ledger, "--replace", idle).decode() == (
-        f"{idle} is in no fragment of ledger {ledger}\n"
+        f"ledger {ledger}: {idle} is in no fragment\n"
     )
     error = cli.run("ledger", "repair", ledger, "--replace", "nosuch", code=3).decode()
     assert error.startswith(f"bookie-aio: there is no bookie nosuch: it is in no fragment of ledger {ledger}")
@@ -114,7 +114,8 @@ def test_an_unbounded_ledger_is_repaired_by_its_name(four: RunningCluster) -> No
         cli.run("ledger", "takeover", "payments", "-", stdin=lines)
     lost = bookies(four, "payments")[0]
     text = cli.run("ledger", "repair", "payments", "--replace", lost).decode()
-    assert text.startswith(f"entries 0–1: {lost} replaced by ")
+    assert text.startswith(f"ledger 0: entries 0–1: {lost} replaced by ")
+    assert "ledger takeover" in text
     assert lost not in bookies(four, "payments")[:3]
     assert cli.run("ledger", "cat", "payments", "--newline") == b"a\nb\nc\n"
     assert b"nothere" in cli.run("ledger", "repair", "nothere", "--replace", lost, code=3)

@@ -87,7 +87,23 @@ def test_a_run_without_entries_is_named_as_such() -> None:
 
 def test_repair_of_an_empty_ledger_says_so() -> None:
     report = RepairReport(7, "b1", (RepairedFragment(0, -1, "b4", 0, 0),), False, False)
-    assert text_of_repair(report) == "no entries: b1 replaced by b4, 0 entries (0 bytes) copied"
+    assert text_of_repair(report) == "ledger 7: no entries: b1 replaced by b4, 0 entries (0 bytes) copied"
+
+
+def test_repair_says_of_each_line_which_ledger_it_is_of() -> None:
+    fragments = (RepairedFragment(0, 4, "b4", 5, 500), RepairedFragment(9, 9, "b1", 0, 0))
+    report = RepairReport(7, "b1", fragments, True, True)
+    lines = text_of_repair(report).splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("ledger 7: ") for line in lines)
+    assert text_of_repair(RepairReport(7, "b1", (), False, False)) == "ledger 7: b1 is in no fragment"
+
+
+def test_repair_names_the_way_out_of_a_last_fragment() -> None:
+    report = RepairReport(7, "b1", (), False, True)
+    assert "--recover-after closes the ledger" in text_of_repair(report)
+    assert "ledger takeover" in text_of_repair(report, is_unbounded=True)
+    assert "--recover-after" not in text_of_repair(report, is_unbounded=True)
 
 
 def test_drawing_shows_custom_metadata() -> None:
