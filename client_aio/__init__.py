@@ -5,29 +5,37 @@
             await ledger.add_entry(b"hello")
 
 Read first: `client` (what there is), `writer` and `reader` (the handles), `core` (the protocol's decisions).
+
+What is named here is imported when it is first used: a command line, or a bookie, that needs little of it
+starts in half the time.
 """
 
-from client_aio.client import Client, connect
-from client_aio.config import ClientConfig
-from client_aio.core.placement import Choice, PlacementPolicy, Seating, WeightedRandom
-from client_aio.core.racks import RackAware
-from client_aio.election import LeaderElection
-from client_aio.entries import Entry, EntryBatch
-from client_aio.log.adding import AddedToLog
-from client_aio.log.listing import LogMetadata
-from client_aio.log.records import LogBatch, LogRecord
-from client_aio.log.sweeping import SweepReport
-from client_aio.log.writer import LogWriter
-from client_aio.reader import LedgerReader
-from client_aio.repair import RepairedFragment, RepairProgress, RepairReport
-from client_aio.replicas import Replica
-from client_aio.unbounded.reader import UnboundedLedgerReader
-from client_aio.unbounded.writer import UnboundedLedgerWriter
-from client_aio.writer import LedgerWriter
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from metadata.errors import *  # noqa: F403
 from metadata.errors import __all__ as _errors
 from metadata.ledger import Fragment, LedgerMetadata, LedgerState
 from metadata.log import LogRow, Position
+
+if TYPE_CHECKING:
+    from client_aio.client import Client, connect
+    from client_aio.config import ClientConfig
+    from client_aio.core.placement import Choice, PlacementPolicy, Seating, WeightedRandom
+    from client_aio.core.racks import RackAware
+    from client_aio.election import LeaderElection
+    from client_aio.entries import Entry, EntryBatch
+    from client_aio.log.adding import AddedToLog
+    from client_aio.log.listing import LogMetadata
+    from client_aio.log.records import LogBatch, LogRecord
+    from client_aio.log.sweeping import SweepReport
+    from client_aio.log.writer import LogWriter
+    from client_aio.reader import LedgerReader
+    from client_aio.repair import RepairedFragment, RepairProgress, RepairReport
+    from client_aio.replicas import Replica
+    from client_aio.unbounded.reader import UnboundedLedgerReader
+    from client_aio.unbounded.writer import UnboundedLedgerWriter
+    from client_aio.writer import LedgerWriter
 
 __all__ = [
     "AddedToLog",
@@ -62,3 +70,35 @@ __all__ = [
     "connect",
     *_errors,
 ]
+
+_OF_MODULES = {
+    "client_aio.client": ("Client", "connect"),
+    "client_aio.config": ("ClientConfig",),
+    "client_aio.core.placement": ("Choice", "PlacementPolicy", "Seating", "WeightedRandom"),
+    "client_aio.core.racks": ("RackAware",),
+    "client_aio.election": ("LeaderElection",),
+    "client_aio.entries": ("Entry", "EntryBatch"),
+    "client_aio.log.adding": ("AddedToLog",),
+    "client_aio.log.listing": ("LogMetadata",),
+    "client_aio.log.records": ("LogBatch", "LogRecord"),
+    "client_aio.log.sweeping": ("SweepReport",),
+    "client_aio.log.writer": ("LogWriter",),
+    "client_aio.reader": ("LedgerReader",),
+    "client_aio.repair": ("RepairedFragment", "RepairProgress", "RepairReport"),
+    "client_aio.replicas": ("Replica",),
+    "client_aio.unbounded.reader": ("UnboundedLedgerReader",),
+    "client_aio.unbounded.writer": ("UnboundedLedgerWriter",),
+    "client_aio.writer": ("LedgerWriter",),
+}
+_MODULES = {name: module for module, names in _OF_MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,8 +13,6 @@ from urllib.parse import unquote
 
 from metadata.errors import InvalidArgumentError
 from metadata.keys import check_key
-from metadata.sqlite import LEASE_S, SqliteMetadataStore
-from metadata.zookeeper import SESSION_TIMEOUT_S, ZooKeeperMetadataStore
 
 if TYPE_CHECKING:
     from metadata.store import MetadataStore
@@ -58,12 +56,17 @@ async def open_store(
     _check_seconds("operation_timeout_s", operation_timeout_s)
     if session_timeout_s is not None:
         _check_seconds("session_timeout_s", session_timeout_s)
+    # One of them is used, and the other's libraries are not loaded.
     if isinstance(location, SqliteLocation):
+        from metadata.sqlite import LEASE_S, SqliteMetadataStore
+
         return await SqliteMetadataStore.open(
             location.path,
             lease_s=LEASE_S if session_timeout_s is None else session_timeout_s,
             operation_timeout_s=operation_timeout_s,
         )
+    from metadata.zookeeper import SESSION_TIMEOUT_S, ZooKeeperMetadataStore
+
     return await ZooKeeperMetadataStore.open(
         location.servers,
         location.root,

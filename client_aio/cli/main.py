@@ -1,13 +1,17 @@
 """`bookie-aio`: the commands, put together."""
 
+import os
 import sys
-from importlib import metadata as distribution
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
 
-from client_aio.cli import bench, bookie, cluster, ledger, log, spark
 from client_aio.cli.exits import Exit
+
+_GROUPS = ("cluster", "bookie", "ledger", "log", "spark", "bench")
+_COMPLETE = "_BOOKIE_AIO_COMPLETE"  # set by the shell that asks for completions
 
 app = typer.Typer(
     name="bookie-aio",
@@ -18,16 +22,12 @@ app = typer.Typer(
     epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 unavailable or no answer in time, "
     "5 data damaged, 130 interrupted, 141 the reader of our output went away.",
 )
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(bookie.app, name="bookie")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(log.app, name="log")
-app.add_typer(spark.app, name="spark")
-app.add_typer(bench.app, name="bench")
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata as distribution
+
         sys.stdout.write(f"bookie-aio {distribution.version('bookie-aio')}\n")
         raise typer.Exit
 
@@ -41,8 +41,16 @@ def _root(
     pass
 
 
+def _add_groups(arguments: Sequence[str]) -> None:
+    """Import the group of commands that is called, and the others only where they are to be listed."""
+    is_called = arguments and arguments[0] in _GROUPS and _COMPLETE not in os.environ
+    for name in arguments[:1] if is_called else _GROUPS:
+        app.add_typer(import_module(f"client_aio.cli.{name}").app, name=name)
+
+
 def main() -> NoReturn:
     """Run the command line; ends the process with a stable exit code."""
+    _add_groups(sys.argv[1:])
     try:
         code = app(standalone_mode=False)
     except typer.Abort as abort:  # a question that was answered with no, or not at all

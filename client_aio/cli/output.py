@@ -10,12 +10,12 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import rich.box
-import rich.progress
-from rich.console import Console
-from rich.table import Table
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 Row = Mapping[str, Any]
 
@@ -33,7 +33,13 @@ class Output:
 
     def __init__(self, form: Format) -> None:
         self.form = form
-        self._errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+    @cached_property
+    def _errors(self) -> "Console":
+        # rich is imported where something is to be shown: most calls, and every bookie, start without it.
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False, soft_wrap=True)
 
     @property
     def is_table(self) -> bool:
@@ -87,8 +93,10 @@ class Output:
         """Tell a person something that is not part of the result."""
         self._errors.print(message, markup=False)
 
-    def progress(self) -> rich.progress.Progress:
+    def progress(self) -> "Progress":
         """Give a progress display on standard error, which shows nothing where that is no terminal."""
+        import rich.progress
+
         return rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(bar_width=30),
@@ -101,6 +109,10 @@ class Output:
         )
 
     def _table(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
+        import rich.box
+        from rich.console import Console
+        from rich.table import Table
+
         table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
         for column in columns:
             numeric = bool(rows) and all(isinstance(row.get(column), int | float) for row in rows)

@@ -10,6 +10,7 @@ import pytest
 import client_aio
 from benchmarks.processes import Child
 from examples.kv_store import KeyValueStore
+from tests.support.sparksession import JAVA_OPTIONS
 from tests.support.zookeeper import find_java
 
 if TYPE_CHECKING:
@@ -37,45 +38,41 @@ async def test_quickstart_writes_and_reads(cluster: Cluster, tmp_path: Path) -> 
     assert "2 b'entry 2'" in printed
 
 
-async def test_spark_partitions_write_ledgers_that_read_back_equal(cluster: Cluster, tmp_path: Path) -> None:
+async def run_spark_example(tmp_path: Path, name: str, *arguments: str) -> str:
     pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
-    java_home = find_java().removesuffix("/bin/java")
-    printed = await run_example(
-        tmp_path, "spark_foreach_partition", cluster.uri, "--rows", "20000",
-        JAVA_HOME=java_home, SPARK_LOCAL_IP="127.0.0.1",
+    return await run_example(
+        tmp_path, name, *arguments,
+        JAVA_HOME=find_java().removesuffix("/bin/java"), SPARK_LOCAL_IP="127.0.0.1",
+        SPARK_SUBMIT_OPTS=JAVA_OPTIONS,
     )  # fmt: skip
+
+
+async def append(cluster: Cluster, log_name: str) -> None:
+    async with client_aio.connect(cluster.uri) as client, client.open_log(log_name) as log:
+        await log.append(b"some words, and some more")
+
+
+async def test_spark_partitions_write_ledgers_that_read_back_equal(cluster: Cluster, tmp_path: Path) -> None:
+    printed = await run_spark_example(tmp_path, "spark_foreach_partition", cluster.uri, "--rows", "20000")
     assert "EQUAL: 20,000 of 20,000 rows read back" in printed
     assert printed.count("ledger ") == 4
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "runs"),
-    [
-        ("spark_batch", ("--rows", "20000"), 2),  # a second run compares with its own records, too
-        ("spark_word_count", ("--times", "3"), 1),
-    ],
-)
-async def test_spark_jobs_read_back_what_they_wrote(
-    cluster: Cluster, tmp_path: Path, name: str, arguments: tuple[str, str], runs: int
+async def test_a_spark_batch_replaces_what_the_log_had_and_reads_it_back(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
-    java_home = find_java().removesuffix("/bin/java")
-    for _ in range(runs):
-        printed = await run_example(
-            tmp_path, name, cluster.uri, *arguments, JAVA_HOME=java_home, SPARK_LOCAL_IP="127.0.0.1"
-        )
-        assert printed.splitlines()[-1] == "EQUAL"
+    await append(cluster, "orders")
+    printed = await run_spark_example(tmp_path, "spark_batch", cluster.uri, "--rows", "20000")
+    assert printed.splitlines()[-1] == "EQUAL"
 
 
-async def test_words_of_a_log_that_has_some_already_are_counted_too(cluster: Cluster, tmp_path: Path) -> None:
-    pytest.importorskip("pyspark", reason="the extra [spark] is not installed; `make test` installs it")
-    async with client_aio.connect(cluster.uri) as client, client.open_log("words") as log:
-        await log.append(b"some words, and some more")
-    java_home = find_java().removesuffix("/bin/java")
-    printed = await run_example(
-        tmp_path, "spark_word_count", cluster.uri, "--log", "words", "--times", "2",
-        JAVA_HOME=java_home, SPARK_LOCAL_IP="127.0.0.1",
-    )  # fmt: skip
+async def test_a_spark_stream_counts_the_words_of_a_log_that_has_some_already(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    await append(cluster, "words")
+    printed = await run_spark_example(
+        tmp_path, "spark_word_count", cluster.uri, "--log", "words", "--times", "3"
+    )
     assert printed.splitlines()[-1] == "EQUAL"
 
 
