@@ -10,7 +10,6 @@ import pytest
 import client_aio
 from benchmarks.processes import Child
 from examples.kv_store import KeyValueStore
-from tests.support.sparksession import JAVA_OPTIONS
 from tests.support.zookeeper import find_java
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ async def run_spark_example(tmp_path: Path, name: str, *arguments: str) -> str:
     return await run_example(
         tmp_path, name, *arguments,
         JAVA_HOME=find_java().removesuffix("/bin/java"), SPARK_LOCAL_IP="127.0.0.1",
-        SPARK_SUBMIT_OPTS=JAVA_OPTIONS,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ python -m tests.sim --seeds 2000                          all profiles, two proc
 python -m tests.sim --profile split-brain --seeds 200 --start 1000
 python -m tests.sim --profile chaos --seed 17 --timeline  replay one, and tell its story
 python -m tests.sim --profile chaos --seed 17 --shrink    the smallest plan that fails alike
-python -m tests.sim --campaign FILE --seeds 5000          5,000 more seeds of this commit
+python -m tests.sim --campaign FILE --seeds 5000          5,000 more seeds of these files
 """
 
 from __future__ import annotations

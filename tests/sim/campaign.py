@@ -2,11 +2,13 @@
 
 Owns the order in which seeds are run, the processes, the progress line and the file of results. Seed n
 of a campaign belongs to profile n mod the number of profiles, so that any range covers all of them alike. The
-file keeps one record for each commit; a later run of the same commit goes on where the last one ended.
+file keeps one record for each state of the files that run; a later run of the same goes on where the last
+one ended.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import resource
@@ -124,29 +126,35 @@ def run(names: list[str], seeds: range, *, processes: int = 2, stops: bool = Fal
     return tally
 
 
-def commit(root: Path = ROOT) -> str:
-    """Give the last commit that changed what a run is made of, with a mark where files differ from it.
+def version(root: Path = ROOT) -> tuple[str, str]:
+    """Name what a run is made of: by its files' contents, and by the last commit that changed one of them.
 
-    Documents may change beside a campaign, its own summary first of all.
+    The contents stay what they are when commits are made anew, and documents may change beside a campaign,
+    its own summary first of all. Both names have a mark where files differ from what was committed.
     """
 
     def git(*arguments: str) -> str:
         command = ["git", *arguments, "--", *_RUN, *(f":(exclude){one}" for one in NO_PART)]
         return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip()
 
-    found = git("log", "-1", "--format=%h", "--abbrev=12") or "unknown"
-    return f"{found}-dirty" if git("status", "--porcelain") else found
+    mark = "-dirty" if git("status", "--porcelain") else ""
+    files = hashlib.sha256(git("ls-files", "--stage").encode()).hexdigest()[:12]
+    commit = git("log", "-1", "--format=%h", "--abbrev=12")
+    return f"files-{files}{mark}", f"{commit}{mark}" if commit else "unknown"
 
 
 def go_on(path: Path, names: list[str], count: int, *, processes: int = 2) -> dict[str, Any]:
-    """Run `count` more seeds of the campaign of this commit, and write what it comes to by now."""
+    """Run `count` more seeds of the campaign of these files, and write what it comes to by now."""
     records = json.loads(path.read_text()) if path.exists() else {}
+    files, commit = version()
     record = records.setdefault(
-        commit(),
-        {"next_seed": 0, "seeds": 0, "simulated_s": 0.0, "elapsed_s": 0.0, "processor_s": 0.0,
+        files,
+        {"commits": [], "next_seed": 0, "seeds": 0, "simulated_s": 0.0, "elapsed_s": 0.0, "processor_s": 0.0,
          "callbacks": 0,
          "faults": {}, "profiles": {}, "failures": []},
     )  # fmt: skip
+    if commit not in record["commits"]:
+        record["commits"].append(commit)
     while count > 0:
         part = min(count, 500)
         count -= part

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.sim.campaign import NO_PART, ROOT, commit
+from tests.sim.campaign import NO_PART, ROOT, version
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -24,24 +24,38 @@ def committed(root: Path, name: str) -> str:
     return git(root, "rev-parse", "--short=12", "HEAD")
 
 
-def test_a_campaign_belongs_to_the_commit_that_last_changed_what_it_runs(tmp_path: Path) -> None:
+def test_a_campaign_belongs_to_the_files_that_run_and_the_commit_that_last_changed_one(
+    tmp_path: Path,
+) -> None:
     git(tmp_path, "init")
     first = committed(tmp_path, "client_aio/one.py")
-    assert commit(tmp_path) == first
+    files, commit = version(tmp_path)
+    assert commit == first
     committed(tmp_path, "docs/simulation-campaign.json")
     (tmp_path / "docs" / "simulation-campaign.json").write_text("more")
-    assert commit(tmp_path) == first
+    assert version(tmp_path) == (files, first)
     (tmp_path / "client_aio" / "two.py").write_text("")
-    assert commit(tmp_path) == f"{first}-dirty"
+    assert version(tmp_path) == (f"{files}-dirty", f"{first}-dirty")
     second = committed(tmp_path, "client_aio/two.py")
-    assert second != first
-    assert commit(tmp_path) == second
+    both = version(tmp_path)
+    assert both[0] != files
+    assert both[1] == second != first
     for name in ("client_aio/spark/sink.py", "client_aio/cli/main.py", "tests/sim/test_sim_runs.py"):
         committed(tmp_path, name)
-    assert commit(tmp_path) == second
+    assert version(tmp_path) == both
 
 
-def test_what_is_left_out_of_a_campaigns_commit_is_no_part_of_a_run() -> None:
+def test_the_same_files_in_another_commit_go_on_with_the_campaign(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    first = committed(tmp_path, "client_aio/one.py")
+    before = version(tmp_path)
+    git(tmp_path, "commit", "--amend", "-m", "said otherwise")
+    files, commit = version(tmp_path)
+    assert before == (files, first)
+    assert commit != first
+
+
+def test_what_is_left_out_of_a_campaigns_files_is_no_part_of_a_run() -> None:
     program = (
         "import sys; from tests.sim import campaign; campaign.run_seed(('chaos', 1));"
         "print(*(one.__file__ for one in sys.modules.values() if getattr(one, '__file__', None)))"
@@ -56,4 +70,4 @@ def test_what_is_left_out_of_a_campaigns_commit_is_no_part_of_a_run() -> None:
 
 
 def test_without_a_repository_nobody_knows_the_commit(tmp_path: Path) -> None:
-    assert commit(tmp_path) == "unknown"
+    assert version(tmp_path)[1] == "unknown"

@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a JVM that lives a minute on two cores: the compiler's second stage costs more than it brings."""
-
 PASSWORD, PASSWORD_ENV = "an open secret of Spark's", "TESTS_LEDGER_PASSWORD"
 """Of ledgers in tests, and the variable in which the workers of the session for all tests find it."""
 
@@ -55,7 +52,7 @@ def start_spark(master: str, warehouse: Path, **settings: str) -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(warehouse),
         "spark.local.dir": str(warehouse),
-        "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Dderby.system.home={warehouse}",
+        "spark.driver.extraJavaOptions": f"-Dderby.system.home={warehouse}",
     }
     for name, value in {**defaults, **settings}.items():
         builder = builder.config(name, value)
