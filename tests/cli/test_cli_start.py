@@ -1,4 +1,4 @@
-"""What a command loads before it begins: bookies, and calls in scripts, start without what they do not use."""
+"""What a command loads before it begins: bookies and calls in scripts start without what they do not use."""
 
 from __future__ import annotations
 
