@@ -31,6 +31,7 @@ _RUNS_AT_ONCE = 256
 _GAP_BYTES = 4096
 _RANGE_BYTES_MAX = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
+_TAKES_PER_TURN = 64
 _ROW_ENTRIES_MAX = 2**32 - 1  # of a row of LIST_ENTRIES
 ListedRun = tuple[int, int, int, int]
 
@@ -101,6 +102,14 @@ def _cut(found: list[Found], low: int, horizon: int, count_max: int) -> int:
     return horizon
 
 
+class _Parted(NamedTuple):
+    """A block of which parts are read, by segment and offset, and where its entries' payloads end."""
+
+    place: tuple[int, int]
+    block: Block
+    ends: list[int]
+
+
 class Reader:
     """One read: the blocks of one ledger, from a fixed set of segments."""
 
@@ -116,6 +125,7 @@ class Reader:
         self._entry_id = 0
         self._step = 1
         self._fetched: dict[tuple[int, int], memoryview] = {}  # whole blocks, by segment and offset
+        self._parted: _Parted | None = None  # the block that entries were last taken out of
         self.is_cold = False  # something was not in memory
 
     def unknown(self) -> ReadResult:
@@ -134,7 +144,11 @@ class Reader:
         if not entry_ids:
             return ReadResult([], Stop.END, min(max(0, entry_ids.start), ENTRY_ID_MAX))
         at, self._step = 0, entry_ids.step
+        takes = 0
         while at < len(entry_ids):
+            takes += 1
+            if takes % _TAKES_PER_TURN == 0:
+                await asyncio.sleep(0)  # whatever is in memory is read without a pause
             entry_id = self._entry_id = entry_ids[at]
             if entry_id > self._horizon:
                 self._found, self._horizon = await gather(
@@ -227,8 +241,10 @@ class Reader:
                 continue
             if one.run.stride == run.stride and (one.run.first - run.first) % run.stride:
                 continue  # another write set's entries
-            common = next((n for n, x in enumerate(entry_ids[:extent]) if x in one.run.entry_ids), extent)
-            extent = min(extent, common)
+            after = max(0, -(-(one.run.first - entry_ids[0]) // entry_ids.step))
+            # They meet within as many steps as the other's stride has, or never.
+            steps = range(after, min(extent, after + one.run.stride))
+            extent = next((n for n in steps if entry_ids[n] in one.run.entry_ids), extent)
         return extent
 
     async def _take(self, found: Found, entry_id: int, wanted: int) -> int:
@@ -251,7 +267,13 @@ class Reader:
 
     async def _take_part(self, found: Found, start: int, wanted: int) -> int:
         run = found.run
-        block = _parse(found, self._ledger_id, await self._bytes(found, 0, run.head_bytes))
+        place = found.segment_id, run.offset
+        parted = self._parted
+        if parted is None or parted.place != place:
+            # Kept: who asks for other strides than what was added takes each entry by itself.
+            block = _parse(found, self._ledger_id, await self._bytes(found, 0, run.head_bytes))
+            parted = self._parted = _Parted(place, block, list(accumulate(block.lengths, initial=0)))
+        block = parted.block
         lengths = block.lengths[start : start + wanted]
         each = 16 + block.mac_bytes
         fixed = HEADER_BYTES + block.mac_bytes
@@ -262,7 +284,7 @@ class Reader:
         if fitting < 1:
             return 0
         stop = start + fitting
-        begin, end = block.payload_range(start, stop)
+        begin, end = (block.head_bytes + parted.ends[number] for number in (start, stop))
         payload = memoryview(await self._bytes(found, begin, end - begin))
         ends = list(accumulate(lengths[:fitting]))
         parts = [payload[to - length : to] for to, length in zip(ends, lengths[:fitting], strict=True)]

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import time
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import directory as layout
@@ -44,7 +45,7 @@ def make_block(
     lac: int | None = None,
 ) -> Block:
     """Give a block as it arrives from the network."""
-    ends = [sum(map(len, payloads[: number + 1])) for number in range(len(payloads))]
+    ends = list(accumulate(map(len, payloads)))
     data = encode_block(
         ledger_id=ledger_id, content_term=content_term, first_entry=first, stride=stride,
         lac=first - 1 if lac is None else lac, lafr=-1, payloads=payloads, running=ends,

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import tempfile
 from collections import Counter
 from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bookie_aio.storage.disk import RealDisk, RealFile
+from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.messages import Stop
-from tests.support.storage import SMALL, Store, make_block
+from tests.support.storage import SMALL, Store, entries_of, make_block
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
-    from pathlib import Path
 
     from bookie_aio.wire.blocks import Buffer
 
@@ -188,3 +194,63 @@ async def test_what_was_written_last_stays_in_the_page_cache_and_what_is_before_
     found, stop, _ = await store.read(1, 0, 39)
     assert (len(found), stop) == (40, Stop.END)
     await store.close()
+
+
+async def test_another_stride_than_what_was_added_costs_no_look_at_the_whole_block_for_each_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, turns = 0, 0
+    parse_head = Block.parse_head
+
+    def counting(view: memoryview) -> Block:
+        nonlocal heads
+        heads += 1
+        return parse_head(view)
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    config = replace(SMALL, segment_bytes=4 << 20, group_bytes_max=2 << 20)
+    store = await Store.open(tmp_path / "bookie", config)
+    await store.add(make_block(1, 0, [b""] * 65_536, lac=-1))
+    beside = asyncio.create_task(others())
+    with monkeypatch.context() as patched:
+        patched.setattr(Block, "parse_head", staticmethod(counting))
+        found = await store.engine.read(1, 0, range(0, 65_536, 2), 10**9)
+    beside.cancel()
+    assert (found.stop, found.stop_entry) == (Stop.END, 65_536)
+    assert list(entries_of(found.buffers)) == list(range(0, 65_536, 2))
+    assert heads == 1
+    assert turns >= 500  # of 512: nobody waited for longer than it takes to give 64 entries
+    await store.close()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 6), st.integers(1, 12)), min_size=1, max_size=12),
+    st.integers(0, 40),
+    st.integers(1, 6),
+)
+@settings(max_examples=60, deadline=None)
+def test_runs_of_all_strides_over_one_another_read_as_the_newest_of_each_entry(
+    runs: list[tuple[int, int, int]], first: int, stride: int
+) -> None:
+    async def read() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            store = await Store.open(Path(directory) / "bookie")
+            newest: dict[int, bytes] = {}
+            for number, (start, step, count) in enumerate(runs):
+                payloads = [b"%d of %d" % (number, n) for n in range(count)]
+                await store.add(make_block(1, start, payloads, stride=step, lac=-1))
+                newest.update(zip(range(start, start + step * count, step), payloads, strict=True))
+            wanted = range(first, 120, stride)
+            found, stop, stop_entry = await store.read(1, first, 119, stride=stride)
+            there = list(takewhile(newest.__contains__, wanted))
+            assert found == {entry_id: newest[entry_id] for entry_id in there}
+            assert stop is Stop.NO_SUCH_ENTRY
+            assert stop_entry == wanted[len(there)]
+            await store.close()
+
+    asyncio.run(read())
