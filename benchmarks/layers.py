@@ -172,7 +172,7 @@ async def client_us(shape: Shape, seconds: float) -> float:
     config = ClientConfig()
     context = ClientContext(
         config=config, ledgers=cast("Any", None), pool=cast("Any", None), finder=cast("Any", None),
-        rng=random.Random(1), now_ms=lambda: 0,
+        tokens=random.Random(1), now_ms=lambda: 0,
     )  # fmt: skip
     connections = {}
     for bookie_id in BOOKIES:

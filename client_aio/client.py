@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CONFIG = ClientConfig()
+_tokens: random.Random = random.SystemRandom()
+"""Never a caller's: of two clients that draw the same tokens one takes the other's writes for its own."""
 
 
 def connect(
@@ -67,7 +69,7 @@ def connect(
         config: the settings; single ones may be given by name as well, `connect(uri, read_timeout_s=1)`.
         placement: chooses the bookies of ensembles: by default a `WeightedRandom`; a `RackAware`; or your
             own `PlacementPolicy`.
-        rng: the source of randomness, for placement and tokens.
+        rng: what the placement draws from.
 
     Returns:
         An opening of a `Client`: await it, or use it with `async with`.
@@ -81,8 +83,8 @@ def connect(
     except TypeError as error:
         known = ", ".join(ClientConfig.__slots__)
         raise InvalidArgumentError(f"{error}; the settings are: {known}") from error
-    source = rng or random.Random()
-    return Opening(lambda: Client._open(metadata, config, placement or WeightedRandom(), source))
+    source, tokens = rng or random.Random(), _tokens
+    return Opening(lambda: Client._open(metadata, config, placement or WeightedRandom(), source, tokens))
 
 
 class Client(LogClient, UnboundedClient):
@@ -101,6 +103,7 @@ class Client(LogClient, UnboundedClient):
         config: ClientConfig,
         placement: PlacementPolicy,
         rng: random.Random,
+        tokens: random.Random,
     ) -> Client:
         owns_store = isinstance(metadata, str)
         store = (
@@ -115,7 +118,7 @@ class Client(LogClient, UnboundedClient):
         directory = BookieDirectory(store, config)
         try:
             cluster = await ensure_cluster(
-                store, draw_id=lambda: f"{rng.getrandbits(128):032x}", now_ms=_now_ms()
+                store, draw_id=lambda: f"{tokens.getrandbits(128):032x}", now_ms=_now_ms()
             )
             await directory.start()
         except BaseException:
@@ -129,7 +132,7 @@ class Client(LogClient, UnboundedClient):
             ledgers=LedgerStore(store, ids_drawn=config.ledger_id_block),
             pool=pool,
             finder=EnsembleFinder(pool, placement, rng),
-            rng=rng,
+            tokens=tokens,
             now_ms=_now_ms,
         )
         return cls(store, context, owns_store=owns_store)

@@ -40,7 +40,7 @@ class ClientContext:
     ledgers: LedgerStore
     pool: BookiePool
     finder: EnsembleFinder
-    rng: random.Random
+    tokens: random.Random
     now_ms: Callable[[], int]
     handles: set[Handle] = field(default_factory=set)
     lac_clock: LacClock = field(init=False)
@@ -86,7 +86,7 @@ class ClientContext:
 
     def draw_token(self) -> str:
         """Draw the token of one write to the metadata store."""
-        return f"{self.rng.getrandbits(64):016x}"
+        return f"{self.tokens.getrandbits(64):016x}"
 
     def keep(self, handle: Handle) -> None:
         """Note an open handle."""
@@ -101,7 +101,7 @@ class ClientContext:
         if not password:
             return None, Digest(ledger_id)
         # On a thread: making guesses dear takes some 50 ms of a processor.
-        salt = self.rng.randbytes(SALT_BYTES)
+        salt = self.tokens.randbytes(SALT_BYTES)
         loop = asyncio.get_running_loop()
         record, root = await loop.run_in_executor(None, new_password, password, salt)
         return record, HmacDigest(ledger_id, root)

@@ -64,10 +64,11 @@ def settle_compare_and_set(
     """
     assert current != expected, "only a changed key needs settling"
     made = version_made(current, token)
-    if made is not None and current.incarnation == expected.incarnation:
+    is_same_key = current.incarnation == expected.incarnation
+    if made is not None and is_same_key and made.number == expected.number + 1:
         return made
     writes_since = current.number - expected.number
-    if maybe_sent and current.incarnation == expected.incarnation and writes_since > len(current.writers):
+    if maybe_sent and is_same_key and writes_since > len(current.writers):
         raise _forgotten(key)
     raise conflict(key, expected, current)
 

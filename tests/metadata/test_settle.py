@@ -63,3 +63,9 @@ def test_a_key_created_anew_is_a_conflict_even_with_the_same_token() -> None:
     expected, current = history(["a", "b"])[-1], history(["a", "b", "mine"], incarnation=2)[-1]
     with pytest.raises(VersionConflictError):
         settle.settle_compare_and_set("k", expected, current, "mine", maybe_sent=True)
+
+
+def test_a_token_of_an_older_write_settles_nothing() -> None:
+    versions = history(["create", "mine", "other", "another"])
+    with pytest.raises(VersionConflictError):
+        settle.settle_compare_and_set("k", versions[2], versions[3], "mine", maybe_sent=False)

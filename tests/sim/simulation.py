@@ -317,6 +317,7 @@ class Simulation:
         config = ClientConfig(**{**CLIENT_SETTINGS, **self.plan.client_settings})
         while True:
             try:
+                client_aio.client._tokens = rng  # taken over by the call, before it opens anything
                 client: Client = await connect(store, config=config, rng=rng)
                 break
             except BookKeeperError as error:
@@ -410,7 +411,7 @@ def run_plan(
 ) -> Result:
     """Play a plan from beginning to end, and give its result. Never raises for what goes wrong in it."""
     real_clock, real_batch = client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX
-    real_turn = client_aio.writer._BULK_TURN_BYTES
+    real_turn, real_tokens = client_aio.writer._BULK_TURN_BYTES, client_aio.client._tokens
     real_rows = metadata.pages.HEAD_ROWS_BYTES_MAX, metadata.pages.PAGE_ROWS_BYTES_MAX
     client_aio.core.window.BATCH_BYTES_MAX = client_aio.writer._BULK_TURN_BYTES = _BATCH_BYTES_MAX
     if plan.head_rows_bytes:
@@ -420,7 +421,7 @@ def run_plan(
             return _play(plan, is_traced=is_traced, wants_story=wants_story, script=script)
         finally:
             client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX = real_clock, real_batch
-            client_aio.writer._BULK_TURN_BYTES = real_turn
+            client_aio.writer._BULK_TURN_BYTES, client_aio.client._tokens = real_turn, real_tokens
             _keep_in_heads(*real_rows)
 
 
