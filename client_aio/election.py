@@ -12,7 +12,8 @@ waits for the key `leader`, which one session can hold:
     elections/NAME/leader                         held by whoever leads, with what it wants known of itself
 
 Leadership ends with the session: as soon as the store tells that it was lost, and by this process's own clock
-when its silence has lasted for as long as the servers wait, whichever is first.
+when its silence has lasted for as long as the servers wait, whichever is first. Neither helps where a server
+of ZooKeeper is cut off from the others and does not know it yet: see the first sentence.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ class LeaderElection:
             return _Record(int(document["candidate"]), value, stored.version)
         except NoSuchKeyError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
             raise MetadataCorruptError(f"{key} holds no candidate: {error!r}") from error
 
     async def _until_gone(self, key: str) -> None:

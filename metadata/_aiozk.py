@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import struct
 from collections import deque
@@ -155,8 +156,10 @@ class _Connection(asyncio.Protocol):
 
     def _take(self, frame: bytes) -> None:
         if not self.handshake.done():
-            self._session.heard(self._unanswered.popleft())
-            self.handshake.set_result(protocol.ConnectResponse.deserialize(frame))
+            greeting, sent_at = protocol.ConnectResponse.deserialize(frame), self._unanswered.popleft()
+            if _is_session(greeting):
+                self._session.heard(sent_at)
+            self.handshake.set_result(greeting)
             return
         xid, zxid, code = _REPLY.unpack_from(frame)
         if xid == protocol.WATCH_XID:
@@ -167,12 +170,18 @@ class _Connection(asyncio.Protocol):
             if self._unanswered:
                 self._session.heard(self._unanswered.popleft())
             return
-        opcode, sent_at, future = self._pending.pop(xid)
-        self._session.heard(sent_at)
+        opcode, sent_at, future = self._pending[xid]
+        # Before it is taken out: what is in flight when an answer makes no sense is failed by `drop`.
+        answer = protocol.response_xref[opcode].deserialize(frame[_REPLY.size :]) if code == 0 else None
+        del self._pending[xid]
+        if code in _CODE_SESSION_LOST:
+            self._session.ended()
+        else:
+            self._session.heard(sent_at)
         if future.done():
             return
-        if code == 0:
-            future.set_result(protocol.response_xref[opcode].deserialize(frame[_REPLY.size :]))
+        if answer is not None:
+            future.set_result(answer)
         elif code in _CODE_SESSION_LOST:
             future.set_exception(ConnectionLostError(f"{self.server}: {_name_of(code)}"))
             self.drop(f"the server says {_name_of(code)}")
@@ -355,6 +364,10 @@ class Session:
         """Take note that what was sent then has been answered."""
         self.heard_at = max(self.heard_at, sent_at)
 
+    def ended(self) -> None:
+        """Take note that a server says that the session is over."""
+        self.heard_at = -math.inf
+
     def saw(self, zxid: int) -> None:
         """Take note of how far the server is."""
         self._last_zxid = max(self._last_zxid, zxid)
@@ -371,10 +384,11 @@ class Session:
         order = random.sample(self._servers, len(self._servers))
         while True:
             connection = await self._connect_any(order)
-            self._connection = connection
-            self._connected.set()
-            for path in list(self._watchers):
-                self.fire(path)
+            if not connection.lost.done():  # as it may be, by what came together with the handshake's answer
+                self._connection = connection
+                self._connected.set()
+                for path in list(self._watchers):
+                    self.fire(path)
             await self._watch_over(connection)
             if self._closing:
                 return
@@ -431,8 +445,9 @@ class Session:
             ).serialize()
         )
         answer = await connection.handshake
-        if answer.session_id == 0 or answer.timeout <= 0:
+        if not _is_session(answer):
             self.session_id, self._password = 0, NO_PASSWORD
+            self.ended()
             return False
         is_new = answer.session_id != self.session_id
         self.session_id, self._password = answer.session_id, answer.password or NO_PASSWORD
@@ -455,6 +470,10 @@ class Session:
             await asyncio.wait((connection.lost,), timeout=patience_s / 4)
         self.problems[connection.server] = connection.lost.result()
         log.info("ZooKeeper server %s: %s", connection.server, connection.lost.result())
+
+
+def _is_session(answer: protocol.ConnectResponse) -> bool:
+    return bool(answer.session_id) and answer.timeout > 0
 
 
 def _stat(stat: protocol.Stat) -> Stat:

@@ -19,6 +19,7 @@ who finds a session without a lease may remove its keys.
 from __future__ import annotations
 
 import fcntl
+import logging
 import subprocess
 import sys
 import time
@@ -26,8 +27,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
-from metadata._sqlite_tables import connect, translated, use_wal
+from metadata._sqlite_tables import BusyError, connect, translated, use_wal
 from metadata.errors import InvalidArgumentError, MetadataUnavailableError
+
+log = logging.getLogger(__name__)
 
 
 class Leases:
@@ -44,7 +47,7 @@ class Leases:
         self._path = path.parent / f"{path.name}-leases-{boot_id()}"
         for stale in path.parent.glob(f"{path.name}-leases-*"):
             if not stale.name.startswith(self._path.name):
-                stale.unlink(missing_ok=True)
+                _unlink(stale)
         self._locks: dict[str, IO[bytes]] = {}
         with translated(self._path), ExitStack() as undo:
             self._database = connect(self._path)
@@ -68,12 +71,18 @@ class Leases:
             MetadataUnavailableError: there is no file to be had for its lock.
             BusyError: another process holds the write lock. Try again, with the same session.
         """
-        with translated(self._path):
-            if session not in self._locks:  # held since an earlier try, which found the database busy
-                self._locks[session] = self._locked(session)  # nobody looks at it before the lease is there
-            self._database.execute(
-                "INSERT INTO lease VALUES (?, ?)", (session, time.monotonic_ns() + self._lease_ns)
-            )
+        try:
+            with translated(self._path):
+                if session not in self._locks:  # held since an earlier try, which found the database busy
+                    self._locks[session] = self._locked(session)  # before the lease is there to be looked at
+                self._database.execute(
+                    "INSERT INTO lease VALUES (?, ?)", (session, time.monotonic_ns() + self._lease_ns)
+                )
+        except BusyError:
+            raise
+        except Exception:
+            self.give_up(session)  # the next try is another session's
+            raise
 
     def renew(self, session: str) -> bool:
         """Extend the lease; False when it has run out, for good."""
@@ -89,7 +98,11 @@ class Leases:
         """Give up the lease."""
         with translated(self._path):
             self._database.execute("DELETE FROM lease WHERE session = ?", (session,))
-        self._lock_path(session).unlink(missing_ok=True)
+        self.give_up(session)
+
+    def give_up(self, session: str) -> None:
+        """Let go of the lock of a session of this process that has no lease, or has lost it."""
+        _unlink(self._lock_path(session))
         lock = self._locks.pop(session, None)
         if lock is not None:
             lock.close()
@@ -113,7 +126,7 @@ class Leases:
         )
         if self._database.execute("SELECT 1 FROM lease WHERE session = ?", (session,)).fetchone():
             return False
-        self._lock_path(session).unlink(missing_ok=True)
+        _unlink(self._lock_path(session))
         return True
 
     def _lock_path(self, session: str) -> Path:
@@ -138,6 +151,14 @@ class Leases:
         except OSError:  # held, or missing, or there are no file descriptors left: the lease decides
             return False
         return True
+
+
+def _unlink(path: Path) -> None:
+    # It may be another user's, in a directory with the sticky bit. Left over, it harms nobody.
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.info("%s is left over: %s", path, error)
 
 
 def boot_id() -> str:

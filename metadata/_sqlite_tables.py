@@ -231,7 +231,12 @@ class Tables:
         if row is None:
             return None
         incarnation, value, number, writers, session = row
-        return Row(incarnation, value, number, tuple(json.loads(writers)), session)
+        try:
+            return Row(incarnation, value, number, tuple(json.loads(writers)), session)
+        except (ValueError, TypeError, RecursionError) as error:
+            raise MetadataCorruptError(
+                f"key {key!r} names no writers: {error!r} in {writers!r:.200}"
+            ) from error
 
     def _find_value(self, key: str) -> Row:
         row = self._find(key)

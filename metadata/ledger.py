@@ -41,7 +41,6 @@ A release that knows bounded ledgers only refuses it: one that recovered it woul
 from __future__ import annotations
 
 import base64
-import binascii
 import enum
 import json
 from dataclasses import dataclass, field, replace
@@ -457,7 +456,7 @@ class LedgerMetadata:
         try:
             metadata = _parse(cls, document)
             check_quorums(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-        except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
+        except (LookupError, TypeError, ArithmeticError, ValueError, AttributeError) as error:
             raise MetadataCorruptError(f"ledger metadata is damaged: {error!r} in {text[:200]!r}") from error
         metadata._check(MetadataCorruptError)
         return metadata

@@ -27,7 +27,6 @@ none. The stored form is a JSON object:
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from dataclasses import dataclass, field, replace
@@ -251,7 +250,7 @@ class LogHead:
             if document["format"] != FORMAT_VERSION:
                 raise ValueError(f"format version is {document['format']!r}, not {FORMAT_VERSION}")
             head = _parse(document)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, binascii.Error) as error:
+        except (LookupError, TypeError, ArithmeticError, ValueError, AttributeError, RecursionError) as error:
             raise MetadataCorruptError(f"a log's metadata is damaged: {error!r} in {text[:200]!r}") from error
         return head
 

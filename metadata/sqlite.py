@@ -296,9 +296,9 @@ class SqliteMetadataStore(MetadataStore):
             found: dict[str, Signature] | None
             try:
                 found = await self._submit(partial(self._tables.changed_signatures, keys))
-            except BookKeeperError as error:
+            except Exception as error:
                 # Whoever watches reads next, and meets the error there.
-                log.warning("watches cannot be checked: %s", error)
+                log.warning("watches cannot be checked: %s", error, exc_info=_is_odd(error))
                 found, pause_s = {}, 1.0
             for watch in watches:
                 if found is not None and watch.signature != found.get(watch.key):
@@ -318,8 +318,8 @@ class SqliteMetadataStore(MetadataStore):
                         log.warning("key %r is held by another session; trying again", registration.key)
                     elif registration.is_closed:
                         self._registrations.discard(registration)
-            except BookKeeperError as error:
-                log.warning("registrations not looked after, trying again: %s", error)
+            except Exception as error:  # this must not end, whatever it was
+                log.warning("registrations not looked after: %s", error, exc_info=_is_odd(error))
 
     async def _keep_session(self) -> None:
         """Renew the lease; begin another session when it has run out."""
@@ -332,8 +332,9 @@ class SqliteMetadataStore(MetadataStore):
                     continue
                 log.warning("session %s expired; beginning another", session)
                 await self._begin_session()
-            except BookKeeperError as error:
-                log.warning("lease not renewed, trying again: %s", error)
+                await self._submit_lease(partial(self._leases.give_up, session))
+            except Exception as error:  # this must not end, whatever it was
+                log.warning("lease not renewed, trying again: %s", error, exc_info=_is_odd(error))
 
     async def _remove_dead(self) -> None:
         # Owners first, leases second: a session that begins in between is then not among the owners.
@@ -408,6 +409,10 @@ class _SqliteRegistration(Registration):
 def _through_gate(call: Callable[[], Result]) -> Result:
     with gate.passing():
         return call()
+
+
+def _is_odd(error: Exception) -> bool:
+    return not isinstance(error, BookKeeperError)
 
 
 def _nothing() -> None:

@@ -100,9 +100,11 @@ class MetadataStore(abc.ABC):
 
     @property
     def session_alive_until(self) -> float:
-        """Give until when, by the loop's clock, nobody can have ended the session for this client's silence.
+        """Give until when, by the loop's clock, the session lives as far as this client's silence goes.
 
         Beyond it the session may be gone though this client has not heard of it: it was cut off, or stopped.
+        Before it, too, where the servers fall out: a ZooKeeper server that is cut off from its leader goes
+        on answering for a while (`syncLimit`), in which the leader lets the session expire.
         """
         return math.inf
 

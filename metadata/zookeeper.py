@@ -152,6 +152,8 @@ class ZooKeeperMetadataStore(MetadataStore):
                 stat = await state.write(self._session.create(self._path(key), seal(value, (token,))))
                 return _version(stat, (token,))
             except NoNodeError:
+                if not ancestors_of(key):
+                    raise  # it is the root that is missing
                 await self._create_parents(key)
                 raise AgainError from None
             except NodeExistsError:
@@ -433,6 +435,10 @@ class ZooKeeperMetadataStore(MetadataStore):
                     pass
                 except (RefusedError, NoAuthError) as refused:
                     await self._after(refused, what, state)
+                except NoNodeError:
+                    raise MetadataUnavailableError(
+                        f"{what}: the root of the metadata, {self._root or '/'}, is gone from ZooKeeper"
+                    ) from None
             case EphemeralParentError():
                 raise InvalidArgumentError(f"{what}: an ephemeral key can have no children") from error
             case NoAuthError():
@@ -503,8 +509,14 @@ class ZooKeeperMetadataStore(MetadataStore):
                         self._later()
                     elif registration.is_closed:
                         self._registrations.discard(registration)
-                except BookKeeperError as error:
-                    log.warning("key %r not registered anew, trying again: %s", registration.key, error)
+                except Exception as error:  # this must not end, whatever it was
+                    is_odd = not isinstance(error, BookKeeperError)
+                    log.warning(
+                        "key %r not registered anew, trying again: %s",
+                        registration.key,
+                        error,
+                        exc_info=is_odd,
+                    )
                     self._later()
 
     def _later(self) -> None:

@@ -124,11 +124,12 @@ class Deletions:
             await asyncio.sleep(interval_s)
             try:
                 await self.sweep()
-            except BookKeeperError as error:
+            except Exception as error:
                 # Whatever it was, nothing was dropped that should not have been; the next sweep looks again.
                 log.warning(
                     "looking for deleted ledgers failed",
                     extra=fields(bookie=self._cookie.bookie_id, error=error),
+                    exc_info=not isinstance(error, BookKeeperError),
                 )
 
     async def _forget_unnamed(self, held: list[int]) -> None:

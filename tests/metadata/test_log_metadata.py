@@ -137,6 +137,7 @@ def test_the_stored_form_says_everything_and_damage_is_told() -> None:
     for change in (
         {"format": 2}, {"log": "a/b"}, {"rows": [[1, 2]]}, {"rows": [[-1, 2, 3]]}, {"begins_at": [0]},
         {"custom": {"k": "*"}}, {"transactions": [["q"]]}, {"dropped": {}}, {"created_ms": None},
+        {"created_ms": float("inf")}, {"transactions": [["q", float("nan")]]},
     ):  # fmt: skip
         document = {**json.loads(head.to_json()), **change}
         with pytest.raises(MetadataCorruptError):

@@ -344,3 +344,54 @@ async def test_a_registration_that_could_not_be_removed_is_removed_later(tmp_pat
                     break
         await asyncio.sleep(0.4)
         assert not store._registrations
+
+
+async def test_a_lock_file_that_cannot_be_removed_ends_no_looking_after_registrations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another user's, in a directory with the sticky bit."""
+    unlink = Path.unlink
+
+    def refusing(path: Path, missing_ok: bool = False) -> None:
+        if "-leases-" in path.name:
+            raise PermissionError(1, "Operation not permitted", str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refusing)
+    async with await SqliteMetadataStore.open(tmp_path / "m.db", lease_s=0.4) as store:
+        other = await SqliteMetadataStore.open(tmp_path / "m.db", lease_s=0.4)
+        await other.register("b/other", b"1")
+        await asyncio.wait(other._abandon())  # as by kill -9: its lock is free, and its key is left
+        async with asyncio.timeout(20):
+            async for _ in store.watch("b"):
+                if not await store.children("b"):
+                    break
+        assert not any(task.done() for task in store._tasks)
+        await store.register("b/1", b"1")
+
+
+async def test_sessions_that_ended_or_never_began_keep_no_lock(tmp_path: Path) -> None:
+    async with await SqliteMetadataStore.open(tmp_path / "m.db", lease_s=0.4) as store:
+        await store.register("b/1", b"1")
+        leases, session = store._leases, store.session
+        await store._submit_lease(lambda: leases._database.execute("DELETE FROM lease"))  # it has run out
+        async with asyncio.timeout(20):
+            async for _ in store.watch("b"):
+                if store.session != session and await store.children("b") == ["1"]:
+                    break
+        await store._submit_lease(lambda: None)  # behind what gives up the former lock
+        assert set(leases._locks) == {store.session}
+        await store._submit_lease(lambda: leases._database.execute("ALTER TABLE lease RENAME TO gone"))
+        with pytest.raises(MetadataUnavailableError):  # as on a disk that fails
+            await store._submit_lease(lambda: leases.begin("another"))
+        assert "another" not in leases._locks
+        assert not leases._lock_path("another").exists()
+        await store._submit_lease(lambda: leases._database.execute("ALTER TABLE gone RENAME TO lease"))
+
+
+async def test_damaged_writers_of_a_key_are_a_typed_error(tmp_path: Path) -> None:
+    async with await SqliteMetadataStore.open(tmp_path / "m.db") as store:
+        await store.create("a", b"1")
+        await store._submit(lambda: store._tables._database.execute("UPDATE node SET writers = '{' "))
+        with pytest.raises(MetadataCorruptError, match="'a' names no writers"):
+            await store.read("a")

@@ -173,6 +173,7 @@ def test_an_older_release_does_not_take_it_for_a_bounded_ledger() -> None:
         (("fragments", "rows"), []),
         (("fragments", "rows", 0, 0), "0"),
         (("fragments", "pages"), [["page", 8, 1]]),
+        (("fragments", "pages"), [["page", float("inf"), 1]]),
         (("unbounded", "name"), "7"),
         (("unbounded", "length_before"), -1),
         (("unbounded",), None),

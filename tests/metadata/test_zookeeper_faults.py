@@ -11,6 +11,7 @@ import pytest
 from client_aio.config import ClientConfig
 from client_aio.pool import BookieDirectory
 from metadata._aiozk import ConnectionLostError, NoAuthError, RefusedError
+from metadata._zookeeper_parts import Attempt
 from metadata.bookies import BookieRecord
 from metadata.errors import (
     KeyExistsError,
@@ -475,3 +476,32 @@ async def test_a_registration_moves_from_a_session_that_the_servers_still_hold_o
     await changes.aclose()
     _, stat = await pair.store._session.get(pair.store._path("b/1"))
     assert stat.session_id == pair.store._session.session_id
+
+
+async def test_a_root_that_is_gone_is_said_and_what_was_registered_comes_back_with_it(
+    zookeeper: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while an operator replaces the tree."""
+    root = new_root()
+    async with await open_behind(zookeeper.address, root) as store:
+        await store.register("b/1", b"1")
+        session = store._session
+        for path in ("b/1", "b", ".store/ids", ".store/sync", ".store"):
+            if await session.exists(f"/{root}/{path}") is not None:
+                await session.delete(f"/{root}/{path}", -1)
+        await session.delete(f"/{root}", -1)
+        with pytest.raises(MetadataUnavailableError, match="is gone"):
+            await store.sync("b")
+        with pytest.raises(MetadataUnavailableError, match="is gone"):
+            await store.create("c", b"1")
+        for registration in store._registrations:
+            registration._session_id = 0  # as after a session that expired meanwhile
+        has_failed, later = asyncio.Event(), store._later
+        monkeypatch.setattr(store, "_later", lambda: (has_failed.set(), later()))
+        store._new_session.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await has_failed.wait()
+            await store._create_own_nodes(Attempt(maybe_sent=False))
+            async for _ in store.watch("b"):
+                if await store.children("b") == ["1"]:
+                    break

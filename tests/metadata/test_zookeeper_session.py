@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from contextlib import suppress
 from typing import cast
 
 from aiozk import protocol
 
-from metadata._aiozk import Session, _Connection
+from metadata._aiozk import ConnectionLostError, Session, _Connection
 
 
 class Line:
@@ -39,9 +40,12 @@ class Line:
     def ping(self) -> None:
         self.connection.send_raw(protocol.PingRequest().serialize(protocol.PING_XID))
 
-    def answer(self, xid: int) -> None:
+    def answer(self, xid: int, code: int = -101, body: bytes = b"") -> None:
         """Answer a request with an error, or a ping."""
-        self.connection.data_received(struct.pack("!iiqi", 16, xid, 1, -101))
+        self.connection.data_received(struct.pack("!iiqi", 16 + len(body), xid, 1, code) + body)
+
+    def abort(self) -> None:
+        pass
 
 
 async def test_only_what_was_answered_is_known_to_have_been_received() -> None:
@@ -70,3 +74,55 @@ async def test_a_watch_that_fires_says_nothing_of_what_was_sent() -> None:
     line.connection.data_received(struct.pack("!i", len(body)) + body)
     assert not line.connection.lost.done()
     assert line.session.heard_at == 0.0
+
+
+async def test_an_answer_that_makes_no_sense_fails_what_it_answers() -> None:
+    line = Line()
+    asked = [line.ask(), line.ask()]
+    line.answer(1, 0, b"\0\0")  # a node's data, cut short
+    assert line.connection.lost.done()
+    assert all(isinstance(future.exception(), ConnectionLostError) for future in asked)
+
+
+async def test_a_session_that_is_over_is_not_alive_by_the_answer_that_says_so() -> None:
+    line = Line()
+    asked = line.ask()
+    line.now = 101.0
+    line.answer(1, -112)
+    assert isinstance(asked.exception(), ConnectionLostError)
+    assert line.session.heard_at < 0
+
+
+async def test_a_connection_that_is_lost_with_its_handshake_is_not_used() -> None:
+    """The answer to the handshake and a frame that is none arrive together, at first."""
+    connections = 0
+    serving: list[asyncio.Task[None] | None] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        serving.append(asyncio.current_task())
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+        answer = struct.pack("!iiqi16s?", 0, 6000, 7, 16, b"password", False)
+        frames = struct.pack("!i", len(answer)) + answer
+        if connections == 1:
+            frames += struct.pack("!i", -5)
+        writer.write(frames)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                (xid,) = struct.unpack_from("!i", await reader.readexactly(size))
+                writer.write(struct.pack("!iiqi", 16, xid, 1, -101))
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        session = Session([(host, port)], timeout_s=6.0, on_session=lambda: None)
+        session.start()
+        async with asyncio.timeout(20):
+            assert await session.exists("/a") is None
+        assert connections == 2
+        session.abort()
+        await asyncio.gather(*filter(None, serving))
