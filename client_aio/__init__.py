@@ -6,8 +6,7 @@
 
 Read first: `client` (what there is), `writer` and `reader` (the handles), `core` (the protocol's decisions).
 
-What is named here is imported when it is first used: a command line, or a bookie, that needs little of it
-starts in half the time.
+What is named here is imported when it is first used: a command, or a bookie, needs little of it.
 """
 
 from importlib import import_module

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from bookie_aio.wire.blocks import HEADER_BYTES
+from bookie_aio.wire.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
 from metadata.errors import InvalidArgumentError
 
 MIB = 1024 * 1024
+ENTRY_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX - 2 * HEADER_BYTES
+"""What a frame has room for, beside its header and the head of a block of one entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,15 @@ class ClientConfig:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
                 raise InvalidArgumentError(f"{name} {value!r} is not a positive number")
+            if not name.endswith("_s") and not isinstance(value, int):
+                raise InvalidArgumentError(f"{name} {value!r} is not a whole number")
+        for name, low, high in (
+            ("entry_bytes_max", 1, ENTRY_BYTES_MAX),
+            ("read_ahead_bytes", 1, 2**32 - 1),
+            ("long_poll_s", 0.001, math.inf),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise InvalidArgumentError(f"{name} {getattr(self, name)!r} is not from {low} to {high:,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

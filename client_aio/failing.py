@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 def fail_all(futures: Iterable[asyncio.Future[Any] | None], error: BookKeeperError) -> None:
-    """Give an error to all that are not done, in order."""
+    """Give an error to all that are not done, in order.
+
+    Without a traceback: each raising of an error adds to the one that it has, with the frames of who called.
+    """
     for future in futures:
         if future is not None and not future.done():
-            future.set_exception(error)
+            future.set_exception(error.with_traceback(None))
             future.exception()  # looked at: one that nobody awaits does not fill the log
 
 

@@ -49,7 +49,7 @@ class Forces:
         async with self._lock:
             while self._window.lac < last:
                 if (failure := self._failure()) is not None:
-                    raise failure
+                    raise failure.with_traceback(None)
                 self._moved.clear()
                 await self._force()
                 if self._window.lac >= last:

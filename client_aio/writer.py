@@ -294,7 +294,7 @@ class LedgerWriter(ClosedOnLeaving):
                 self._room.clear()
                 await self._room.wait()
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
 
     async def flush(self) -> None:
         """Wait until everything added so far is acknowledged, with deferred sync until it is received.
@@ -345,7 +345,7 @@ class LedgerWriter(ClosedOnLeaving):
         await self._changes.finish()
         async with self._ending:  # Of two at once, the later one finds what the first has come to.
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)
             try:
                 self._replicator.stop()  # Nobody waits for what is still to be answered.
                 await end()
@@ -366,7 +366,7 @@ class LedgerWriter(ClosedOnLeaving):
                 self._room.clear()
                 await self._room.wait()
             if self._failure is not None:
-                raise self._failure
+                raise self._failure.with_traceback(None)
             if self._window.is_idle and not self._queued:
                 return
 
@@ -472,7 +472,7 @@ class LedgerWriter(ClosedOnLeaving):
             for item in entries:
                 taken = await self._take(item, taken)
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
         self._replicator.schedule_flush()
         return first, self._window.last_add_pushed
 
@@ -482,7 +482,7 @@ class LedgerWriter(ClosedOnLeaving):
             data = self._copy(data)
         self.check_size(data)
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
         if self._is_closing:
             raise LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
         self._window.add(data, None)
@@ -505,7 +505,7 @@ class LedgerWriter(ClosedOnLeaving):
                 self._room.clear()
                 await self._room.wait()
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
 
     def _take_queued(self) -> None:
         queued, self._queued, self._queued_bytes = self._queued, [], 0
@@ -539,7 +539,7 @@ class LedgerWriter(ClosedOnLeaving):
 
     async def _wait_for(self, entry_id: int) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
         if entry_id > self._window.last_entry_reported:
             await self._waiters.wait_for(entry_id)
 

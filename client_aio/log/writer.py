@@ -298,7 +298,7 @@ class LogWriter(ClosedOnLeaving):
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
 
     # --- what the roller needs (`rolling.Rolled`) ---
 

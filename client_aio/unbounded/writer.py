@@ -86,7 +86,7 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     def _check_writes(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise self._failure.with_traceback(None)
         if self._is_closing:
             raise LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -361,3 +362,26 @@ async def test_an_add_that_reaches_a_bookie_after_the_fence_is_not_acknowledged(
             await asyncio.wait_for(add, WAIT_S)
         assert recovered == numbered(5)
         assert (await on.other.ledger_metadata(ledger.ledger_id)).last_entry == 4
+
+
+async def test_the_error_of_a_writer_that_failed_does_not_grow_with_each_time_it_is_raised(
+    tmp_path: Path,
+) -> None:
+    """Its traceback would keep the frames of all who were told."""
+    async with scene(tmp_path) as on:
+        ledger = await on.writer.create_ledger()
+        await ledger.add_entries(numbered(10))
+        await on.recover(ledger.ledger_id)
+
+        async def frames(call: Callable[[], Awaitable[object]]) -> int:
+            with pytest.raises(client_aio.LedgerFencedError) as told:
+                await call()
+            return len(traceback.extract_tb(told.value.__traceback__))
+
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: ledger.add_entry(b"x"), lambda: ledger.add_entries([b"x"]), ledger.drain, ledger.flush,
+        ]  # fmt: skip
+        for call in calls:
+            await frames(call)
+            counts = [await frames(call) for _ in range(5)]
+            assert counts == counts[:1] * 5
