@@ -52,6 +52,8 @@ class Limits:
     connection_reads_bytes_max: int = 8 * MIB
     connection_polls_max: int = 4096
     """Long polls waiting on one connection; above it TOO_MANY_REQUESTS."""
+    polls_max: int = 131_072
+    """The same over all connections: some 80 MB."""
 
     list_rows_max: int = 16_384
     list_ledgers_max: int = 65_536

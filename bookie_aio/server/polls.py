@@ -36,11 +36,13 @@ class LongPolls:
         self,
         loop: asyncio.AbstractEventLoop,
         connection_polls_max: int,
+        polls_max: int,
         answer: Callable[[Peer, int, int], None],
     ) -> None:
         """Take what answers a poll, with whatever there is, given peer, request id and ledger id."""
         self._loop = loop
         self._connection_polls_max = connection_polls_max
+        self._polls_max = polls_max
         self._answer = answer
         self._register: PollRegister[_Poll] = PollRegister()
         self._polls_of: dict[Peer, set[_Poll]] = {}
@@ -54,10 +56,11 @@ class LongPolls:
         return self._register.ledgers
 
     def add(self, peer: Peer, request_id: int, ledger_id: int, known_lac: int, wait_s: float) -> bool:
-        """Let a request wait; gives False where too many do on its connection."""
-        polls = self._polls_of.setdefault(peer, set())
-        if len(polls) >= self._connection_polls_max:
+        """Let a request wait; gives False where too many do, on its connection or on all of them."""
+        polls = self._polls_of.get(peer, set())
+        if len(polls) >= self._connection_polls_max or len(self) >= self._polls_max:
             return False
+        self._polls_of[peer] = polls
         poll = _Poll(peer, request_id, ledger_id)
         poll.timer = self._loop.call_later(wait_s, self._timed_out, poll)
         polls.add(poll)

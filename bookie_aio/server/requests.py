@@ -107,7 +107,7 @@ class Requests(Answers):
         self._authoriser = authoriser
         self._drop_if_deleted = drop_if_deleted
         self._deleting: Counter[Peer] = Counter()
-        self._polls = LongPolls(loop, limits.connection_polls_max, self._answer_lac)
+        self._polls = LongPolls(loop, limits.connection_polls_max, limits.polls_max, self._answer_lac)
         self._decoder = RequestDecoder()
         self.is_draining = False
         self._handlers: dict[type[Message], Callable[..., None]] = {
@@ -174,6 +174,10 @@ class Requests(Answers):
         if handler is None:
             raise MalformedFrameError(f"{type(request).__name__} after the handshake")
         self.counters.requests[request.op] += 1
+        if body and request.op != Op.ADD:
+            reason = f"a {request.op.name} has no body, and came with one of {len(body):,} bytes"
+            self._refuse(peer, request.op, request_id, Status.BAD_REQUEST, reason)
+            return
         if self.is_draining:
             self._refuse(peer, request.op, request_id, Status.SHUTTING_DOWN, "this bookie is shutting down")
             return
@@ -443,7 +447,7 @@ class Requests(Answers):
         if request.wait_ms == 0 or self._lac(ledger_id) > known_lac or self.is_draining:
             self._answer_lac(peer, request_id, ledger_id)
         elif not self._polls.add(peer, request_id, ledger_id, known_lac, request.wait_ms / 1000):
-            reason = "too many long polls wait on this connection"
+            reason = "too many long polls wait, on this connection or on all of them"
             self._refuse(peer, Op.READ_LAC, request_id, Status.TOO_MANY_REQUESTS, reason)
 
     def _lac(self, ledger_id: int) -> int:

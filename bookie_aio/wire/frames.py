@@ -33,6 +33,7 @@ _PREFIX = struct.Struct(">II")
 _BUFFER_BYTES_MIN = 16 * 1024
 _BUFFER_BYTES_MAX = 4 * 1024 * 1024
 _SHRINK_BELOW = 8  # a buffer that no single read filled to an eighth is followed by one of half the size
+_KEPT_TIMES_MAX = 32  # its own size is what a body may keep of the buffer that it came in
 _ROOM_MIN = 4 * 1024
 _NO_BUFFER = memoryview(bytearray(0))
 
@@ -103,7 +104,10 @@ class ShortForm:
 
 
 class FrameParser:
-    """Cuts a byte stream into frames without copying bodies.
+    """Cuts a byte stream into frames without copying bodies, but for those that are small.
+
+    Who keeps a view of a body keeps the whole buffer, and counts the body alone. So that what is kept stays
+    within a fixed multiple of what is counted, a body that is a small part of its buffer is copied.
 
     Made for `asyncio.BufferedProtocol`: hand out `get_buffer`, tell `buffer_updated`, then iterate `frames`.
     """
@@ -188,7 +192,10 @@ class FrameParser:
             body_start = at + 8 + header_bytes
             # Parsed before it is handed out: a caller that stops here does not see the frame twice.
             self._parsed = end
-            return view[at + 8 : body_start], view[body_start:end]
+            body = view[body_start:end]
+            if body and len(body) * _KEPT_TIMES_MAX < len(view):
+                body = memoryview(bytes(body))
+            return view[at + 8 : body_start], body
         if held >= 4:
             # A peer that speaks another protocol may wait for our answer after very few bytes.
             self._check_length(int.from_bytes(view[at : at + 4], "big"))

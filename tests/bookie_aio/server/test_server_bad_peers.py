@@ -215,3 +215,9 @@ async def test_headers_that_would_blow_up_are_refused(bookies: Bookies, bookie: 
     header = msgpack.packb([3, 1, None, [[]] * 60_000])
     peer.send_bytes((4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header)
     await peer.gone()
+
+
+async def test_a_body_where_none_belongs_is_refused_and_the_connection_goes_on(client: RawClient) -> None:
+    answer = await client.call(Ping(), b"body")
+    assert answer.status is Status.BAD_REQUEST
+    assert (await client.call(Ping())).status is Status.OK

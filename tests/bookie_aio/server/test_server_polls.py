@@ -106,3 +106,22 @@ async def test_polls_are_answered_when_the_bookie_closes(bookie: Bookie, client:
     await bookie.close()
     assert (await poll).status is Status.SHUTTING_DOWN
     await client.gone()
+
+
+async def test_too_many_polls_on_all_connections_are_refused(bookies: Bookies) -> None:
+    bookie = await bookies.start(limits=Limits(polls_max=2))
+    clients = [await bookies.connect(bookie) for _ in range(3)]
+    polls = []
+    for client in clients:
+        polls.append(client.send(ReadLac(7, NO_TERM, -1, LONG_MS)))
+        if client is not clients[2]:
+            await client.call(Ping())
+    refused = await polls[2]
+    assert refused.status is Status.TOO_MANY_REQUESTS
+    await write_lac(clients[2], 7, 0)
+    for poll in polls[:2]:
+        assert (await poll).status is Status.OK
+    last = clients[2].send(ReadLac(7, NO_TERM, 0, LONG_MS))  # there is room again
+    await clients[2].call(Ping())
+    assert bookie.info()["polls_waiting"] == 1
+    last.cancel()

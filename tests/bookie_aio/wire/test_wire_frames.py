@@ -275,3 +275,14 @@ def test_packing_agrees_with_msgpack() -> None:
     frame = encode_frame([1, "a"], 3)
     assert frame[:4] == (4 + len(frame) - 8 + 3).to_bytes(4, "big")
     assert msgpack.unpackb(frame[8:]) == [1, "a"]
+
+
+def test_a_small_body_keeps_no_large_buffer() -> None:
+    parser = FrameParser(FRAME_BYTES_MAX)
+    sizes = [200, 3_000_000, 100, 500_000]
+    parser.feed(encode([([1], bytes(size)) for size in sizes]))
+    bodies = [body for _, body in parser.frames()]
+    assert [len(body) for body in bodies] == sizes
+    kept = [len(memoryview(body.obj)) for body in bodies]
+    assert all(buffer <= 32 * size for buffer, size in zip(kept, sizes, strict=True))
+    assert kept[1] > sizes[1]  # a large one is no copy
