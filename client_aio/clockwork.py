@@ -82,6 +82,11 @@ class LacPublisher:
             self._is_watched, self._seen = True, _NEVER
             self._clock.watch(self)
 
+    def again(self) -> None:
+        """Note that some bookie may not have been told, or is another one now."""
+        self._published = NO_ENTRY
+        self.moved()
+
     def stop(self) -> None:
         """Publish nothing more, whatever late answers still come."""
         self._is_stopped = True

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from bookie_aio.wire.messages import Add, AddFlag, Done, Failure, Force, Message, PreparedRequest, Status
+from bookie_aio.wire.messages import (
+    Add,
+    AddFlag,
+    Done,
+    Failure,
+    Force,
+    Message,
+    PreparedRequest,
+    Status,
+    WriteLac,
+)
 from client_aio.connection import BookieConnection, Outcome, error_of
 from client_aio.core.quorum import indexes_of
 from client_aio.failing import displaced
@@ -58,6 +68,7 @@ class Replicator(Generic[Token]):
         on_seat_failed: called once for each seat whose bookie has newly failed.
         on_fenced: called when a bookie refuses the term, knows the ledger to be deleted, or holds an entry
             under a later content term.
+        on_reseated: called when new occupants, or the same ones anew, have what they owe.
     """
 
     def __init__(
@@ -71,6 +82,7 @@ class Replicator(Generic[Token]):
         on_turns: Callable[[list[Turn[Token]]], None],
         on_seat_failed: Callable[[str, BookKeeperError], None],
         on_fenced: Callable[[BookKeeperError], None],
+        on_reseated: Callable[[], None] = lambda: None,
     ) -> None:
         self.window = window
         self._config = config
@@ -81,6 +93,7 @@ class Replicator(Generic[Token]):
         self._on_turns = on_turns
         self._on_seat_failed = on_seat_failed
         self._on_fenced = on_fenced
+        self._on_reseated = on_reseated
         self._loop = asyncio.get_running_loop()
         self._seats: list[_Seat] = []
         self.flush_is_due = False
@@ -126,6 +139,7 @@ class Replicator(Generic[Token]):
         self._occupy(bookies, replaced & ~self.window.newcomers, connections)
         self._transmit(self.window.commit_change(replaced))
         self.advance()
+        self._on_reseated()
 
     def _occupy(
         self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
@@ -191,13 +205,25 @@ class Replicator(Generic[Token]):
         if turns or self.window.retains:  # else, all that was retained may just have been let go
             self._on_turns(turns)
 
-    def broadcast(self, message: Message) -> None:
-        """Send a message to every seat that has not failed; the answers are not looked at."""
-        for seat in self._seats:
-            if seat.connection is not None and seat.connection.is_open:
-                seat.connection.request(
-                    message, _ignore, timeout_s=self._config.add_timeout_s, auth=seat.token
-                )
+    def tell_lac(self, message: WriteLac) -> None:
+        """Tell every seat that has not failed. One that does not answer has failed, as by an add.
+
+        Nothing else tells readers of an idle writer's last entries. After the change that follows it is told
+        again.
+        """
+        for index, seat in enumerate(self._seats):
+            if seat.connection is None:
+                continue
+            epoch, error = self.window.epoch(index), seat.connection.error
+            if error is not None:
+                self._fail(index, epoch, error)
+                continue
+            told = partial(self._told, index, epoch)
+            seat.connection.request(message, told, timeout_s=self._config.add_timeout_s, auth=seat.token)
+
+    def _told(self, index: int, epoch: int, outcome: Outcome, body: memoryview) -> None:
+        if isinstance(outcome, BookKeeperError):  # no answer; what is refused is the next add's to find out
+            self._fail(index, epoch, outcome)
 
     def stop(self) -> None:
         """Take no more notice of what bookies refuse, or that they fail: nothing will be sent any more."""
@@ -288,7 +314,3 @@ class Replicator(Generic[Token]):
         # A bookie that answered with an error keeps its connection: others may be using it.
         seat.connection, seat.failure = None, error
         self._on_seat_failed(seat.bookie_id, error)
-
-
-def _ignore(outcome: Outcome, body: memoryview) -> None:
-    pass

@@ -100,6 +100,7 @@ class LedgerWriter(ClosedOnLeaving):
             on_turns=self._on_turns,
             on_seat_failed=self._on_seat_failed,
             on_fenced=self._fail,
+            on_reseated=lambda: self._lac_publisher.again(),
         )
         self._changes: EnsembleChanges[Token] = EnsembleChanges(
             context,
@@ -546,7 +547,7 @@ class LedgerWriter(ClosedOnLeaving):
     def _publish_lac(self) -> None:
         window = self._window
         statement = self._digest.statement(window.content_term, window.lac, window.lafr_to_state)
-        self._replicator.broadcast(WriteLac(self.ledger_id, self._term, statement))
+        self._replicator.tell_lac(WriteLac(self.ledger_id, self._term, statement))
 
     def _fail(self, error: BookKeeperError) -> None:
         """Fail everything outstanding, in entry order; the first failure is the writer's."""
