@@ -189,7 +189,8 @@ async def test_adds_that_a_wrong_policy_ends_may_have_been_done(tmp_path: Path) 
     policy = Wrong(["b1", "b2", "b3"])
     async with (
         Cluster(tmp_path, bookies=4) as cluster,
-        client_aio.connect(cluster.uri, placement=policy) as client,
+        # It must not find b2 gone by telling the LAC, before there is an add to be in doubt.
+        client_aio.connect(cluster.uri, placement=policy, explicit_lac_delay_s=60.0) as client,
     ):
         ledger = await client.create_ledger(ack_quorum=3)
         await ledger.add_entry(b"acknowledged")
