@@ -157,11 +157,11 @@ class Store:
 
 
 def copy_as_a_crash_leaves_it(path: Path, to: Path) -> Path:
-    """Copy a directory in use. Again, if a thread of its engine changed names or times on the way."""
+    """Copy a directory in use, or one of such. Again, if a thread of its engine changed names or times."""
 
     def state() -> set[tuple[str, int, int]]:
-        with os.scandir(path) as entries:  # one that vanishes meanwhile must not leave it open
-            return {(entry.name, entry.inode(), entry.stat().st_mtime_ns) for entry in entries}
+        files = {str(file): file.stat() for file in path.rglob("*")}
+        return {(name, stat.st_ino, stat.st_mtime_ns) for name, stat in files.items()}
 
     while True:
         with contextlib.suppress(FileNotFoundError, shutil.Error):

@@ -203,8 +203,9 @@ class Unsynced(FaultyDisk):
 
 async def test_a_segment_that_could_not_be_made_leaves_its_id_to_nobody(tmp_path: Path) -> None:
     """Another one of that id, in another directory, would not be looked at by the next start."""
-    disk = Unsynced(tmp_path / "a")
-    store = await Store.open(of(tmp_path, "ab"), disk=disk)
+    disks = tmp_path / "disks"
+    disk = Unsynced(disks / "a")
+    store = await Store.open(of(disks, "ab"), disk=disk)
     for entry in range(150):
         await store.add(make_block(1, entry, [os.urandom(5000)]))
     await store.settled()
@@ -218,9 +219,8 @@ async def test_a_segment_that_could_not_be_made_leaves_its_id_to_nobody(tmp_path
             acknowledged += 1
         except DiskFullError:
             await asyncio.sleep(0.01)  # as long as it is read-only
-    for one in "ab":
-        shutil.copytree(tmp_path / one, tmp_path / "crashed" / one)
-    again = await Store.open(of(tmp_path / "crashed", "ab"))
+    crashed = copy_as_a_crash_leaves_it(disks, tmp_path / "crashed")
+    again = await Store.open(of(crashed, "ab"))
     found, stop, _ = await again.read(2, 0, acknowledged - 1)
     assert (len(found), stop, again.engine.notes) == (acknowledged, Stop.END, [])
     await again.close()

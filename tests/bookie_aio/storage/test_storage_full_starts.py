@@ -147,7 +147,7 @@ async def test_damage_is_still_known_after_a_start_that_cut_files_and_crashed(tm
 
     def crash() -> None:
         shutil.rmtree(crashed, ignore_errors=True)
-        shutil.copytree(path, crashed)
+        copy_as_a_crash_leaves_it(path, crashed)
 
     disk.on_cut = crash
     await (await Store.open(path, disk=disk)).close()

@@ -17,7 +17,7 @@ from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.blocks import LacStatement, statement_crc
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError
-from tests.support.storage import SMALL, FaultyDisk, Store, make_block
+from tests.support.storage import SMALL, FaultyDisk, Store, copy_as_a_crash_leaves_it, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,7 +242,7 @@ async def test_a_crash_between_an_index_and_a_checkpoint_keeps_the_fences(tmp_pa
 
     def crash(what: str, path: str) -> None:
         if what == "rename" and path.endswith(index_name(1)):
-            shutil.copytree(store.path, tmp_path / "crashed")
+            copy_as_a_crash_leaves_it(store.path, tmp_path / "crashed")
 
     disk.on_step = crash
     await act(store, 3, acknowledged)
