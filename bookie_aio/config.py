@@ -10,8 +10,7 @@ import ipaddress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bookie_aio.wire.blocks import HEADER_BYTES
-from bookie_aio.wire.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from bookie_aio.wire.frames import FRAME_BYTES_MAX, entry_room
 from metadata.bookies import split_address
 from metadata.errors import InvalidArgumentError
 from metadata.ids import check_bookie_id
@@ -78,8 +77,7 @@ class Limits:
             raise InvalidArgumentError(
                 f"frame_bytes_max {self.frame_bytes_max:,} is above the protocol's {FRAME_BYTES_MAX:,}"
             )
-        # A frame with one entry of the largest size has room for its header and the block's head.
-        room = self.frame_bytes_max - HEADER_BYTES_MAX - 2 * HEADER_BYTES
+        room = entry_room(self.frame_bytes_max)
         for name in ("entry_bytes_max", "read_bytes_max"):
             if getattr(self, name) > room:
                 raise InvalidArgumentError(

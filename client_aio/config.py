@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from bookie_aio.wire.blocks import HEADER_BYTES
-from bookie_aio.wire.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX
+from bookie_aio.wire.frames import FRAME_BYTES_MAX, entry_room
 from metadata.errors import InvalidArgumentError
 
 MIB = 1024 * 1024
-ENTRY_BYTES_MAX = FRAME_BYTES_MAX - HEADER_BYTES_MAX - 2 * HEADER_BYTES
-"""What a frame has room for, beside its header and the head of a block of one entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +82,7 @@ class ClientConfig:
             if not name.endswith("_s") and not isinstance(value, int):
                 raise InvalidArgumentError(f"{name} {value!r} is not a whole number")
         for name, low, high in (
-            ("entry_bytes_max", 1, ENTRY_BYTES_MAX),
+            ("entry_bytes_max", 1, entry_room(FRAME_BYTES_MAX)),
             ("read_ahead_bytes", 1, 2**32 - 1),
             ("long_poll_s", 0.001, math.inf),
         ):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
+from bookie_aio.wire.blocks import HEADER_BYTES as BLOCK_HEADER_BYTES
 from metadata.errors import FrameTooLargeError, MalformedFrameError
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ _ROOM_MIN = 4 * 1024
 _NO_BUFFER = memoryview(bytearray(0))
 
 Header = list[object]
+
+
+def entry_room(frame_bytes_max: int) -> int:
+    """Give the size of the largest entry that such frames have room for, beside all that goes with it."""
+    return frame_bytes_max - HEADER_BYTES_MAX - 2 * BLOCK_HEADER_BYTES  # a block of one: head, array, codes
 
 
 def encode_frame(header: list[object], body_bytes: int = 0) -> bytes:

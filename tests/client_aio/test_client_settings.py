@@ -7,8 +7,11 @@ import random
 import pytest
 
 import client_aio
-from client_aio.config import ENTRY_BYTES_MAX, ClientConfig
+from bookie_aio.wire.frames import FRAME_BYTES_MAX, entry_room
+from client_aio.config import ClientConfig
 from metadata.memory import MemoryMetadataStore, MemoryTree
+
+ENTRY_BYTES_MAX = entry_room(FRAME_BYTES_MAX)
 
 
 @pytest.mark.parametrize(
