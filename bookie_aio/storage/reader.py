@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.storage.index import RUNS_PER_TURN
@@ -103,11 +103,12 @@ def _cut(found: list[Found], low: int, horizon: int, count_max: int) -> int:
 
 
 class _Parted(NamedTuple):
-    """A block of which parts are read, by segment and offset, and where its entries' payloads end."""
+    """A block of which parts are read, by segment and offset."""
 
     place: tuple[int, int]
     block: Block
     ends: list[int]
+    """Where the payloads of its first entries end: those of none, of one, …, of all."""
 
 
 class Reader:
@@ -273,21 +274,21 @@ class Reader:
             # Kept: who asks for other strides than what was added takes each entry by itself.
             block = _parse(found, self._ledger_id, await self._bytes(found, 0, run.head_bytes))
             parted = self._parted = _Parted(place, block, list(accumulate(block.lengths, initial=0)))
-        block = parted.block
-        lengths = block.lengths[start : start + wanted]
-        each = 16 + block.mac_bytes
-        fixed = HEADER_BYTES + block.mac_bytes
-        sizes = list(accumulate((length + each for length in lengths), initial=fixed))
-        fitting = bisect_right(sizes, self._bytes_left) - 1
+        block, ends = parted.block, parted.ends
+        begin = ends[start]
+        fixed, each = HEADER_BYTES + block.mac_bytes, 16 + block.mac_bytes
+
+        def size(entries: int) -> int:
+            return fixed + each * entries + ends[start + entries] - begin
+
+        fitting = bisect_right(range(wanted + 1), self._bytes_left, key=size) - 1
         if not self._buffers:
             fitting = max(1, fitting)
         if fitting < 1:
             return 0
         stop = start + fitting
-        begin, end = (block.head_bytes + parted.ends[number] for number in (start, stop))
-        payload = memoryview(await self._bytes(found, begin, end - begin))
-        ends = list(accumulate(lengths[:fitting]))
-        parts = [payload[to - length : to] for to, length in zip(ends, lengths[:fitting], strict=True)]
+        payload = memoryview(await self._bytes(found, block.head_bytes + begin, ends[stop] - begin))
+        parts = [payload[low - begin : high - begin] for low, high in pairwise(ends[start : stop + 1])]
         ids = block.entry_ids[start:stop]
         sums = entry_checksums(block.lac_crc, ids, block.running[start:stop], parts)
         if sums != list(block.checksums[start:stop]):
@@ -297,7 +298,7 @@ class Reader:
             if not whole.payload_is_intact():
                 raise _damaged(found, "its entries")
         self._buffers += (block.cut_head(start, stop), payload)
-        self._bytes_left -= sizes[fitting]
+        self._bytes_left -= size(fitting)
         return fitting
 
 
