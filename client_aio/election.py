@@ -35,6 +35,7 @@ from metadata.errors import (
     NoSuchKeyError,
     VersionConflictError,
 )
+from metadata.fields import MALFORMED
 from metadata.log import check_log_name
 from metadata.store import MetadataStore
 
@@ -196,7 +197,7 @@ class LeaderElection:
             return _Record(int(document["candidate"]), value, stored.version)
         except NoSuchKeyError:
             return None
-        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        except MALFORMED as error:
             raise MetadataCorruptError(f"{key} holds no candidate: {error!r}") from error
 
     async def _until_gone(self, key: str) -> None:

@@ -11,6 +11,7 @@ import json
 from typing import NamedTuple
 
 from metadata.errors import MetadataCorruptError
+from metadata.fields import MALFORMED
 
 
 class Unsealed(NamedTuple):
@@ -38,7 +39,7 @@ def unseal(key: str, data: bytes) -> Unsealed:
         document = json.loads(data)
         value = json.dumps(document["value"]).encode()
         return Unsealed(value, _writers(document["writers"]), _born(document))
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except MALFORMED as error:
         raise MetadataCorruptError(
             f"key {key!r} holds no value of ours: {error!r} in {data[:200]!r}"
         ) from error
@@ -68,6 +69,6 @@ def unseal_counter(path: str, data: bytes) -> int:
         next_id = json.loads(data)["next"]
         if not isinstance(next_id, int) or isinstance(next_id, bool) or next_id < 0:
             raise ValueError(f"next is {next_id!r}")
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except MALFORMED as error:
         raise MetadataCorruptError(f"the sequence of ids at {path} is damaged: {error!r}") from error
     return next_id

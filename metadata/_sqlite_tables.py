@@ -23,6 +23,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
 )
+from metadata.fields import MALFORMED
 from metadata.keys import ancestors_of, name_of, parent_of
 from metadata.store import Version, Versioned
 
@@ -233,7 +234,7 @@ class Tables:
         incarnation, value, number, writers, session = row
         try:
             return Row(incarnation, value, number, tuple(json.loads(writers)), session)
-        except (ValueError, TypeError, RecursionError) as error:
+        except MALFORMED as error:
             raise MetadataCorruptError(
                 f"key {key!r} names no writers: {error!r} in {writers!r:.200}"
             ) from error

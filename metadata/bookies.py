@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from metadata.errors import KeyExistsError, MetadataCorruptError, NoSuchKeyError
+from metadata.fields import MALFORMED
 from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, check_bookie_id
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class _Record:
                 raise ValueError(f"format version is not {FORMAT_VERSION}")
             record = cls(**document)
             record._check()
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except MALFORMED as error:
             raise MetadataCorruptError(f"{cls.__name__} is damaged: {error!r} in {text[:200]!r}") from error
         return record
 

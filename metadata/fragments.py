@@ -20,7 +20,6 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from metadata._fields import integer
 from metadata.errors import (
     KeyExistsError,
     LedgerExistsError,
@@ -29,6 +28,7 @@ from metadata.errors import (
     NoSuchLedgerError,
     VersionConflictError,
 )
+from metadata.fields import MALFORMED, integer
 from metadata.ids import (
     KEY_UNBOUNDED,
     LEDGER_ID_MAX,
@@ -103,7 +103,7 @@ class FragmentList(PagedList[FragmentHead]):
         rows = await self.read_page(ref)
         try:
             return tuple(map(Fragment.of_row, rows))
-        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        except MALFORMED as error:
             raise MetadataCorruptError(f"page {ref.name} of a fragment list is damaged: {error!r}") from error
 
     async def without_before(self, metadata: LedgerMetadata, entry_id: int) -> LedgerMetadata:
@@ -201,7 +201,7 @@ class LedgerNames:
             if document["format"] != NAME_FORMAT_VERSION:
                 raise ValueError(f"format version is not {NAME_FORMAT_VERSION}")
             return integer(document["ledger"], 0, LEDGER_ID_MAX), version
-        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
+        except MALFORMED as error:
             raise MetadataCorruptError(f"the name {name!r} is damaged: {error!r}") from error
 
     async def _exists(self, ledger_id: int) -> bool:

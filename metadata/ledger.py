@@ -47,8 +47,8 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from metadata._fields import boolean, integer, one_of, optional
 from metadata.errors import InvalidArgumentError, InvalidTransitionError, MetadataCorruptError
+from metadata.fields import MALFORMED, boolean, integer, one_of, optional
 from metadata.ids import (
     ENTRY_ID_MAX,
     LEDGER_ID_MAX,
@@ -456,7 +456,7 @@ class LedgerMetadata:
         try:
             metadata = _parse(cls, document)
             check_quorums(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
-        except (LookupError, TypeError, ArithmeticError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise MetadataCorruptError(f"ledger metadata is damaged: {error!r} in {text[:200]!r}") from error
         metadata._check(MetadataCorruptError)
         return metadata

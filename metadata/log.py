@@ -34,6 +34,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from metadata.errors import InvalidArgumentError, MetadataCorruptError
+from metadata.fields import MALFORMED
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, check_ledger_id
 from metadata.ledger import check_custom
 from metadata.pages import PagedRows, PageRef, Row, parse_rows
@@ -250,7 +251,7 @@ class LogHead:
             if document["format"] != FORMAT_VERSION:
                 raise ValueError(f"format version is {document['format']!r}, not {FORMAT_VERSION}")
             head = _parse(document)
-        except (LookupError, TypeError, ArithmeticError, ValueError, AttributeError, RecursionError) as error:
+        except MALFORMED as error:
             raise MetadataCorruptError(f"a log's metadata is damaged: {error!r} in {text[:200]!r}") from error
         return head
 

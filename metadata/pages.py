@@ -32,6 +32,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metadata.errors import InvalidArgumentError, MetadataCorruptError
+from metadata.fields import MALFORMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -199,7 +200,7 @@ class PagedRows:
                 tuple(PageRef(str(name), int(first), int(rows)) for name, first, rows in document["pages"]),
                 parse_rows(document["rows"]),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:  # of int(1e999), for one
+        except MALFORMED as error:
             raise MetadataCorruptError(f"the head of a paged list is damaged: {error!r}") from error
         found._check(MetadataCorruptError)
         return found
@@ -235,6 +236,6 @@ def rows_of_page(ref: PageRef, text: bytes) -> tuple[Row, ...]:
         rows = parse_rows(document["rows"])[-ref.rows :]
         if len(rows) != ref.rows or rows[0][0] != ref.first:
             raise ValueError(f"it does not hold {ref.rows} rows from key {ref.first} on")
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+    except MALFORMED as error:
         raise MetadataCorruptError(f"page {ref.name} of a list is damaged: {error!r}") from error
     return rows

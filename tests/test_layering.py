@@ -41,7 +41,7 @@ PURE = (
     "metadata.pages",
     "metadata.passwords",
     "metadata.unbounded",
-    "metadata._fields",
+    "metadata.fields",
     "bookie_aio.wire",
     "bookie_aio.core",
     "bookie_aio.storage.format",

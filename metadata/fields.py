@@ -8,6 +8,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+MALFORMED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
+"""What parsing a document that is not of our making may raise: `int(1e999)` and deep nesting among others."""
+
+
 def integer(value: object, low: int, high: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{value!r} is not an integer from {low} to {high}")
