@@ -343,3 +343,8 @@ class DiskFailedError(StorageError):
     """A write or an fsync failed; the bookie stops (rule 2)."""
 
     outcome = Outcome.UNKNOWN
+
+
+def is_unforeseen(error: Exception) -> bool:
+    """Tell whether it is none of ours. What goes on after any error logs the traceback of such a one."""
+    return not isinstance(error, BookKeeperError)

@@ -31,6 +31,7 @@ from metadata.errors import (
     InvalidArgumentError,
     KeyExistsError,
     MetadataUnavailableError,
+    is_unforeseen,
 )
 from metadata.keys import check_count, check_key, check_value
 from metadata.store import MetadataStore, Registration, Version, Versioned
@@ -298,7 +299,7 @@ class SqliteMetadataStore(MetadataStore):
                 found = await self._submit(partial(self._tables.changed_signatures, keys))
             except Exception as error:
                 # Whoever watches reads next, and meets the error there.
-                log.warning("watches cannot be checked: %s", error, exc_info=_is_odd(error))
+                log.warning("watches cannot be checked: %s", error, exc_info=is_unforeseen(error))
                 found, pause_s = {}, 1.0
             for watch in watches:
                 if found is not None and watch.signature != found.get(watch.key):
@@ -319,7 +320,7 @@ class SqliteMetadataStore(MetadataStore):
                     elif registration.is_closed:
                         self._registrations.discard(registration)
             except Exception as error:  # this must not end, whatever it was
-                log.warning("registrations not looked after: %s", error, exc_info=_is_odd(error))
+                log.warning("registrations not looked after: %s", error, exc_info=is_unforeseen(error))
 
     async def _keep_session(self) -> None:
         """Renew the lease; begin another session when it has run out."""
@@ -334,7 +335,7 @@ class SqliteMetadataStore(MetadataStore):
                 await self._begin_session()
                 await self._submit_lease(partial(self._leases.give_up, session))
             except Exception as error:  # this must not end, whatever it was
-                log.warning("lease not renewed, trying again: %s", error, exc_info=_is_odd(error))
+                log.warning("lease not renewed, trying again: %s", error, exc_info=is_unforeseen(error))
 
     async def _remove_dead(self) -> None:
         # Owners first, leases second: a session that begins in between is then not among the owners.
@@ -409,10 +410,6 @@ class _SqliteRegistration(Registration):
 def _through_gate(call: Callable[[], Result]) -> Result:
     with gate.passing():
         return call()
-
-
-def _is_odd(error: Exception) -> bool:
-    return not isinstance(error, BookKeeperError)
 
 
 def _nothing() -> None:

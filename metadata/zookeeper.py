@@ -52,6 +52,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
     UnauthorizedAccessError,
+    is_unforeseen,
 )
 from metadata.keys import (
     ancestors_of,
@@ -510,12 +511,11 @@ class ZooKeeperMetadataStore(MetadataStore):
                     elif registration.is_closed:
                         self._registrations.discard(registration)
                 except Exception as error:  # this must not end, whatever it was
-                    is_odd = not isinstance(error, BookKeeperError)
                     log.warning(
                         "key %r not registered anew, trying again: %s",
                         registration.key,
                         error,
-                        exc_info=is_odd,
+                        exc_info=is_unforeseen(error),
                     )
                     self._later()
 

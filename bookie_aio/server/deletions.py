@@ -36,10 +36,10 @@ from bookie_aio.logs import fields
 from bookie_aio.storage.journal import when_durable
 from metadata.bookies import ClusterRecord
 from metadata.errors import (
-    BookKeeperError,
     MetadataCorruptError,
     NoSuchKeyError,
     NoSuchLedgerError,
+    is_unforeseen,
 )
 from metadata.ids import KEY_CLUSTER, ledger_key
 from metadata.ledgers import LedgerStore
@@ -129,7 +129,7 @@ class Deletions:
                 log.warning(
                     "looking for deleted ledgers failed",
                     extra=fields(bookie=self._cookie.bookie_id, error=error),
-                    exc_info=not isinstance(error, BookKeeperError),
+                    exc_info=is_unforeseen(error),
                 )
 
     async def _forget_unnamed(self, held: list[int]) -> None:

@@ -1,6 +1,5 @@
 """`bookie-aio`: the commands, put together."""
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -11,7 +10,6 @@ import typer
 from client_aio.cli.exits import Exit
 
 _GROUPS = ("cluster", "bookie", "ledger", "log", "spark", "bench")
-_COMPLETE = "_BOOKIE_AIO_COMPLETE"  # set by the shell that asks for completions
 
 app = typer.Typer(
     name="bookie-aio",
@@ -43,7 +41,7 @@ def _root(
 
 def _add_groups(arguments: Sequence[str]) -> None:
     """Import the group of commands that is called, and the others only where they are to be listed."""
-    is_called = arguments and arguments[0] in _GROUPS and _COMPLETE not in os.environ
+    is_called = arguments and arguments[0] in _GROUPS
     for name in arguments[:1] if is_called else _GROUPS:
         app.add_typer(import_module(f"client_aio.cli.{name}").app, name=name)
 
