@@ -321,7 +321,7 @@ class Recovery:
         )
         self._changes = EnsembleChanges(
             self._context,
-            EnsembleChanger(window, metadata.last_fragment, self._config.ensemble_changes_max),
+            EnsembleChanger.of(window, metadata, self._config.ensemble_changes_max),
             self._replicator,
             metadata=lambda: metadata,
             write=self._change_in_memory,

@@ -104,7 +104,7 @@ class LedgerWriter(ClosedOnLeaving):
         )
         self._changes: EnsembleChanges[Token] = EnsembleChanges(
             context,
-            EnsembleChanger(self._window, metadata.last_fragment, self._config.ensemble_changes_max),
+            EnsembleChanger.of(self._window, metadata, self._config.ensemble_changes_max),
             self._replicator,
             metadata=lambda: self._held.current,
             write=self._write_change,

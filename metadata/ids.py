@@ -22,8 +22,9 @@ TERM_FINAL = 2**63 - 1
 TERM_COUNTED_MAX = TERM_FINAL - 1
 """An unbounded ledger's terms count from 0 up to here."""
 
+BOOKIE_ID_BYTES_MAX = 100
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.:\-]{0,99}")
-_BOOKIE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:\-]{0,99}")
+_BOOKIE_ID = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.:\-]{{0,{BOOKIE_ID_BYTES_MAX - 1}}}")
 _CUTS = (3, 7, 11, 15, 19)
 
 KEY_CLUSTER = "cluster"

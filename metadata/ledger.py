@@ -50,6 +50,7 @@ from typing import TYPE_CHECKING, Any
 from metadata.errors import InvalidArgumentError, InvalidTransitionError, MetadataCorruptError
 from metadata.fields import MALFORMED, boolean, integer, one_of, optional
 from metadata.ids import (
+    BOOKIE_ID_BYTES_MAX,
     ENTRY_ID_MAX,
     LEDGER_ID_MAX,
     NO_ENTRY,
@@ -59,6 +60,7 @@ from metadata.ids import (
 )
 from metadata.pages import PagedRows
 from metadata.passwords import PasswordRecord
+from metadata.store import VALUE_BYTES_MAX
 from metadata.unbounded import UnboundedRecord
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
 FORMAT_BOUNDED = 1
 FORMAT_UNBOUNDED = 2
 ENSEMBLE_SIZE_MAX = 64
+_CLOSE_BYTES_MAX = 256
+"""What the stored form grows by at most from OPEN to CLOSED."""
 DIGEST_CRC = "crc32c"
 DIGEST_HMAC = "hmac-sha256"
 DIGESTS = (DIGEST_CRC, DIGEST_HMAC)
@@ -238,6 +242,17 @@ class LedgerMetadata:
         )
         changed._check(InvalidTransitionError)
         return changed
+
+    def changes_that_fit(self, wanted: int) -> int:
+        """Give how many of so many ensemble changes the stored form has room for, whatever their bookies.
+
+        One change too many and the ledger could not be closed. An unbounded ledger's fragments are in pages.
+        """
+        if self.is_unbounded:
+            return wanted
+        room = VALUE_BYTES_MAX - len(self.to_json()) - _CLOSE_BYTES_MAX
+        fragment = Fragment(ENTRY_ID_MAX, ("b" * BOOKIE_ID_BYTES_MAX,) * self.ensemble_size, TERM_FINAL)
+        return max(0, min(wanted, room // len(json.dumps(_listed([fragment])))))
 
     def begin_recovery(self) -> LedgerMetadata:
         """Go from OPEN to IN_RECOVERY, to be CLOSED: a bounded ledger."""

@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 from metadata.ledger import LedgerMetadata, LedgerState
 
@@ -233,6 +233,11 @@ class EnsembleChanger(Generic[Token]):
         self.target = fragment.bookies
         self.changes = 0
 
+    @classmethod
+    def of(cls, window: AddWindow[Token], metadata: LedgerMetadata, changes_max: int) -> Self:
+        """Begin with the last fragment, and with no more changes than the metadata have room for."""
+        return cls(window, metadata.last_fragment, metadata.changes_that_fit(changes_max))
+
     @property
     def is_rolling(self) -> bool:
         """Tell whether a roll has begun."""
@@ -254,7 +259,9 @@ class EnsembleChanger(Generic[Token]):
         if not self._asked:
             return FindAll() if self.is_roll_due else None
         if self.changes >= self._changes_max and self._first_entry is None:
-            return self._go_on_without(f"its ensemble has been changed {self.changes} times already")
+            return self._go_on_without(
+                f"its ensemble has been changed {self.changes} times, which is all there may be"
+            )
         return Find(self._asked)
 
     def not_found(self) -> Step:

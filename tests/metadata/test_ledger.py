@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metadata.errors import InvalidArgumentError, InvalidTransitionError, MetadataCorruptError
+from metadata.ids import ENTRY_ID_MAX, TERM_FINAL
+from metadata.keys import check_value
 from metadata.ledger import Fragment, LedgerMetadata, LedgerState, check_custom
+from metadata.store import VALUE_BYTES_MAX
 
 BOOKIES = [f"b{number}" for number in range(8)]
 
@@ -121,6 +124,30 @@ def test_an_ensemble_change_at_the_same_entry_replaces_the_last_fragment() -> No
     assert [each.first_entry for each in again.fragments] == [0, 5]
     with pytest.raises(InvalidTransitionError, match="before"):
         again.change_ensemble(4, BOOKIES[:3])
+
+
+@pytest.mark.parametrize("custom_bytes", range(0, 150, 12))  # so that the last one fits by little, or much
+@pytest.mark.parametrize("ensemble_size", [1, 3, 64])
+def test_after_as_many_changes_as_fit_the_ledger_can_still_be_closed(
+    ensemble_size: int, custom_bytes: int
+) -> None:
+    longest = [f"{number:0>100}" for number in range(ensemble_size)]
+    metadata = new(
+        ensemble_size=ensemble_size,
+        write_quorum=1,
+        ack_quorum=1,
+        bookies=longest,
+        custom={"app": bytes(custom_bytes)},
+    )
+    assert metadata.changes_that_fit(7) == 7
+    changes = metadata.changes_that_fit(10**6)
+    more = [Fragment(ENTRY_ID_MAX - n, tuple(longest), TERM_FINAL) for n in reversed(range(changes))]
+    full = replace(metadata, fragments=(*metadata.fragments, *more))
+    assert full.changes_that_fit(10**6) == 0
+    closed = full.begin_recovery().close(ENTRY_ID_MAX, 2**63 - 1).to_json()
+    assert closed == check_value(closed)
+    one_more = len(json.dumps({"first_entry": ENTRY_ID_MAX, "content_term": TERM_FINAL, "bookies": longest}))
+    assert VALUE_BYTES_MAX - len(closed) < one_more + 256
 
 
 def test_recovery_comes_once_and_only_it_closes_with_new_fragments() -> None:
