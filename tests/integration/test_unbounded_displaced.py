@@ -40,7 +40,8 @@ async def test_a_displaced_writer_neither_trims_nor_seals_what_others_have_added
 
 
 async def test_a_displaced_writer_that_has_read_the_metadata_again_seals_nothing(tmp_path: Path) -> None:
-    settings = {"read_timeout_s": 1, "add_timeout_s": 2, "connect_timeout_s": 1}
+    # A writer that is telling its LAC when the bookies are killed would find that they are gone, and end.
+    settings = {"read_timeout_s": 1, "add_timeout_s": 2, "connect_timeout_s": 1, "explicit_lac_delay_s": 3600}
     async with clients(tmp_path, **settings) as (one, other, cluster):
         former = await one.open_unbounded_ledger(NAME)
         await former.add_entries(numbered(0, 9))
