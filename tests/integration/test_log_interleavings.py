@@ -22,6 +22,7 @@ from metadata.errors import MetadataUnavailableError
 from metadata.ids import ledger_key
 from metadata.log import LogHead, LogRow
 from metadata.logs import LogList
+from tests.support.following import appended_until_followed
 from tests.support.links import Gate, Links, roll_behind
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ async def test_a_ledger_that_is_not_closed_yet_is_read_past_when_the_next_one_ha
             await rolling
             futures += [log.append(b"%d" % n) for n in range(100, 110)]
             await log.flush()
-            await asyncio.sleep(0.05)  # until the LAC is published
+            await cluster.heard(client, futures[-1].result())
             first, second = (row.ledger_id for row in (await client.log_metadata("a")).rows)
             assert not (await client.ledger_metadata(first)).is_closed
             expected = [b"%d" % n for n in range(110)]
@@ -75,8 +76,7 @@ async def test_a_ledger_that_is_not_closed_yet_is_read_to_its_end_by_a_reader_wh
         await log.roll()
         await log.append(b"2")
         gate = await roll_behind(links, log, b"3")
-        await log.append(b"4")
-        await asyncio.sleep(0.05)  # until the LAC is published
+        await cluster.heard(writing, await log.append(b"4"))
         async with asyncio.timeout(20):
             assert [(await anext(records)).data for _ in range(3)] == [b"2", b"3", b"4"]
         gate.opened.set()
@@ -131,18 +131,15 @@ async def test_a_log_whose_end_nobody_can_tell_does_not_end_early(cluster: Clust
 async def test_a_reader_does_not_go_past_a_ledger_that_may_still_grow(cluster: Cluster) -> None:
     async with client_aio.connect(cluster.uri) as client, client.open_log("a", roll_entries=16) as log:
         for n in range(4):  # a fourth of the limit: the next ledger is listed ahead
-            await log.append(b"%d" % n)
+            position = await log.append(b"%d" % n)
         async with aclosing(log._lists.watch()) as changes:
             async for _ in changes:
                 if len((await client.log_metadata("a")).rows) == 2:
                     break
-        await asyncio.sleep(0.05)
+        await cluster.heard(client, position)
         assert await contents(client) == [b"0", b"1", b"2", b"3"]
         ends = client.read_log("a", "end", follow=True)
-        coming = asyncio.create_task(anext(ends))
-        await asyncio.sleep(0.05)
-        position = await log.append(b"4")
-        assert await coming == (position, b"4")
+        await appended_until_followed(log, ends)
         await ends.aclose()
 
 

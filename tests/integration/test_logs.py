@@ -26,6 +26,7 @@ from client_aio.log.rolling import RETRY_S
 from metadata.logs import LogList
 from metadata.open import open_store
 from tests.support.cluster import Cluster
+from tests.support.following import appended_until_followed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,10 +87,9 @@ async def test_a_log_is_rolled_by_entries_under_load_and_read_without_gap(client
             positions += await asyncio.gather(*futures)
         assert positions == sorted(set(positions))
         assert log.rolls >= 10
+        followed = await reading
         # What was acknowledged is there to be read, wherever the log is in its rolling.
-        await asyncio.sleep(0.05)
         assert await contents(client) == [b"%d" % number for number in range(3000)]
-    followed = await reading
     assert [record.data for record in followed] == [b"%d" % number for number in range(3000)]
     assert [record.position for record in followed] == positions
     assert set(await states(client)) == {LedgerState.CLOSED}
@@ -201,7 +201,7 @@ async def test_empty_ledgers_anywhere_in_a_log_are_read_over(client: Client) -> 
         assert [record.data async for record in client.read_log("a", "end")] == []
 
 
-async def test_a_log_may_be_read_from_its_end_and_from_a_time(client: Client) -> None:
+async def test_a_log_may_be_read_from_its_end_and_from_a_time(cluster: Cluster, client: Client) -> None:
     async with client.open_log("a") as log:
         await log.append(b"1")
         await log.roll()
@@ -209,18 +209,18 @@ async def test_a_log_may_be_read_from_its_end_and_from_a_time(client: Client) ->
         await asyncio.sleep(0.01)
         await log.append(b"2")
         await log.roll()
-        await log.append(b"3")
-        await asyncio.sleep(0.05)  # until the LAC is published
+        await cluster.heard(client, await log.append(b"3"))
         assert [r.data async for r in client.read_log("a", "end")] == []
         following = client.read_log("a", "end", follow=True)
-        coming = asyncio.create_task(anext(following))
-        await asyncio.sleep(0.05)
-        last = await log.append(b"4")
-        assert await coming == (last, b"4")
+        last = await appended_until_followed(log, following)
         await following.aclose()
-        assert [r.data async for r in client.read_log("a", between)][-3:] == [b"2", b"3", b"4"]
-        assert [r.data async for r in client.read_log("a", 0.0)] == [b"1", b"2", b"3", b"4"]
-        assert [r.data async for r in client.read_log("a", between.timestamp() + 1000)][-1:] == [b"4"]
+        await cluster.heard(client, last.position)
+        found = [r.data async for r in client.read_log("a", 0.0)]
+        assert found[:3] == [b"1", b"2", b"3"]
+        assert found[-1] == last.data
+        assert [r.data async for r in client.read_log("a", between)][-len(found) + 1 :] == found[1:]
+        later = [r async for r in client.read_log("a", between.timestamp() + 1000)]
+        assert later[-1] == last
 
 
 async def test_reading_from_a_time_misses_nothing_although_the_next_ledger_is_listed_ahead(
@@ -238,7 +238,7 @@ async def test_reading_from_a_time_misses_nothing_although_the_next_ledger_is_li
     assert written in [record.position async for record in client.read_log("a", rows[1].created_ms / 1000)]
 
 
-async def test_a_log_is_truncated_before_a_position(client: Client) -> None:
+async def test_a_log_is_truncated_before_a_position(cluster: Cluster, client: Client) -> None:
     async with client.open_log("a") as log:
         positions = []
         for number in range(6):
@@ -262,12 +262,11 @@ async def test_a_log_is_truncated_before_a_position(client: Client) -> None:
         assert await client.truncate_log("a", positions[0]) == []
         with pytest.raises(InvalidArgumentError, match="last ledger"):
             await client.truncate_log("a", Position(10**9, 0))
-        await log.append(b"on")
-        await asyncio.sleep(0.05)  # until the LAC is published
+        await cluster.heard(client, await log.append(b"on"))
         # Never the last ledger, and never what is yet to be written.
         await client.truncate_log("a", Position(log.ledger_id, 10**6))
         position = await log.append(b"and on")
-        await asyncio.sleep(0.05)
+        await cluster.heard(client, position)
         assert await contents(client) == [b"and on"]
         assert (await client.log_metadata("a")).begins_at == position
     assert await contents(client) == [b"and on"]

@@ -33,8 +33,7 @@ async def test_a_complete_ledger_that_is_not_closed_is_planned_to_its_end_though
         await log.append(b"1")
         await reading.ledger_metadata(log.ledger_id)
         gate = await roll_behind(links, log, b"2")
-        await log.append(b"3")
-        await asyncio.sleep(0.05)  # until the LAC is published
+        await cluster.heard(writing, await log.append(b"3"))
         catalog = Catalog(reading, parse_read({"metadata": cluster.uri, "log": "a"}))
         found = await catalog.stretches(Bounds())
         assert [(one.stretch.last, one.stretch.is_complete) for one in found] == [(1, True), (0, False)]
@@ -48,8 +47,7 @@ async def test_a_batch_read_fails_where_nobody_can_tell_the_end_and_a_stream_wai
         links.connect("reader") as reading,
         writing.open_log("a") as log,
     ):
-        await log.append(b"1")
-        await asyncio.sleep(0.05)  # until the LAC is published
+        await cluster.heard(writing, await log.append(b"1"))
         options = parse_read({"metadata": cluster.uri, "log": "a"})
         for name in list(cluster.bookies)[:2]:
             links["reader", name].black_hole()
@@ -62,8 +60,7 @@ async def test_a_batch_read_fails_where_nobody_can_tell_the_end_and_a_stream_wai
 async def test_a_stream_of_what_there_is_now_fails_where_nobody_can_tell_it(cluster: Cluster) -> None:
     """There is no later batch, which would read the rest: the query ended well, short of what there was."""
     async with client_aio.connect(cluster.uri) as client, client.open_log("a") as log:
-        await log.append(b"1")
-        await asyncio.sleep(0.05)  # until the LAC is published
+        await cluster.heard(client, await log.append(b"1"))
         for name in list(cluster.bookies)[:2]:
             await cluster[name].kill()
         stream = await asyncio.to_thread(

@@ -38,8 +38,8 @@ async def test_a_batch_holds_all_up_to_its_offset_or_fails_where_bookies_are_gon
     options = parse_read({"metadata": cluster.uri, "log": "a"})
     async with client_aio.connect(cluster.uri) as client, client.open_log("a") as log:
         for number in range(10):
-            await log.append(b"%d" % number)
-        await asyncio.sleep(0.1)  # until the LAC is published
+            position = await log.append(b"%d" % number)
+        await cluster.heard(client, position)
         stream = await asyncio.to_thread(LedgerStreamReader, options, StructType())
         start = await asyncio.to_thread(stream.initialOffset)
         end = await asyncio.to_thread(stream.latestOffset, start, ReadAllAvailable())

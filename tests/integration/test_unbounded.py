@@ -211,7 +211,10 @@ async def test_a_bookie_that_fails_while_a_roll_waits_for_it_is_replaced_and_the
         cluster[before.bookies[0]].stop()
         waiting = ledger.add_entry(b"4")
         rolling = asyncio.create_task(ledger.roll())
-        await asyncio.sleep(0.3)
+        for _ in range(500_000):
+            if ledger._window.is_holding:
+                break
+            await asyncio.sleep(0)
         assert ledger._window.is_holding
         await cluster[before.bookies[0]].kill()
         assert await asyncio.wait_for(rolling, WAIT_S) == 5

@@ -11,10 +11,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from benchmarks.processes import Child
+from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
+from tests.support.rawclient import RawClient
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
+
+    from client_aio import Client, Position
 
 
 class BookieProcess:
@@ -97,6 +101,17 @@ class Cluster:
     async def end(self) -> None:
         """End all bookies that run."""
         await asyncio.gather(*(bookie.end() for bookie in self.bookies.values()))
+
+    async def heard(self, client: Client, position: Position) -> None:
+        """Return when every bookie of an open ledger's last fragment knows that an entry is acknowledged."""
+        ledger_id, entry_id = position
+        question = ReadLac(ledger_id, NO_TERM, entry_id - 1, WAIT_MS_MAX)
+        for name in (await client.ledger_metadata(ledger_id)).last_fragment.bookies:
+            async with await RawClient.connect(self[name].addresses[0]) as asking:
+                answer = (await asking.call(question)).message
+                assert isinstance(answer, ReadLacAnswer)
+                assert answer.statement is not None
+                assert answer.statement.lac >= entry_id
 
     async def __aenter__(self) -> Self:
         starts = [asyncio.create_task(bookie.start()) for bookie in self.bookies.values()]
