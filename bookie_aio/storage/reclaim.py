@@ -331,7 +331,7 @@ class Reclaimer:
                     await self._lookup.mark(ledger_id, error)
                     raise
                 if watch.touches(entry_ids):
-                    return entry_ids[0], True
+                    return low, True  # runs interleave: later ones may have entries below these
                 # No await from the look at the watch to the append.
                 start = whole.index(entry_ids[0])
                 if len(entry_ids) < block.count:

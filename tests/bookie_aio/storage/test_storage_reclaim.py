@@ -160,6 +160,40 @@ async def test_an_add_that_comes_while_its_entry_is_copied_stays_the_newest(tmp_
     await store.close()
 
 
+async def test_an_add_that_comes_while_interleaved_runs_are_copied_loses_none_of_them(tmp_path: Path) -> None:
+    """Of two write sets, say: the one that is copied later has entries below the one that the add concerns."""
+    store = await Store.open(tmp_path / "b1")
+    kept = {n: b"kept %d" % n for n in range(300) if n % 3 != 1}
+    for first in (0, 2):
+        ids = range(first, 300, 3)
+        await store.add(make_block(1, first, [kept[n] for n in ids], stride=3))
+    (holder,) = store.engine._segments.by_id.values()
+    await write(store, range(2, 12), range(30))
+    await store.add(make_block(1, 150, [b"newer"]))
+    sources, added = store.engine._lookup.sources, asyncio.Event()
+
+    async def sources_and_an_add(ledger_id: int, low: int, high: int) -> object:
+        found = await sources(ledger_id, low, high)
+        if ledger_id == 1 and not added.is_set():
+            added.set()
+            store.engine.append_block(make_block(1, 153, [b"newer still"]), lambda _: None)
+        return found
+
+    store.engine._lookup.sources = sources_and_an_add  # type: ignore[method-assign, assignment]
+    for ledger_id in range(2, 12):
+        await delete(store, ledger_id)
+    await store.settled()
+    assert added.is_set()
+    assert holder.is_gone
+    found = {}
+    for first in (0, 2):
+        part, stop, _ = await store.read(1, first, 299, stride=3)
+        assert stop is Stop.END
+        found |= part
+    assert found == kept | {150: b"newer", 153: b"newer still"}
+    await store.close()
+
+
 @pytest.mark.parametrize("what", ["trim", "forget"])
 async def test_trimmed_and_forgotten_entries_give_back_their_space(tmp_path: Path, what: str) -> None:
     store = await Store.open(tmp_path / "b1")
