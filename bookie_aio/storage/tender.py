@@ -285,7 +285,19 @@ class Tender:
             if self._unread_until.get(segment.segment_id, 0.0) > self._loop.time():
                 return False
             found = await self._replay(segment)
-            if found.unread is not None:
+            is_unread = found.unread is not None
+            if found.damaged or found.is_all_damaged:
+                # Of groups whose heads are damaged the index tells what the segment does not. So it is not
+                # given up, and nothing is marked, because the disk has failed to give it for a while.
+                try:
+                    await segment.sealed.check()
+                except UnreadIndexError:
+                    is_unread = True
+                except CorruptRecordError:
+                    pass
+                else:
+                    return True
+            if is_unread:
                 self._unread_until[segment.segment_id] = self._loop.time() + _UNREAD_PAUSE_S
                 return False
             self._unread_until.pop(segment.segment_id, None)

@@ -239,6 +239,24 @@ async def test_a_head_that_is_found_damaged_while_serving_ends_ordinary_adds_for
     await again.close()
 
 
+async def test_an_index_that_cannot_be_read_for_a_while_still_tells_what_its_segment_does_not(
+    tmp_path: Path,
+) -> None:
+    path, disk = await sealed_store(tmp_path), FaultyDisk()
+    flip(path / segment_name(2), groups_of(path / segment_name(2))[0].offset + 80)
+    store = await Store.open(path, disk=disk)
+    for unreadable in (".index", None):
+        disk.fail_reads_of = unreadable
+        for ledger_id in (1, 2):
+            expected = dict.fromkeys(range(3000), b"%d" % ledger_id * 50)
+            found = ({}, Stop.UNKNOWN, 0) if unreadable else (expected, Stop.NO_SUCH_ENTRY, 3000)
+            assert await store.read(ledger_id, 0, 3000) == found
+            assert not store.engine.is_damaged(ledger_id)
+    assert not store.engine.is_all_damaged
+    assert store.engine.is_writable
+    await store.close()
+
+
 async def test_a_missing_segment_is_lost_for_the_ledgers_in_its_index(tmp_path: Path) -> None:
     path = await sealed_store(tmp_path)
     (path / segment_name(2)).unlink()
