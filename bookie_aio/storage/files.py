@@ -22,7 +22,7 @@ from metadata.errors import DiskFullError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bookie_aio.storage.disk import Disk
+    from bookie_aio.storage.disk import Disk, File
     from bookie_aio.storage.shelf import Shelf
     from bookie_aio.wire.blocks import LacStatement
 
@@ -51,16 +51,13 @@ async def create_segment(disk: Disk, directory: str, header: form.SegmentHeader,
     return Segment(directory, header, shelf, file)
 
 
-async def reuse_file(
-    disk: Disk, directory: str, name: str, header: form.SegmentHeader, shelf: Shelf
-) -> Segment:
-    """Turn a spare file, or the reserve, into a segment; this takes no space.
+async def reuse_file(disk: Disk, file: File, path: str, header: form.SegmentHeader, shelf: Shelf) -> Segment:
+    """Turn a spare file, or the reserve, into a segment; this takes no space. It is open, and is closed then.
 
     Its header, with a generation of its own, is durable before it has its name, so that nothing of the
     file's earlier life is ever taken for a group of it.
     """
-    path = os.path.join(directory, name)
-    file = await disk.open(path)
+    directory = os.path.dirname(path)
     try:
         # Pages that its last life left in memory may be large ones, and Linux counts all of one as written
         # whenever a part of it is.
@@ -101,6 +98,7 @@ async def give_up_segment(disk: Disk, segment: Segment, *, keep_as_spare: bool) 
         await disk.unlink(segment.path)
     else:
         await disk.rename(segment.path, os.path.join(segment.directory, spare))
+    await segment.close()  # Who still read from it may have opened it again.
     await disk.sync_directory(segment.directory)
     return spare
 

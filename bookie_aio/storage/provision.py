@@ -266,9 +266,15 @@ class Provision:
 
     async def _reuse_spare(self) -> Segment:
         disk, shelf = self._disk, self._segments.shelf
-        directory, name = self._spares.pop(0)
+        spare = self._spares.pop(0)
+        path = os.path.join(*spare)
+        try:
+            file = await disk.open(path)
+        except DiskFullError:  # There are no descriptors, and it is still there.
+            self._spares.insert(0, spare)
+            raise
         return await self._named(
-            self._spare_bytes, lambda header: reuse_file(disk, directory, name, header, shelf)
+            self._spare_bytes, lambda header: reuse_file(disk, file, path, header, shelf)
         )
 
     async def _create(self, capacity: int) -> Segment:
@@ -296,11 +302,11 @@ class Provision:
 
     async def _prepare_reserve(self) -> None:
         # Not listed in the checkpoint, which might need space: a restart adopts a segment of a new id.
+        disk, shelf, path = self._disk, self._segments.shelf, os.path.join(self._home, layout.RESERVE)
+        # Where there are no descriptors, what waits for it is refused, and it is set aside anew.
         capacity, self._reserve_bytes = self._reserve_bytes, 0
-        disk, shelf = self._disk, self._segments.shelf
-        segment = await self._named(
-            capacity, lambda header: reuse_file(disk, self._home, layout.RESERVE, header, shelf)
-        )
+        file = await disk.open(path)
+        segment = await self._named(capacity, lambda header: reuse_file(disk, file, path, header, shelf))
         segment.is_reused = False
         self._set_ready(segment)
 

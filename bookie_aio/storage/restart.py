@@ -172,6 +172,8 @@ class Restart:
                         "the one that the bookie wrote to, and move the other one away"
                     )
                 self._at.setdefault(name, directory)
+                if name == layout.RESERVE + layout.TEMPORARY_SUFFIX:
+                    continue  # Written over when the next reserve is, which may be before all is cleaned up.
                 if name.endswith(layout.TEMPORARY_SUFFIX):
                     found.unlisted.append(os.path.join(directory, name))
                 elif name.endswith(layout.SPARE_SUFFIX):

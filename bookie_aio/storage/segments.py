@@ -149,6 +149,14 @@ class Segments:
         self._forget_places()
         await self.shelf.drop(path)
 
+    async def renew_index(self, segment: Segment) -> None:
+        """Note that there is another file of the index's name: nothing is read from the former one any more.
+
+        Who still read from that one when it was dropped may have opened it again.
+        """
+        await self.shelf.drop(segment.index_path)
+        self._heads.drop(segment.segment_id)
+
     def _forget_places(self) -> None:
         self._epoch += 1
         self._places.clear()

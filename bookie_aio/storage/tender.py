@@ -157,6 +157,7 @@ class Tender:
             row = await self._provision.make_room(segment.directory, write)
         except DiskFullError as full:
             return full
+        await self._segments.renew_index(segment)
         self._segments.seal(segment, row)
         return None
 

@@ -239,6 +239,34 @@ async def test_a_head_that_is_found_damaged_while_serving_ends_ordinary_adds_for
     await again.close()
 
 
+async def test_an_index_that_is_rebuilt_is_read_though_somebody_opened_the_former_one_again(
+    tmp_path: Path,
+) -> None:
+    path, disk = await sealed_store(tmp_path), FaultyDisk()
+    index = str(path / index_name(2))
+    flip(path / index_name(2), IndexHead((path / index_name(2)).read_bytes()).page_offset(1) + 9)
+    store = await Store.open(path, disk=disk)
+    former = store.engine._segments.by_id[2].sealed
+    assert former is not None
+    heads: list[asyncio.Task[IndexHead]] = []
+
+    def read_again(what: str, path: str) -> None:
+        if (what, path) == ("create", index + ".new"):
+            heads.append(asyncio.create_task(former.head()))
+
+    disk.on_step = read_again
+    for ledger_id in (1, 2):
+        expected = dict.fromkeys(range(3000), b"%d" % ledger_id * 50)
+        assert await store.read(ledger_id, 0, 3000) == (expected, Stop.NO_SUCH_ENTRY, 3000)
+        await store.settled()
+    (head,) = heads
+    await head
+    sealed = store.engine._segments.by_id[2].sealed
+    assert sealed is not None
+    await sealed.check()
+    await store.close()
+
+
 async def test_an_index_that_cannot_be_read_for_a_while_still_tells_what_its_segment_does_not(
     tmp_path: Path,
 ) -> None:

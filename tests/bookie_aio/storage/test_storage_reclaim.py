@@ -28,6 +28,7 @@ from tests.support.storage import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bookie_aio.storage.disk import RealFile
     from bookie_aio.storage.journal import Done
     from bookie_aio.storage.segments import Source
     from bookie_aio.wire.blocks import Block
@@ -93,6 +94,39 @@ async def test_dead_segments_are_used_again_or_removed(tmp_path: Path) -> None:
         await again.settled()
         assert not unaccounted_files(again)
         await again.close()
+
+
+class WithoutDescriptors(FaultyDisk):
+    """A disk on which spare files cannot be opened for a while."""
+
+    refusals = 0
+
+    async def open(self, path: str) -> RealFile:
+        if self.refusals and path.endswith(layout.SPARE_SUFFIX):
+            self.refusals -= 1
+            error = DiskFullError("too many open files")
+            error.is_of_space = False
+            raise error
+        return await super().open(path)
+
+
+async def test_spare_files_that_could_not_be_opened_are_still_there(tmp_path: Path) -> None:
+    disk = WithoutDescriptors()
+    store = await Store.open(tmp_path / "b1", disk=disk)
+    await write(store, range(1, 2), range(400))
+    await delete(store, 1)
+    await store.settled()
+    assert len(store.engine._provision._spares) >= 2
+    disk.refusals = 5
+    for entry in range(200):
+        try:
+            await store.add(make_block(2, entry, [content(2, entry)]))
+        except DiskFullError:
+            await asyncio.sleep(SMALL.space.retry_s)
+    assert not disk.refusals
+    await store.settled()
+    assert not unaccounted_files(store)
+    await store.close()
 
 
 async def test_mostly_dead_segments_are_compacted(tmp_path: Path) -> None:
@@ -161,7 +195,7 @@ async def test_an_add_that_comes_while_its_entry_is_copied_stays_the_newest(tmp_
 
 
 async def test_an_add_that_comes_while_interleaved_runs_are_copied_loses_none_of_them(tmp_path: Path) -> None:
-    """Of two write sets, say: the one that is copied later has entries below the one that the add concerns."""
+    """Of two write sets, say: the one copied later has entries below the one that the add concerns."""
     store = await Store.open(tmp_path / "b1")
     kept = {n: b"kept %d" % n for n in range(300) if n % 3 != 1}
     for first in (0, 2):
