@@ -143,7 +143,7 @@ def encode_checkpoint(
     segments: Iterable[SegmentRow],
     is_all_damaged: bool,
     rows: Sequence[bytes],
-    deleted: Iterable[tuple[int, int]] = (),
+    deleted: bytes = b"",
     table: int = 0,
 ) -> list[bytes]:
     """Give the file's bytes, in parts.
@@ -151,17 +151,24 @@ def encode_checkpoint(
     Args:
         rows: what `pack_state` made of ledgers, one or several joined: of all of which the table has no row,
             or another one.
-        deleted: first and last id of each range of deleted ledgers, ascending.
+        deleted: the deleted ledgers, as `IdRanges.packed` gives them.
         table: the number of the table.
     """
     segment_rows = [_SEGMENT.pack(*row) for row in sorted(segments)]
     flags = _FLAG_ALL_DAMAGED if is_all_damaged else 0
     count = sum(map(len, rows)) // _LEDGER.size
-    ranges = [_RANGE.pack(first, last) for first, last in deleted]
     head = _HEAD.pack(
-        CHECKPOINT_MAGIC, 0, VERSION, flags, next_segment, len(segment_rows), count, len(ranges), table
+        CHECKPOINT_MAGIC,
+        0,
+        VERSION,
+        flags,
+        next_segment,
+        len(segment_rows),
+        count,
+        len(deleted) // _RANGE.size,
+        table,
     )
-    covered = [b"".join((head[_COVERED_FROM:], *segment_rows, *ranges)), *rows]
+    covered = [b"".join((head[_COVERED_FROM:], *segment_rows, deleted)), *rows]
     crc = 0
     for part in covered:
         crc = crc32c(part, crc)

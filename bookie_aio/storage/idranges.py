@@ -60,6 +60,12 @@ class IdRanges:
         """Give first and last id of each range, ascending."""
         return zip(self._firsts, self._lasts, strict=True)
 
+    def packed(self) -> bytes:
+        """Give first and last id of each range, ascending: 8 bytes each, little-endian. Fast for millions."""
+        both = array("q", bytes(16 * len(self._firsts)))
+        both[0::2], both[1::2] = self._firsts, self._lasts
+        return both.tobytes()
+
     def ranges_from(self, one: int) -> Iterator[tuple[int, int]]:
         """Give first and last id of each range that does not end before an id, ascending."""
         for at in range(bisect_left(self._lasts, one), len(self._firsts)):

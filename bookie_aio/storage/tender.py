@@ -213,7 +213,7 @@ class Tender:
         listed += [SegmentRow(one) for one in self.also_listed | more if one not in self._segments.by_id]
         encode = partial(
             encode_checkpoint, self._provision.next_id, listed, self.is_all_damaged, rows,
-            list(self._ledgers.deleted.ranges()),
+            self._ledgers.deleted.packed(),
         )  # fmt: skip
         if table is not None:
             try:

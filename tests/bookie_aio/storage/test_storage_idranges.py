@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import pairwise
 
 import pytest
@@ -22,6 +23,7 @@ def test_is_the_set_of_what_was_added(added: list[int], others: set[int]) -> Non
     assert [one for first, last in parts for one in range(first, last + 1)] == sorted(set(added))
     assert all(last + 1 < first for (_, last), (first, _) in pairwise(parts))
     assert list(IdRanges(parts).ranges()) == parts
+    assert list(struct.iter_unpack("<QQ", ranges.packed())) == parts
 
 
 def test_ids_that_come_in_a_run_take_one_range() -> None:

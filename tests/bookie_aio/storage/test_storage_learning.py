@@ -34,7 +34,7 @@ def lose_the_table(path: Path, place: int) -> int:
     known = parse_checkpoint(checkpoint.read_bytes())
     number = sorted(known.segments)[place]
     rows = {**known.segments, number: SegmentRow(number)}
-    ranges = list(known.deleted.ranges())
+    ranges = known.deleted.packed()
     data = encode_checkpoint(known.next_segment, rows.values(), False, [], ranges, known.table)
     checkpoint.write_bytes(b"".join(map(bytes, data)))
     (path / layout.table_name(known.table)).unlink()

@@ -321,7 +321,9 @@ async def test_few_ledgers_need_no_table(tmp_path: Path) -> None:
 def test_a_checkpoint_of_the_version_before_is_read() -> None:
     state: LedgerState = States(IdRanges()).make(7)
     state.term = 5
-    now = b"".join(encode_checkpoint(3, (), False, [pack_state(7, state)], [(1, 2)], table=9))
+    now = b"".join(
+        encode_checkpoint(3, (), False, [pack_state(7, state)], IdRanges([(1, 2)]).packed(), table=9)
+    )
     assert parse_checkpoint(now).table == 9
     covered = struct.pack("<I", 3) + now[12:48] + now[56:]
     then = now[:4] + struct.pack("<I", crc32c(covered)) + covered
