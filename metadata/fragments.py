@@ -17,6 +17,7 @@ Owns where all this is. Does not own what the metadata say (`metadata.ledger`), 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -187,8 +188,15 @@ class LedgerNames:
                 yield name, found[0]
 
     async def vacate(self) -> None:
-        """Give up the places that deletions long ago have kept for names."""
+        """Free the names of ledgers that are gone, and give up the places that were kept for names long ago.
+
+        A name outlives its ledger where the deletion was cut off in between.
+        """
         for name in await self._store.children(KEY_UNBOUNDED):
+            with suppress(MetadataCorruptError):
+                found = await self._read(name)
+                if found is not None and not await self._exists(found[0]):
+                    await self.take(name, found[0])
             await self._store.vacate(unbounded_key(name), older_than_s=PLACE_KEPT_S)
 
     async def _read(self, name: str) -> tuple[int, Version] | None:

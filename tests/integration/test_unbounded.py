@@ -10,6 +10,7 @@ import pytest
 
 import client_aio
 from client_aio import LedgerState
+from metadata.ids import unbounded_key
 from tests.support.cluster import Cluster
 from tests.support.unbounded import NAME, WAIT_S, clients, everything, numbered
 
@@ -412,3 +413,19 @@ async def test_a_ledger_whose_end_nobody_can_tell_does_not_end_early(tmp_path: P
             await cluster[bookie_id].kill()
         with pytest.raises(client_aio.BookieUnavailableError):
             await anext(client.read_unbounded_ledger("a", follow=False))
+
+
+async def test_a_name_whose_ledger_was_deleted_by_a_call_cut_off_is_swept(tmp_path: Path) -> None:
+    async with clients(tmp_path) as (one, other, _):
+        for name in (NAME, "another"):
+            async with one.open_unbounded_ledger(name) as ledger:
+                await ledger.add_entry(b"0")
+        store, ledgers = one._context.ledgers.store, one._context.ledgers
+        await ledgers.delete((await one.ledger_metadata(NAME)).ledger_id)  # and the process is gone
+        assert (await store.read(unbounded_key(NAME))).value
+        assert not (await other.sweep_log_orphans()).failures
+        with pytest.raises(client_aio.NoSuchKeyError):
+            await store.read(unbounded_key(NAME))
+        assert [name async for name, _ in other.list_unbounded_ledgers()] == ["another"]
+        async with other.open_unbounded_ledger(NAME) as ledger:
+            assert await ledger.add_entry(b"anew") == 0
