@@ -139,7 +139,7 @@ async def _try_to_add(
 ) -> AddedToLog | None:
     """Take the log over and list the ledgers; None where others have changed it meanwhile."""
     # Before a log is created: this may be tried again because it was deleted, and with it the ledgers.
-    await _check_closed(context, addition.ledger_ids)
+    await _check_closed(context, addition.ledger_ids, password)
     await ensure_log(context, lists, password)
     head, _ = await lists.read()
     if addition.is_repeated(head):
@@ -153,7 +153,7 @@ async def _try_to_add(
     await _check_unlisted(lists, head, addition)
     rows = await _rows(context, head, addition.ledger_ids)
     # Once more, after the list was read: whoever condemns one later bumps the list's version after that.
-    await _check_closed(context, addition.ledger_ids)
+    await _check_closed(context, addition.ledger_ids, None)
     listing = Listing(partial(addition.change, rows=rows), rows[-1].id if rows else None)
     changed = await lists.change_now(head, version, listing.apply)
     if not changed.is_done and not await is_met(lists, listing, changed.head):
@@ -180,7 +180,8 @@ async def _as_it_is(context: ClientContext, ledger_id: int) -> LedgerMetadata:
     return (await context.ledgers.read(ledger_id, sync=True))[0]
 
 
-async def _check_closed(context: ClientContext, ledger_ids: Sequence[int]) -> None:
+async def _check_closed(context: ClientContext, ledger_ids: Sequence[int], password: bytes | None) -> None:
+    """Raise what keeps a ledger out of logs; a password that is not the log's does, unless it is None."""
     room = asyncio.Semaphore(_CHECKS_AT_ONCE)
 
     async def check(ledger_id: int) -> None:
@@ -199,6 +200,9 @@ async def _check_closed(context: ClientContext, ledger_ids: Sequence[int]) -> No
             raise InvalidArgumentError(
                 f"ledger {ledger_id} is condemned: a sweep took it for one that was left over"
             )
+        if password is not None:  # Nobody could read on from the log's ledgers to this one, or take it over.
+            async with room:
+                await context.unlock(metadata, password)
 
     await asyncio.gather(*map(check, ledger_ids))
 

@@ -196,13 +196,14 @@ class LogClient:
                 last 100 queries are remembered.
             replace: drop everything the log had, in the same step, and delete those ledgers afterwards.
             custom_metadata: set with the log; keys that are not given stay as they are.
-            password: of the ledgers that the log has.
+            password: of the ledgers that the log has, and of those that are added.
 
         Raises:
             InvalidArgumentError: a ledger is not CLOSED, or given twice, or the log is found to have it.
             NoSuchLedgerError: a ledger does not exist.
             LedgerRecoveryError: too few bookies of the log's last ledgers answered; try again later.
-            UnauthorizedAccessError: the password is not that of the log's last ledgers. Nothing was done.
+            UnauthorizedAccessError: the password is not that of the log's last ledgers, or of one that is to
+                be added. Nothing was done.
             MetadataUnavailableError: it may have been done; repeat it with its transaction.
         """
         addition = Addition.check(ledger_ids, transaction, replace, check_custom(custom_metadata or {}))

@@ -302,7 +302,7 @@ class Roller:
         self._age_since = self._loop.time()
         if self._timer is not None:
             self._timer.cancel()
-        if self._limits.age_s is not None:
+        if self._limits.age_s is not None and not self._is_stopping:  # A roll may be finished while it stops.
             self._timer = self._loop.call_later(self._limits.age_s, self._look_at_age)
 
     def _look_at_age(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
+from bookie_aio.wire.messages import Op
 from client_aio import (
     BookieUnavailableError,
     InvalidArgumentError,
@@ -141,6 +142,30 @@ async def test_a_reader_does_not_go_past_a_ledger_that_may_still_grow(cluster: C
         ends = client.read_log("a", "end", follow=True)
         await appended_until_followed(log, ends)
         await ends.aclose()
+
+
+async def test_a_log_that_is_closed_during_a_roll_leaves_no_timer(cluster: Cluster) -> None:
+    async with Links(cluster.uri) as links, links.connect("writer") as client:
+        log = await client.open_log("a", roll_age_s=3600)
+        await log.append(b"1")
+        held = [links["writer", name].answers.hold(Op.ADD) for name in cluster.bookies]
+        last = log.append(b"2")
+        await asyncio.gather(*(answer.reached() for answer in held))
+        closing = asyncio.create_task(log.close())
+        rolling = asyncio.create_task(log.roll())
+        for _ in range(500_000):
+            if log._is_holding:
+                break
+            await asyncio.sleep(0)
+        assert log._is_holding
+        for answer in held:
+            answer.release()
+        await closing
+        await rolling
+        assert (await last).entry_id == 1
+        assert log._roller is not None
+        assert log._roller._timer is None or log._roller._timer.cancelled()
+        assert await contents(client) == [b"1", b"2"]
 
 
 async def test_what_waits_for_a_roll_fails_with_the_ledger_it_waits_for(cluster: Cluster) -> None:

@@ -418,6 +418,26 @@ async def test_repair_carries_codes_as_they_are_and_needs_no_password(tmp_path: 
 # --- deletion ---
 
 
+@pytest.mark.parametrize("password", [b"", b"another one"])
+async def test_a_log_takes_no_ledger_that_its_password_does_not_open(tmp_path: Path, password: bytes) -> None:
+    """Else nobody could read on to it, or take the log over."""
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        for key in (password, PASSWORD):
+            options = {"digest": "hmac-sha256", "password": key} if key else {}
+            async with client.create_ledger(**options) as ledger:
+                await ledger.add_entry(key)
+            if key == password:
+                with pytest.raises(client_aio.UnauthorizedAccessError):
+                    await client.add_to_log("a", [ledger.ledger_id], password=PASSWORD)
+                assert [name async for name in client.list_logs()] == []
+            else:
+                await client.add_to_log("a", [ledger.ledger_id], password=PASSWORD)
+        async with client.open_log("a", **LOCKED) as log:
+            await log.append(b"more")
+        found = [record.data async for record in client.read_log("a", password=PASSWORD)]
+        assert found == [PASSWORD, b"more"]
+
+
 async def test_add_after_delete(tmp_path: Path) -> None:
     async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
         ledger = await client.create_ledger(**LOCKED)
