@@ -25,6 +25,8 @@ from client_aio.core.changes import (
 from client_aio.core.quorum import indexes_of
 from metadata.errors import (
     BookKeeperError,
+    InvalidTransitionError,
+    MetadataError,
     MetadataUnavailableError,
     NotEnoughBookiesError,
     WriterAbortedError,
@@ -99,8 +101,8 @@ class EnsembleChanges(Generic[Token]):
         """Begin a new fragment, after what is under way.
 
         Returns:
-            A future, done when it is written, or when everything has been withdrawn; with the error of the
-            metadata store, where that cannot be reached and the roll is given up.
+            A future, done when it is written, or when everything has been withdrawn; with an error where the
+            roll is given up: the metadata store cannot be reached, or the metadata are full.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         (self._later_rolls if self._changer.is_rolling else self._rolls).append(future)
@@ -150,7 +152,7 @@ class EnsembleChanges(Generic[Token]):
         self._later_rolls = []
         self._end_rolls(None)
 
-    def _end_rolls(self, error: MetadataUnavailableError | None) -> None:
+    def _end_rolls(self, error: MetadataError | None) -> None:
         rolls, self._rolls = self._rolls, []
         for future in rolls:
             if future.done():
@@ -229,6 +231,15 @@ class EnsembleChanges(Generic[Token]):
         except MetadataUnavailableError as error:
             logger.warning("ledger=%d its next fragment waits: %s", metadata.ledger_id, error)
             self._end_rolls(error)
+            return changer.roll_later()
+        if metadata.is_crowded:
+            crowded = InvalidTransitionError(
+                f"ledger {metadata.ledger_id} has so many fragments that its metadata have no room for more: "
+                "trim it",
+                ledger_id=metadata.ledger_id,
+            )
+            logger.warning("%s", crowded)
+            self._end_rolls(crowded)
             return changer.roll_later()
         try:
             bookies, self._connections = await self._context.finder.find_next(metadata)

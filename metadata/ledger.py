@@ -254,6 +254,14 @@ class LedgerMetadata:
         fragment = Fragment(ENTRY_ID_MAX, ("b" * BOOKIE_ID_BYTES_MAX,) * self.ensemble_size, TERM_FINAL)
         return max(0, min(wanted, room // len(json.dumps(_listed([fragment])))))
 
+    @property
+    def is_crowded(self) -> bool:
+        """Tell whether none should begin a fragment for its size: the rest is for takeovers and replacements.
+
+        A ledger whose metadata are full could not be opened by anybody, and so not be trimmed.
+        """
+        return len(self.to_json()) > VALUE_BYTES_MAX // 2
+
     def begin_recovery(self) -> LedgerMetadata:
         """Go from OPEN to IN_RECOVERY, to be CLOSED: a bounded ledger."""
         self._require(LedgerState.OPEN, "begin recovery")

@@ -74,6 +74,8 @@ class UnboundedLedgerWriter(LedgerWriter):
         Raises:
             BookKeeperError: the writer's first failure. LedgerClosedError: it is closed.
             MetadataUnavailableError: the store cannot be reached; no fragment was begun, and adding goes on.
+            InvalidTransitionError: there are so many fragments that the metadata have no room for more, until
+                some are trimmed. Adding goes on, in the last one.
         """
         if self._bulk_lock.locked() and self._queued:
             async with self._bulk_lock:  # What was added by now waits behind a bulk.

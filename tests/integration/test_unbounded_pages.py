@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ import client_aio
 from metadata import pages
 from metadata.ids import fragments_key, ledger_key
 from metadata.open import open_store
+from metadata.pages import PageRef
 from tests.support.links import Links
 from tests.support.unbounded import FRAGMENT_ENTRIES, NAME, WAIT_S, everything, grow, numbered, pages_of
 
@@ -166,3 +168,34 @@ async def test_a_page_that_is_left_over_is_swept_by_the_next_trim(cluster: Clust
         await grow(ledger, 3)  # it goes on from a head that the sweep has changed
         await ledger.close()
         assert [entry_id for entry_id, _ in await everything(client, None)] == list(range(9, 39))
+
+
+async def test_a_ledger_whose_metadata_are_crowded_is_written_opened_and_trimmed_but_not_rolled(
+    cluster: Cluster,
+) -> None:
+    """Full ones could not be opened any more, by anybody."""
+    references = 5000
+    async with client_aio.connect(cluster.uri) as client:
+        async with client.open_unbounded_ledger(NAME) as ledger:
+            await ledger.add_entries(numbered(0, references - 1))
+            await ledger.roll()
+            await ledger.add_entry(b"behind")
+        ledgers = client._context.ledgers
+        metadata, version = await ledgers.read(ledger.ledger_id)
+        rows = metadata.rows
+        some = tuple(PageRef(f"{n:019d}-{n:020d}", n, 1) for n in range(references))
+        crowded = metadata.with_rows(replace(rows, pages=some, rows=rows.rows[-1:]))
+        await ledgers.compare_and_set(crowded, version, token="crowding")
+
+        async with client.open_unbounded_ledger(NAME) as ledger:
+            assert ledger.metadata.is_crowded
+            await ledger.add_entry(b"on")
+            with pytest.raises(client_aio.InvalidTransitionError, match="trim it"):
+                await asyncio.wait_for(ledger.roll(), WAIT_S)
+            await ledger.add_entry(b"and on")
+            assert await ledger.trim(references) == references
+            assert not ledger.metadata.is_crowded
+            last = await ledger.add_entry(b"and on again")
+            assert await asyncio.wait_for(ledger.roll(), WAIT_S) == last + 1
+        found = [data for _, data in await everything(client, references)]
+        assert found == [b"behind", b"on", b"and on", b"and on again"]
