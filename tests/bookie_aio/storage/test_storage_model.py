@@ -14,16 +14,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bookie_aio.storage import index as index_module
+from bookie_aio.storage import reclaim as reclaim_module
 from bookie_aio.storage.index import (
     MemoryIndex,
     Run,
     Runs,
 )
+from bookie_aio.storage.reader import read_block
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, Store, entries_of, make_block
 
 if TYPE_CHECKING:
     from bookie_aio.storage.engine import StorageConfig
+    from bookie_aio.storage.winners import Found
+    from bookie_aio.wire.blocks import Block
 
 Add = tuple[int, int, int, int, int, int]
 
@@ -89,15 +93,20 @@ async def check_budget(store: Store, model: Model, ledger_id: int) -> None:
     assert found == expect(model, False, ledger_id, 0, range(99))[0]
 
 
+def append(store: Store, model: Model, one: Add, number: int) -> None:
+    ledger_id, first, count, stride, term, size = one
+    payloads = [bytes([number, index]) * (size // 2) for index in range(count)]
+    block = make_block(ledger_id, first, payloads, stride=stride, content_term=term, lac=-1)
+    store.engine.append_block(block, lambda _: None)
+    for entry_id, data in zip(block.entry_ids, payloads, strict=True):
+        if term >= model.get((ledger_id, entry_id), (-1, b""))[0]:
+            model[ledger_id, entry_id] = (term, data)
+
+
 async def tell(path: Path, history: list[Add], pause_every: int, config: StorageConfig) -> None:
     store, model = await Store.open(path / "b1", config), Model()
-    for number, (ledger_id, first, count, stride, term, size) in enumerate(history):
-        payloads = [bytes([number, index]) * (size // 2) for index in range(count)]
-        block = make_block(ledger_id, first, payloads, stride=stride, content_term=term, lac=-1)
-        store.engine.append_block(block, lambda _: None)
-        for entry_id, data in zip(block.entry_ids, payloads, strict=True):
-            if term >= model.get((ledger_id, entry_id), (-1, b""))[0]:
-                model[ledger_id, entry_id] = (term, data)
+    for number, one in enumerate(history):
+        append(store, model, one, number)
         if number % pause_every == 0:
             await store.barrier()
     await store.barrier()
@@ -112,6 +121,7 @@ async def tell(path: Path, history: list[Add], pause_every: int, config: Storage
         await again.close()
 
 
+DELETED = 9
 TIGHT = replace(SMALL, files_max=2, heads_bytes_max=1, places_bytes_max=1)
 
 
@@ -122,6 +132,60 @@ def test_a_random_history_reads_as_its_model(
 ) -> None:
     with TemporaryDirectory() as path:
         asyncio.run(tell(Path(path), history, pause_every, config))
+
+
+async def tell_compacting(path: Path, before: list[Add], during: list[Add]) -> None:
+    store, model = await Store.open(path / "b1"), Model()
+    for number, one in enumerate(before):
+        append(store, model, one, number)
+    for entry in range(100):  # most of what is in the segments, and deleted then
+        store.engine.append_block(make_block(DELETED, entry, [bytes(2000)]), lambda _: None)
+    await store.barrier()
+    await store.settled()
+    coming = list(enumerate(during, len(before)))
+
+    async def read_and_add(found: Found, ledger_id: int, data: memoryview | bytes) -> Block:
+        block = await read_block(found, ledger_id, data)
+        if coming:
+            number, one = coming.pop(0)
+            append(store, model, one, number)
+        return block
+
+    with patch.object(reclaim_module, "read_block", read_and_add):
+        await store.wait(lambda done: store.engine.append_tombstone(DELETED, done))
+        await store.settled()
+    for number, one in coming:
+        append(store, model, one, number)
+    await store.barrier()
+    await check(store, model)
+    await store.close()
+    again = await Store.open(path / "b1")
+    await check(again, model)
+    await again.close()
+
+
+# Few shapes, which meet: write sets, what is sent again in other blocks, single entries of a recovery.
+meeting = st.lists(
+    st.builds(
+        lambda first, count, stride, term: (1, first, count, stride, term, 40),
+        st.integers(0, 8),
+        st.sampled_from([8, 12, 16]),
+        st.sampled_from([1, 2, 3, 3]),
+        st.sampled_from([0, 0, 0, 0, 1]),
+    )
+    | st.builds(lambda first: (1, first, 1, 1, 0, 40), st.integers(0, 50)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(before=meeting, during=meeting)
+@settings(max_examples=40, deadline=None)
+def test_a_random_history_reads_as_its_model_though_segments_are_compacted_meanwhile(
+    before: list[Add], during: list[Add]
+) -> None:
+    with TemporaryDirectory() as path:
+        asyncio.run(tell_compacting(Path(path), before, during))
 
 
 runs = st.lists(
