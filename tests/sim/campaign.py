@@ -26,6 +26,7 @@ from tests.sim import (
     profiles_logs_further,
     profiles_terms,
     profiles_unbounded,
+    profiles_volume,
 )
 from tests.sim.profiles import PROFILES, draw_plan
 from tests.sim.simulation import Result, run_plan
@@ -34,7 +35,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ROOT = Path(__file__).parent.parent.parent
-FURTHER = (profiles_logs, profiles_unbounded, profiles_further, profiles_logs_further, profiles_terms)
+FURTHER = (
+    profiles_logs,
+    profiles_unbounded,
+    profiles_further,
+    profiles_logs_further,
+    profiles_terms,
+    profiles_volume,
+)
 """Modules that enter profiles of their own into the table."""
 _RUN = ("bookie_aio", "client_aio", "metadata", "tests/sim")
 """What a run is made of, ..."""

@@ -173,7 +173,8 @@ class DiskFaults:
     failing_reads: float = 0.0
     lose_next_write: bool = False
     misdirect_next_write: bool = False
-    cold_reads: float = 0.3
+    cold_reads: float = 0.3  # the part of them that waits for the medium
+    read_time: float = 0.0002
     write_time: tuple[float, float] = (0.0001, 0.001)
     sync_time: tuple[float, float] = (0.001, 0.012)
     stats: dict[str, int] = field(default_factory=dict)
@@ -395,14 +396,14 @@ class SimFile:
         """See `File`."""
         found = self.read_nowait(offset, size)
         if found is None:
-            await self._disk.work()
+            await self._disk.work(self._hardware.faults.read_time)
             self.may_fail(offset)
             found = bytes(self.inode.data[offset : offset + size])
         return found
 
     async def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """See `File`."""
-        await self._disk.work()
+        await self._disk.work(self._hardware.faults.read_time)
         if ranges:
             self.may_fail(ranges[0][0])
         return [bytes(self.inode.data[offset : offset + size]) for offset, size in ranges]

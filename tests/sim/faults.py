@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.sim.disk import DiskFaults
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -161,6 +163,20 @@ def isolate(simulation: Simulation, fault: Fault) -> bool:
 
 
 # --- disks -----------------------------------------------------------------------------------------
+
+
+@kind
+def disk_cold(simulation: Simulation, fault: Fault) -> bool:
+    """Nothing that is read is in memory, and the medium takes up to 50 ms to give it."""
+    faults = simulation.disks[fault.target].faults
+    faults.cold_reads, faults.read_time = 1.0, 0.001 + 0.05 * fault.amount
+    simulation.after(fault.lasts, warm, faults)
+    return True
+
+
+def warm(faults: DiskFaults) -> None:
+    """Have a disk's reads take as long as they usually do."""
+    faults.cold_reads, faults.read_time = DiskFaults.cold_reads, DiskFaults.read_time
 
 
 @kind

@@ -127,10 +127,10 @@ async def reader(simulation: Simulation, actor: Actor, client: Client) -> None:
 
 @role
 async def recoverer(simulation: Simulation, actor: Actor, client: Client) -> None:
-    """Take over the newest ledger, whatever its writer does, some times over."""
+    """Take over the newest ledger (of the client `of`), whatever its writer does, some times over."""
     rng = random.Random(f"{simulation.plan.seed}/{actor.name}/recoverer")
     for _ in range(actor.settings.get("times", 2)):
-        ledger_id = await simulation.newest_ledger(after=-1)
+        ledger_id = await simulation.newest_ledger(after=-1, by=actor.settings.get("of", ""))
         for _ in range(actor.settings.get("tries", 6)):
             try:
                 opened = await client.open_ledger(ledger_id, recover=True)

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import random
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from client_aio import Client, ClientConfig, connect
 from metadata.errors import BookKeeperError
 from tests.sim import roles
 from tests.sim.disk import Hardware, SimDisk
-from tests.sim.faults import strike
+from tests.sim.faults import strike, warm
 from tests.sim.history import History, timeline
 from tests.sim.judgement import judge
 from tests.sim.loop import SimLoop, SimulationError
@@ -120,6 +120,7 @@ class Simulation:
         self.stores: dict[str, Any] = {}
         self.bookies: dict[str, Bookie] = {}
         self.ledger_ids: list[int] = []
+        self._ids_by: dict[str, list[int]] = defaultdict(list)
         self.is_healed = False
         self.script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
         self.wiped: set[str] = set()
@@ -187,6 +188,7 @@ class Simulation:
         for disk in self.disks.values():
             disk.when_busy.clear()
             faults = disk.faults
+            warm(faults)
             faults.slow_factor, faults.full, faults.failing_reads = 1.0, (), 0.0
             faults.fail_next_sync = faults.fail_next_write = False
             faults.lose_next_write = faults.misdirect_next_write = False
@@ -345,6 +347,7 @@ class Simulation:
         """Note a new ledger, and wake those who wait for one."""
         self.history.note(who, "created ledger", ledger_id)
         self.ledger_ids.append(ledger_id)
+        self._ids_by[who].append(ledger_id)
         waiters, self._ledger_waiters = self._ledger_waiters, []
         for process, waiter in waiters:
             self.loop.post(process, 0.05, waiter.set_result, None)
@@ -353,13 +356,14 @@ class Simulation:
         """Note that a ledger is about to be deleted: from now on it may be gone."""
         self.history.ledger(ledger_id).is_deleted = True
 
-    async def newest_ledger(self, *, after: int) -> int:
-        """Wait until there is a ledger above `after`, and give the newest."""
-        while not self.ledger_ids or self.ledger_ids[-1] == after:
+    async def newest_ledger(self, *, after: int, by: str = "") -> int:
+        """Wait until there is a ledger above `after` (created by that client), and give the newest."""
+        ids = self._ids_by[by] if by else self.ledger_ids
+        while not ids or ids[-1] == after:
             waiter: asyncio.Future[None] = self.loop.create_future()
             self._ledger_waiters.append((self.loop.current, waiter))
             await waiter
-        return self.ledger_ids[-1]
+        return ids[-1]
 
     # --- metadata ------------------------------------------------------------------------------
 
