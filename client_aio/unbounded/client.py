@@ -14,7 +14,12 @@ from client_aio.opening import Opening
 from client_aio.reading import EntryStream, check_range
 from client_aio.unbounded.takeover import take_ledger_over
 from client_aio.unbounded.writer import FRAGMENT_BYTES, UnboundedLedgerWriter
-from metadata.errors import InvalidArgumentError, LedgerExistsError, NoSuchLedgerError
+from metadata.errors import (
+    InvalidArgumentError,
+    LedgerExistsError,
+    NoSuchLedgerError,
+    VersionConflictError,
+)
 from metadata.fragments import LedgerNames
 from metadata.ids import check_ledger_id, check_name
 from metadata.ledger import DIGEST_CRC, DIGEST_HMAC
@@ -210,11 +215,13 @@ class UnboundedClient:
         """
         context = self._context
         metadata, _ = await new_metadata(context, settings, unbounded=UnboundedRecord(name))
-        await context.ledgers.create_ledger(metadata, token=context.draw_token())
+        version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
         try:
             await LedgerNames(context.ledgers).give(name, metadata.ledger_id, token=context.draw_token())
         except LedgerExistsError:
-            await context.ledgers.delete(metadata.ledger_id)
+            # At this version: who has taken it over by its id meanwhile may have written to it.
+            with contextlib.suppress(VersionConflictError, NoSuchLedgerError):
+                await context.ledgers.delete(metadata.ledger_id, version)
             raise
         return metadata.ledger_id
 

@@ -12,6 +12,7 @@ import client_aio
 from client_aio import LedgerState
 from metadata.ids import unbounded_key
 from tests.support.cluster import Cluster
+from tests.support.links import Gate, Links
 from tests.support.unbounded import NAME, WAIT_S, clients, everything, numbered
 
 if TYPE_CHECKING:
@@ -429,3 +430,32 @@ async def test_a_name_whose_ledger_was_deleted_by_a_call_cut_off_is_swept(tmp_pa
         assert [name async for name, _ in other.list_unbounded_ledgers()] == ["another"]
         async with other.open_unbounded_ledger(NAME) as ledger:
             assert await ledger.add_entry(b"anew") == 0
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+async def test_who_loses_the_name_takes_his_ledger_back_unless_somebody_holds_it(
+    tmp_path: Path, is_held: bool
+) -> None:
+    async with (
+        Cluster(tmp_path, bookies=3) as cluster,
+        Links(cluster.uri) as links,
+        links.connect("maker") as maker,
+        client_aio.connect(cluster.uri) as other,
+    ):
+        gate = Gate(unbounded_key(NAME))
+        links.store("maker").before_create = gate.meet
+        making = asyncio.ensure_future(maker.open_unbounded_ledger(NAME))
+        await asyncio.wait_for(gate.reached.wait(), WAIT_S)
+        (nameless,) = [ledger_id async for ledger_id in other.list_ledgers()]
+        async with other.open_unbounded_ledger(NAME) as named:
+            await named.add_entry(b"named")
+        if is_held:
+            async with other.open_unbounded_ledger(nameless) as held:
+                await held.add_entries(numbered(0, 9))  # acknowledged
+        gate.opened.set()
+        ledger = await asyncio.wait_for(making, WAIT_S)
+        assert ledger.ledger_id == named.ledger_id
+        if is_held:
+            assert await everything(other, name=nameless) == list(enumerate(numbered(0, 9)))
+        else:
+            assert [each async for each in other.list_ledgers()] == [ledger.ledger_id]

@@ -35,6 +35,8 @@ async def _judge_lives(simulation: Simulation, client: Client) -> None:
     for life in lives.alive():
         if not await judge.seal(life) or simulation.history.violation is not None:
             return
+        if life.was_taken_back:
+            continue  # only now: its maker, who is dead, had asked for that
         await judge.read(life)
         await judge.count_copies(life)
     await judge.names()
@@ -56,6 +58,9 @@ class _Judge:
         give_up_at = loop.now + TAKEOVER_BOUND_S
         following = asyncio.create_task(self._follow(life))
         while life.end is None:
+            if life.was_taken_back:
+                await following
+                return True
             handle = await self._calls.take_over(self._client, ledger_id, cuts=0.0, create=False)
             if handle is not None:
                 self._calls.add(handle, 10)
@@ -86,6 +91,8 @@ class _Judge:
                 seen = await self._calls.iterate(entries, life.ledger_id, None, -1, EVERYTHING)
             except BookKeeperError as error:
                 self._history.note("judge", "following:", repr(error))
+                if life.was_taken_back:
+                    return
                 self._lives.require(left > 1, "AllCommittedIdsAreReadable", f"following: {error!r}")
                 await asyncio.sleep(0.5)
                 continue

@@ -89,3 +89,10 @@ def test_who_has_lost_a_log_is_told_so_in_terms_of_logs(profile: str, seed: int)
     """A writer that closed it, and a reader whose log was made anew, were told of a ledger that is gone."""
     result, _, _ = campaign.run_seed((profile, seed))
     assert result.is_good, result.text
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("remade-ledgers", 13232)])
+def test_a_ledger_that_its_maker_takes_back_late_is_not_missed(profile: str, seed: int) -> None:
+    """The judge's own: the maker had lost the name and was dead, and the request to delete was on its way."""
+    result, _, _ = campaign.run_seed((profile, seed))
+    assert result.is_good, result.text

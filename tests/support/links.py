@@ -315,6 +315,8 @@ class ClientStore(MetadataStore):
         self.inner = inner
         self.before_compare_and_set: Callable[[str], Awaitable[None]] | None = None
         """Awaited before each compare-and-set, with its key. What it raises, the compare-and-set raises."""
+        self.before_create: Callable[[str], Awaitable[None]] | None = None
+        """The same of creations."""
         self._link = link
         self._past: dict[str, Versioned] = {}
         self.syncs = 0
@@ -342,6 +344,8 @@ class ClientStore(MetadataStore):
         return await self.inner.compare_and_set(key, value, version, token=token)
 
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
+        if self.before_create is not None:
+            await self.before_create(key)
         return await self.inner.create(key, value, token=token)
 
     async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
