@@ -86,14 +86,15 @@ class Inode:
     def make_durable(self, snapshot: tuple[dict[int, bytes], int]) -> None:
         """End a sync."""
         pages, size = snapshot
-        _resize(self.durable, size)
+        durable, data = self.durable, self.data
+        if len(durable) != size:
+            _resize(durable, size)
         for page, content in pages.items():
             at = page * PAGE
-            self.durable[at : at + len(content)] = content[: max(size - at, 0)]
-            if self.data[at : at + PAGE] == content:
+            durable[at : at + len(content)] = content  # ends at `size` at the latest, as the file did
+            if data[at : at + PAGE] == content:
                 self.dirty.pop(page, None)
-        _resize(self.durable, size)
-        self.size_is_dirty = len(self.data) != size
+        self.size_is_dirty = len(data) != size
 
     def forget_dirty(self) -> None:
         """End a sync that failed: the pages look clean from now on."""

@@ -253,9 +253,11 @@ class Lives:
         life = self.life(ledger_id)
         self._agree(life, f"{who} read", entry_id, value)
         life.read[entry_id] = value
-        self.require(entry_id <= self.lac_of(life), "NoDirtyReads", f"{who} read {entry_id} of {ledger_id}")
         end = life.end
-        self.require(end is None or entry_id <= end, "SealsAreKept", f"{who} read {entry_id} behind {end}")
+        if entry_id > self.lac_of(life):
+            self.fail("NoDirtyReads", f"{who} read {entry_id} of {ledger_id}")
+        if end is not None and entry_id > end:
+            self.fail("SealsAreKept", f"{who} read {entry_id} behind {end}")
 
     def see_unconfirmed(self, who: str, ledger_id: int, entry_id: int, value: bytes) -> None:
         """Note an entry that was read, which need not be part of the ledger."""
@@ -274,10 +276,11 @@ class Lives:
 
     def lac_of(self, life: Life) -> int:
         """Give the highest entry that may be read: by the word of its holders, or of the metadata."""
+        if life.end is not None:
+            return life.end
         assert life.metadata is not None
         kept = life.metadata.last_fragment.first_entry - 1
-        lacs = [handle.ledger.last_add_confirmed for handle in life.handles.values()]
-        return max([kept, *lacs]) if life.end is None else life.end
+        return max([kept, *[handle.ledger.last_add_confirmed for handle in life.handles.values()]])
 
     # --- what bookies hold ---------------------------------------------------------------------
 

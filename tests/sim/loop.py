@@ -119,6 +119,10 @@ class Handle:
         return self._cancelled
 
 
+_new_handle = object.__new__
+"""Makes a handle whose fields the caller fills in, which costs a third of what `Handle(…)` does."""
+
+
 class SimFuture(asyncio.Future[Any]):
     """A future that hashes by the number it was drawn."""
 
@@ -170,7 +174,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._random = rng.random
         self._order = order
         self._is_traced = is_traced
-        self._now = 0.0
+        self.now = 0.0
+        """The simulation's time in seconds; processes see theirs through `time`."""
         self._until = math.inf
         self._timers: list[tuple[float, int, Handle]] = []
         self._sequence = itertools.count()
@@ -194,19 +199,16 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     # --- time and order ------------------------------------------------------------------------
 
-    @property
-    def now(self) -> float:
-        """Give the simulation's time in seconds; processes see theirs through `time`."""
-        return self._now
-
     def time(self) -> float:
-        return self._now + self.current.clock_offset
+        return self.now + self.current.clock_offset
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
         actor = getattr(callback, "__self__", None)
         # A task goes on as a part of its own process, whoever woke it.
         process = actor.process if type(actor) is SimTask else self.current
-        handle = Handle(process, False, callback, args, context)
+        handle = _new_handle(Handle)
+        handle.process, handle.is_own, handle._cancelled = process, False, False
+        handle.callback, handle.args, handle.context = callback, args, context
         if process.is_alive and not process.is_paused and not self._is_over:
             ready = process.ready
             if not ready:
@@ -219,16 +221,18 @@ class SimLoop(asyncio.AbstractEventLoop):
     call_soon_threadsafe = call_soon
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        return self._at(self._now + max(delay, 0.0), Handle(self.current, True, callback, args, context))
+        return self._at(self.now + max(delay, 0.0), Handle(self.current, True, callback, args, context))
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        when = max(when - self.current.clock_offset, self._now)
+        when = max(when - self.current.clock_offset, self.now)
         return self._at(when, Handle(self.current, True, callback, args, context))
 
     def post(self, process: Process, delay: float, callback: Any, *args: Any) -> Handle:
         """Run a callback after `delay` seconds as a part of that process: an interrupt from outside."""
-        handle = Handle(process, False, callback, args, None)
-        heapq.heappush(self._timers, (self._now + delay, next(self._sequence), handle))
+        handle = _new_handle(Handle)
+        handle.process, handle.is_own, handle._cancelled = process, False, False
+        handle.callback, handle.args, handle.context = callback, args, None
+        heapq.heappush(self._timers, (self.now + delay, next(self._sequence), handle))
         return handle
 
     def _at(self, when: float, handle: Handle) -> Handle:
@@ -245,28 +249,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         if not process.ready:
             self._runnable.append(process)
         process.ready.append(handle)
-
-    def _take(self) -> Handle | None:
-        """Take the next handle to run by the seed, or None."""
-        runnable, random, order = self._runnable, self._random, self._order
-        while runnable:
-            count = len(runnable)
-            index = int(random() * count) if count > 1 else 0
-            if order is _PCT:
-                handle = self._take_by_priority()
-            else:
-                process = runnable[index]
-                ready = process.ready
-                if order is _SHUFFLE and len(ready) > 1:
-                    chosen = int(random() * len(ready))
-                    ready[0], ready[chosen] = ready[chosen], ready[0]
-                handle = ready.popleft()
-                if not ready:
-                    runnable[index] = runnable[-1]
-                    runnable.pop()
-            if not handle._cancelled:
-                return handle
-        return None
 
     def _take_by_priority(self) -> Handle:
         best, best_key, best_place, best_index = -2.0, 0, 0, 0  # below all priorities
@@ -289,64 +271,91 @@ class SimLoop(asyncio.AbstractEventLoop):
             del self._runnable[best_place]
         return handle
 
-    def _pass_time(self) -> bool:
-        """Jump to the next timer; run what is due then, or make it ready. Gives False when none is set."""
+    def _pass_time(self) -> Handle | None:
+        """Jump to the next timer. Gives the one thing that is due then, or makes ready all that are."""
         timers = self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
-            return False
-        when = timers[0][0]
-        if when > self._now:
-            self._now, self._spun_from = when, self.steps
+            raise DeadlockError(f"nothing will ever happen again\n{self.describe_waiting()}")
+        when, _, due = heapq.heappop(timers)
+        if when > self.now:
+            self.now, self._spun_from = when, self.steps
             if when > self._until:
                 raise SimulationError(f"not over after {self._until:g} s\n{self.describe_waiting()}")
-        due = heapq.heappop(timers)[2]
         process = due.process
         is_alone = not timers or timers[0][0] > when
         if is_alone and process.is_alive and not process.is_paused and self._order is not _PCT:
-            self._run(due)  # the one thing that can be done: there is nothing to choose
-            return True
+            return due  # there is nothing to choose
         self._make_ready(due)
         while timers and timers[0][0] <= when:
             due = heapq.heappop(timers)[2]
             if not due._cancelled:
                 self._make_ready(due)
-        return True
+        return None
 
-    def _run(self, handle: Handle) -> None:
-        self.steps += 1
-        if self.steps >= self._looks_at:
-            self._look()
-        self.current = handle.process
-        if self._is_traced:
-            self._note(handle)
-        try:
-            context = handle.context
-            if context is None:
-                handle.callback(*handle.args)
+    def _go_on(self, task: SimTask) -> None:
+        """Run one callback after another, as the seed has it, until the task is done or somebody stops it.
+
+        One long function: this is most of what the simulator itself costs, and calls would be much of it.
+        """
+        runnable, random = self._runnable, self._random
+        note = self._note if self._is_traced else None
+        shuffles = self._order is _SHUFFLE
+        take_by_priority = self._take_by_priority if self._order is _PCT else None
+        while not self.is_stopping and not task.done():
+            if not runnable:
+                handle = self._pass_time()
+                if handle is None:
+                    continue
+            elif take_by_priority is not None:
+                if len(runnable) > 1:
+                    random()  # as for the others; what a seed brings about depends on each draw
+                handle = take_by_priority()
             else:
-                context.run(handle.callback, *handle.args)
-        except (KeyboardInterrupt, SystemExit, SimulationError):
-            raise
-        except BaseException as error:
-            self.on_error(handle.process, error, "a callback raised")
-        finally:
-            self.current = self.kernel
+                count = len(runnable)
+                index = int(random() * count) if count > 1 else 0
+                ready = runnable[index].ready
+                if shuffles and len(ready) > 1:
+                    chosen = int(random() * len(ready))
+                    ready[0], ready[chosen] = ready[chosen], ready[0]
+                handle = ready.popleft()
+                if not ready:
+                    runnable[index] = runnable[-1]
+                    runnable.pop()
+            if handle._cancelled:
+                continue
+            self.steps += 1
+            if self.steps >= self._looks_at:
+                self._look()
+            self.current = handle.process
+            if note is not None:
+                note(handle)
+            try:
+                context = handle.context
+                if context is None:
+                    handle.callback(*handle.args)
+                else:
+                    context.run(handle.callback, *handle.args)
+            except (KeyboardInterrupt, SystemExit, SimulationError):
+                raise
+            except BaseException as error:
+                self.on_error(handle.process, error, "a callback raised")
 
     def _look(self) -> None:
         """Look now and then whether time passes, and collect garbage, always at the same callbacks."""
         self._looks_at += _LOOKS_EVERY
+        self.current = self.kernel  # for what finalisers ask for
         spun = self.steps - self._spun_from
         if spun > _SPIN_MAX:
-            raise LivelockError(f"{spun:,} callbacks at {self._now:.6f} s\n{self.describe_waiting()}")
+            raise LivelockError(f"{spun:,} callbacks at {self.now:.6f} s\n{self.describe_waiting()}")
         gc.collect()
 
     def _note(self, handle: Handle) -> None:
         callback = handle.callback
         actor = getattr(callback, "__self__", None)
         name = actor.label if isinstance(actor, SimTask) else getattr(callback, "__qualname__", "?")
-        self.trace = zlib.crc32(f"{self._now!r} {handle.process.name} {name}".encode(), self.trace)
+        self.trace = zlib.crc32(f"{self.now!r} {handle.process.name} {name}".encode(), self.trace)
 
     # --- running -------------------------------------------------------------------------------
 
@@ -363,15 +372,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         sys.set_asyncgen_hooks(firstiter=self._generator_begins, finalizer=self._generator_ends)
         try:
             task = self.create_task(main)
-            take, run = self._take, self._run
-            while not task.done() and not self.is_stopping:
-                handle = take()
-                if handle is not None:
-                    run(handle)
-                elif not self._pass_time():
-                    raise DeadlockError(f"nothing will ever happen again\n{self.describe_waiting()}")
+            self._go_on(task)
             return task.result() if task.done() else None
         finally:
+            self.current = self.kernel
             sys.set_asyncgen_hooks(*hooks)
             asyncio._set_running_loop(None)
 
@@ -424,7 +428,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         if process.ready:
             process.stash += process.ready
             process.ready = deque()
-            self._runnable = [each for each in self._runnable if each is not process]
+            self._runnable[:] = [each for each in self._runnable if each is not process]
 
     def pause(self, process: Process) -> None:
         """Do as SIGSTOP does."""
@@ -432,7 +436,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         if process.ready:
             process.stash += process.ready
             process.ready = deque()
-            self._runnable = [each for each in self._runnable if each is not process]
+            self._runnable[:] = [each for each in self._runnable if each is not process]
 
     def resume(self, process: Process) -> None:
         """Do as SIGCONT does: what was due meanwhile runs now."""
@@ -445,12 +449,12 @@ class SimLoop(asyncio.AbstractEventLoop):
         """Let a process's clocks jump ahead: its timers are due that much earlier."""
         process.clock_offset += seconds
         moved = [
-            (max(when - seconds, self._now) if handle.is_own and handle.process is process else when, *rest)
+            (max(when - seconds, self.now) if handle.is_own and handle.process is process else when, *rest)
             for when, *rest in self._timers
             for handle in rest[1:]
         ]
         heapq.heapify(moved)
-        self._timers = moved
+        self._timers[:] = moved
 
     # --- tasks and futures ---------------------------------------------------------------------
 

@@ -81,9 +81,10 @@ class Stream:
         """Send as much as the window and the link allow."""
         network = self.network
         rng, config, loop = network.rng, network.config, network.loop
-        while self.queue and not self.is_dead:
-            item = self.queue[0]
-            if (self.source.host, self.target.host) in network.blocked:
+        queue, link = self.queue, (self.source.host, self.target.host)
+        while queue and not self.is_dead:
+            item = queue[0]
+            if link in network.blocked:
                 network.hold(self)
                 return
             if isinstance(item, bytes):
@@ -95,19 +96,20 @@ class Stream:
                     count = 1 + int(rng.random() * count)
                     network.stats["split"] += 1
                 if count < len(item):
-                    self.queue[0] = item[count:]
+                    queue[0] = item[count:]
                     item = item[:count]
                 else:
-                    self.queue.popleft()
+                    queue.popleft()
                 self.queued_bytes -= count
                 self.window_used += count
             else:
-                self.queue.popleft()
-            delay = network.delay(self.source.host, self.target.host)
-            self.arrives_at = max(self.arrives_at, loop.now + delay)
+                queue.popleft()
+            delay = network.delay(*link)
+            now = loop.now
+            self.arrives_at = max(self.arrives_at, now + delay)
             # Items pass in their order even where callbacks of one instant do not.
             self.transit.append(item)
-            loop.post(self.target.process, self.arrives_at - loop.now, self._arrive)
+            loop.post(self.target.process, self.arrives_at - now, self._arrive)
 
     def _arrive(self) -> None:
         self.target.arrived(self, self.transit.popleft())
@@ -260,20 +262,24 @@ class Endpoint(asyncio.Transport):
             self.protocol.resume_writing()
 
     def _read(self) -> None:
-        while self._inbox and self._is_reading and not self._is_lost and self.protocol is not None:
-            item = self._inbox[0]
+        inbox = self._inbox
+        while inbox and self._is_reading and not self._is_lost and self.protocol is not None:
+            item = inbox[0]
             if isinstance(item, str):
-                self._inbox.popleft()
+                inbox.popleft()
                 if not self.protocol.eof_received():
                     self.close()
                 return
-            room = self.protocol.get_buffer(len(item))
-            count = min(len(room), len(item))
-            room[:count] = item[:count]
-            if count == len(item):
-                self._inbox.popleft()
+            size = len(item)
+            room = self.protocol.get_buffer(size)
+            count = len(room)
+            if count < size:
+                room[:] = item[:count]
+                inbox[0] = item[count:]
             else:
-                self._inbox[0] = item[count:]
+                count = size
+                room[:count] = item
+                inbox.popleft()
             self.inn.consumed(count)
             self.protocol.buffer_updated(count)
 

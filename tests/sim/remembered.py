@@ -13,7 +13,7 @@ import inspect
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from metadata import passwords
+from metadata import ids, passwords
 from metadata.bookies import BookieRecord, ClusterRecord, Cookie
 from metadata.ledger import LedgerMetadata
 from metadata.log import LogHead
@@ -36,6 +36,8 @@ def remembered() -> Iterator[None]:
         return stretch(password, salt, 2, 1, 1)
 
     passwords._stretch = lru_cache(_VALUES_MAX)(stretch_a_little)
+    path_of = ids._path_of
+    ids._path_of = lru_cache(_VALUES_MAX)(path_of)  # whoever follows the store asks again at each change
     own = {cls: inspect.getattr_static(cls, _PARSER) for cls in _PARSED if _PARSER in vars(cls)}
     for cls in _PARSED:
         setattr(cls, _PARSER, staticmethod(lru_cache(_VALUES_MAX)(getattr(cls, _PARSER))))
@@ -43,6 +45,7 @@ def remembered() -> Iterator[None]:
         yield
     finally:
         passwords._stretch = stretch
+        ids._path_of = path_of
         for cls in _PARSED:
             if cls in own:
                 setattr(cls, _PARSER, own[cls])

@@ -70,6 +70,7 @@ class Tap:
         self._history = history
         self._client = client.host
         self._bookie = server.host
+        self._there, self._back = f"→ {server.host}", f"→ {client.host}"
         self._requests: dict[int, tuple[Any, range, int]] = {}
         self._deferred: list[tuple[int, range, int]] = []
         self._to_bookie = Frames()
@@ -90,7 +91,7 @@ class Tap:
                         block.first_entry, block.first_entry + block.count * block.stride, block.stride
                     )
                 self._requests[request_id] = (request, entries, len(history.events))
-                history.note(self._client, f"→ {self._bookie}", request_id, request, entries or "")
+                history.note(self._client, self._there, request_id, request, entries or "")
         except ProtocolError as error:
             history.fail("TypeOK", f"{self._client} sent {self._bookie} a bad frame: {error}")
 
@@ -100,7 +101,7 @@ class Tap:
         try:
             for header, _ in self._to_client.cut(data):
                 _, request_id, answer = decode_answer(header)
-                history.note(self._bookie, f"→ {self._client}", request_id, answer)
+                history.note(self._bookie, self._back, request_id, answer)
                 request, entries, asked_at = self._requests.pop(request_id)
                 if isinstance(answer, Failure):
                     self._refused(request, answer)
