@@ -87,8 +87,7 @@ class Inode:
         """End a sync."""
         pages, size = snapshot
         durable, data = self.durable, self.data
-        if len(durable) != size:
-            _resize(durable, size)
+        _resize(durable, size)
         for page, content in pages.items():
             at = page * PAGE
             durable[at : at + len(content)] = content  # ends at `size` at the latest, as the file did
