@@ -29,6 +29,8 @@ def draw_plan(name: str, seed: int) -> Plan:
 
 _LINKS = ("block_both", "block_one_way", "cut_reset", "cut_clean", "link_slow")
 _META = ("meta_cut", "meta_lossy", "meta_slow", "meta_lag", "meta_expire")
+_FIVE = ("b1", "b2", "b3", "b4", "b5")
+"""One more than any ensemble takes: where one never comes back, some ledgers could else never be closed."""
 
 
 @profile
@@ -129,7 +131,8 @@ def disk_faults(draw: Draw) -> Plan:
         draw.fault("disk_bit_flip", draw.dishonest, at=at, amount=0.99)
         draw.fault("kill_bookie", draw.dishonest, at=at + 0.01, lasts=0.1)
     if draw.rng.random() < 0.15:
-        draw.fault("disk_wiped", draw.bookies[0])
+        draw.bookies = _FIVE
+        draw.fault("disk_wiped", draw.dishonest)
     for kind in ("disk_write_error", "disk_sync_error", "disk_full", "kill_bookie", "power_cut"):
         draw.some(kind, list(draw.bookies), 3)
     return draw.plan()
@@ -138,7 +141,7 @@ def disk_faults(draw: Draw) -> Plan:
 @profile
 def wiped_disks(draw: Draw) -> Plan:
     """A bookie's disk is gone for good while ledgers are written, recovered, repaired and deleted."""
-    draw.bookies = ("b1", "b2", "b3", "b4", "b5")  # One more than any ensemble takes: else some never close.
+    draw.bookies = _FIVE
     draw.crowd(ack_at_least=2)
     for role in ("repairer", "repairer", "recoverer", "reader", "deleter"):
         draw.actor(role, draw.rng.uniform(0.5, draw.duration * 0.8))
