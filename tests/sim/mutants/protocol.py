@@ -174,9 +174,12 @@ MUTANTS = [
     Mutant(
         31, "unknown outcome of a compare-and-set taken for failure",
         (Edit("client_aio.updating:HeldMetadata.update", "await self._pause(give_up_at, error)",
-              "update.conflicted(*await self._read(give_up_at))"),),
+              "update.conflicted(*await self._read(give_up_at))"),
+         Edit("client_aio.core.changes:NewEnsemble.is_met_by",
+              "return metadata.state is LedgerState.OPEN and", "return False and")),
         ("lost-changes", "metadata-faults"),
-        note="what is there is then read as somebody else's doing: a writer withdraws for its own change",
+        note="what is there is then read as somebody else's doing: a writer withdraws for its own change. It "
+        "would recognise that change by its content, which mends it, and is taken out as well",
     ),
     Mutant(
         32, "unknown outcome of a compare-and-set taken for success",
