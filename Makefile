@@ -9,7 +9,7 @@
 #   make check    format, lint, types, layering
 #   make sim      whole clusters from seeds (docs/SIMULATION.md): SEEDS=200 PROFILE=name START=0,
 #                 SEED=n replays one seed, SHRINK=1 with it cuts a failing one down
-#   make sim-campaign    SEEDS=n more seeds of the campaign of these files
+#   make sim-campaign    SEEDS=n more seeds of the campaign of these files, which begins at START
 #   make sim-versions    the same seeds on every Python found (3.11 to 3.14): the verdicts must agree
 #   make crash-states    what a power cut may leave of the storage engine's writes, one after another
 #   make mutants  plants 40 bugs under the simulator and tells which are caught
@@ -73,7 +73,8 @@ sim: $(VENV)/dev.stamp
 		$(if $(START),--start $(START)) $(if $(SEED),--seed $(SEED) --timeline) $(if $(SHRINK),--shrink) $(ARGS)
 
 sim-campaign: $(VENV)/dev.stamp
-	@$(BIN)/python -m tests.sim --campaign docs/simulation-campaign.json --seeds $(or $(SEEDS),5000) $(ARGS)
+	@$(BIN)/python -m tests.sim --campaign docs/simulation-campaign.json --seeds $(or $(SEEDS),5000) \
+		$(if $(START),--start $(START)) $(ARGS)
 
 sim-versions: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.sim.verdicts $(if $(SEEDS),--seeds $(SEEDS)) $(if $(START),--start $(START)) $(ARGS)

@@ -26,7 +26,9 @@ def main() -> int:
         "--profile", choices=campaign.all_profiles(), help="one profile; by default all of them"
     )
     parser.add_argument("--seeds", type=int, default=200, help="how many")
-    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument(
+        "--start", type=int, default=0, help="the first seed; of a campaign that has not begun"
+    )
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument("--timeline", action="store_true", help="with --seed: tell the run's story")
     parser.add_argument("--lines", type=int, default=400, help="how much of the story")
@@ -38,7 +40,9 @@ def main() -> int:
     if arguments.seed is not None:
         return _replay(names[arguments.seed % len(names)], arguments)
     if arguments.campaign:
-        record = campaign.go_on(arguments.campaign, names, arguments.seeds, processes=arguments.processes)
+        record = campaign.go_on(
+            arguments.campaign, names, arguments.seeds, start=arguments.start, processes=arguments.processes
+        )
         return 1 if record["failures"] else 0
     seeds = range(arguments.start, arguments.start + arguments.seeds)
     tally = campaign.run(names, seeds, processes=arguments.processes)

@@ -151,14 +151,17 @@ def version(root: Path = ROOT) -> tuple[str, str]:
     return f"files-{files}{mark}", f"{commit}{mark}" if commit else "unknown"
 
 
-def go_on(path: Path, names: list[str], count: int, *, processes: int = 2) -> dict[str, Any]:
-    """Run `count` more seeds of the campaign of these files, and write what it comes to by now."""
+def go_on(path: Path, names: list[str], count: int, *, start: int = 0, processes: int = 2) -> dict[str, Any]:
+    """Run `count` more seeds of the campaign of these files, and write what it comes to by now.
+
+    It goes on behind the last seed it ran; `start` is the first one of a campaign that has not begun.
+    """
     records = json.loads(path.read_text()) if path.exists() else {}
     files, commit = version()
     record = records.setdefault(
         files,
-        {"commits": [], "next_seed": 0, "seeds": 0, "simulated_s": 0.0, "elapsed_s": 0.0, "processor_s": 0.0,
-         "callbacks": 0,
+        {"commits": [], "first_seed": start, "next_seed": start, "seeds": 0, "simulated_s": 0.0,
+         "elapsed_s": 0.0, "processor_s": 0.0, "callbacks": 0,
          "faults": {}, "profiles": {}, "failures": []},
     )  # fmt: skip
     if commit not in record["commits"]:

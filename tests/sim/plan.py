@@ -79,15 +79,27 @@ class Plan:
         )
 
 
+_WAITS = ("gap", "rest", "pause")
+"""Settings of actors that say for how long they do nothing, in seconds."""
+_PACES = (1.0, 2.0, 4.0)
+"""How much longer all of a seed's actors wait than their profile says; drawn by the seed."""
+
+
 class Draw:
     """Draws a plan: a source of randomness with the vocabulary of plans.
 
     A profile is a function that takes one of these and returns `draw.plan(...)`.
+
+    How much happens between two faults is drawn as well as which faults there are: a crowded history shows
+    what needs many calls at once, a sparse one what a crowd would hide (the next call mends it), for a third
+    of the processor time. `pace` sets it, for seeds that failed before it was drawn.
     """
 
-    def __init__(self, profile: str, seed: int) -> None:
+    def __init__(self, profile: str, seed: int, *, pace: float | None = None) -> None:
         self.profile = profile
         self.seed = seed
+        # From a source of its own: all else of the plan is the same at every pace.
+        self._pace = random.Random(f"{profile}/{seed}/pace").choice(_PACES) if pace is None else pace
         self.rng = random.Random(f"{profile}/{seed}/plan")
         self.duration = self.rng.uniform(8.0, 14.0)
         self.bookies = tuple(f"b{number}" for number in range(1, self.rng.choice((4, 4, 5)) + 1))
@@ -126,6 +138,7 @@ class Draw:
     def actor(self, role: str, starts_at: float, **settings: Any) -> str:
         """Add a client process; gives its name."""
         name = f"c{len(self._actors) + 1}"
+        settings |= {key: settings[key] * self._pace for key in _WAITS if key in settings}
         self._actors.append(Actor(name, role, starts_at, settings))
         return name
 

@@ -22,9 +22,9 @@ def profile(function: Callable[[Draw], Plan]) -> Callable[[Draw], Plan]:
     return function
 
 
-def draw_plan(name: str, seed: int) -> Plan:
-    """Draw the plan of a seed."""
-    return PROFILES[name](Draw(name, seed))
+def draw_plan(name: str, seed: int, *, pace: float | None = None) -> Plan:
+    """Draw the plan of a seed; `pace` as in `Draw`."""
+    return PROFILES[name](Draw(name, seed, pace=pace))
 
 
 _LINKS = ("block_both", "block_one_way", "cut_reset", "cut_clean", "link_slow")

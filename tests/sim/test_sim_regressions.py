@@ -10,6 +10,16 @@ from tests.sim.profiles import draw_plan
 from tests.sim.quiet import quiet
 from tests.sim.simulation import run_plan
 
+PACE = 1.0
+"""They are of a time before seeds drew one."""
+
+
+def replay(profile: str, seed: int) -> None:
+    """Run a seed; all invariants hold."""
+    assert profile in campaign.all_profiles()
+    result = run_plan(draw_plan(profile, seed, pace=PACE))
+    assert result.is_good, result.text
+
 
 @pytest.mark.parametrize("seed", [25, 30])
 def test_a_bookie_that_compacts_can_be_closed(seed: int) -> None:
@@ -21,15 +31,13 @@ def test_a_bookie_that_compacts_can_be_closed(seed: int) -> None:
 @pytest.mark.parametrize(("profile", "seed"), [("refusals", 5067)])
 def test_a_segment_is_not_given_up_when_space_ran_out_for_its_copies(profile: str, seed: int) -> None:
     """Compaction took copies that were dropped for want of space for durable, and gave up the only ones."""
-    result = run_plan(draw_plan(profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("read-errors", 68), ("read-errors", 70)])
 def test_what_cannot_be_read_for_a_while_is_not_lost_for_good(profile: str, seed: int) -> None:
     """Ledgers were marked damaged for ever, by reads and by a start, and with one copy never recovered."""
-    result = run_plan(draw_plan(profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("forced-entries", 542)])
@@ -38,61 +46,52 @@ def test_a_second_power_cut_soon_after_a_start_is_not_taken_for_damage(profile: 
 
     `test_sim_crashstates.py` looks for more of the kind.
     """
-    result, _, _ = campaign.run_seed((profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("displaced-holders", 39)])
 def test_a_roll_ends_when_its_writer_is_aborted_as_it_is_asked_for(profile: str, seed: int) -> None:
     """The task that was to see to it was cancelled before it first ran."""
-    result, _, _ = campaign.run_seed((profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("duelling-logs", 800139)])
 def test_a_table_of_ledgers_is_not_removed_under_the_name_of_an_older_one(profile: str, seed: int) -> None:
     """A start listed a left-over table for removal, and then wrote a new one under the same name."""
-    result, _, _ = campaign.run_seed((profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 58)])
 def test_a_writer_that_has_closed_its_ledger_does_not_fail(profile: str, seed: int) -> None:
     """A late refusal of an add that had its ack quorum failed it, and it could not be closed again."""
-    result, _, _ = campaign.run_seed((profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("racing-closers", 1013)])
 def test_two_closes_at_once_come_to_the_same(profile: str, seed: int) -> None:
     """One met a recovery under way and failed the writer; the other met its end, and closed the writer."""
-    result, _, _ = campaign.run_seed((profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("replaced-logs", 7), ("replaced-logs", 12)])
 def test_a_log_is_replaced_only_once_it_has_been_taken_over(profile: str, seed: int) -> None:
     """Who opened it while earlier ledgers were being deleted went on acknowledging what was lost."""
-    result, _, _ = campaign.run_seed((profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("replaced-logs", 5), ("truncated-logs", 5)])
 def test_a_transaction_is_repeated_though_its_ledgers_are_gone(profile: str, seed: int) -> None:
     """They had been truncated or replaced since, and the addition was refused as one of no ledgers."""
-    result, _, _ = campaign.run_seed((profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("remade-logs", 3), ("remade-logs", 4)])
 def test_who_has_lost_a_log_is_told_so_in_terms_of_logs(profile: str, seed: int) -> None:
     """A writer that closed it, and a reader whose log was made anew, were told of a ledger that is gone."""
-    result, _, _ = campaign.run_seed((profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("remade-ledgers", 13232)])
 def test_a_ledger_that_its_maker_takes_back_late_is_not_missed(profile: str, seed: int) -> None:
     """The judge's own: the maker had lost the name and was dead, and the request to delete was on its way."""
-    result, _, _ = campaign.run_seed((profile, seed))
-    assert result.is_good, result.text
+    replay(profile, seed)
