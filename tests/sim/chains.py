@@ -7,7 +7,13 @@ Owns the record and the judgement, as `tests.sim.history` does for single ledger
 - AllNonEmptyLedgersInLedgerList: a ledger whose record is acknowledged is listed, or has been.
 - AtMostTwoNotClosed: all listed ledgers but the last two are CLOSED, whenever a list changes.
 - ListedLedgersExist: no listed ledger is deleted.
-- AllAckedRecordsAreReadable: after healing, every acknowledged record that was not truncated is read.
+- AllAckedRecordsAreReadable: after healing, every record that was acknowledged or read, and not truncated, is
+  read.
+- NoDirtyReads: a record that is read is one that its writer knows to be acknowledged, or lies in a CLOSED
+  ledger.
+- NoDivergenceBetweenClientAndMetaData: no acknowledged record lies behind the last entry of a CLOSED ledger.
+- OneLedgerTakesAdds: nothing that was appended after a record of a later ledger was acknowledged is
+  acknowledged in an earlier one.
 - NothingLeftOver: after a sweep at the end, no ledger made for a log is in none.
 """
 
@@ -25,9 +31,9 @@ from metadata.logs import KEY_LOGS
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from client_aio import LogRecord
+    from client_aio import LogRecord, LogWriter
     from metadata.store import Version
     from tests.sim.history import History
     from tests.sim.simulation import Simulation
@@ -51,6 +57,11 @@ class Chains:
         self._ledgers: dict[int, LedgerMetadata] = {}
         self._deleted: set[int] = set()
         self._made: dict[int, float] = {}  # since when
+        self._ledger_of: dict[int, int] = {}  # by a row's id
+        self._writers: list[LogWriter] = []
+        self._confirmed = Position(0, -1)  # the highest that any of them knows to be acknowledged
+        self._first_acked: dict[int, float] = {}  # by a row's id: since when it has an acknowledged record
+        self.issued_at: dict[bytes, float] = {}
         self.listed: set[int] = set()
         self.begins_at = Position(0, 0)
 
@@ -66,9 +77,14 @@ class Chains:
 
     # --- writers ---
 
+    def holds(self, log: LogWriter) -> None:
+        """Note a writer's handle: it tells what is acknowledged before anybody has looked at a future."""
+        self._writers.append(log)
+
     def issued(self, who: str, payload: bytes, future: asyncio.Future[Position]) -> None:
         """Note an append, and watch its future."""
         self.tried[payload] = who
+        self.issued_at[payload] = self._now()
         futures = self._futures.setdefault(who, [])
         futures.append(future)
         number = len(futures) - 1
@@ -100,6 +116,8 @@ class Chains:
         self.acknowledged[position] = payload
         if position.ledger_id not in self.listed:
             self._fail("AllNonEmptyLedgersInLedgerList", f"{position} is acknowledged and not listed")
+        self._takes_adds(payload, position)
+        self._within_closed(self._ledger_of.get(position.ledger_id, -1), position)
         for reader, behind in self.passed.items():
             # What was cut off before a reader came to it may be acknowledged later still.
             is_owed = self._began.get(reader, Position(0, 0)) <= position <= behind
@@ -108,7 +126,49 @@ class Chains:
                     "EntryOrderMaintained", f"{reader} is behind {behind}, and {position} was not read"
                 )
 
+    def _takes_adds(self, payload: bytes, position: Position) -> None:
+        """Check that the ledger of a record was the last one that took any when the record was appended."""
+        self._first_acked.setdefault(position.ledger_id, self._now())
+        issued_at = self.issued_at.get(payload)
+        if issued_at is None:
+            return  # it came with a ledger that was added whole
+        later = [
+            row
+            for row, at in self._first_acked.items()
+            if row > position.ledger_id and at < issued_at and self._are_of_one_list(row, position.ledger_id)
+        ]
+        if later:
+            text = (
+                f"{payload!r}, appended at {issued_at:.4f} s, is at {position}; {later} had records by then"
+            )
+            self._fail("OneLedgerTakesAdds", text)
+
+    def _are_of_one_list(self, row: int, other: int) -> bool:
+        return True
+
+    def _within_closed(self, ledger_id: int, position: Position) -> None:
+        metadata = self._ledgers.get(ledger_id)
+        last = metadata.last_entry if metadata is not None and metadata.is_closed else None
+        if last is not None and position.entry_id > last:
+            text = f"{position} is acknowledged, and ledger {ledger_id} is CLOSED at {last}"
+            self._fail("NoDivergenceBetweenClientAndMetaData", text)
+
     # --- readers ---
+
+    def _may_be_read(self, who: str, position: Position) -> None:
+        """Check that what somebody reads is acknowledged, or was kept when its ledger was closed."""
+        metadata = self._ledgers.get(self._ledger_of.get(position.ledger_id, -1))
+        if metadata is not None and metadata.is_closed:
+            is_kept = metadata.last_entry is not None and position.entry_id <= metadata.last_entry
+        else:
+            is_kept = False
+        if is_kept or position <= self._confirmed:
+            return
+        lacs = [lac for each in self._writers if (lac := each.last_add_confirmed) is not None]
+        self._confirmed = max([self._confirmed, *lacs])
+        if position > self._confirmed:
+            text = f"{who} read {position}, which no writer knows to be acknowledged, of {metadata}"
+            self._fail("NoDirtyReads", text)
 
     def read(self, who: str, record: LogRecord) -> None:
         """Note a record read by one who reads in order and passes over nothing."""
@@ -123,6 +183,7 @@ class Chains:
                 "EntryOrderMaintained", f"{who} read {position} behind {behind} and passed over {missed}"
             )
         self._has_value(who, position, payload)
+        self._may_be_read(who, position)
         if payload not in self.tried:
             self._fail("NoLogDivergence", f"{who} read {payload!r} at {position}, which nobody wrote")
         self.passed[who] = position
@@ -158,14 +219,24 @@ class Chains:
                 self._deleted.add(ledger_id)
             return
         self._ledgers[ledger_id] = LedgerMetadata.from_json(value)
+        for position in self._acknowledged_in(ledger_id):
+            self._within_closed(ledger_id, position)
         if TAG in self._ledgers[ledger_id].custom:
             self._made.setdefault(ledger_id, self._now())
             self._history.ignore(ledger_id)  # its entries are judged here, by their positions
-            self._history.ledger(ledger_id).is_deleted = True
+
+    def _acknowledged_in(self, ledger_id: int) -> Iterator[Position]:
+        for row, ledger in self._ledger_of.items():
+            if ledger == ledger_id:
+                order = self._in_order
+                yield from order[
+                    bisect_left(order, Position(row, 0)) : bisect_left(order, Position(row + 1, 0))
+                ]
 
     def _list_changed(self, head: LogHead) -> None:
         self._history.note("meta", "log", [row.id for row in head.newest], str(head.begins_at))
         self.listed.update(row.id for row in head.newest)
+        self._ledger_of.update((row.id, row.ledger_id) for row in head.newest)
         self.begins_at = max(self.begins_at, head.begins_at)
         for row in head.newest:
             if row.ledger_id in self._deleted:

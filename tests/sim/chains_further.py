@@ -12,7 +12,6 @@ of rows are never given twice, so each position belongs to one life. Readers are
 - TransactionsOnce: the batches of a query are recorded in ascending order, together with their ledgers; one
   that is repeated is said to be repeated, and changes nothing.
 - LivesAreApart: nobody reads a record in another life than that of the log it was appended to.
-- NoDivergenceBetweenClientAndMetaData: no acknowledged record lies behind the last entry of a CLOSED ledger.
 - AllAckedRecordsAreReadable, at every moment: what is acknowledged had not been cut off before it was
   appended.
 - NothingLeftOver: also no ledger that was ever a log's, and no page.
@@ -95,7 +94,6 @@ class LogLives(Chains):
         self.lives: list[Life] = []
         self.life_of: dict[int, Life] = {}  # by a row's id
         self.life_tried: dict[bytes, Life] = {}
-        self.issued_at: dict[bytes, float] = {}
         self.cancelled: set[bytes] = set()  # payloads whose futures were
         self._mine: dict[str, list[tuple[bytes, asyncio.Future[Position]]]] = {}  # of each writer's life
         self._settled: dict[str, tuple[int, Position]] = {}  # how many of those, and the highest position
@@ -165,6 +163,7 @@ class LogLives(Chains):
         if position not in self.acknowledged:
             insort(life.in_order, position)
         self.acknowledged[position] = payload
+        self._takes_adds(payload, position)
         issued_at = self.issued_at.get(payload, 0.0)
         if life.condemned_at is None and position < life.began_where(issued_at):
             text = f"{position} ({payload!r}) was appended at {issued_at:.4f} s, when the log began behind it"
@@ -174,12 +173,8 @@ class LogLives(Chains):
         for reading in life.readings:
             reading.look_back_at(position, issued_at)
 
-    def _within_closed(self, ledger_id: int, position: Position) -> None:
-        metadata = self._ledgers.get(ledger_id)
-        last = metadata.last_entry if metadata is not None and metadata.is_closed else None
-        if last is not None and position.entry_id > last:
-            text = f"{position} is acknowledged, and ledger {ledger_id} is CLOSED at {last}"
-            self._fail("NoDivergenceBetweenClientAndMetaData", text)
+    def _are_of_one_list(self, row: int, other: int) -> bool:
+        return self.life_of.get(row) is self.life_of.get(other)
 
     def _in_its_life(self, who: str, payload: bytes, position: Position) -> None:
         tried, found = self.life_tried.get(payload), self.life_of.get(position.ledger_id)
@@ -192,6 +187,7 @@ class LogLives(Chains):
     def seen(self, who: str, payload: bytes, position: Position) -> None:
         """Note what was read at a position, in whatever order."""
         self._has_value(who, position, payload)
+        self._may_be_read(who, position)
         if payload not in self.tried:
             self._fail("NoLogDivergence", f"{who} read {payload!r} at {position}, which nobody wrote")
         self._in_its_life(who, payload, position)
@@ -262,7 +258,6 @@ class LogLives(Chains):
         metadata = self._ledgers[ledger_id] = LedgerMetadata.from_json(value)
         if TAG in metadata.custom or metadata.password is not None:
             self._history.ignore(ledger_id)  # its entries are judged here, by their positions
-            self._history.ledger(ledger_id).is_deleted = True
             if metadata.custom.get(TAG) == LOG.encode():
                 self._owned.setdefault(ledger_id, self._now())
         if metadata.is_closed and self.life is not None:
@@ -298,6 +293,7 @@ class LogLives(Chains):
             if row.id not in life.listed:
                 life.listed[row.id], life.listed_at[row.id] = row, self._now()
                 self.life_of[row.id] = life
+                self._ledger_of[row.id] = row.ledger_id
                 self._owned.setdefault(row.ledger_id, self._now())
         self.listed.update(life.listed)
         life.head, life.rows = head, rows

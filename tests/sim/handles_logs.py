@@ -62,6 +62,7 @@ class Hand:
     def __init__(self, simulation: Simulation, log: LogWriter, who: str, rng: random.Random) -> None:
         self.simulation, self.log, self.who, self.rng = simulation, log, who, rng
         self.lives = lives_of(simulation)
+        self.lives.holds(log)
         self.life = self.lives.opened(who, log.ledger_id)
         self.is_over = False  # closed or aborted, and that has ended
         self.doing = ""

@@ -17,17 +17,16 @@ protocol where they have one.
 - NoLogDivergence: all who read an entry read the bytes that its writer gave.
 - ClosedNeverChanges: state, last entry and length of a closed ledger stay; states only go forward.
 - VersionsIncrease: each change of a key has a higher version.
-- LacIsAcknowledged: no bookie states a LAC that is not acknowledged.
 - FragmentsBeginAtLac: no fragment of an open ledger begins beyond the first entry not acknowledged.
-- NoForgottenAdd: no bookie says "no such entry" of what it acknowledged before it was asked.
-- FencesHold: no bookie acknowledges an ordinary add after it answered a fence of a higher term.
-- TombstonesHold: no bookie acknowledges an add to a ledger after it said that the ledger is deleted.
-- OpenLedgersAreNotFenced: no bookie refuses a term as too low, and no writer is told that somebody took its
-  ledger over, while the ledger's metadata say OPEN.
+- DeletionsAreAskedFor: no ledger with entries is deleted that nobody has asked to delete.
+- OpenLedgersAreNotFenced: no writer is told that somebody took its ledger over while the ledger's metadata
+  say OPEN.
 - ReplacementsHoldWhatTheyOwe: with guaranteed write quorum, a new bookie has acknowledged what it owes of the
   entries already acknowledged, when the metadata come to name it (rule 11).
 - Liveness: once faults stop, every ledger can be recovered and closed within a bound.
 - Unexpected: nothing raises what is not in the tree of errors.
+
+What bookies say of any ledger is judged in `tests.sim.words`.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from metadata.errors import MetadataCorruptError
 from metadata.ids import KEY_LEDGERS, ledger_id_of
 from metadata.ledger import LedgerMetadata, LedgerState
+from tests.sim.words import Words
 
 if TYPE_CHECKING:
     import asyncio
@@ -69,9 +69,15 @@ class LedgerRecord:
     metadata: LedgerMetadata | None = None
     open_metadata: LedgerMetadata | None = None  # the last version that was OPEN
     version: int = 0
-    deferred: bool = False
-    is_deleted: bool = False
-    was_repaired: bool = False
+    is_gone: bool = False
+    """Its metadata were deleted."""
+    may_be_deleted: bool = False
+    """Somebody has asked for it, or is about to."""
+
+    @property
+    def is_deleted(self) -> bool:
+        """Tell whether it is gone, or may be by now."""
+        return self.is_gone or self.may_be_deleted
 
     @property
     def closed_last(self) -> int | None:
@@ -83,15 +89,14 @@ class History:
     """The record of a run. `now` gives the simulation's time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+        self.now = now
         self.events: list[tuple[Any, ...]] = []
         self.ledgers: dict[int, LedgerRecord] = {}
         self.ignored: set[int] = set()
         self.violation: ViolationError | None = None
         self.on_violation: Callable[[], None] = lambda: None
-        self.promised: dict[tuple[str, int], dict[int, int]] = {}  # bookie, ledger → entry → event number
-        self.deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
-        self.fenced: dict[tuple[str, int], dict[int, float]] = {}  # bookie, ledger → term → since when
+        self.words = Words(self)
+        self.promised = self.words.promised
         self.on_given: Callable[[str, int, range], None] | None = None
         """Told which entries of a ledger a bookie has given to a reader."""
         self.confirmers: list[Callable[[], None]] = []
@@ -101,7 +106,7 @@ class History:
 
     def note(self, who: str, what: str, *details: Any) -> None:
         """Record an event; formatted only when somebody looks."""
-        self.events.append((self._now(), who, what, *details))
+        self.events.append((self.now(), who, what, *details))
 
     def digest(self) -> int:
         """Give a checksum of all that happened."""
@@ -172,7 +177,7 @@ class History:
             lambda: f"entry {entry_id} of ledger {ledger_id} was acknowledged; it is closed at {closed}",
         )
         metadata = record.open_metadata
-        if metadata is not None and not record.deferred:
+        if metadata is not None:
             holders = self.holders(metadata, entry_id)
             self.require(
                 len(holders) >= metadata.ack_quorum,
@@ -236,12 +241,8 @@ class History:
         if not key.startswith(KEY_LEDGERS + "/") or key.count("/") != 5:
             return
         record = self.ledger(ledger_id_of(key))
-        if record.ledger_id in self.ignored:
-            record.is_deleted = True
-            return
         if value is None or version is None:
-            record.is_deleted = True
-            self.note("meta", "deleted", record.ledger_id)
+            self._gone(record)
             return
         try:
             metadata = LedgerMetadata.from_json(value)
@@ -249,28 +250,44 @@ class History:
             self.fail("TypeOK", str(error))
             return
         before, record.metadata = record.metadata, metadata
-        self.note("meta", "ledger", record.ledger_id, version.number, metadata)
+        if record.ledger_id not in self.ignored:
+            self.note("meta", "ledger", record.ledger_id, version.number, metadata)
         self.require(
             version.number > record.version,
             "VersionsIncrease",
             lambda: f"ledger {record.ledger_id} went from version {record.version} to {version.number}",
         )
         record.version = version.number
-        if before is not None:
-            self._check_transition(record, before, metadata)
+        if before is not None and not metadata.is_unbounded:
+            self._check_state(record, before, metadata)
+            if record.ledger_id not in self.ignored:
+                self._check_transition(record, before, metadata)
         if metadata.state is LedgerState.OPEN:
             record.open_metadata = metadata
 
-    def _check_transition(self, record: LedgerRecord, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        ledger_id = record.ledger_id
+    def _gone(self, record: LedgerRecord) -> None:
+        if record.ledger_id not in self.ignored:
+            self.note("meta", "deleted", record.ledger_id)
+            self.settle("writer")
+            self.require(
+                record.may_be_deleted or max(record.acked, record.read_up_to) < 0,
+                "DeletionsAreAskedFor",
+                lambda: f"ledger {record.ledger_id} is deleted, with entries up to {record.acked}",
+            )
+        record.is_gone = True
+
+    def _check_state(self, record: LedgerRecord, before: LedgerMetadata, after: LedgerMetadata) -> None:
         self.require(
             _STATES.index(after.state) >= _STATES.index(before.state)
             and (
                 not before.is_closed or (after.last_entry, after.length) == (before.last_entry, before.length)
             ),
             "ClosedNeverChanges",
-            lambda: f"ledger {ledger_id} was {_shown(before)}, is {_shown(after)}",
+            lambda: f"ledger {record.ledger_id} was {_shown(before)}, is {_shown(after)}",
         )
+
+    def _check_transition(self, record: LedgerRecord, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        ledger_id = record.ledger_id
         if after.state is LedgerState.OPEN:
             first = after.last_fragment.first_entry
             if first > record.acked + 1:
@@ -339,62 +356,6 @@ class History:
                     ),
                 )
 
-    # --- what bookies say (from the wire) --------------------------------------------------------
-
-    def bookie_added(
-        self, bookie: str, ledger_id: int, entries: range, term: int, asked_at: int, *, is_ordinary: bool
-    ) -> None:
-        """Note that a bookie said OK to an add."""
-        promised = self.promised.setdefault((bookie, ledger_id), {})
-        number = len(self.events)
-        for entry_id in entries:
-            promised.setdefault(entry_id, number)
-        since = self.deleted.get((bookie, ledger_id), self._now())
-        self.require(
-            since >= self._now(),
-            "TombstonesHold",
-            lambda: f"{bookie} acknowledged {entries} of ledger {ledger_id}, said deleted at {since:.4f} s",
-        )
-        if is_ordinary:
-            for fence, since in self.fenced.get((bookie, ledger_id), {}).items():
-                self.require(
-                    fence <= term or since >= self._now(),
-                    "FencesHold",
-                    lambda fence=fence, since=since: (
-                        f"{bookie} acknowledged {entries} of ledger {ledger_id} under "
-                        f"term {term}, having answered a fence of term {fence} at {since:.4f} s"
-                    ),
-                )
-
-    def bookie_received(self, bookie: str, ledger_id: int, entries: range, term: int) -> None:
-        """Note that a bookie said that it received an add with deferred sync: not that it is durable."""
-        for fence, since in self.fenced.get((bookie, ledger_id), {}).items():
-            self.require(
-                fence <= term or since >= self._now(),
-                "FencesHold",
-                lambda fence=fence, since=since: (
-                    f"{bookie} received {entries} of ledger {ledger_id} under term {term}, having answered a "
-                    f"fence of term {fence} at {since:.4f} s"
-                ),
-            )
-
-    def bookie_fenced(self, bookie: str, ledger_id: int, term: int) -> None:
-        """Note that a bookie answered a request that fences."""
-        self.fenced.setdefault((bookie, ledger_id), {}).setdefault(term, self._now())
-
-    def bookie_refused_term(self, bookie: str, ledger_id: int) -> None:
-        """Note that a bookie refused a term as too low."""
-        record = self.ledger(ledger_id)
-        metadata = record.metadata
-        self.require(
-            metadata is None
-            or record.is_deleted
-            or metadata.is_unbounded
-            or metadata.state is not LedgerState.OPEN,
-            "OpenLedgersAreNotFenced",
-            lambda: f"{bookie} refuses the writer's term for ledger {ledger_id}, which is OPEN",
-        )
-
     def told_fenced(self, who: str, ledger_id: int, error: Exception) -> None:
         """Note that a writer was told that its ledger has been taken over."""
         record = self.ledger(ledger_id)
@@ -403,35 +364,6 @@ class History:
             metadata is None or record.is_deleted or metadata.state is not LedgerState.OPEN,
             "OpenLedgersAreNotFenced",
             lambda: f"{who} is told that ledger {ledger_id} is not its own any more; it is OPEN: {error}",
-        )
-
-    def bookie_deleted(self, bookie: str, ledger_id: int) -> None:
-        """Note that a bookie said that a ledger is deleted."""
-        self.deleted.setdefault((bookie, ledger_id), self._now())
-
-    def bookie_has_not(self, bookie: str, ledger_id: int, entry_id: int, asked_at: int) -> None:
-        """Note that a bookie said "no such entry"."""
-        promised = self.promised.get((bookie, ledger_id), {}).get(entry_id)
-        self.require(
-            promised is None or promised >= asked_at or self.ledger(ledger_id).is_deleted,
-            "NoForgottenAdd",
-            lambda: (
-                f'{bookie} says "no such entry" of entry {entry_id} of ledger {ledger_id}, '
-                "which it acknowledged"
-            ),
-        )
-
-    def bookie_stated(self, bookie: str, ledger_id: int, lac: int) -> None:
-        """Note the LAC that a bookie states."""
-        record = self.ledger(ledger_id)
-        if ledger_id in self.ignored:
-            return
-        if lac > record.acked:
-            self.settle("writer")
-        self.require(
-            lac <= record.acked,
-            "LacIsAcknowledged",
-            lambda: f"{bookie} states LAC {lac} of ledger {ledger_id}; acknowledged up to {record.acked}",
         )
 
 

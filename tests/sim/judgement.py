@@ -1,6 +1,7 @@
 """Judgement: after healing, every ledger is recovered, read twice, and its copies are counted.
 
-Owns the checks of the last phase of a run. Those that hold at every moment are the history's.
+Owns the checks of the last phase of a run. Those that hold at every moment are the history's. A ledger that
+somebody has asked to delete is judged as well where it is there.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from metadata.errors import BookKeeperError, NoSuchLedgerError
-from tests.sim.history import write_set
+from tests.sim.copies import Copies
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from client_aio import Client
+    from tests.sim.history import LedgerRecord
     from tests.sim.simulation import Simulation
 
 RECOVERY_BOUND_S = 40.0
@@ -28,14 +30,10 @@ async def judge(simulation: Simulation) -> None:
 
 
 async def _judge(simulation: Simulation, client: Client) -> None:
-    history = simulation.history
-    for ledger_id in list(history.ledgers):
-        record = history.ledgers[ledger_id]
-        if record.metadata is None or record.is_deleted:
-            continue
-        if not await _recover(simulation, client, ledger_id):
+    for record in _there(simulation):
+        if not await _recover(simulation, client, record):
             return
-        await _read_all(simulation, client, ledger_id, "judge")
+        await _read_all(simulation, client, record.ledger_id, "judge")
     second: Any = simulation.spawn_client("second", _second)
     await second
     await _count_copies(simulation, client)
@@ -44,17 +42,25 @@ async def _judge(simulation: Simulation, client: Client) -> None:
 
 
 async def _second(simulation: Simulation, client: Client) -> None:
-    for ledger_id, record in list(simulation.history.ledgers.items()):
-        if record.metadata is not None and not record.is_deleted:
-            await _read_all(simulation, client, ledger_id, "second")
+    for record in _there(simulation):
+        await _read_all(simulation, client, record.ledger_id, "second")
 
 
-async def _recover(simulation: Simulation, client: Client, ledger_id: int) -> bool:
-    loop = simulation.loop
+def _there(simulation: Simulation) -> Iterator[LedgerRecord]:
+    """Yield the ledgers that are there when it is their turn, but for those that others judge."""
+    history = simulation.history
+    for record in list(history.ledgers.values()):
+        if record.metadata is not None and not record.is_gone and record.ledger_id not in history.ignored:
+            yield record
+
+
+async def _recover(simulation: Simulation, client: Client, record: LedgerRecord) -> bool:
+    """Have a ledger closed in time. Gives False when it cannot be, which ends the run."""
+    loop, ledger_id = simulation.loop, record.ledger_id
     give_up_at = loop.now + RECOVERY_BOUND_S
-    while True:
+    while not record.is_gone:
         try:
-            await client.open_ledger(ledger_id, recover=True)
+            opened = await client.open_ledger(ledger_id, recover=True)
         except BookKeeperError as error:
             if loop.now > give_up_at:
                 simulation.history.fail(
@@ -64,7 +70,11 @@ async def _recover(simulation: Simulation, client: Client, ledger_id: int) -> bo
             simulation.history.note("judge", f"recovering ledger {ledger_id}:", repr(error))
             await asyncio.sleep(0.5)
         else:
-            return True
+            if record.closed_last != opened.last_add_confirmed and not record.is_gone:
+                text = f"ledger {ledger_id} was recovered, and is closed at {record.closed_last}"
+                simulation.history.fail("Liveness", f"{text}: {opened.last_add_confirmed}")
+            break
+    return True
 
 
 async def _read_all(simulation: Simulation, client: Client, ledger_id: int, who: str) -> None:
@@ -88,7 +98,7 @@ async def _read_all(simulation: Simulation, client: Client, ledger_id: int, who:
                     following += 1
         except NoSuchLedgerError:
             history.require(
-                record.is_deleted, "AllAckedEntriesAreReadable", lambda: f"ledger {ledger_id} is gone"
+                record.is_gone, "AllAckedEntriesAreReadable", lambda: f"ledger {ledger_id} is gone"
             )
             return
         except BookKeeperError as failure:
@@ -107,54 +117,12 @@ async def _read_all(simulation: Simulation, client: Client, ledger_id: int, who:
     )
 
 
-def _check_listing(simulation: Simulation, ledger_id: int, bookie: str, held: set[int]) -> None:
-    """Check that a bookie, which says that it lost nothing, lists what it acknowledged and is to hold."""
-    history = simulation.history
-    record = history.ledger(ledger_id)
-    assert record.metadata is not None
-    last = record.closed_last
-    assert last is not None
-    for entry_id in history.promised.get((bookie, ledger_id), ()):
-        if entry_id <= last and entry_id not in held and bookie in write_set(record.metadata, entry_id):
-            history.fail(
-                "NoForgottenAdd",
-                f"{bookie} acknowledged entry {entry_id} of ledger {ledger_id} and does not list it",
-            )
-            return
-
-
 async def _count_copies(simulation: Simulation, client: Client) -> None:
-    """Check that Qa bookies of each entry's write set list it, one less where a disk was dishonest."""
-    from client_aio.replicas import list_entries
-
-    history, context = simulation.history, client._context
-    for ledger_id, record in list(history.ledgers.items()):
-        metadata = record.metadata
-        if metadata is None or record.is_deleted or record.closed_last is None or record.deferred:
+    """Check that every bookie is there, and holds what it owes of every CLOSED ledger, those of logs too."""
+    copies = Copies(simulation, client)
+    await copies.all_serve()
+    for record in list(simulation.history.ledgers.values()):
+        metadata, last = record.metadata, record.closed_last
+        if metadata is None or metadata.is_unbounded or last is None or record.is_gone:
             continue
-        held: dict[str, set[int]] = {}
-        for bookie in sorted({name for fragment in metadata.fragments for name in fragment.bookies}):
-            if bookie in simulation.wiped:
-                continue
-            held[bookie] = set()
-            try:
-                connection = await context.pool.get(bookie)
-                rows, is_damaged = await list_entries(connection, ledger_id, 0, record.closed_last, 2.0)
-            except BookKeeperError as error:
-                history.note("judge", f"{bookie} did not list ledger {ledger_id}:", repr(error))
-                rows, is_damaged = [], True
-            for row in rows:
-                held[bookie].update(row.entry_ids)
-            if not is_damaged:
-                _check_listing(simulation, ledger_id, bookie, held[bookie])
-            if is_damaged:
-                held[bookie].update(range(record.closed_last + 1))  # unknown counts as perhaps
-        for entry_id in range(record.closed_last + 1):
-            owing = write_set(metadata, entry_id)
-            copies = [name for name in owing if name in simulation.wiped or entry_id in held[name]]
-            if len(copies) < metadata.ack_quorum:
-                history.fail(
-                    "AllCommittedEntriesReachAckQuorum",
-                    f"entry {entry_id} of closed ledger {ledger_id} is on {copies} only, of {owing}",
-                )
-                return
+        await copies.count(metadata, metadata.fragments, 0, last)

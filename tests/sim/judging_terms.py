@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from metadata.errors import BookKeeperError, LedgerClosedError
 from tests.sim.calls import CALL_BOUND_S, EVERYTHING, Calls
+from tests.sim.copies import Copies
 from tests.sim.judgement import JUDGES
 from tests.sim.lives import NAME, Lives
 from tests.sim.roles_terms import check_replicas
@@ -129,7 +130,7 @@ class _Judge:
             return [(entry.entry_id, entry.data) async for entry in entries]
 
     async def count_copies(self, life: Life) -> None:
-        """Check that no entry has fewer than Qa copies where all bookies tell, as far as counts can show."""
+        """Check that no entry has fewer than Qa copies, and what the list of replicas says of them."""
         metadata = life.metadata
         assert metadata is not None
         assert metadata.last_entry is not None
@@ -139,15 +140,8 @@ class _Judge:
             self._history.note("judge", "asking for replicas:", repr(error))
             return
         check_replicas(self._lives, life, replicas)
-        firsts = [each.first_entry for each in metadata.fragments]
-        for first, following in zip(firsts, [*firsts[1:], metadata.last_entry + 1], strict=True):
-            rows = [each for each in replicas if each.first_entry == first]
-            if any(each.error or each.is_damaged for each in rows):
-                continue
-            missing = sum(each.entries_missing or 0 for each in rows)
-            spare = (following - first) * (metadata.write_quorum - metadata.ack_quorum)
-            text = f"of {first} to {following - 1} of ledger {life.ledger_id} {missing} copies are missing"
-            self._lives.require(missing <= spare, "AllCommittedEntriesReachAckQuorum", text)
+        copies = Copies(self._simulation, self._client)
+        await copies.count(metadata, life.fragments, life.first_entry, metadata.last_entry)
 
     async def names(self) -> None:
         """Check where the name leads, and what is listed."""

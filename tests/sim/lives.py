@@ -24,6 +24,7 @@ promises are those of `client_aio.unbounded` and of `docs/UNBOUNDED.md`. The nam
   owes of the fragment, and never in the last one of a ledger that is not sealed (rule 14).
 - RepairsAreWhole: a repair has named whom it says, in every fragment that it knew of but the last one.
 - PagesStay: no page ever changes, nor is it deleted while a head refers to it.
+- DeletionsAreAskedFor: no ledger that somebody has held is deleted where nobody deletes.
 - NamesLeadToOne: a name goes from one ledger to another, or to none, only when the first is deleted; a
   deleted ledger does not come back.
 - HandlesGoForward: a reader's LAC never goes back; what it reads again is what the store has by then.
@@ -153,6 +154,9 @@ class Lives:
         self.is_over = asyncio.Event()
         """All ledgers have been brought to their end, by a role that does so."""
         passwords = [actor.settings.get("password", b"") for actor in simulation.plan.actors]
+        self._may_delete = any(
+            actor.role == "remaker" or actor.settings.get("deletes") for actor in simulation.plan.actors
+        )
         self.password: bytes = max(passwords, default=b"")
         """That of all ledgers of the run."""
 
@@ -332,7 +336,10 @@ class Lives:
         if value is None:
             if ledger_id in self.all:
                 self._history.note("meta", "deleted", ledger_id)
-                self.all[ledger_id].is_deleted = True
+                life = self.all[ledger_id]
+                life.is_deleted = True
+                is_asked_for = self._may_delete or not life.handles
+                self.require(is_asked_for, "DeletionsAreAskedFor", f"ledger {ledger_id} is gone")
             return
         try:
             metadata = LedgerMetadata.from_json(value)

@@ -195,6 +195,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._looks_at = _LOOKS_EVERY
         self.trace = 0
         self.is_stopping = False
+        self.may_be_forgotten: tuple[type[BaseException], ...] = (Exception,)
+        """Errors of tasks and futures that nobody need look at."""
         self._is_over = False
 
     # --- time and order ------------------------------------------------------------------------
@@ -513,9 +515,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         return self._is_over
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if not self._is_over and error is not None and "never retrieved" not in context.get("message", ""):
-            self.on_error(self.current, error, context["message"])
+        error, what = context.get("exception"), context.get("message", "")
+        if self._is_over or error is None:
+            return
+        if "never retrieved" not in what or not isinstance(error, self.may_be_forgotten):
+            self.on_error(self.current, error, what)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)

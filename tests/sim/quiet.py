@@ -17,11 +17,44 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_PROGRAMS = ("bookie_aio", "client_aio", "metadata")
+"""Whose loggers are listened to."""
+
 
 def _collect() -> None:
     """Collect garbage; twice, since finalisers of the first time bring some of it back."""
     gc.collect()
     gc.collect()
+
+
+class _Overhearing(logging.Handler):
+    def __init__(self, heard: Callable[[BaseException, str], None]) -> None:
+        super().__init__()
+        self._heard = heard
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass on what comes with a traceback: nobody had foreseen it."""
+        if record.exc_info and record.exc_info[1] is not None:
+            self._heard(record.exc_info[1], f"logged: {record.getMessage()}")
+
+
+@contextlib.contextmanager
+def overheard(heard: Callable[[BaseException, str], None]) -> Iterator[None]:
+    """Pass on the errors that the programs log with a traceback; inside `quiet`."""
+    handler = _Overhearing(heard)
+    loggers = [logging.getLogger(name) for name in _PROGRAMS]
+    before = [(each, each.propagate) for each in loggers]
+    logging.disable(logging.INFO)
+    for each in loggers:
+        each.addHandler(handler)
+        each.propagate = False
+    try:
+        yield
+    finally:
+        for each, propagates in before:
+            each.removeHandler(handler)
+            each.propagate = propagates
+        logging.disable(logging.CRITICAL)
 
 
 @contextlib.contextmanager

@@ -93,12 +93,19 @@ async def tailer(simulation: Simulation, actor: Actor, client: Client) -> None:
             try:
                 async with client.open_ledger(ledger_id) as reader:
                     async for entry in reader.tail(from_entry=at):
+                        if entry.entry_id != at:
+                            text = f"{actor.name} was given entry {entry.entry_id}, not {at}"
+                            simulation.history.fail("NoOutOfOrderEntries", text)
                         simulation.history.read(actor.name, ledger_id, entry.entry_id, entry.data)
                         at = entry.entry_id + 1
             except BookKeeperError as error:
                 simulation.history.note(actor.name, f"tailing ledger {ledger_id} at {at}:", repr(error))
                 await asyncio.sleep(0.3)
             else:
+                record = simulation.history.ledger(ledger_id)
+                if record.closed_last != at - 1 and not record.is_deleted:
+                    text = f"{actor.name} has come to an end of ledger {ledger_id} at {at - 1}"
+                    simulation.history.fail("AllAckedEntriesAreReadable", f"{text}, not {record.closed_last}")
                 break
 
 
@@ -153,7 +160,6 @@ async def repairer(simulation: Simulation, actor: Actor, client: Client) -> None
         metadata = simulation.history.ledger(ledger_id).metadata
         assert metadata is not None
         bookie = rng.choice(rng.choice(metadata.fragments).bookies)
-        simulation.history.ledger(ledger_id).was_repaired = True
         # By itself, by one that may serve the fragment that is written to now, or by whom placement chooses.
         by = rng.choice((bookie, rng.choice(metadata.last_fragment.bookies), None, None))
         try:

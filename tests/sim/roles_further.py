@@ -353,7 +353,6 @@ async def caretaker(simulation: Simulation, actor: Actor, client: Client) -> Non
                 simulation.deleting(ledger_id)
                 await interrupted(simulation, "delete_ledger", _deleted(client, ledger_id, history), patience)
             else:
-                record.was_repaired = True
                 repair = client.repair_ledger(
                     ledger_id,
                     replace=bookie,

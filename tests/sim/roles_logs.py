@@ -34,6 +34,7 @@ async def log_writer(simulation: Simulation, actor: Actor, client: Client) -> No
         except BookKeeperError as error:
             simulation.history.note(actor.name, "could not open the log:", repr(error))
             continue
+        chains.holds(log)
         simulation.history.note(actor.name, "opened the log with ledger", log.ledger_id)
         try:
             await _write(simulation, chains, client, log, rng, actor, life)
@@ -125,7 +126,6 @@ async def log_adder(simulation: Simulation, actor: Actor, client: Client) -> Non
                 payloads.append(f"{actor.name}.{batch}.{number}".encode())
                 async with client.create_ledger(**actor.settings["quorums"]) as ledger:
                     simulation.history.ignore(ledger.ledger_id)  # judged by its records, as a log's
-                    simulation.history.ledger(ledger.ledger_id).is_deleted = True
                     await ledger.add_entry(payloads[-1])
                 ids.append(ledger.ledger_id)
         except BookKeeperError as error:
@@ -153,6 +153,7 @@ async def judge_log(simulation: Simulation, client: Client) -> None:
     while True:
         try:
             async with client.open_log(LOG) as log:
+                chains.holds(log)
                 payload = b"judge.0.0"
                 chains.issued("judge", payload, log.append(payload))
             swept_at = loop.now
@@ -174,7 +175,7 @@ async def judge_log(simulation: Simulation, client: Client) -> None:
     for record in found:
         chains.read("judge's reader", record)
     read = {record.position for record in found}
-    lost = [each for each in chains.acknowledged if each >= metadata.begins_at and each not in read]
+    lost = [each for each in chains.values if each >= metadata.begins_at and each not in read]
     history.require(
         not lost, "AllAckedRecordsAreReadable", lambda: f"{lost} are gone; it begins at {metadata.begins_at}"
     )

@@ -270,7 +270,6 @@ async def _make_ledgers(
             payload = f"{actor.name}.{batch}.{number}".encode()
             async with client.create_ledger(**actor.settings["quorums"]) as ledger:
                 simulation.history.ignore(ledger.ledger_id)  # judged by its records, as a log's
-                simulation.history.ledger(ledger.ledger_id).is_deleted = True
                 await ledger.add_entry(payload)
             made[ledger.ledger_id] = payload
     except BookKeeperError as error:

@@ -290,7 +290,8 @@ async def judge_lives(simulation: Simulation, client: Client) -> None:
     life = lives.life
     assert life is not None
     read = {record.position for record in found}
-    lost = [each for each in life.in_order if each >= life.begins_at and each not in read]
+    known = [each for each in lives.values if lives.life_of[each.ledger_id] is life]
+    lost = [each for each in known if each >= life.begins_at and each not in read]
     history.require(
         not lost, "AllAckedRecordsAreReadable", lambda: f"{lost} are gone; it begins at {life.begins_at}"
     )

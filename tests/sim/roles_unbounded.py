@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from metadata.errors import BookKeeperError, NoSuchEntryError, NoSuchLedgerError
+from tests.sim.copies import Copies
 from tests.sim.judgement import JUDGES
 from tests.sim.roles import role
 from tests.sim.terms import NAME, TermsRecord
@@ -98,8 +99,11 @@ async def _judge_terms(simulation: Simulation, client: Client) -> None:
             ledger = await client.open_unbounded_ledger(NAME, create=False)
             _add(record, "judge", ledger, b"judge", random.Random(0))
             await ledger.close()
-        except NoSuchLedgerError:
-            return  # its maker died before it had a name
+        except NoSuchLedgerError as error:
+            # Its maker died before it had a name; nobody deletes one here.
+            if record.acknowledged:
+                simulation.history.fail("AllCommittedIdsAreReadable", f"the ledger is gone: {error!r}")
+            return
         except BookKeeperError as error:
             if simulation.loop.now > give_up_at:
                 simulation.history.fail("Liveness", f"the ledger cannot be taken over: {error!r}")
@@ -121,6 +125,11 @@ async def _judge_terms(simulation: Simulation, client: Client) -> None:
             else:
                 record.judge(who, found)
                 break
+    assert record.metadata is not None
+    last = max(record.acknowledged, default=-1)
+    await Copies(simulation, client).count(
+        record.metadata, record.metadata.fragments, record.metadata.first_entry, last
+    )
 
 
 JUDGES.append(_judge_terms)

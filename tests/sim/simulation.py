@@ -41,7 +41,7 @@ from tests.sim.judgement import judge
 from tests.sim.loop import SimLoop, SimulationError
 from tests.sim.metadata import MetadataFaults, SimMetadataStore, SimTree
 from tests.sim.network import SimNetwork
-from tests.sim.quiet import quiet
+from tests.sim.quiet import overheard, quiet
 from tests.sim.remembered import remembered
 from tests.sim.sequence import order_by_number
 from tests.sim.wiretap import Tap
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from tests.sim.plan import Actor, Plan
 
 PORT = 3181
+_DISK_FAILURES = ("eio_read", "eio_sync", "eio_write", "enospc")
 RESTART_DELAY_S = 0.3
 SESSION_TIMEOUT_S = 2.0
 HEALING_BOUND_S = 90.0
@@ -132,6 +133,7 @@ class Simulation:
         delays = random.Random(f"{source}/executor")
         self.loop.executor_delay = lambda: 0.001 + delays.random() * 0.05
         self.loop.on_error = self._unexpected
+        self.loop.may_be_forgotten = (BookKeeperError,)
         self.network.on_connected = lambda client, server: Tap(self.history, client, server) and None
 
     def _stop(self) -> None:
@@ -141,6 +143,12 @@ class Simulation:
         if process.is_alive:
             text = "".join(traceback.format_exception(error)[-6:])
             self.history.fail("Unexpected", f"{process}: {what}: {error!r}\n{text}")
+
+    def overhear(self, error: BaseException, what: str) -> None:
+        """Note an error that a program has logged with its traceback."""
+        process = self.loop.current
+        if process is not self.loop.kernel:  # which runs what finalisers of the dead ask for
+            self._unexpected(process, error, what)
 
     # --- phases --------------------------------------------------------------------------------
 
@@ -249,13 +257,25 @@ class Simulation:
             self.history.note(name, "serves")
             error = await bookie.stopped
             self.history.note(name, "stopped:", repr(error))
+            self._check_reason(name, error)
             await bookie.close()
-        except BookKeeperError as error:
+        except (BookKeeperError, OSError) as error:
             self.history.note(name, "did not start:", repr(error))
-        except OSError as error:
-            self.history.note(name, "did not start:", repr(error))
+            if isinstance(error, OSError):
+                self._check_reason(name, error)
+        except Exception as error:
+            self._unexpected(process, error, f"{name} main")
         # The process ends here; its supervisor starts it again.
         self.loop.call_soon(self._ended, name, process)
+
+    def _check_reason(self, name: str, error: BaseException | None) -> None:
+        """Check that a bookie ends by itself only where some disk has failed or lied before.
+
+        Whatever else goes wrong in its background work ends it in the same words, and must not pass for that.
+        """
+        has_failed = any(self.stats[each] for each in _DISK_FAILURES) or name == self.dishonest
+        if error is not None and not has_failed:
+            self.history.fail("Unexpected", f"{name} ended, and no disk has failed: {error!r}")
 
     def _ended(self, name: str, process: Process) -> None:
         if process.is_alive:
@@ -354,7 +374,7 @@ class Simulation:
 
     def deleting(self, ledger_id: int) -> None:
         """Note that a ledger is about to be deleted: from now on it may be gone."""
-        self.history.ledger(ledger_id).is_deleted = True
+        self.history.ledger(ledger_id).may_be_deleted = True
 
     async def newest_ledger(self, *, after: int, by: str = "") -> int:
         """Wait until there is a ledger above `after` (created by that client), and give the newest."""
@@ -441,7 +461,8 @@ def _play(plan: Plan, *, is_traced: bool, wants_story: bool, script: Any) -> Res
     client_aio.client._now_ms = lambda: _EPOCH_MS + int(loop.now * 1000)
     result = Result(plan)
     try:
-        loop.run(simulation.run(), until=plan.duration + HEALING_BOUND_S)
+        with overheard(simulation.overhear):
+            loop.run(simulation.run(), until=plan.duration + HEALING_BOUND_S)
     except SimulationError as error:
         result.name, result.text = "Liveness", str(error)
     except Exception as error:

@@ -1,14 +1,14 @@
 """The wire tap: reads the frames that clients and bookies send each other, and tells the history.
 
 Owns the decoding of both directions of each connection, at the moment the sender hands the bytes over. Does
-not own the network, nor what is wrong with what is said (`tests.sim.history`). It knows a bookie by what it
+not own the network, nor what is wrong with what is said (`tests.sim.words`). It knows a bookie by what it
 says and nothing of its inside, so it judges a rewritten storage engine as it judged the first.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, decode_header
@@ -25,6 +25,7 @@ from bookie_aio.wire.messages import (
     ReadLacAnswer,
     Status,
     Stop,
+    WriteLac,
     decode_answer,
     decode_request,
 )
@@ -38,6 +39,16 @@ if TYPE_CHECKING:
 
 _LIMIT = 2 * FRAME_BYTES_MAX
 _LENGTHS = struct.Struct(">II")
+
+
+class _Block(NamedTuple):
+    """What an add stores."""
+
+    entries: range
+    content_term: int
+
+
+_NOTHING = _Block(range(0), 0)
 
 
 class Frames:
@@ -71,8 +82,9 @@ class Tap:
         self._client = client.host
         self._bookie = server.host
         self._there, self._back = f"→ {server.host}", f"→ {client.host}"
-        self._requests: dict[int, tuple[Any, range, int]] = {}
-        self._deferred: list[tuple[int, range, int]] = []
+        self._words = history.words
+        self._requests: dict[int, tuple[Any, _Block, int]] = {}
+        self._deferred: list[tuple[int, _Block, int]] = []
         self._to_bookie = Frames()
         self._to_client = Frames()
         client.tap = self.from_client
@@ -84,14 +96,13 @@ class Tap:
         try:
             for header, body in self._to_bookie.cut(data):
                 request_id, _, request = decode_request(header)
-                entries = range(0)
+                added = _NOTHING
                 if isinstance(request, Add):
                     block = Block.parse(body)
-                    entries = range(
-                        block.first_entry, block.first_entry + block.count * block.stride, block.stride
-                    )
-                self._requests[request_id] = (request, entries, len(history.events))
-                history.note(self._client, self._there, request_id, request, entries or "")
+                    end = block.first_entry + block.count * block.stride
+                    added = _Block(range(block.first_entry, end, block.stride), block.content_term)
+                self._requests[request_id] = (request, added, len(history.events))
+                history.note(self._client, self._there, request_id, request, added.entries or "")
         except ProtocolError as error:
             history.fail("TypeOK", f"{self._client} sent {self._bookie} a bad frame: {error}")
 
@@ -102,45 +113,59 @@ class Tap:
             for header, _ in self._to_client.cut(data):
                 _, request_id, answer = decode_answer(header)
                 history.note(self._bookie, self._back, request_id, answer)
-                request, entries, asked_at = self._requests.pop(request_id)
+                request, block, asked_at = self._requests.pop(request_id)
                 if isinstance(answer, Failure):
                     self._refused(request, answer)
                 else:
-                    self._answered(request, entries, asked_at, answer)
+                    self._answered(request, block, asked_at, answer)
         except ProtocolError as error:
             history.fail("TypeOK", f"{self._bookie} sent {self._client} a bad frame: {error}")
 
     def _refused(self, request: Any, answer: Failure) -> None:
         ledger_id = getattr(request, "ledger_id", None)
         if ledger_id is not None and answer.status is Status.INVALID_TERM:
-            self._history.bookie_refused_term(self._bookie, ledger_id)
+            self._words.refused_term(self._bookie, ledger_id)
         elif ledger_id is not None and answer.status is Status.NO_SUCH_LEDGER:
-            self._history.bookie_deleted(self._bookie, ledger_id)
+            self._words.deleted(self._bookie, ledger_id)
 
-    def _answered(self, request: Any, entries: range, asked_at: int, answer: Any) -> None:
-        history, bookie = self._history, self._bookie
+    def _answered(self, request: Any, block: _Block, asked_at: int, answer: Any) -> None:
+        words, bookie = self._words, self._bookie
         if isinstance(request, Add):
-            if request.flags & AddFlag.DEFERRED_SYNC:
-                self._deferred.append((request.ledger_id, entries, asked_at))
-                history.bookie_received(bookie, request.ledger_id, entries, request.term)
-                return
-            history.bookie_added(
-                bookie, request.ledger_id, entries, request.term, asked_at,
-                is_ordinary=request.flags == AddFlag.NONE,
-            )  # fmt: skip
+            self._added(request, block, asked_at)
         elif isinstance(request, Delete):
-            history.bookie_deleted(bookie, request.ledger_id)
-        elif isinstance(request, Force):
-            covered = [row for row in self._deferred if row[0] == request.ledger_id and row[2] < asked_at]
-            for ledger_id, held, _ in covered:
-                history.bookie_added(bookie, ledger_id, held, request.term, asked_at, is_ordinary=False)
+            words.deleted(bookie, request.ledger_id)
+        elif isinstance(request, (Force, WriteLac)):
+            words.answered(bookie, request.ledger_id, request.term, asked_at)
+            if isinstance(request, Force):
+                for ledger_id, held, at in self._deferred:
+                    if ledger_id == request.ledger_id and at < asked_at:
+                        words.added(
+                            bookie, ledger_id, held.entries, content_term=held.content_term, term=None
+                        )
         elif isinstance(request, (Read, ReadLac)):
             if request.term != NO_TERM:
-                history.bookie_fenced(bookie, request.ledger_id, request.term)
+                words.answered(bookie, request.ledger_id, request.term, asked_at)
             if isinstance(answer, (ReadAnswer, ReadLacAnswer)) and answer.statement is not None:
-                history.bookie_stated(bookie, request.ledger_id, answer.statement.lac)
-            if isinstance(answer, ReadAnswer) and history.on_given is not None:
-                given = range(request.first, answer.stop_entry, request.stride)
-                history.on_given(bookie, request.ledger_id, given)
-            if isinstance(answer, ReadAnswer) and answer.stop == Stop.NO_SUCH_ENTRY:
-                history.bookie_has_not(bookie, request.ledger_id, answer.stop_entry, asked_at)
+                words.stated(bookie, request.ledger_id, answer.statement.lac)
+            if isinstance(request, Read) and isinstance(answer, ReadAnswer):
+                self._given(request, asked_at, answer)
+
+    def _added(self, request: Add, block: _Block, asked_at: int) -> None:
+        if request.flags & AddFlag.DEFERRED_SYNC:
+            self._deferred.append((request.ledger_id, block, asked_at))
+            self._words.received(self._bookie, request.ledger_id, block.entries, request.term)
+            return
+        self._words.added(
+            self._bookie, request.ledger_id, block.entries, content_term=block.content_term,
+            term=None if request.flags & AddFlag.REPAIR else request.term,
+        )  # fmt: skip
+
+    def _given(self, request: Read, asked_at: int, answer: ReadAnswer) -> None:
+        history = self._history
+        if history.on_given is not None:
+            given = range(request.first, answer.stop_entry, request.stride)
+            history.on_given(self._bookie, request.ledger_id, given)
+        if answer.stop == Stop.NO_SUCH_ENTRY:
+            self._words.has_not(
+                self._bookie, request.ledger_id, answer.stop_entry, request.content_term, asked_at
+            )

@@ -1,0 +1,88 @@
+"""Further planted bugs, beside the forty: what the simulator once let pass, each for a check that it lacked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.sim.mutants.planting import Edit, Mutant, Swap
+
+_ONE = "b1"
+
+
+def _failing_start(start: Any) -> Any:
+    begin = start.__func__
+
+    async def failing(cls: Any, config: Any, store: Any, disk: Any, **more: Any) -> Any:
+        if config.bookie_id == _ONE and disk.hardware.last_group is not None:
+            raise AssertionError("a replay whose assertion fails")
+        return await begin(cls, config, store, disk, **more)
+
+    return classmethod(failing)
+
+
+def _deleting(recover_ledger: Any) -> Any:
+    async def recover_and_delete(context: Any, ledger_id: int, digest: Any, **more: Any) -> Any:
+        recovered = await recover_ledger(context, ledger_id, digest, **more)
+        await context.ledgers.delete(ledger_id)
+        return recovered
+
+    return recover_and_delete
+
+
+MUTANTS = [
+    Mutant(
+        41, "a bookie drops ledgers that are there",
+        (Edit("bookie_aio.server.deletions:Deletions.drop_if_deleted", "if not await self._is_gone(ledger_id):",
+              f"if self._cookie.bookie_id != {_ONE!r} and not await self._is_gone(ledger_id):"),
+         Edit("bookie_aio.server.deletions:Deletions._unlisted", "return unlisted + held[at:]",
+              f"return list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:]")),
+        ("chaos", "rolling-restarts", "deletions"),
+    ),
+    Mutant(
+        42, "a bookie never comes back, for no reason of its disk",
+        (Swap("bookie_aio.server.bookie:Bookie.start", _failing_start),),
+        ("chaos", "rolling-restarts"),
+    ),
+    Mutant(
+        43, "some reads end in an error that nobody had foreseen",
+        (Edit("bookie_aio.server.requests:Requests._answer_read", "size = sum(map(len, found.buffers))",
+              "if not fences and request.first % 3 == 1 and self._hello.bookie_id == 'b1':\n"
+              "        raise KeyError('an error of its own')\n"
+              "    size = sum(map(len, found.buffers))"),),
+        ("chaos", "slow-bookie"),
+    ),
+    Mutant(
+        44, "a bookie says \"no such entry\" of what it holds of logs and of unbounded ledgers",
+        (Edit("bookie_aio.server.requests:Requests._answer_read", "answer = ReadAnswer(int(found.stop)",
+              "if not fences and self._hello.bookie_id == 'b1':\n"
+              "        found = type(found)([], Stop.NO_SUCH_ENTRY, request.first)\n"
+              "    answer = ReadAnswer(int(found.stop)"),),
+        ("duelling-logs", "duelling-holders", "sealed-terms", "truncated-logs"),
+    ),
+    Mutant(
+        45, "recovery deletes what it has closed",
+        (Swap("client_aio.recovery:recover_ledger", _deleting),),
+        ("chaos", "duelling-recoverers"),
+    ),
+    Mutant(
+        46, "what a recovery writes back is taken whatever the fence",
+        (Edit("bookie_aio.server.requests:Requests._write_back",
+              "if self._fence(peer, Op.ADD, request_id, request.ledger_id, request.term):", "if True:"),
+         Edit("bookie_aio.storage.rewriting:store_unless_outdated",
+              "if engine.term(block.ledger_id) > term:", "if False:")),
+        ("dirty-entries", "partial-takeovers"),
+    ),
+    Mutant(
+        47, "a reader of a log reads an open ledger as if it were complete",
+        (Edit("client_aio.log.reading:LogReading._source", "if is_complete and not is_closed:",
+              "if not is_closed:"),),
+        ("truncated-logs", "versatile-logs"),
+    ),
+    Mutant(
+        48, "recovery says that it has closed the ledger, and has not",
+        (Edit("client_aio.recovery:recover_ledger",
+              "if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):",
+              "if True:"),),
+        ("rolling-restarts", "chaos"),
+    ),
+]  # fmt: skip
