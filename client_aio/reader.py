@@ -201,7 +201,7 @@ class LedgerReader:
         return self._lac
 
     async def refresh(self, *, sync: bool = False) -> None:
-        """Read the metadata again.
+        """Read the metadata again. They never go back, whichever of several calls is answered last.
 
         Args:
             sync: see everything that any client completed before this call.
@@ -209,7 +209,10 @@ class LedgerReader:
         Raises:
             NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
         """
-        self._metadata, self._version = await self._context.ledgers.read(self.ledger_id, sync=sync)
+        metadata, version = await self._context.ledgers.read(self.ledger_id, sync=sync)
+        if version.is_before(self._version):
+            return  # overtaken: a tail that had seen the ledger closed would wait for its end for ever
+        self._metadata, self._version = metadata, version
         self._lac = max(self._lac, self._lac_of_metadata())
 
     async def _refresh_now(self) -> None:

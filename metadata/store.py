@@ -59,6 +59,10 @@ class Version:
         """Tell whether the write with that token led to this state, itself or as a predecessor."""
         return token in self.writers
 
+    def is_before(self, other: Version) -> bool:
+        """Tell whether it is an earlier state of the same key, which has not been deleted in between."""
+        return self.incarnation == other.incarnation and self.number < other.number
+
 
 class Versioned(NamedTuple):
     """A value and the version it was read at."""

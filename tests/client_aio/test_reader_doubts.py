@@ -14,7 +14,7 @@ from bookie_aio.wire.messages import Failure, ListEntries, ListEntriesAnswer, Me
 from client_aio.replicas import list_entries
 from metadata.errors import MetadataCorruptError, ProtocolError
 from metadata.fragments import LedgerNames
-from metadata.ids import ledger_key
+from metadata.ids import NO_ENTRY, ledger_key
 from metadata.ledger import Fragment, LedgerMetadata
 from tests.support.scriptedbookies import LEDGER, Scene, scene
 
@@ -22,12 +22,44 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from client_aio.reader import LedgerReader
+    from metadata.store import Version
 
     Change = Callable[[LedgerMetadata], LedgerMetadata]
 
 WAIT_S = 10.0
 NAME = "payments"
 BOTH = pytest.mark.parametrize("name", [None, NAME], ids=["bounded", "unbounded"])
+
+
+# --- the metadata ---
+
+
+@BOTH
+async def test_metadata_do_not_go_back_whichever_refresh_is_answered_last(
+    name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A follower that saw its ledger closed, and then OPEN once more, would wait for ever."""
+    async with scene() as now:
+        await now.create(name=name)
+        reader = await now.client.open_ledger(LEDGER)
+        read, may_answer, has_read = reader._context.ledgers.read, asyncio.Event(), asyncio.Event()
+
+        async def read_late(ledger_id: int, *, sync: bool = False) -> tuple[LedgerMetadata, Version]:
+            found = await read(ledger_id, sync=sync)
+            has_read.set()
+            await may_answer.wait()
+            return found
+
+        monkeypatch.setattr(reader._context.ledgers, "read", read_late)
+        overtaken = asyncio.create_task(reader.refresh())
+        await has_read.wait()
+        monkeypatch.undo()
+        await now.change(lambda metadata: metadata.close(NO_ENTRY, 0))
+        await reader.refresh()
+        assert reader.is_closed
+        may_answer.set()
+        await overtaken
+        assert reader.is_closed
 
 
 # --- the LAC ---

@@ -14,10 +14,10 @@ PACE = 1.0
 """They are of a time before seeds drew one."""
 
 
-def replay(profile: str, seed: int) -> None:
+def replay(profile: str, seed: int, *, pace: float | None = PACE) -> None:
     """Run a seed; all invariants hold."""
     assert profile in campaign.all_profiles()
-    result = run_plan(draw_plan(profile, seed, pace=PACE))
+    result = run_plan(draw_plan(profile, seed, pace=pace))
     assert result.is_good, result.text
 
 
@@ -95,3 +95,8 @@ def test_who_has_lost_a_log_is_told_so_in_terms_of_logs(profile: str, seed: int)
 def test_a_ledger_that_its_maker_takes_back_late_is_not_missed(profile: str, seed: int) -> None:
     """The judge's own: the maker had lost the name and was dead, and the request to delete was on its way."""
     replay(profile, seed)
+
+
+def test_a_reader_s_metadata_do_not_go_back() -> None:
+    """Of several refreshes at once the one that had read first was answered last: OPEN again, it waited on."""
+    replay("sealed-terms", 2750, pace=None)

@@ -1,4 +1,4 @@
-"""Further planted bugs, beside the forty: what the simulator once let pass, each for a check that it lacked."""
+"""Further planted bugs, beside the forty: what the simulator once let pass, for want of a check."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def _deleting(recover_ledger: Any) -> Any:
 MUTANTS = [
     Mutant(
         41, "a bookie drops ledgers that are there",
-        (Edit("bookie_aio.server.deletions:Deletions.drop_if_deleted", "if not await self._is_gone(ledger_id):",
+        (Edit("bookie_aio.server.deletions:Deletions.drop_if_deleted",
+              "if not await self._is_gone(ledger_id):",
               f"if self._cookie.bookie_id != {_ONE!r} and not await self._is_gone(ledger_id):"),
          Edit("bookie_aio.server.deletions:Deletions._unlisted", "return unlisted + held[at:]",
               f"return list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:]")),
@@ -81,8 +82,8 @@ MUTANTS = [
     Mutant(
         48, "recovery says that it has closed the ledger, and has not",
         (Edit("client_aio.recovery:recover_ledger",
-              "if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):",
-              "if True:"),),
+              "if await held.update("
+              "RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):", "if True:"),),
         ("rolling-restarts", "chaos"),
     ),
 ]  # fmt: skip
