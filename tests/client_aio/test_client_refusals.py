@@ -61,3 +61,18 @@ async def test_with_guaranteed_write_quorum_writing_goes_on_and_the_close_waits(
         assert (metadata.state, metadata.last_entry) == (LedgerState.CLOSED, 41)
         assert metadata.fragments == (named,)
         assert ledger.last_add_fully_replicated == 41
+
+
+async def test_one_that_is_well_again_gets_its_turn_beside_one_that_goes_on_refusing() -> None:
+    async with scene(4, explicit_lac_delay_s=60.0, quarantine_s=60.0, **SETTINGS) as running:
+        refusals = Refusals(running)
+        ledger = await running.client.create_ledger(guaranteed_write_quorum=True)
+        former = ledger.metadata.last_fragment.bookies[0]
+        (spare,) = {"b0", "b1", "b2", "b3"} - set(ledger.metadata.last_fragment.bookies)
+        refusals.refusing = {former, spare}
+        await add(ledger, 20)
+        assert refusals.adds[spare]
+        assert ledger.last_add_fully_replicated == -1
+        refusals.refusing.remove(former)
+        metadata = await asyncio.wait_for(ledger.close(), WAIT_S)
+        assert metadata.last_fragment.bookies[0] == former
