@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from client_aio.core.changes import (
+    Abandon,
     Copy,
     Drain,
     Find,
@@ -75,7 +76,7 @@ class EnsembleChanges(Generic[Token]):
         self._is_needed = is_needed
         self._on_given_up = on_given_up
         self._connections: dict[str, BookieConnection] = {}
-        self._seated_at: dict[str, float] = {}  # by the loop's clock, of those that took a seat by a change
+        self._seated_at: dict[str, float] = {}  # by the loop's clock, of those that took a seat
         self._progress = asyncio.Event()
         self._is_finishing = asyncio.Event()
         self._patience = _Patience(context.config.ensemble_change_timeout_s)
@@ -174,7 +175,11 @@ class EnsembleChanges(Generic[Token]):
             case Copy(bookies, seats):
                 replicator.seat_newcomers(bookies, seats, self._connections)
                 await self._copy()
+                self._note_seated(bookies, replicator.window.newcomers)
                 return changer.copied()
+            case Abandon():
+                replicator.abandon()
+                return changer.abandoned()
             case FindAll():
                 return await self._find_all()
             case Drain(failed):
@@ -184,8 +189,7 @@ class EnsembleChanges(Generic[Token]):
                 return changer.written() if await self._write(change) else None
             case Reseat(bookies, seats):
                 replicator.reseat(bookies, seats, self._connections)
-                now = asyncio.get_running_loop().time()
-                self._seated_at |= {bookies[index]: now for index in indexes_of(seats)}
+                self._note_seated(bookies, seats)
                 is_rolling = changer.is_rolling
                 following = changer.reseated()
                 if not changer.is_roll_due:
@@ -253,6 +257,10 @@ class EnsembleChanges(Generic[Token]):
         while not window.is_drained and window.failed == failed and self._is_needed():
             self._progress.clear()
             await self._progress.wait()
+
+    def _note_seated(self, bookies: tuple[str, ...], seats: int) -> None:
+        now = asyncio.get_running_loop().time()
+        self._seated_at |= {bookies[index]: now for index in indexes_of(seats)}
 
     def _has_just_been_seated(self, bookie_id: str) -> bool:
         seated_at = self._seated_at.get(bookie_id)

@@ -90,17 +90,20 @@ class EnsembleFinder:
     ) -> tuple[tuple[str, ...], dict[str, BookieConnection]]:
         directory = self._pool.directory
         kept = {bookie_id for bookie_id in seats if bookie_id is not None}
-        # Those that have just failed may be back, and are better than none.
+        # Those whose seats these were may be back, and are better than none.
         lost = [bookie_id for bookie_id in former if bookie_id not in kept]
         unreachable: set[str] = set()
         is_fresh = False
         while True:
-            quarantined = [bookie_id for bookie_id in directory.quarantined() if bookie_id not in lost]
+            # Who failed longest ago comes first, be it one of the lost: else one that is chosen and fails
+            # again and again would keep its turn from one that is well by now.
+            quarantined = directory.quarantined()
+            doubtful = [*(bookie_id for bookie_id in lost if bookie_id not in quarantined), *quarantined]
             count = seats.count(None)
             candidates = eligible(
                 directory.available,
                 excluded={*kept, *unreachable, *excluded},
-                doubtful=[*quarantined, *lost],
+                doubtful=doubtful,
                 count=count,
             )
             if len(candidates) < count and not is_fresh:

@@ -96,6 +96,7 @@ class Replicator(Generic[Token]):
         self._on_reseated = on_reseated
         self._loop = asyncio.get_running_loop()
         self._seats: list[_Seat] = []
+        self._former: dict[int, _Seat] = {}  # of the seats that newcomers have, who sat there before
         self.flush_is_due = False
         self._gathering: asyncio.TimerHandle | None = None
         self._is_stopped = False
@@ -131,12 +132,23 @@ class Replicator(Generic[Token]):
         self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
     ) -> None:
         """Put new bookies into seats before the compare-and-set, and send them their copies (rule 11)."""
+        for index in indexes_of(replaced & ~self.window.newcomers):
+            self._former[index] = self._seats[index]
         self._occupy(bookies, replaced, connections)
         self._transmit(self.window.seat_newcomers(replaced))
+
+    def abandon(self) -> None:
+        """Take the newcomers out of their seats again, which are those of the former bookies: they failed."""
+        for index, seat in self._former.items():
+            self._seats[index] = seat
+        self._former = {}
+        self.window.abandon_change()
+        self.advance()
 
     def reseat(self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]) -> None:
         """Put new bookies into the seats of the mask `replaced` and send them what they owe."""
         self._occupy(bookies, replaced & ~self.window.newcomers, connections)
+        self._former = {}
         self._transmit(self.window.commit_change(replaced))
         self.advance()
         self._on_reseated()

@@ -18,8 +18,8 @@ is displaced as well.
 *An ensemble change* (`EnsembleChanger`, rule 9), step by step:
 
     failed ─▶ Find ─found─▶ [Copy ─copied─▶] Write ─written─▶ Reseat ─▶ done, or Find for what failed since
-               │ ▲            └─a newcomer     └─refused: the writer withdraws
-               │ └─Wait         failed: Find
+               │ ▲            │                └─refused: the writer withdraws
+               │ └─Wait       └─a newcomer failed: Abandon, then Find; below the ack quorum Find at once
                └─none found: Wait, or GiveUp below the ack quorum
 
 - Failures found while bookies are looked for are not: the mask asked for is taken when `Find` is given, and
@@ -28,7 +28,9 @@ is displaced as well.
   however often the bookies are chosen again. It is unfrozen by the reseating, or never.
 - The same bookies as before came back: nothing is written, but they get what they owe.
 - With guaranteed write quorum the newcomers hold what they owe of the acknowledged entries before the
-  compare-and-set (`Copy`, rule 11).
+  compare-and-set (`Copy`, rule 11). If one of them fails meanwhile nobody has been told of the change yet:
+  where the ack quorum holds without the newcomers it is abandoned, and writing goes on (rule 9) while bookies
+  are looked for anew. Below that the window stays frozen, and the change goes on with others.
 
 *A roll* begins a new fragment because the last one is large. It is a change of the whole ensemble, with
 nothing outstanding:
@@ -174,6 +176,10 @@ class Copy(NamedTuple):
     seats: int
 
 
+class Abandon(NamedTuple):
+    """Vacate the newcomers' seats and unfreeze (`window.abandon_change`); answer with `abandoned`."""
+
+
 class FindAll(NamedTuple):
     """Find bookies for a whole new fragment; answer with `found_all`, `not_found_all`, or `roll_later`."""
 
@@ -206,7 +212,7 @@ class GiveUp(NamedTuple):
     why: str
 
 
-Step = Find | Wait | Copy | FindAll | Drain | Write | Reseat | GiveUp | None
+Step = Find | Wait | Copy | Abandon | FindAll | Drain | Write | Reseat | GiveUp | None
 """None: nothing is to be done."""
 
 
@@ -322,11 +328,17 @@ class EnsembleChanger(Generic[Token]):
         return self._write()
 
     def copied(self) -> Step:
-        """Go on once the newcomers hold their copies; one that has failed is replaced first."""
+        """Go on once the newcomers hold their copies, or without them if one has failed."""
         if self._window.failed & self._seats:
-            return self.next()
+            return Abandon() if self._window.can_abandon else self.next()
         assert not self._window.owes_copies
         return self._write()
+
+    def abandoned(self) -> Step:
+        """Note that the window goes on as the metadata say; bookies are looked for anew."""
+        self.target = self.fragment.bookies
+        self._first_entry, self._seats = None, 0
+        return self.next()
 
     def _write(self) -> Step:
         assert self._first_entry is not None

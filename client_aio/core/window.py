@@ -21,6 +21,7 @@ The theory, in the terms of ARCHITECTURE.md's rules:
   send it again, until the whole write set of each of its batches has it; the last entry of the last turn
   released so is the LAFR. An ensemble change then starts at LAFR + 1, and `seat_newcomers` gives the new
   bookies what they owe of (LAFR, LAC] before the compare-and-set; `owes_copies` tells whether they have it.
+  Until then `abandon_change` takes all of it back: the seats are empty, as those of failed bookies are.
 - A window that *holds* takes entries and forms no turns of them, so that all that was sent can be
   acknowledged: then the next id is LAC + 1, and a fragment that begins there begins with nothing outstanding.
 - With *deferred sync* an acknowledgement says no more than that a bookie has received a batch. A turn that
@@ -326,6 +327,23 @@ class AddWindow(Generic[Token]):
     def awaits_copies(self) -> bool:
         """Tell whether newcomers owe copies and will make them: none has failed, whichever came when."""
         return self.owes_copies and not self.failed & self.newcomers
+
+    @property
+    def can_abandon(self) -> bool:
+        """Tell whether every write set keeps Qa bookies without the newcomers."""
+        closed_to = self.failed | self.newcomers
+        return can_acknowledge(closed_to, self.ensemble_size, self.write_quorum, self.ack_quorum)
+
+    def abandon_change(self) -> None:
+        """Unfreeze with the former bookies, and nobody in the seats of the newcomers. Call `advance` then.
+
+        Only before the compare-and-set: what the newcomers hold are true copies that the metadata never name.
+        """
+        assert self._frozen
+        self._frozen = False
+        newcomers, self.newcomers = self.newcomers, 0
+        self._vacate(newcomers)
+        self.failed |= newcomers
 
     def commit_change(self, replaced: int) -> list[Send]:
         """Unfreeze with new bookies in the seats of the mask `replaced`.

@@ -250,6 +250,60 @@ async def test_recovery_brings_every_entry_to_its_whole_write_set(tmp_path: Path
             assert await contents(other, ledger.ledger_id) == [b"%d" % n for n in range(20)]
 
 
+async def test_a_replacement_that_dies_before_it_holds_its_copies_stops_nobody(tmp_path: Path) -> None:
+    # Nobody else is to be had then. The writer would give up after ensemble_change_timeout_s.
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        Links(cluster.uri) as links,
+        links.connect("writer", ensemble_change_timeout_s=1.0, replacement_retry_s=0.2) as client,
+    ):
+        ledger = await client.create_ledger(guaranteed_write_quorum=True)
+        named = ledger.metadata.last_fragment
+        first = named.bookies[0]
+        (spare,) = {"b1", "b2", "b3", "b4"} - set(named.bookies)
+        held, copy = (links["writer", name].requests.hold(Op.ADD) for name in (first, spare))
+        assert await asyncio.wait_for(ledger.add_entry(b"0"), WAIT_S) == 0
+        await held.reached()
+        await cluster[first].kill()
+        await links["writer", first].cut()
+        await asyncio.wait_for(copy.reached(), WAIT_S)
+        await cluster[spare].kill()
+        await links["writer", spare].cut()
+        for n in range(1, 31):
+            assert await asyncio.wait_for(ledger.add_entry(b"%d" % n), WAIT_S) == n
+            await asyncio.sleep(0.1)
+        assert ledger.last_add_fully_replicated == -1
+        closing = asyncio.create_task(ledger.close())
+        held.release()
+        await cluster[first].start()
+        await links["writer", first].restore()
+        metadata = await asyncio.wait_for(closing, WAIT_S)
+        assert (metadata.state, metadata.fragments) == (LedgerState.CLOSED, (named,))
+        for name in named.bookies[1:]:
+            await cluster[name].kill()
+        assert await contents(client, ledger.ledger_id) == [b"%d" % n for n in range(31)]
+
+
+async def test_adds_go_on_while_one_of_three_is_stopped_in_an_orderly_way(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path) as cluster,
+        client_aio.connect(cluster.uri, ensemble_change_timeout_s=1.0, replacement_retry_s=0.2) as client,
+    ):
+        ledger = await client.create_ledger(guaranteed_write_quorum=True)
+        stopping = asyncio.create_task(cluster["b2"].end())
+        for n in range(150):
+            assert await asyncio.wait_for(ledger.add_entry(b"%d" % n), WAIT_S) == n
+            await asyncio.sleep(0.01)
+        await stopping
+        assert await asyncio.wait_for(ledger.add_entry(b"150"), WAIT_S) == 150
+        await cluster["b2"].start()
+        metadata = await asyncio.wait_for(ledger.close(), WAIT_S)
+        assert len(metadata.fragments) == 1
+        await cluster["b1"].kill()
+        await cluster["b3"].kill()
+        assert await contents(client, ledger.ledger_id) == [b"%d" % n for n in range(151)]
+
+
 async def test_both_at_once_are_refused(tmp_path: Path) -> None:
     uri = f"sqlite://{tmp_path / 'm.db'}"
     async with client_aio.connect(uri) as client:

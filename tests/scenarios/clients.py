@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import Block
 from client_aio.core.changes import (
+    Abandon,
     Closing,
     Copy,
     EnsembleChanger,
@@ -131,6 +132,12 @@ class Client(Actor):
                 self._occupy(bookies, seats)
                 self.transmit(window.seat_newcomers(seats))
                 self.go_on_copying()
+            case Abandon():
+                self._occupy(changer.fragment.bookies, window.newcomers)
+                window.abandon_change()
+                self.report(window.advance())
+                self.step = None
+                self.carry_out(changer.abandoned())
             case Write(change):
                 self.write(change)
             case Reseat(bookies, seats):

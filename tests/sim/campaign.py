@@ -24,6 +24,7 @@ from tests.sim import (
     profiles_further,
     profiles_logs,
     profiles_logs_further,
+    profiles_refusals,
     profiles_terms,
     profiles_unbounded,
     profiles_volume,
@@ -40,6 +41,7 @@ FURTHER = (
     profiles_unbounded,
     profiles_further,
     profiles_logs_further,
+    profiles_refusals,
     profiles_terms,
     profiles_volume,
 )

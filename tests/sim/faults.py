@@ -103,6 +103,12 @@ def clock_jump(simulation: Simulation, fault: Fault) -> bool:
     return True
 
 
+@kind
+def shut_down(simulation: Simulation, fault: Fault) -> bool:
+    """SIGTERM, and a restart: a bookie answers what it has accepted, refuses what comes, and ends."""
+    return simulation.close_bookie(fault.target, back_after=fault.lasts)
+
+
 # --- links -----------------------------------------------------------------------------------------
 
 

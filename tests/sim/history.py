@@ -23,6 +23,8 @@ protocol where they have one.
   say OPEN.
 - ReplacementsHoldWhatTheyOwe: with guaranteed write quorum, a new bookie has acknowledged what it owes of the
   entries already acknowledged, when the metadata come to name it (rule 11).
+- AddsGoOn: with guaranteed write quorum, a writer's adds are acknowledged within a bound while Qa bookies of
+  its ensemble are well, whatever the others do (rule 9; `tests.sim.profiles_refusals`).
 - Liveness: once faults stop, every ledger can be recovered and closed within a bound.
 - Unexpected: nothing raises what is not in the tree of errors.
 

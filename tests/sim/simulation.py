@@ -128,6 +128,7 @@ class Simulation:
         self._meta_faults: dict[str, MetadataFaults] = {}
         self._boots: Counter[str] = Counter()
         self._absent: dict[str, None] = {}  # bookies that are to stay down until something starts them
+        self._rests: dict[str, float] = {}  # of bookies that are being closed: for how long
         self._ledger_waiters: list[tuple[Process, asyncio.Future[None]]] = []
         self._source = source
         delays = random.Random(f"{source}/executor")
@@ -224,6 +225,8 @@ class Simulation:
         if (process is not None and process.is_alive) or name in self.wiped:
             return
         self._boots[name] += 1
+        self.bookies.pop(name, None)
+        self._rests.pop(name, None)
         process = self.network.boot(name)
         self.history.note(name, "boots", self._boots[name])
         self.loop.spawn(process, self._serve(name, process, self._boots[name]), f"{name} main")
@@ -281,7 +284,8 @@ class Simulation:
         if process.is_alive:
             self.stats["bookie_restarted_itself"] += 1
             self._kill(process, has_power=True)
-            self.after(RESTART_DELAY_S, self.start_bookie, name)
+            rest = RESTART_DELAY_S if self.is_healed else self._rests.get(name, RESTART_DELAY_S)
+            self.after(rest, self.start_bookie, name)
 
     def _wall_ms(self, process: Process) -> int:
         return _EPOCH_MS + int((self.loop.now + process.clock_offset) * 1000)
@@ -302,6 +306,16 @@ class Simulation:
             self.disks[name].lose_power()
         if back_after is not None:
             self.after(back_after, self.start_bookie, name)
+        return True
+
+    def close_bookie(self, name: str, *, back_after: float) -> bool:
+        """Have a bookie close itself in order; gives False when it does not serve."""
+        bookie = self.bookies.get(name)
+        if bookie is None or not self.is_up(name) or bookie.stopped.done():
+            return False
+        self.history.note(name, "is closed")
+        self._rests[name] = back_after
+        self.loop.spawn(self.network.processes[name], bookie.close(), f"{name} closes")
         return True
 
     def wipe(self, name: str) -> bool:

@@ -98,5 +98,5 @@ def test_a_ledger_that_its_maker_takes_back_late_is_not_missed(profile: str, see
 
 
 def test_a_reader_s_metadata_do_not_go_back() -> None:
-    """Of several refreshes at once the one that had read first was answered last: OPEN again, it waited on."""
+    """Of several refreshes at once the one that had read first was answered last: OPEN again, it waited."""
     replay("sealed-terms", 2750, pace=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from client_aio.core.changes import (
+    Abandon,
     Closing,
     Copy,
     EnsembleChanger,
@@ -170,24 +171,74 @@ def test_a_replacement_holds_what_was_acknowledged_before_the_metadata_name_it()
     assert [(send.seat, send.batch.first_entry) for send in ledger.window.commit_change(0b001)] == [(0, 1)]
 
 
-def test_a_replacement_that_fails_before_it_holds_its_copies_is_replaced_in_the_same_change() -> None:
+def test_a_replacement_that_fails_before_it_holds_its_copies_ends_the_change_where_the_quorum_holds() -> None:
+    ledger = Ledger(guaranteed_write_quorum=True)
+    first = ledger.add("a")
+    ledger.acknowledge(first, 0, 1)
+    ledger.fail(0)
+    ledger.changer.next()
+    ledger.changer.found(("b4", "b2", "b3"))
+    copies = ledger.window.seat_newcomers(0b001)
+    second = ledger.add("b")
+    assert ledger.acknowledge(second, 1, 2) == []
+    ledger.fail(0)
+    assert ledger.changer.copied() == Abandon()
+    ledger.window.abandon_change()
+    # Two of those that the metadata name have it, and are enough (rule 9); not for the LAFR (rule 11).
+    assert [turn.tokens for turn in ledger.window.advance()] == [["b"]]
+    assert ledger.changer.abandoned() == Find(0b001)
+    assert (ledger.changer.target, ledger.changer.fragment) == (BOOKIES, Fragment(0, BOOKIES))
+    assert ledger.changer.not_found() == Wait(is_frozen=False)
+    ledger.acknowledge(first, 2)
+    ledger.acknowledge(copies, 0)
+    assert (ledger.window.lac, ledger.window.lafr) == (1, -1)
+    assert ledger.changer.changes == 0
+
+
+def test_a_bookie_that_comes_back_after_such_a_change_gets_what_it_owes_and_nothing_is_written() -> None:
+    ledger = Ledger(guaranteed_write_quorum=True)
+    first = ledger.add("a")
+    ledger.acknowledge(first, 0, 1, 2)
+    second = ledger.add("b")
+    ledger.acknowledge(second, 0, 1)
+    ledger.fail(0)
+    ledger.changer.next()
+    ledger.changer.found(("b4", "b2", "b3"))
+    ledger.window.seat_newcomers(0b001)
+    ledger.fail(0)
+    ledger.changer.copied()
+    ledger.window.abandon_change()
+    assert ledger.changer.abandoned() == Find(0b001)
+    assert ledger.changer.found(BOOKIES) == Copy(BOOKIES, 0b001)
+    copies = ledger.window.seat_newcomers(0b001)
+    assert [(send.seat, send.batch.first_entry) for send in copies] == [(0, 1)]
+    ledger.acknowledge(copies, 0)
+    assert ledger.changer.copied() == Reseat(BOOKIES, 0b001)
+    ledger.window.commit_change(0b001)
+    assert ledger.changer.reseated() is None
+    ledger.acknowledge(second, 2)
+    assert ledger.window.lafr == 1
+
+
+def test_below_the_ack_quorum_a_replacement_that_fails_is_replaced_in_the_same_change() -> None:
     ledger = Ledger(guaranteed_write_quorum=True)
     ledger.acknowledge(ledger.add("a"), 0, 1)
     ledger.fail(0)
     ledger.changer.next()
     ledger.changer.found(("b4", "b2", "b3"))
     former = ledger.window.seat_newcomers(0b001)
+    ledger.fail(2)
     ledger.fail(0)
-    assert ledger.changer.copied() == Find(0b001)
+    assert ledger.changer.copied() == Find(0b101)
     assert ledger.changer.not_found() == Wait(is_frozen=True)
-    assert ledger.changer.next() == Find(0b001)
-    assert ledger.changer.found(("b5", "b2", "b3")) == Copy(("b5", "b2", "b3"), 0b001)
-    copies = ledger.window.seat_newcomers(0b001)
+    assert ledger.changer.next() == Find(0b101)
+    assert ledger.changer.found(("b5", "b2", "b6")) == Copy(("b5", "b2", "b6"), 0b101)
+    copies = ledger.window.seat_newcomers(0b101)
     ledger.acknowledge(former, 0)
     assert ledger.window.owes_copies
-    ledger.acknowledge(copies, 0)
+    ledger.acknowledge(copies, 0, 2)
     step = ledger.changer.copied()
-    assert step == Write(NewEnsemble(0, ("b5", "b2", "b3"), Fragment(0, BOOKIES)))
+    assert step == Write(NewEnsemble(0, ("b5", "b2", "b6"), Fragment(0, BOOKIES)))
 
 
 def test_a_newcomer_that_fails_while_a_later_one_copies_is_replaced_in_the_same_change() -> None:

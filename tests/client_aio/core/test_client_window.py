@@ -271,6 +271,45 @@ def test_the_lafr_waits_for_every_entry_before_it_and_is_stated() -> None:
     assert (block.lac, block.lafr) == (1, 1)
 
 
+def test_an_abandoned_change_leaves_the_seats_of_the_newcomers_empty() -> None:
+    window = new_window(guaranteed_write_quorum=True)
+    first = add(window, "a")
+    acknowledge(window, first, 0, 1)
+    window.fail(0, window.epoch(0))
+    window.begin_change()
+    copies = window.seat_newcomers(0b001)
+    acknowledge(window, copies, 0)
+    second = add(window, "b")
+    assert window.can_abandon
+    window.abandon_change()
+    assert (window.is_frozen, window.failed, window.newcomers) == (False, 0b001, 0)
+    assert window.advance() == []
+    assert [send.seat for send in add(window, "c")] == [1, 2]
+    # Neither the newcomer's acknowledgements count, nor those of whoever sat there before.
+    assert acknowledge(window, [*first, *copies], 0, 2) == []
+    assert (window.lac, window.lafr) == (0, -1)
+    assert acknowledge(window, second, 0, 1) == []
+    assert acknowledge(window, second, 2) == ["b"]
+    # Who takes the seat owes all that is not on the whole write set, acknowledged or not.
+    window.begin_change()
+    copies = window.seat_newcomers(0b001)
+    assert [send.batch.first_entry for send in copies] == [0, 1]
+    acknowledge(window, copies, 0)
+    assert [send.batch.first_entry for send in window.commit_change(0b001)] == [2]
+    assert window.advance() == []
+    assert window.lafr == 1
+
+
+def test_a_change_is_not_abandoned_where_too_few_are_left_without_the_newcomers() -> None:
+    window = new_window(guaranteed_write_quorum=True)
+    acknowledge(window, add(window, "a"), 0, 1)
+    window.fail(0, window.epoch(0))
+    window.begin_change()
+    window.seat_newcomers(0b001)
+    window.fail(2, window.epoch(2))
+    assert not window.can_abandon
+
+
 def test_with_deferred_sync_receipt_is_reported_and_force_acknowledges() -> None:
     window = new_window(deferred_sync=True)
     sends = add(window, "a")

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bookie_aio.wire.blocks import Block
-from client_aio.core.changes import Copy, EnsembleChanger, Find, GiveUp, Reseat, Step, Wait, Write
+from client_aio.core.changes import Abandon, Copy, EnsembleChanger, Find, GiveUp, Reseat, Step, Wait, Write
 from client_aio.core.quorum import indexes_of, write_set
 from client_aio.core.window import ENTRY_OVERHEAD_BYTES, AddWindow, Send, Turn
 from metadata.ledger import Fragment
@@ -180,6 +180,9 @@ class Model:
             case Copy():
                 if not self.window.awaits_copies:
                     self.step = self.changer.copied()
+            case Abandon():
+                self.abandon()
+                self.step = self.changer.abandoned()
             case Wait():
                 self.step = self.changer.next()
             case Write(change):
@@ -202,6 +205,14 @@ class Model:
         sends = self.window.seat_newcomers(step.seats)
         assert pairs(sends) == self.owed(step.seats, self.window.lafr + 1, self.window.lac)
         self.send(sends)
+
+    def abandon(self) -> None:
+        named = self.changer.fragment.bookies
+        for seat in indexes_of(self.window.newcomers):
+            self.seats[seat] = self.bookies[named[seat]].connect()
+        self.window.abandon_change()
+        assert self.changer.fragment == self.fragments[-1]
+        self.report(self.window.advance())
 
     def reseat(self, bookies: tuple[str, ...], replaced: int) -> None:
         newcomers = self.window.newcomers
