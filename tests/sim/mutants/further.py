@@ -86,4 +86,10 @@ MUTANTS = [
               "RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):", "if True:"),),
         ("rolling-restarts", "chaos"),
     ),
+    Mutant(
+        49, "a change of which a newcomer has failed is never abandoned",
+        (Edit("client_aio.core.changes:EnsembleChanger.copied",
+              "return Abandon() if self._window.can_abandon else self.next()", "return self.next()"),),
+        ("refusing-newcomers",),
+    ),
 ]  # fmt: skip
