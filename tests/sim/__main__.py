@@ -10,6 +10,7 @@ python -m tests.sim --campaign FILE --seeds 5000          5,000 more seeds of th
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -36,6 +37,24 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--campaign", type=Path, help="add the results to this file")
     arguments = parser.parse_args()
+    if arguments.campaign and (arguments.profile or arguments.seed is not None):
+        parser.error("a campaign is of all profiles: --campaign goes with neither --profile nor --seed")
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except campaign.CampaignError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(arguments: argparse.Namespace) -> int:
     names = [arguments.profile] if arguments.profile else campaign.all_profiles()
     if arguments.seed is not None:
         return _replay(names[arguments.seed % len(names)], arguments)
@@ -58,7 +77,7 @@ def _replay(name: str, arguments: argparse.Namespace) -> int:
     plan = draw_plan(name, arguments.seed)
     result = run_plan(plan, wants_story=True)
     if arguments.shrink and not result.is_good:
-        result = shrink(plan, result.name)
+        result = shrink(plan, result)
     if arguments.timeline or arguments.shrink:
         print("\n".join(result.story.splitlines()[-arguments.lines :]))
     print(describe(result.plan))

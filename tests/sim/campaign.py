@@ -8,14 +8,19 @@ one ended.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import json
 import multiprocessing
 import resource
+import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +34,8 @@ from tests.sim import (
     profiles_unbounded,
     profiles_volume,
 )
+from tests.sim.faults import KINDS
+from tests.sim.loop import SimulationError
 from tests.sim.profiles import PROFILES, draw_plan
 from tests.sim.simulation import Result, run_plan
 
@@ -60,6 +67,17 @@ NO_PART = (
 )
 """... but for what none of it imports."""
 
+SEED_LIMIT_S = 120.0
+"""Of processor time for one seed: those that need most take ten."""
+
+
+class CampaignError(Exception):
+    """A campaign cannot be gone on with; the message says why."""
+
+
+class RunsInCirclesError(SimulationError):
+    """A seed has taken more of the processor than any does that ends."""
+
 
 @dataclass
 class Tally:
@@ -73,15 +91,22 @@ class Tally:
     memory_mb: int = 0
     """The most that one process has ever had."""
     faults: Counter[str] = field(default_factory=Counter)
+    """How often each kind of fault has struck (`tests.sim.faults`)."""
+    effects: Counter[str] = field(default_factory=Counter)
+    """What came of them in networks, disks and the metadata store."""
     profiles: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[str, int, str, str]] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """Give the summary."""
         ratio = self.simulated_s / self.elapsed_s if self.elapsed_s else 0.0
-        faults = ", ".join(f"{name} {count:,}" for name, count in sorted(self.faults.items()))
+
+        def table(counts: Counter[str]) -> str:
+            return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+
         return [
-            f"faults: {faults}",
+            f"faults: {table(self.faults)}",
+            f"effects: {table(self.effects)}",
             f"{self.callbacks:,} callbacks, {self.processor_s:.1f} s of processor time, "
             f"at most {self.memory_mb} MB in one process",
             f"{self.seeds:,} seeds, {self.simulated_s / 3600:.2f} simulated hours in {self.elapsed_s:.1f} s "
@@ -93,9 +118,26 @@ def run_seed(job: tuple[str, int]) -> tuple[Result, float, int]:
     """Run one seed, in whatever process; gives its result, the processor's seconds, and the memory in MB."""
     name, seed = job
     started = time.process_time()
-    result = run_plan(draw_plan(name, seed))
+    with _limited(SEED_LIMIT_S):
+        result = run_plan(draw_plan(name, seed))
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return result, time.process_time() - started, memory_mb
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """End what runs inside, as a run that failed, when it has taken so much of the processor."""
+
+    def end(*_: object) -> None:
+        raise RunsInCirclesError(f"not over after {seconds:g} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)  # again: the program may take it for one of its own
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def jobs(names: list[str], seeds: Iterable[int]) -> Iterator[tuple[str, int]]:
@@ -105,35 +147,66 @@ def jobs(names: list[str], seeds: Iterable[int]) -> Iterator[tuple[str, int]]:
 
 
 def run(names: list[str], seeds: range, *, processes: int = 2, stops: bool = False) -> Tally:
-    """Run the seeds, and tell how it goes on standard error where that is a terminal."""
+    """Run the seeds, and tell how it goes on standard error where that is a terminal.
+
+    Raises:
+        CampaignError: one of the processes was killed.
+    """
     tally = Tally()
     started = time.perf_counter()
-    context = multiprocessing.get_context("fork")
-    with context.Pool(processes) as pool:
-        for row in pool.imap_unordered(run_seed, jobs(names, seeds), chunksize=4):
-            result, processor_s, memory_mb = row
-            name, seed = result.plan.profile, result.plan.seed
-            tally.seeds += 1
-            tally.simulated_s += result.seconds
-            tally.processor_s += processor_s
-            tally.callbacks += result.steps
-            tally.memory_mb = max(tally.memory_mb, memory_mb)
-            tally.profiles[name] += 1
-            tally.faults.update(result.stats or {})
-            tally.elapsed_s = time.perf_counter() - started
-            if not result.is_good:
-                tally.failures.append((name, seed, result.name, result.text))
-                if stops:
-                    break
-            if sys.stderr.isatty() and tally.seeds % 20 == 0:
-                print(
-                    f"\r{tally.seeds:,} of {len(seeds):,} seeds, {len(tally.failures)} bad",
-                    end="",
-                    file=sys.stderr,
-                )
+    for result, processor_s, memory_mb in _results(jobs(names, seeds), processes):
+        name, seed = result.plan.profile, result.plan.seed
+        tally.seeds += 1
+        tally.simulated_s += result.seconds
+        tally.processor_s += processor_s
+        tally.callbacks += result.steps
+        tally.memory_mb = max(tally.memory_mb, memory_mb)
+        tally.profiles[name] += 1
+        for what, count in (result.stats or {}).items():
+            (tally.faults if what in KINDS else tally.effects)[what] += count
+        tally.elapsed_s = time.perf_counter() - started
+        if not result.is_good:
+            tally.failures.append((name, seed, result.name, result.text))
+            if stops:
+                break
+        if sys.stderr.isatty() and tally.seeds % 20 == 0:
+            print(
+                f"\r{tally.seeds:,} of {len(seeds):,} seeds, {len(tally.failures)} bad",
+                end="",
+                file=sys.stderr,
+            )
     if sys.stderr.isatty():
         print(file=sys.stderr)
+    tally.failures.sort()
     return tally
+
+
+def _results(work: Iterator[tuple[str, int]], processes: int) -> Iterator[tuple[Result, float, int]]:
+    """Run the jobs in processes of their own, a few ahead, and yield what each comes to as it ends."""
+    context = multiprocessing.get_context("fork")
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_leave_signals_to_the_first)
+    under_way: dict[Future[tuple[Result, float, int]], tuple[str, int]] = {}
+    try:
+        while True:
+            for job in itertools.islice(work, 4 * processes - len(under_way)):
+                under_way[pool.submit(run_seed, job)] = job
+            if not under_way:
+                return
+            done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+            for future in done:
+                result = future.result()
+                del under_way[future]
+                yield result
+    except BrokenProcessPool as error:
+        left = ", ".join(f"{name} {seed}" for name, seed in under_way.values())
+        raise CampaignError(f"a process was killed; one of these was under way in it: {left}") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _leave_signals_to_the_first() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def version(root: Path = ROOT) -> tuple[str, str]:
@@ -143,28 +216,46 @@ def version(root: Path = ROOT) -> tuple[str, str]:
     its own summary first of all. Both names have a mark where files differ from what was committed.
     """
 
-    def git(*arguments: str) -> str:
-        command = ["git", *arguments, "--", *_RUN, *(f":(exclude){one}" for one in NO_PART)]
-        return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip()
-
-    mark = "-dirty" if git("status", "--porcelain") else ""
-    files = hashlib.sha256(git("ls-files", "--stage").encode()).hexdigest()[:12]
-    commit = git("log", "-1", "--format=%h", "--abbrev=12")
+    mark = "-dirty" if changed_files(root) else ""
+    files = hashlib.sha256(_git(root, "ls-files", "--stage").encode()).hexdigest()[:12]
+    commit = _git(root, "log", "-1", "--format=%h", "--abbrev=12")
     return f"files-{files}{mark}", f"{commit}{mark}" if commit else "unknown"
+
+
+def changed_files(root: Path = ROOT) -> list[str]:
+    """Give the files of a run that differ from what was committed."""
+    return [line[2:].strip() for line in _git(root, "status", "--porcelain").splitlines()]
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", *arguments, "--", *_RUN, *(f":(exclude){one}" for one in NO_PART)]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip("\n")
 
 
 def go_on(path: Path, names: list[str], count: int, *, start: int = 0, processes: int = 2) -> dict[str, Any]:
     """Run `count` more seeds of the campaign of these files, and write what it comes to by now.
 
     It goes on behind the last seed it ran; `start` is the first one of a campaign that has not begun.
+
+    Raises:
+        CampaignError: files differ from what was committed, or the campaign has begun elsewhere, or a process
+            was killed. What ran before that is in the file, in parts of 500 seeds.
     """
     records = json.loads(path.read_text()) if path.exists() else {}
     files, commit = version()
+    if changed := changed_files():
+        raise CampaignError("a campaign is of files that are committed; these are not: " + ", ".join(changed))
+    if files in records and start and start != records[files]["first_seed"]:
+        begun = records[files]
+        raise CampaignError(
+            f"the campaign of these files has begun at seed {begun['first_seed']} and is at "
+            f"{begun['next_seed']}; it cannot begin at {start}"
+        )
     record = records.setdefault(
         files,
         {"commits": [], "first_seed": start, "next_seed": start, "seeds": 0, "simulated_s": 0.0,
          "elapsed_s": 0.0, "processor_s": 0.0, "callbacks": 0,
-         "faults": {}, "profiles": {}, "failures": []},
+         "faults": {}, "effects": {}, "profiles": {}, "failures": []},
     )  # fmt: skip
     if commit not in record["commits"]:
         record["commits"].append(commit)
@@ -175,7 +266,7 @@ def go_on(path: Path, names: list[str], count: int, *, start: int = 0, processes
         record["next_seed"] += part
         for figure in ("seeds", "simulated_s", "elapsed_s", "processor_s", "callbacks"):
             record[figure] += getattr(tally, figure)
-        for figure in ("faults", "profiles"):
+        for figure in ("faults", "effects", "profiles"):
             record[figure] = dict(sorted((Counter(record[figure]) + getattr(tally, figure)).items()))
         record["failures"] += [list(failure[:3]) for failure in tally.failures]
         path.write_text(json.dumps(records, indent=1) + "\n")

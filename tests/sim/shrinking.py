@@ -1,12 +1,14 @@
 """Shrinking: a plan that fails is cut down to one that still fails and is easier to read.
 
-Owns the search. What counts as "still fails" is that the same invariant is broken. Tried, until nothing
+Owns the search. What counts as "still fails" is that the same invariant is broken, and where that is not much
+of a name (Liveness, Unexpected) that the same kind of error is met. Tried, until nothing
 helps any more or the budget of runs is used up: fewer faults (halves first, then one by one), fewer clients,
 an earlier end.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,9 +20,9 @@ if TYPE_CHECKING:
     from tests.sim.plan import Plan
 
 
-def shrink(plan: Plan, name: str, *, runs_max: int = 150) -> Result:
-    """Give the run of the smallest plan found that breaks the same invariant."""
-    best = plan
+def shrink(plan: Plan, failed: Result, *, runs_max: int = 150) -> Result:
+    """Give the run of the smallest plan found that fails as this one did."""
+    best, name, wanted = plan, failed.name, _type_of(failed)
     runs = 0
     progress = True
     while progress and runs < runs_max:
@@ -29,10 +31,17 @@ def shrink(plan: Plan, name: str, *, runs_max: int = 150) -> Result:
             if runs >= runs_max:
                 break
             runs += 1
-            if run_plan(smaller).name == name:
+            found = run_plan(smaller)
+            if (found.name, _type_of(found)) == (name, wanted):
                 best, progress = smaller, True
                 break
     return run_plan(best, wants_story=True)
+
+
+def _type_of(result: Result) -> str:
+    """Give the type of the error that a result tells of, where its name says little; else nothing."""
+    found = re.search(r"\b\w*Error\b", result.text) if result.name in ("Liveness", "Unexpected") else None
+    return found.group() if found else ""
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:

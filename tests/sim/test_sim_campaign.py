@@ -1,12 +1,23 @@
-"""What a campaign is counted under."""
+"""What a campaign is counted under, and what ends one."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from tests.sim.campaign import NO_PART, ROOT, version
+import pytest
+
+from tests.sim import campaign
+from tests.sim.campaign import NO_PART, ROOT, CampaignError, version
+from tests.sim.profiles import draw_plan
+from tests.sim.shrinking import shrink
+from tests.sim.simulation import Result
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -71,3 +82,88 @@ def test_what_is_left_out_of_a_campaigns_files_is_no_part_of_a_run() -> None:
 
 def test_without_a_repository_nobody_knows_the_commit(tmp_path: Path) -> None:
     assert version(tmp_path)[1] == "unknown"
+
+
+# --- what goes wrong -------------------------------------------------------------------------------
+
+
+def test_a_campaign_of_files_that_are_not_committed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "changed_files", lambda *_: ["client_aio/writer.py"])
+    with pytest.raises(CampaignError, match=r"client_aio/writer\.py"):
+        campaign.go_on(tmp_path / "campaign.json", ["chaos"], 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_campaign_that_has_begun_does_not_begin_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign, "changed_files", lambda *_: [])
+    path = tmp_path / "campaign.json"
+    record = campaign.go_on(path, ["chaos"], 2, start=40)
+    assert (record["first_seed"], record["next_seed"], record["seeds"]) == (40, 42, 2)
+    assert record["faults"]
+    assert not set(record["faults"]) & set(record["effects"])
+    with pytest.raises(CampaignError, match="begun at seed 40 and is at 42"):
+        campaign.go_on(path, ["chaos"], 1, start=50)
+    assert campaign.go_on(path, ["chaos"], 1)["next_seed"] == 43
+    assert json.loads(path.read_text())[version()[0]]["seeds"] == 3
+
+
+def _killed(job: tuple[str, int]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_that_is_killed_ends_the_campaign_with_the_seeds_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(campaign, "run_seed", _killed)
+    with pytest.raises(CampaignError, match="chaos 3"):
+        campaign.run(["chaos"], range(3, 8), processes=1)
+
+
+def test_a_seed_that_runs_in_circles_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def circle(plan: Any) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(campaign, "SEED_LIMIT_S", 0.05)
+    monkeypatch.setattr(campaign, "run_plan", circle)
+    with pytest.raises(campaign.RunsInCirclesError):
+        campaign.run_seed(("chaos", 1))
+
+
+def test_an_interrupted_campaign_ends_quietly_and_leaves_nobody() -> None:
+    command = [sys.executable, "-m", "tests.sim", "--profile", "chaos", "--seeds", "100000"]
+    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        while len(children.read_text().split()) < 2:
+            assert running.poll() is None
+        os.killpg(running.pid, signal.SIGINT)
+        _, told = running.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+    assert running.returncode == 130
+    assert told.strip() == "interrupted"
+
+
+@pytest.mark.parametrize("further", [["--profile", "chaos"], ["--seed", "1"]])
+def test_a_campaign_is_of_all_profiles(further: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.sim", "--campaign", tmp_path / "campaign.json", *further]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "a campaign is of all profiles" in ended.stderr
+
+
+def test_a_smaller_plan_that_meets_another_error_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = draw_plan("chaos", 1)
+    failed = Result(plan, "Unexpected", "c1: KeyError('x')")
+
+    def run_plan(smaller: Any, **_: object) -> Result:
+        return Result(smaller, "Unexpected", "c1: ValueError('y')")
+
+    monkeypatch.setattr("tests.sim.shrinking.run_plan", run_plan)
+    assert shrink(plan, failed, runs_max=20).plan == plan

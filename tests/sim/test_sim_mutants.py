@@ -42,7 +42,7 @@ def _shrunk(number: int) -> tuple[int, int, str, str, str]:
         plan = draw_plan("rolling-restarts", seed)
         result = run_plan(plan)
         if not result.is_good:
-            smaller = shrink(plan, result.name, runs_max=12)
+            smaller = shrink(plan, result, runs_max=12)
             return len(plan.faults), len(smaller.plan.faults), result.name, smaller.name, smaller.story
     raise AssertionError("no seed failed")
 
