@@ -184,12 +184,13 @@ def run(names: list[str], seeds: range, *, processes: int = 2, stops: bool = Fal
 def _results(work: Iterator[tuple[str, int]], processes: int) -> Iterator[tuple[Result, float, int]]:
     """Run the jobs in processes of their own, a few ahead, and yield what each comes to as it ends."""
     context = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_leave_signals_to_the_first)
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_heed_termination)
     under_way: dict[Future[tuple[Result, float, int]], tuple[str, int]] = {}
     try:
         while True:
-            for job in itertools.islice(work, 4 * processes - len(under_way)):
-                under_way[pool.submit(run_seed, job)] = job
+            with _uninterrupted():
+                for job in itertools.islice(work, 4 * processes - len(under_way)):
+                    under_way[pool.submit(run_seed, job)] = job
             if not under_way:
                 return
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
@@ -204,9 +205,19 @@ def _results(work: Iterator[tuple[str, int]], processes: int) -> Iterator[tuple[
         pool.shutdown(cancel_futures=True)
 
 
-def _leave_signals_to_the_first() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put interruptions off: a fork loses them, and who is forked is to leave them to the first process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _heed_termination() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def version(root: Path = ROOT) -> tuple[str, str]:
