@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.sim.disk import DiskFaults
+from tests.sim.hardware import DiskFaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable

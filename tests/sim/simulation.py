@@ -34,8 +34,9 @@ from bookie_aio.storage.reclaim import ReclaimConfig
 from client_aio import Client, ClientConfig, connect
 from metadata.errors import BookKeeperError
 from tests.sim import roles
-from tests.sim.disk import Hardware, SimDisk
+from tests.sim.disk import SimDisk
 from tests.sim.faults import strike, warm
+from tests.sim.hardware import Hardware
 from tests.sim.history import History, timeline
 from tests.sim.judgement import judge
 from tests.sim.loop import SimLoop, SimulationError
