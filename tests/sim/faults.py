@@ -6,7 +6,8 @@ run's statistics under its own name once it has had an effect: that is what "fir
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from tests.sim.hardware import DiskFaults
 
@@ -123,8 +124,12 @@ def block_one_way(simulation: Simulation, fault: Fault) -> bool:
 
 def _block(simulation: Simulation, fault: Fault, *pairs: tuple[str, str]) -> None:
     for source, target in pairs:
-        simulation.network.block(source, target)
-        simulation.after(fault.lasts, simulation.network.open, source, target)
+        simulation.lasting.begin(
+            ("block", source, target),
+            fault.lasts,
+            partial(simulation.network.block, source, target),
+            partial(simulation.network.open, source, target),
+        )
 
 
 @kind
@@ -143,9 +148,14 @@ def cut_clean(simulation: Simulation, fault: Fault) -> bool:
 def link_slow(simulation: Simulation, fault: Fault) -> bool:
     """A link is slow both ways, up to 300 times slower."""
     factor = 2 + 300 * fault.amount**2
+    slow = simulation.network.slow
     for pair in ((fault.target, fault.other), (fault.other, fault.target)):
-        simulation.network.slow[pair] = factor
-        simulation.after(fault.lasts, lambda pair=pair: simulation.network.slow.pop(pair, None))
+        simulation.lasting.begin(
+            ("slow", *pair),
+            fault.lasts,
+            partial(slow.__setitem__, pair, factor),
+            partial(slow.pop, pair, None),
+        )
     return True
 
 
@@ -169,9 +179,22 @@ def isolate(simulation: Simulation, fault: Fault) -> bool:
 def disk_cold(simulation: Simulation, fault: Fault) -> bool:
     """Nothing that is read is in memory, and the medium takes up to 50 ms to give it."""
     faults = simulation.disks[fault.target].faults
-    faults.cold_reads, faults.read_time = 1.0, 0.001 + 0.05 * fault.amount
-    simulation.after(fault.lasts, warm, faults)
+    changes = {"cold_reads": 1.0, "read_time": 0.001 + 0.05 * fault.amount}
+    _change(simulation, fault, faults, changes)
     return True
+
+
+def _change(simulation: Simulation, fault: Fault, faults: object, changes: dict[str, Any]) -> None:
+    """Change what is wrong with a disk or a link for as long as the fault lasts."""
+    usual = {name: getattr(type(faults), name) for name in changes}
+    simulation.lasting.begin(
+        (fault.kind, fault.target), fault.lasts, partial(_set, faults, changes), partial(_set, faults, usual)
+    )
+
+
+def _set(faults: object, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(faults, name, value)
 
 
 def warm(faults: DiskFaults) -> None:
@@ -183,8 +206,7 @@ def warm(faults: DiskFaults) -> None:
 def disk_slow(simulation: Simulation, fault: Fault) -> bool:
     """A disk is up to 400 times slower."""
     faults = simulation.disks[fault.target].faults
-    faults.slow_factor = 2 + 400 * fault.amount**2
-    simulation.after(fault.lasts, setattr, faults, "slow_factor", 1.0)
+    _change(simulation, fault, faults, {"slow_factor": 2 + 400 * fault.amount**2})
     return True
 
 
@@ -195,10 +217,16 @@ def disk_full(simulation: Simulation, fault: Fault) -> bool:
     all_of_them = tuple(simulation.directories_of(fault.target))
     among = 2 * len(all_of_them)
     number = int(fault.amount * among)
-    faults.full = all_of_them[number : number + 1] or all_of_them
-    if len(faults.full) < len(all_of_them):
+    full = all_of_them[number : number + 1] or all_of_them
+    if len(full) < len(all_of_them):
         simulation.stats["disk_full_of_several"] += 1
-    simulation.after(fault.lasts, setattr, faults, "full", ())
+    for directory in full:
+        simulation.lasting.begin(
+            (fault.kind, directory),
+            fault.lasts,
+            partial(faults.full.setdefault, directory),
+            partial(faults.full.pop, directory),
+        )
     return True
 
 
@@ -219,9 +247,7 @@ def disk_sync_error(simulation: Simulation, fault: Fault) -> bool:
 @kind
 def disk_read_errors(simulation: Simulation, fault: Fault) -> bool:
     """Reads fail with EIO, most of them or some, and succeed again later."""
-    faults = simulation.disks[fault.target].faults
-    faults.failing_reads = fault.amount
-    simulation.after(fault.lasts, setattr, faults, "failing_reads", 0.0)
+    _change(simulation, fault, simulation.disks[fault.target].faults, {"failing_reads": fault.amount})
     return True
 
 
@@ -264,31 +290,23 @@ def meta_cut(simulation: Simulation, fault: Fault) -> bool:
 @kind
 def meta_lossy(simulation: Simulation, fault: Fault) -> bool:
     """Requests and answers are lost or late."""
-    faults = simulation.metadata_faults(fault.target)
-    faults.lose_answer, faults.late_request, faults.lose_request = 0.3 * fault.amount + 0.1, 0.1, 0.1
-
-    def end() -> None:
-        faults.lose_answer = faults.late_request = faults.lose_request = 0.0
-
-    simulation.after(fault.lasts, end)
+    changes = {"lose_answer": 0.3 * fault.amount + 0.1, "late_request": 0.1, "lose_request": 0.1}
+    _change(simulation, fault, simulation.metadata_faults(fault.target), changes)
     return True
 
 
 @kind
 def meta_slow(simulation: Simulation, fault: Fault) -> bool:
     """The store answers slowly."""
-    faults = simulation.metadata_faults(fault.target)
-    faults.delay = (0.01, 0.05 + 0.8 * fault.amount)
-    simulation.after(fault.lasts, setattr, faults, "delay", (0.0005, 0.004))
+    changes = {"delay": (0.01, 0.05 + 0.8 * fault.amount)}
+    _change(simulation, fault, simulation.metadata_faults(fault.target), changes)
     return True
 
 
 @kind
 def meta_lag(simulation: Simulation, fault: Fault) -> bool:
     """A process reads from a server that lags."""
-    faults = simulation.metadata_faults(fault.target)
-    faults.lags = True
-    simulation.after(fault.lasts, setattr, faults, "lags", False)
+    _change(simulation, fault, simulation.metadata_faults(fault.target), {"lags": True})
     return True
 
 

@@ -162,7 +162,7 @@ class DiskFaults:
     """What is wrong with a disk now. Times are in seconds."""
 
     slow_factor: float = 1.0
-    full: tuple[str, ...] = ()
+    full: dict[str, None] = field(default_factory=dict)
     """The directories that have no space."""
     fail_next_write: bool = False
     fail_next_sync: bool = False
@@ -173,7 +173,6 @@ class DiskFaults:
     read_time: float = 0.0002
     write_time: tuple[float, float] = (0.0001, 0.001)
     sync_time: tuple[float, float] = (0.001, 0.012)
-    stats: dict[str, int] = field(default_factory=dict)
 
 
 class Hardware:

@@ -20,6 +20,7 @@ import random
 import traceback
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import client_aio.client
@@ -39,6 +40,7 @@ from tests.sim.faults import strike, warm
 from tests.sim.hardware import Hardware
 from tests.sim.history import History, timeline
 from tests.sim.judgement import judge
+from tests.sim.lasting import Lasting
 from tests.sim.loop import SimLoop, SimulationError
 from tests.sim.metadata import MetadataFaults, SimMetadataStore, SimTree
 from tests.sim.network import SimNetwork
@@ -123,6 +125,7 @@ class Simulation:
         self.ledger_ids: list[int] = []
         self._ids_by: dict[str, list[int]] = defaultdict(list)
         self.is_healed = False
+        self.lasting = Lasting(self.after)
         self.script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
         self.wiped: set[str] = set()
         self._meta_faults: dict[str, MetadataFaults] = {}
@@ -182,6 +185,7 @@ class Simulation:
 
     def _heal(self) -> None:
         self.history.note("phase", "healing")
+        self.lasting.forget()
         self.network.open_all()
         for name, faults in self._meta_faults.items():
             self._meta_faults[name] = MetadataFaults()
@@ -190,7 +194,8 @@ class Simulation:
             disk.when_busy.clear()
             faults = disk.faults
             warm(faults)
-            faults.slow_factor, faults.full, faults.failing_reads = 1.0, (), 0.0
+            faults.slow_factor, faults.failing_reads = 1.0, 0.0
+            faults.full.clear()
             faults.fail_next_sync = faults.fail_next_write = False
             faults.lose_next_write = faults.misdirect_next_write = False
         for process in self.network.processes.values():
@@ -388,13 +393,24 @@ class Simulation:
         store = self.stores.get(name)
         if store is None:
             return False
+        if is_paused:
+            if seconds > SESSION_TIMEOUT_S:
+                self.after(SESSION_TIMEOUT_S, self._expire, name, store)
+            return True
         faults = self.metadata_faults(name)
-        if not is_paused:
-            faults.is_cut, faults.cut_since = True, self.loop.now
-            self.after(seconds, setattr, faults, "is_cut", False)
-        if seconds > SESSION_TIMEOUT_S:
-            self.after(SESSION_TIMEOUT_S, self._expire, name, store)
+
+        def cut() -> None:
+            if not faults.is_cut:  # or the client's session ends by the cut that it is in
+                faults.is_cut, faults.cut_since = True, self.loop.now
+                self.after(SESSION_TIMEOUT_S, self._expire_if_cut, name, store, faults.cut_since)
+
+        self.lasting.begin(("meta_cut", name), seconds, cut, partial(setattr, faults, "is_cut", False))
         return True
+
+    def _expire_if_cut(self, name: str, store: SimMetadataStore, since: float) -> None:
+        faults = self.metadata_faults(name)
+        if faults.is_cut and faults.cut_since == since:
+            self._expire(name, store)
 
     def _expire(self, name: str, store: SimMetadataStore) -> None:
         process = store.process

@@ -1,0 +1,50 @@
+"""Faults do what they say for as long as they say, and are counted when they did it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.sim.lasting import Lasting
+
+
+def _seen(*spans: tuple[float, float, str]) -> list[tuple[float, str]]:
+    """Give what is seen of faults from one time to another, each time that something begins or ends."""
+    seen: list[tuple[float, str]] = []
+    events: list[tuple[float, partial[object]]] = []
+    now, state = 0.0, {"value": ""}
+    lasting = Lasting(lambda seconds, *call: events.append((now + seconds, partial(*call))))
+    set_it = partial(state.__setitem__, "value")
+    for start, end, value in spans:
+        begin = partial(lasting.begin, "key", end - start, partial(set_it, value), partial(set_it, ""))
+        events.append((start, begin))
+    while events:
+        first = min(events, key=lambda event: event[0])
+        events.remove(first)
+        now = first[0]
+        first[1]()
+        seen.append((now, state["value"]))
+    return seen
+
+
+def test_a_fault_that_ends_does_not_end_one_that_began_after_it() -> None:
+    assert _seen((1, 4, "a"), (2, 6, "b")) == [(1, "a"), (2, "b"), (4, "b"), (6, "")]
+
+
+def test_a_fault_that_ends_leaves_the_one_that_began_before_it() -> None:
+    assert _seen((1, 6, "a"), (2, 4, "b")) == [(1, "a"), (2, "b"), (4, "a"), (6, "")]
+
+
+def test_of_three_faults_each_lasts_as_long_as_it_is_to() -> None:
+    spans = ((1, 9, "a"), (2, 8, "b"), (3, 4, "c"))
+    assert _seen(*spans) == [(1, "a"), (2, "b"), (3, "c"), (4, "b"), (8, "a"), (9, "")]
+
+
+def test_what_was_healed_does_not_end_again() -> None:
+    ends: list[tuple[object, ...]] = []
+    lasting, happened = Lasting(lambda _, *call: ends.append(call)), list[str]()
+    lasting.begin("key", 1.0, partial(happened.append, "begin"), partial(happened.append, "end"))
+    lasting.forget()
+    call, *arguments = ends[0]
+    assert callable(call)
+    call(*arguments)
+    assert happened == ["begin"]
