@@ -45,7 +45,7 @@ class SimFile:
             content = b"".join(buffers)
             if faults.fail_next_write:
                 faults.fail_next_write = False
-                hardware.stats["eio_write"] += 1
+                hardware.stats["disk_write_error"] += 1
                 inode.write([content[: int(hardware.rng.random() * len(content))]], offset)
                 _settle(future, DiskFailedError(f"writing {self._path} at {offset}: {_EIO}"))
                 return
@@ -58,7 +58,7 @@ class SimFile:
             faults = hardware.faults
             if faults.fail_next_sync:
                 faults.fail_next_sync = False
-                hardware.stats["eio_sync"] += 1
+                hardware.stats["disk_sync_error"] += 1
                 inode.forget_dirty()
                 _settle(future, DiskFailedError(f"syncing {self._path}: {_EIO}"))
                 return
@@ -70,18 +70,17 @@ class SimFile:
         loop.post(disk.process, write_time, write)
         return future
 
-    def _is_full(self) -> bool:
-        return posixpath.dirname(self._path) in self._hardware.faults.full
-
     async def write(self, buffers: Sequence[Any], offset: int) -> None:
         """See `File`."""
         await self._disk.work()
         content = b"".join(buffers)
-        if self._is_full() and offset + len(content) > len(self.inode.data):
+        is_growing = offset + len(content) > len(self.inode.data)
+        if is_growing and self._hardware.is_full(posixpath.dirname(self._path)):
+            self._hardware.stats["enospc"] += 1
             raise DiskFullError(f"writing {self._path}: no space left on device")
         if self._hardware.faults.fail_next_write:
             self._hardware.faults.fail_next_write = False
-            self._hardware.stats["eio_write"] += 1
+            self._hardware.stats["disk_write_error"] += 1
             self.inode.write([content[: len(content) // 2]], offset)
             raise DiskFailedError(f"writing {self._path} at {offset}: {_EIO}")
         self._disk.note("write", self._path, offset, content)
@@ -116,6 +115,7 @@ class SimFile:
         hardware = self._hardware
         if hardware.faults.failing_reads and hardware.rng.random() < hardware.faults.failing_reads:
             hardware.stats["eio_read"] += 1
+            hardware.noticed("disk_read_errors")
             raise DiskFailedError(f"reading {self._path} at {offset}: {_EIO}")
 
     def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -127,7 +127,7 @@ class SimFile:
     async def preallocate(self, size: int) -> None:
         """See `File`."""
         await self._disk.work()
-        if self._is_full():
+        if self._hardware.is_full(posixpath.dirname(self._path)):
             self._hardware.stats["enospc"] += 1
             raise DiskFullError(f"reserving {size} bytes for {self._path}: no space left on device")
         self._disk.note("preallocate", self._path, size)
@@ -146,7 +146,7 @@ class SimFile:
         await self._disk.work(draw(self._hardware.rng, self._hardware.faults.sync_time))
         if self._hardware.faults.fail_next_sync:
             self._hardware.faults.fail_next_sync = False
-            self._hardware.stats["eio_sync"] += 1
+            self._hardware.stats["disk_sync_error"] += 1
             self.inode.forget_dirty()
             raise DiskFailedError(f"syncing {self._path}: {_EIO}")
         self._disk.note("sync", self._path)
@@ -291,7 +291,7 @@ class SimDisk:
 
     def space(self, path: str) -> Space:
         """See `Disk`."""
-        return Space(0 if posixpath.normpath(path) in self.hardware.faults.full else 1 << 40, 1 << 40)
+        return Space(0 if self.hardware.is_full(posixpath.normpath(path)) else 1 << 40, 1 << 40)
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:

@@ -186,6 +186,7 @@ class Hardware:
         self.directories: dict[str, Directory] = {}
         self.locks: dict[str, Process] = {}
         self.record: Callable[..., None] | None = None
+        self._awaited: dict[str, list[float]] = {}
         self.when_busy: list[Callable[[], None]] = []  # called once, while the next group is on its way
         self.last_group: tuple[Inode, int, int] | None = None
         self._inodes = 0
@@ -219,6 +220,24 @@ class Hardware:
         self.directories.clear()
         self.locks.clear()
         self.last_group = self._unproven = None
+
+    def await_effect(self, kind: str, seconds: float) -> None:
+        """Count a fault that has begun, and lasts so long, once somebody notices it."""
+        self._awaited.setdefault(kind, []).append(self.loop.now + seconds)
+
+    def noticed(self, kind: str) -> None:
+        """Count the faults of a kind that are under way, and were not noticed until now."""
+        for until in self._awaited.pop(kind, ()):
+            if until >= self.loop.now:
+                self.stats[kind] += 1
+
+    def is_full(self, directory: str) -> bool:
+        """Tell somebody who needs room whether there is none."""
+        if directory not in self.faults.full:
+            return False
+        self.noticed("disk_full")
+        self.noticed("disk_full_of_several")
+        return True
 
     def files(self, suffix: str) -> list[Inode]:
         """Give the files whose names end so, in a fixed order."""
@@ -304,7 +323,7 @@ class Hardware:
             for image in (inode.durable, inode.data):
                 if at + len(part) <= len(image):
                     image[at : at + len(part)] = part
-        self.stats["lost_write" if where == offset else "misdirected_write"] += 1
+        self.stats["disk_lost_write" if where == offset else "disk_misdirected_write"] += 1
 
     def _restore_unproven(self) -> None:
         self._unproven = None

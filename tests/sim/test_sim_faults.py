@@ -5,6 +5,9 @@ from __future__ import annotations
 from functools import partial
 
 from tests.sim.lasting import Lasting
+from tests.sim.loop import Order
+from tests.sim.plan import Actor, Fault, Plan
+from tests.sim.simulation import run_plan
 
 
 def _seen(*spans: tuple[float, float, str]) -> list[tuple[float, str]]:
@@ -48,3 +51,34 @@ def test_what_was_healed_does_not_end_again() -> None:
     assert callable(call)
     call(*arguments)
     assert happened == ["begin"]
+
+
+def _plan(*faults: Fault, actors: tuple[Actor, ...] = ()) -> Plan:
+    return Plan(
+        profile="faults", seed=1, bookies=("b1", "b2", "b3"), actors=actors, faults=faults, duration=2.0,
+        order=Order.FIFO, segment_bytes=64 * 1024, dishonest="b1", power_cut_at_end=False,
+    )  # fmt: skip
+
+
+WRITER = Actor(
+    "c1", "writer", 0.0,
+    {
+        "quorums": {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2}, "entries": 20, "burst": 1,
+        "gap": 0.05, "rest": 0.2, "bytes": 20, "closes": True,
+    },
+)  # fmt: skip
+WAITING = ("power_cut", "disk_write_error", "disk_sync_error", "disk_lost_write", "disk_misdirected_write")
+ON_LINKS = ("block_both", "block_one_way", "link_slow")
+
+
+def test_only_what_took_effect_is_counted() -> None:
+    faults = [Fault(1.0, kind, "b1", lasts=0.2) for kind in WAITING]
+    faults += [Fault(1.0, kind, "c1", other="b1", lasts=0.2) for kind in ON_LINKS]
+    idle, busy = run_plan(_plan(*faults)), run_plan(_plan(*faults, actors=(WRITER,)))
+    assert idle.is_good, idle.text
+    assert busy.is_good, busy.text
+    assert idle.stats is not None
+    assert busy.stats is not None
+    assert not {*WAITING, *ON_LINKS} & set(idle.stats)
+    assert set(ON_LINKS) <= set(busy.stats)
+    assert busy.stats["disk_write_error"] == 1
