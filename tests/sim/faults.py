@@ -288,8 +288,9 @@ def disk_misdirected_write(simulation: Simulation, fault: Fault) -> None:
 
 @kind
 def disk_wiped(simulation: Simulation, fault: Fault) -> bool:
-    """A bookie's disk is replaced by an empty one: it does not start again (rule 6)."""
-    return simulation.wipe(simulation.dishonest)
+    """A bookie's disk is replaced by an empty one: it is started on that, and is to refuse (rule 6)."""
+    back_after = fault.lasts or simulation.fault_rng.uniform(0.3, 4.0)
+    return simulation.wipe(simulation.dishonest, back_after=back_after)
 
 
 # --- the metadata store ----------------------------------------------------------------------------

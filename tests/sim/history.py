@@ -26,6 +26,8 @@ protocol where they have one.
   ledger over, while the ledger's metadata say OPEN.
 - ReplacementsHoldWhatTheyOwe: with guaranteed write quorum, a new bookie has acknowledged what it owes of the
   entries already acknowledged, when the metadata come to name it (rule 11).
+- WipedBookiesDoNotServe: a bookie whose disk was replaced by an empty one does not start
+  (rule 6).
 - Liveness: once faults stop, every ledger can be recovered and closed within a bound.
 - Unexpected: nothing raises what is not in the tree of errors.
 """

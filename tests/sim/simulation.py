@@ -33,7 +33,8 @@ from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.provision import SpaceLimits
 from bookie_aio.storage.reclaim import ReclaimConfig
 from client_aio import Client, ClientConfig, connect
-from metadata.errors import BookKeeperError
+from metadata.errors import BookKeeperError, CookieMismatchError, DiskFailedError, MetadataError
+from metadata.ids import cookie_key
 from tests.sim import roles
 from tests.sim.disk import SimDisk
 from tests.sim.faults import strike, warm
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 
 PORT = 3181
 RESTART_DELAY_S = 0.3
+_WIPED_RESTART_DELAY_S = 3.0  # it refuses every time, and others have enough to do
 SESSION_TIMEOUT_S = 2.0
 HEALING_BOUND_S = 90.0
 _EPOCH_MS = 1_800_000_000_000
@@ -203,7 +205,7 @@ class Simulation:
                 self.loop.resume(process)
         for name in self.plan.bookies:
             process = self.network.processes.get(name)
-            if name not in self.wiped and (process is None or not process.is_alive):
+            if process is None or not process.is_alive:
                 self.start_bookie(name)
 
     def after(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
@@ -219,7 +221,7 @@ class Simulation:
     def start_bookie(self, name: str) -> None:
         """Start a bookie as its command line does; a supervisor starts it again when it ends."""
         process = self.network.processes.get(name)
-        if (process is not None and process.is_alive) or name in self.wiped:
+        if process is not None and process.is_alive:
             return
         self._boots[name] += 1
         process = self.network.boot(name)
@@ -253,11 +255,15 @@ class Simulation:
             )
             self.bookies[name] = bookie
             self.history.note(name, "serves")
+            self.history.require(
+                name not in self.wiped, "WipedBookiesDoNotServe", lambda: f"{name} serves from an empty disk"
+            )
             error = await bookie.stopped
             self.history.note(name, "stopped:", repr(error))
             await bookie.close()
         except BookKeeperError as error:
             self.history.note(name, "did not start:", repr(error))
+            self._refused(name, error)
         except OSError as error:
             self.history.note(name, "did not start:", repr(error))
         # The process ends here; its supervisor starts it again.
@@ -265,9 +271,17 @@ class Simulation:
 
     def _ended(self, name: str, process: Process) -> None:
         if process.is_alive:
-            self.stats["bookie_restarted_itself"] += 1
+            self.stats["bookie_restarted_itself"] += name not in self.wiped
             self._kill(process, has_power=True)
-            self.after(RESTART_DELAY_S, self.start_bookie, name)
+            delay = _WIPED_RESTART_DELAY_S if name in self.wiped else RESTART_DELAY_S
+            self.after(delay, self.start_bookie, name)
+
+    def _refused(self, name: str, error: BookKeeperError) -> None:
+        """Check that a bookie which lost its disk says so, where it got as far as to look."""
+        if isinstance(error, CookieMismatchError) and name in self.wiped:
+            self.stats["wiped_bookie_refused"] += 1
+        elif name in self.wiped and not isinstance(error, MetadataError | DiskFailedError):
+            self.history.fail("WipedBookiesDoNotServe", f"{name} did not start on its empty disk: {error!r}")
 
     def _wall_ms(self, process: Process) -> int:
         return _EPOCH_MS + int((self.loop.now + process.clock_offset) * 1000)
@@ -290,11 +304,15 @@ class Simulation:
             self.after(back_after, self.start_bookie, name)
         return True
 
-    def wipe(self, name: str) -> bool:
-        """Take a bookie's disk away for good."""
-        if self.wiped:
+    def wipe(self, name: str, *, back_after: float) -> bool:
+        """Take a bookie's disk away for good; its supervisor starts it on an empty one, again and again.
+
+        It may not be formatted yet: then it has promised nothing, and is as new as its disk.
+        """
+        if self.wiped or self.tree.find(cookie_key(name)) is None:
             return False
         self.stop_bookie(name, has_power=False, back_after=None)
+        self.after(back_after, self.start_bookie, name)
         self.wiped.add(name)
         self.disks[name].wipe()
         return True

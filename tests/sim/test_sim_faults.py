@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from bookie_aio.core.identity import Action
+from bookie_aio.server import registration
+from metadata.errors import NoSuchKeyError
+from metadata.ids import cookie_key
 from tests.sim.lasting import Lasting
 from tests.sim.loop import Order
 from tests.sim.plan import Actor, Fault, Plan
 from tests.sim.simulation import run_plan
+
+if TYPE_CHECKING:
+    import pytest
+
+    from bookie_aio.config import BookieConfig
+    from bookie_aio.core.identity import DirectoryState
+    from metadata.store import MetadataStore
 
 
 def _seen(*spans: tuple[float, float, str]) -> list[tuple[float, str]]:
@@ -82,3 +96,29 @@ def test_only_what_took_effect_is_counted() -> None:
     assert not {*WAITING, *ON_LINKS} & set(idle.stats)
     assert set(ON_LINKS) <= set(busy.stats)
     assert busy.stats["disk_write_error"] == 1
+
+
+def test_a_bookie_that_lost_its_disk_is_started_and_refuses() -> None:
+    result = run_plan(_plan(Fault(1.0, "disk_wiped", "b1", lasts=0.3), actors=(WRITER,)))
+    assert result.is_good, result.text
+    assert result.stats is not None
+    assert result.stats["disk_wiped"] == 1
+    assert result.stats["wiped_bookie_refused"] > 0
+
+
+def test_a_bookie_that_serves_from_an_empty_disk_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = registration._format
+
+    async def format_anew(config: BookieConfig, store: MetadataStore, *more: Any) -> Any:
+        with suppress(NoSuchKeyError):
+            await store.delete(cookie_key(config.bookie_id))
+        return await real(config, store, *more)
+
+    def decide(states: list[DirectoryState], *_: object, **__: object) -> Action:
+        return Action.GO_ON if all(state.cookie for state in states) else Action.FORMAT
+
+    monkeypatch.setattr(registration, "decide", decide)
+    monkeypatch.setattr(registration, "_format", format_anew)
+    plan = _plan(Fault(1.0, "disk_wiped", "b1", lasts=0.3), actors=(WRITER,))
+    result = run_plan(replace(plan, duration=6.0))  # until the session before has ended, at least
+    assert result.name == "WipedBookiesDoNotServe", result.text
