@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookie_aio.storage.disk import Space
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError
-from tests.sim.hardware import PAGE, Directory, apply, draw
+from tests.sim.hardware import PAGE, Directory, draw
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,11 +41,8 @@ class SimFile:
         write_time, sync_time = hardware.group_times()
 
         def write() -> None:
-            faults = hardware.faults
             content = b"".join(buffers)
-            if faults.fail_next_write:
-                faults.fail_next_write = False
-                hardware.stats["disk_write_error"] += 1
+            if hardware.next_write_fails():
                 inode.write([content[: int(hardware.rng.random() * len(content))]], offset)
                 _settle(future, DiskFailedError(f"writing {self._path} at {offset}: {_EIO}"))
                 return
@@ -55,10 +52,7 @@ class SimFile:
             loop.post(disk.process, sync_time, synced, inode.snapshot(), before, content, end)
 
         def synced(snapshot: Any, before: bytes, content: bytes, end: int) -> None:
-            faults = hardware.faults
-            if faults.fail_next_sync:
-                faults.fail_next_sync = False
-                hardware.stats["disk_sync_error"] += 1
+            if hardware.next_sync_fails():
                 inode.forget_dirty()
                 _settle(future, DiskFailedError(f"syncing {self._path}: {_EIO}"))
                 return
@@ -78,9 +72,7 @@ class SimFile:
         if is_growing and self._hardware.is_full(posixpath.dirname(self._path)):
             self._hardware.stats["enospc"] += 1
             raise DiskFullError(f"writing {self._path}: no space left on device")
-        if self._hardware.faults.fail_next_write:
-            self._hardware.faults.fail_next_write = False
-            self._hardware.stats["disk_write_error"] += 1
+        if self._hardware.next_write_fails():
             self.inode.write([content[: len(content) // 2]], offset)
             raise DiskFailedError(f"writing {self._path} at {offset}: {_EIO}")
         self._disk.note("write", self._path, offset, content)
@@ -99,7 +91,7 @@ class SimFile:
         found = self.read_nowait(offset, size)
         if found is None:
             await self._disk.work(self._hardware.faults.read_time)
-            self.may_fail(offset)
+            self._disk.may_fail_to_read(f"reading {self._path} at {offset}")
             found = bytes(self.inode.data[offset : offset + size])
         return found
 
@@ -107,16 +99,8 @@ class SimFile:
         """See `File`."""
         await self._disk.work(self._hardware.faults.read_time)
         if ranges:
-            self.may_fail(ranges[0][0])
+            self._disk.may_fail_to_read(f"reading {self._path} at {ranges[0][0]}")
         return [bytes(self.inode.data[offset : offset + size]) for offset, size in ranges]
-
-    def may_fail(self, offset: int) -> None:
-        """Raise DiskFailedError if reads fail now."""
-        hardware = self._hardware
-        if hardware.faults.failing_reads and hardware.rng.random() < hardware.faults.failing_reads:
-            hardware.stats["eio_read"] += 1
-            hardware.noticed("disk_read_errors")
-            raise DiskFailedError(f"reading {self._path} at {offset}: {_EIO}")
 
     def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
         """See `File`: nothing is gained by it here."""
@@ -130,6 +114,7 @@ class SimFile:
         if self._hardware.is_full(posixpath.dirname(self._path)):
             self._hardware.stats["enospc"] += 1
             raise DiskFullError(f"reserving {size} bytes for {self._path}: no space left on device")
+        self._disk.may_fail_to_change(f"reserving {size} bytes for {self._path}")
         self._disk.note("preallocate", self._path, size)
         if size > len(self.inode.data):
             self.inode.resize(size)
@@ -137,6 +122,7 @@ class SimFile:
     async def truncate(self, size: int) -> None:
         """See `File`."""
         await self._disk.work()
+        self._disk.may_fail_to_change(f"cutting {self._path}")
         self._disk.note("truncate", self._path, size)
         self.inode.resize(size)
 
@@ -144,9 +130,7 @@ class SimFile:
         """See `File`."""
         snapshot = self.inode.snapshot()
         await self._disk.work(draw(self._hardware.rng, self._hardware.faults.sync_time))
-        if self._hardware.faults.fail_next_sync:
-            self._hardware.faults.fail_next_sync = False
-            self._hardware.stats["disk_sync_error"] += 1
+        if self._hardware.next_sync_fails():
             self.inode.forget_dirty()
             raise DiskFailedError(f"syncing {self._path}: {_EIO}")
         self._disk.note("sync", self._path)
@@ -205,6 +189,19 @@ class SimDisk:
         self.loop.post(self.process, delay, _settle, future, None)
         await future
 
+    def may_fail_to_read(self, what: str) -> None:
+        """Raise DiskFailedError if reads fail now."""
+        hardware = self.hardware
+        if hardware.faults.failing_reads and hardware.rng.random() < hardware.faults.failing_reads:
+            hardware.stats["eio_read"] += 1
+            hardware.noticed("disk_read_errors")
+            raise DiskFailedError(f"{what}: {_EIO}")
+
+    def may_fail_to_change(self, what: str) -> None:
+        """Raise DiskFailedError if this change of a name or of a size is the one that is to fail."""
+        if self.hardware.next_change_fails():
+            raise DiskFailedError(f"{what}: {_EIO}")
+
     def _directory(self, path: str) -> Directory:
         found = self.hardware.directories.get(posixpath.normpath(path))
         if found is None:
@@ -218,6 +215,7 @@ class SimDisk:
         """See `Disk`."""
         await self.work()
         directory, name = self._find(path)
+        self.may_fail_to_change(f"opening {path}")
         self.note("create", path)
         inode = self.hardware.new_inode()
         directory.change((name, inode))
@@ -229,14 +227,15 @@ class SimDisk:
         directory, name = self._find(path)
         if name not in directory.entries:
             raise FileNotFoundError(errno.ENOENT, "No such file", path)
-        file = SimFile(self, directory.entries[name], path)
-        file.may_fail(0)
-        return file
+        self.may_fail_to_read(f"opening {path}")
+        return SimFile(self, directory.entries[name], path)
 
     async def list_directory(self, path: str) -> list[str]:
         """See `Disk`."""
         await self.work()
-        return sorted(self._directory(path).entries)
+        directory = self._directory(path)
+        self.may_fail_to_read(f"listing {path}")
+        return sorted(directory.entries)
 
     async def make_directory(self, path: str) -> None:
         """See `Disk`."""
@@ -254,6 +253,7 @@ class SimDisk:
         assert directory is target, "a renaming across directories"
         if old_name not in directory.entries:
             raise FileNotFoundError(errno.ENOENT, "No such file", old)
+        self.may_fail_to_change(f"renaming {old}")
         self.note("rename", old, new)
         directory.change((old_name, None), (new_name, directory.entries[old_name]))
 
@@ -262,23 +262,26 @@ class SimDisk:
         await self.work()
         directory, name = self._find(path)
         if name in directory.entries:
+            self.may_fail_to_change(f"removing {path}")
             self.note("unlink", path)
             directory.change((name, None))
 
     async def sync_directory(self, path: str) -> None:
         """See `Disk`."""
         path = posixpath.normpath(path)
-        for inner, directory in self.hardware.directories.items():
-            if posixpath.dirname(inner) == path:
-                directory.is_durable = True
-        found = self.hardware.directories.get(path)
+        directories = self.hardware.directories
+        inner = [directory for other, directory in directories.items() if posixpath.dirname(other) == path]
+        found = directories.get(path)
         covered = len(found.changes) if found is not None else 0
         await self.work(draw(self.hardware.rng, self.hardware.faults.sync_time))
-        self.note("sync_directory", path)
+        has_failed = self.hardware.next_sync_of_names_fails()
         if found is not None:
-            for settings in found.changes[:covered]:
-                apply(found.durable, settings)
-            del found.changes[:covered]
+            found.end_sync(covered, has_failed=has_failed)
+        if has_failed:
+            raise DiskFailedError(f"syncing {path}: {_EIO}")
+        self.note("sync_directory", path)
+        for directory in inner:
+            directory.is_durable = True
 
     def lock_directory(self, path: str) -> SimLock:
         """See `Disk`."""

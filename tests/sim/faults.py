@@ -249,14 +249,22 @@ def disk_full(simulation: Simulation, fault: Fault) -> None:
 
 @kind
 def disk_write_error(simulation: Simulation, fault: Fault) -> None:
-    """The next write fails halfway with EIO."""
-    simulation.disks[fault.target].faults.fail_next_write = True
+    """The next write fails halfway with EIO, or the next change of a name or of a size, with no effect."""
+    faults = simulation.disks[fault.target].faults
+    if fault.amount < 0.5:
+        faults.fail_next_write = True
+    else:
+        faults.fail_next_change = True
 
 
 @kind
 def disk_sync_error(simulation: Simulation, fault: Fault) -> None:
-    """The next sync fails with EIO."""
-    simulation.disks[fault.target].faults.fail_next_sync = True
+    """The next sync fails with EIO, or the next one of a directory, which are rare among the journal's."""
+    faults = simulation.disks[fault.target].faults
+    if fault.amount < 0.6:
+        faults.fail_next_sync = True
+    else:
+        faults.fail_next_sync_of_names = True
 
 
 @kind

@@ -13,7 +13,10 @@ Fault model
 - A process that is killed leaves the page cache as it is; what is in it still is not durable.
 - After a sync that failed, the pages it was to write count as clean and are not durable: a later sync does
   not write them, reads give them from the cache, and a power cut takes them back (as on Linux).
-- EIO on a write leaves a part of it in the cache (a short write). ENOSPC comes from reserving and growing.
+  So it is with a directory: names that a failed sync was to write are shown, later syncs do not write them,
+  and a power cut may take each of them back.
+- EIO on a write leaves a part of it in the cache (a short write), and on a change of a name or a size nothing
+  is changed. ENOSPC comes from reserving and growing.
 - EIO on a read says nothing of what is stored: read again later, it is there.
 
 Faults of the medium, which a bookie is to detect (rule 5): a bit flips in what is stored; a write is lost,
@@ -125,30 +128,53 @@ def _resize(content: bytearray, size: int) -> None:
         content.extend(bytes(size - len(content)))
 
 
+Setting = tuple[str, Inode | None]
+"""A name, and the file that it is given to; None: it is taken away."""
+Settings = tuple[Setting, ...]
+
+
 class Directory:
     """Names of files: as the system shows them, as they are on the medium, and the changes between."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Inode] = {}
         self.durable: dict[str, Inode] = {}
-        self.changes: list[tuple[tuple[str, Inode | None], ...]] = []
+        self.changes: list[Settings] = []
         self.is_durable = False
+        self._doubtful: list[tuple[Settings, bool]] = []
+        """From the first change on that a failed sync was to write: all until now, and which were synced."""
 
-    def change(self, *settings: tuple[str, Inode | None]) -> None:
+    def change(self, *settings: Setting) -> None:
         """Give names to files, or take them away: all of these settings together or none."""
         self.changes.append(settings)
         apply(self.entries, settings)
 
+    def end_sync(self, covered: int, *, has_failed: bool) -> None:
+        """End a sync of the first changes there are: they are durable, or will not be by any later one."""
+        for settings in self.changes[:covered]:
+            if has_failed or self._doubtful:
+                self._doubtful.append((settings, not has_failed))
+            else:
+                apply(self.durable, settings)
+        del self.changes[:covered]
+
+    def inodes(self) -> dict[int, Inode]:
+        """Give the files that have a name here, or may have one after a power cut."""
+        found = [*self.entries.values(), *self.durable.values()]
+        found += [inode for settings, _ in self._doubtful for _, inode in settings if inode is not None]
+        return dict(sorted((inode.number, inode) for inode in found))
+
     def lose_power(self, rng: random.Random) -> None:
         """Keep what is durable, and any of the changes that are not."""
-        for settings in self.changes:
-            if rng.random() < 0.5:
+        for settings, is_synced in [*self._doubtful, *((settings, False) for settings in self.changes)]:
+            if is_synced or rng.random() < 0.5:
                 apply(self.durable, settings)
         self.changes.clear()
+        self._doubtful.clear()
         self.entries = dict(self.durable)
 
 
-def apply(entries: dict[str, Inode], settings: tuple[tuple[str, Inode | None], ...]) -> None:
+def apply(entries: dict[str, Inode], settings: Settings) -> None:
     """Carry out a change of names."""
     for name, inode in settings:
         if inode is None:
@@ -165,7 +191,11 @@ class DiskFaults:
     full: dict[str, None] = field(default_factory=dict)
     """The directories that have no space."""
     fail_next_write: bool = False
+    fail_next_change: bool = False
+    """Of a name or of a size."""
     fail_next_sync: bool = False
+    """Of a file or of a directory."""
+    fail_next_sync_of_names: bool = False
     failing_reads: float = 0.0
     lose_next_write: bool = False
     misdirect_next_write: bool = False
@@ -206,11 +236,9 @@ class Hardware:
             if not directory.is_durable and rng.random() < 0.5:
                 del self.directories[path]
                 continue
-            seen: dict[int, Inode] = {}
-            for inode in [*directory.entries.values(), *directory.durable.values()]:
-                seen[inode.number] = inode
+            inodes = directory.inodes()
             directory.lose_power(rng)
-            for _, inode in sorted(seen.items()):
+            for inode in inodes.values():
                 inode.lose_power(rng, self.stats)
         self.locks.clear()
         self._journal_free_at = 0.0
@@ -230,6 +258,35 @@ class Hardware:
         for until in self._awaited.pop(kind, ()):
             if until >= self.loop.now:
                 self.stats[kind] += 1
+
+    def next_write_fails(self) -> bool:
+        """Tell a write whether it is the one that is to fail."""
+        return self.faults.fail_next_write and self._fails("fail_next_write", "disk_write_error")
+
+    def next_change_fails(self) -> bool:
+        """Tell a change of a name or of a size whether it is the one that is to fail."""
+        if self.faults.fail_next_change:
+            self.stats["disk_write_error_of_change"] += 1
+            return self._fails("fail_next_change", "disk_write_error")
+        return False
+
+    def next_sync_fails(self) -> bool:
+        """Tell a sync whether it is the one that is to fail."""
+        return self.faults.fail_next_sync and self._fails("fail_next_sync", "disk_sync_error")
+
+    def next_sync_of_names_fails(self) -> bool:
+        """Tell a sync of a directory the same."""
+        faults = self.faults
+        if not (faults.fail_next_sync or faults.fail_next_sync_of_names):
+            return False
+        self.stats["disk_sync_error_of_directory"] += 1
+        which = "fail_next_sync_of_names" if faults.fail_next_sync_of_names else "fail_next_sync"
+        return self._fails(which, "disk_sync_error")
+
+    def _fails(self, which: str, kind: str) -> bool:
+        setattr(self.faults, which, False)
+        self.stats[kind] += 1
+        return True
 
     def is_full(self, directory: str) -> bool:
         """Tell somebody who needs room whether there is none."""

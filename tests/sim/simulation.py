@@ -198,7 +198,8 @@ class Simulation:
             warm(faults)
             faults.slow_factor, faults.failing_reads = 1.0, 0.0
             faults.full.clear()
-            faults.fail_next_sync = faults.fail_next_write = False
+            faults.fail_next_sync = faults.fail_next_sync_of_names = False
+            faults.fail_next_write = faults.fail_next_change = False
             faults.lose_next_write = faults.misdirect_next_write = False
         for process in self.network.processes.values():
             if process.is_paused and process.is_alive:
