@@ -37,7 +37,8 @@ from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.provision import SpaceLimits
 from bookie_aio.storage.reclaim import ReclaimConfig
 from bookie_aio.wire.messages import Stop
-from tests.sim.disk import PAGE, SECTOR, Directory, Hardware, Inode, SimDisk
+from tests.sim.disk import SimDisk
+from tests.sim.hardware import PAGE, SECTOR, Directory, Hardware, Inode
 from tests.sim.loop import Process, SimLoop
 from tests.sim.quiet import quiet
 from tests.support.storage import entries_of, make_block

@@ -1,324 +1,27 @@
-"""SimDisk: a disk of bytes with a page cache, behind the `Disk` seam of `bookie_aio.storage.disk`.
+"""SimDisk: the `Disk` seam of `bookie_aio.storage.disk`, in front of one host's `Hardware`.
 
-Fault model
-- A write goes to the page cache. Only a sync makes it durable; the sync of a file covers what was written to
-  it before the sync began, data and size.
-- When power fails, of everything not synced any subset is on the disk: each page of 4,096 bytes is old, new,
-  or torn at sectors of 512 bytes, each old or new. A file's size is the old or the new one.
-- A directory's entries need a sync of their own. Without it a creation, a removal or a renaming may or may
-  not have happened, each by itself, though a renaming happens as a whole. A file whose entry is lost is
-  lost.
-- A process that is killed leaves the page cache as it is; what is in it still is not durable.
-- After a sync that failed, the pages it was to write count as clean and are not durable: a later sync does
-  not write them, reads give them from the cache, and a power cut takes them back (as on Linux).
-- EIO on a write leaves a part of it in the cache (a short write). ENOSPC comes from reserving and growing.
-- EIO on a read says nothing of what is stored: read again later, it is there.
-
-Faults of the medium, which a bookie is to detect (rule 5): a bit flips in what is stored; a write is lost,
-or lands elsewhere in the file, though the disk reported it durable; the whole disk is gone ("wiped").
-
-Fault budget, so that no run asks for the impossible: (1) at most one bookie in a run has faults of the
-medium, and only in runs whose ledgers all have Qa ≥ 2, so every acknowledged entry keeps an honest and intact
-replica; (2) nothing happens to the last group of the journal while it is the last: one bookie cannot tell
-such damage from a torn write. A lost or misdirected write therefore counts only once a later group is
-durable; power failing before that finds it where it should be.
+Owns what each call of the seam does and how long it takes. What a fault is, and which may be asked for, is
+told at the top of `tests.sim.hardware`.
 """
 
 from __future__ import annotations
 
 import errno
 import posixpath
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.storage.disk import Space
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError
+from tests.sim.hardware import PAGE, Directory, draw
 
 if TYPE_CHECKING:
     import asyncio
-    import random
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from tests.sim.loop import Process, SimLoop
+    from tests.sim.hardware import Hardware, Inode
+    from tests.sim.loop import Process
 
-PAGE = 4096
-SECTOR = 512
 _EIO = OSError(errno.EIO, "Input/output error")
-
-
-class Inode:
-    """A file's bytes: as the system shows them (`data`), and as they are on the medium (`durable`)."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.data = bytearray()
-        self.durable = bytearray()
-        self.dirty: dict[int, None] = {}  # pages
-        self.written: dict[int, None] = {}  # pages that were ever written to, rather than reserved
-        self.size_is_dirty = False
-
-    def write(self, buffers: Sequence[Any], offset: int) -> int:
-        """Change the cache; gives the end of what was written."""
-        content = b"".join(buffers)
-        end = offset + len(content)
-        if end > len(self.data):
-            self.resize(end)
-        self.data[offset:end] = content
-        for page in range(offset // PAGE, (end + PAGE - 1) // PAGE):
-            self.dirty[page] = self.written[page] = None
-        return end
-
-    def resize(self, size: int) -> None:
-        """Cut the file, or grow it by zeros that are reserved."""
-        if size < len(self.data):
-            del self.data[size:]
-            for page in [page for page in self.written if page * PAGE >= size]:
-                del self.written[page]
-        else:
-            self.data.extend(bytes(size - len(self.data)))
-        self.size_is_dirty = True
-
-    def snapshot(self) -> tuple[dict[int, bytes], int]:
-        """Give what a sync that begins now covers: dirty pages, and the size."""
-        pages = {page: bytes(self.data[page * PAGE : (page + 1) * PAGE]) for page in self.dirty}
-        return pages, len(self.data)
-
-    def make_durable(self, snapshot: tuple[dict[int, bytes], int]) -> None:
-        """End a sync."""
-        pages, size = snapshot
-        durable, data = self.durable, self.data
-        _resize(durable, size)
-        for page, content in pages.items():
-            at = page * PAGE
-            durable[at : at + len(content)] = content  # ends at `size` at the latest, as the file did
-            if data[at : at + PAGE] == content:
-                self.dirty.pop(page, None)
-        self.size_is_dirty = len(data) != size
-
-    def forget_dirty(self) -> None:
-        """End a sync that failed: the pages look clean from now on."""
-        self.dirty.clear()
-        self.size_is_dirty = False
-
-    def lose_power(self, rng: random.Random, stats: dict[str, int]) -> None:
-        """Keep what is durable, and any part of what is not."""
-        kept = bytearray(self.durable)
-        if self.size_is_dirty and rng.random() < 0.5:
-            _resize(kept, len(self.data))
-        for page in self.dirty:
-            fate = rng.random()
-            if fate < 0.35:
-                stats["page_lost"] += 1
-                continue
-            torn = fate > 0.7
-            for at in range(page * PAGE, (page + 1) * PAGE, SECTOR):
-                if at < len(kept) and not (torn and rng.random() < 0.5):
-                    part = self.data[at : min(at + SECTOR, len(kept))]
-                    kept[at : at + len(part)] = part
-            stats["page_torn" if torn else "page_kept"] += 1
-        self.durable = kept
-        self.data = bytearray(kept)
-        self.dirty.clear()
-        self.size_is_dirty = False
-        self.written = {page: None for page in self.written if page * PAGE < len(kept)}
-
-
-def _resize(content: bytearray, size: int) -> None:
-    if size < len(content):
-        del content[size:]
-    else:
-        content.extend(bytes(size - len(content)))
-
-
-class Directory:
-    """Names of files: as the system shows them, as they are on the medium, and the changes between."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, Inode] = {}
-        self.durable: dict[str, Inode] = {}
-        self.changes: list[tuple[tuple[str, Inode | None], ...]] = []
-        self.is_durable = False
-
-    def change(self, *settings: tuple[str, Inode | None]) -> None:
-        """Give names to files, or take them away: all of these settings together or none."""
-        self.changes.append(settings)
-        _apply(self.entries, settings)
-
-    def lose_power(self, rng: random.Random) -> None:
-        """Keep what is durable, and any of the changes that are not."""
-        for settings in self.changes:
-            if rng.random() < 0.5:
-                _apply(self.durable, settings)
-        self.changes.clear()
-        self.entries = dict(self.durable)
-
-
-def _apply(entries: dict[str, Inode], settings: tuple[tuple[str, Inode | None], ...]) -> None:
-    for name, inode in settings:
-        if inode is None:
-            entries.pop(name, None)
-        else:
-            entries[name] = inode
-
-
-@dataclass
-class DiskFaults:
-    """What is wrong with a disk now. Times are in seconds."""
-
-    slow_factor: float = 1.0
-    full: tuple[str, ...] = ()
-    """The directories that have no space."""
-    fail_next_write: bool = False
-    fail_next_sync: bool = False
-    failing_reads: float = 0.0
-    lose_next_write: bool = False
-    misdirect_next_write: bool = False
-    cold_reads: float = 0.3  # the part of them that waits for the medium
-    read_time: float = 0.0002
-    write_time: tuple[float, float] = (0.0001, 0.001)
-    sync_time: tuple[float, float] = (0.001, 0.012)
-    stats: dict[str, int] = field(default_factory=dict)
-
-
-class Hardware:
-    """The disk of one host: it outlives processes and power."""
-
-    def __init__(self, loop: SimLoop, rng: random.Random, stats: dict[str, int]) -> None:
-        self.loop = loop
-        self.rng = rng
-        self.stats = stats
-        self.faults = DiskFaults()
-        self.directories: dict[str, Directory] = {}
-        self.locks: dict[str, Process] = {}
-        self.record: Callable[..., None] | None = None
-        self.when_busy: list[Callable[[], None]] = []  # called once, while the next group is on its way
-        self.last_group: tuple[Inode, int, int] | None = None
-        self._inodes = 0
-        self._journal_free_at = 0.0
-        self._unproven: tuple[Inode, int, bytes, int, bytes] | None = None
-
-    def new_inode(self) -> Inode:
-        """Make an empty file without a name."""
-        self._inodes += 1
-        return Inode(self._inodes)
-
-    def lose_power(self) -> None:
-        """Do as the fault model says; processes on the host are to be dead by now."""
-        self._restore_unproven()
-        rng = self.rng
-        for path, directory in list(self.directories.items()):
-            if not directory.is_durable and rng.random() < 0.5:
-                del self.directories[path]
-                continue
-            seen: dict[int, Inode] = {}
-            for inode in [*directory.entries.values(), *directory.durable.values()]:
-                seen[inode.number] = inode
-            directory.lose_power(rng)
-            for _, inode in sorted(seen.items()):
-                inode.lose_power(rng, self.stats)
-        self.locks.clear()
-        self._journal_free_at = 0.0
-
-    def wipe(self) -> None:
-        """Replace the disk by an empty one."""
-        self.directories.clear()
-        self.locks.clear()
-        self.last_group = self._unproven = None
-
-    def files(self, suffix: str) -> list[Inode]:
-        """Give the files whose names end so, in a fixed order."""
-        return [
-            inode
-            for _, directory in sorted(self.directories.items())
-            for name, inode in sorted(directory.entries.items())
-            if name.endswith(suffix) and inode.durable
-        ]
-
-    def flip_bit(self) -> bool:
-        """Flip a bit of what is stored durably, but not in the last group; gives False for none to be had."""
-        rng = self.rng
-        if self.last_group is None:
-            return False
-        files = self.files(".segment") * 2 + self.files(".index") + self.files("checkpoint")
-        files += [self.last_group[0]] * len(files)  # what is replayed at a start is the likeliest to matter
-        if not files:
-            return False
-        inode = files[int(rng.random() * len(files))]
-        pages = [page for page in inode.written if page * PAGE < len(inode.durable)]
-        if not pages:
-            return False
-        page = pages[int(rng.random() * len(pages))]
-        at = min(page * PAGE + int(rng.random() * PAGE), len(inode.durable) - 1)
-        last, start, end = self.last_group
-        if (inode is last and start - SECTOR <= at < end + SECTOR) or page in inode.dirty:
-            return False
-        mask = 1 << int(rng.random() * 8)
-        inode.durable[at] ^= mask
-        if at < len(inode.data):
-            inode.data[at] ^= mask
-        return True
-
-    # --- the journal's path ----------------------------------------------------------------------
-
-    def begin_group(self) -> float:
-        """Give the delay until the next journal write begins: they are executed in order."""
-        return max(self._journal_free_at - self.loop.now, 0.0)
-
-    def group_times(self) -> tuple[float, float]:
-        """Draw how long a write and its sync take, after the wait for those before."""
-        faults, rng = self.faults, self.rng
-        write = self.begin_group() + _draw(rng, faults.write_time) * faults.slow_factor
-        sync = _draw(rng, faults.sync_time) * faults.slow_factor
-        self._journal_free_at = self.loop.now + write + sync
-        for callback in self.when_busy:
-            # Perhaps a little later: the acknowledgement has left, or is about to.
-            self.loop.post(self.loop.kernel, (write + sync) * 1.3 * rng.random(), callback)
-        self.when_busy.clear()
-        return write, sync
-
-    def group_durable(self, inode: Inode, start: int, end: int) -> None:
-        """Note that a group of the journal was reported durable: those before it may be damaged now."""
-        self._damage_unproven(inode, start)
-        self.last_group = (inode, start, end)
-
-    def lie(self, inode: Inode, offset: int, before: bytes, content: bytes) -> None:
-        """Lose or misdirect the group that has just been synced, once it is not the last any more."""
-        faults = self.faults
-        if not (faults.lose_next_write or faults.misdirect_next_write) or offset < PAGE:
-            return
-        if faults.misdirect_next_write:
-            # Somewhere in the file that an earlier group may occupy, never the header.
-            where = PAGE + SECTOR * int(self.rng.random() * max(1, (offset - PAGE) // SECTOR))
-            faults.misdirect_next_write = False
-        else:
-            where = offset
-            faults.lose_next_write = False
-        self._unproven = (inode, offset, before, where, content)
-
-    def _damage_unproven(self, next_inode: Inode, next_start: int) -> None:
-        if self._unproven is None:
-            return
-        inode, offset, before, where, content = self._unproven
-        self._unproven = None
-        changes = [(offset, before)] if where == offset else [(offset, before), (where, content)]
-        end = offset + len(content)
-        if inode is next_inode:
-            end = min(end, next_start)  # the next group begins in the zeros behind this one
-        for at, part in changes:
-            part = part[: max(end - at, 0)]  # not beyond: the next group lies there
-            for image in (inode.durable, inode.data):
-                if at + len(part) <= len(image):
-                    image[at : at + len(part)] = part
-        self.stats["lost_write" if where == offset else "misdirected_write"] += 1
-
-    def _restore_unproven(self) -> None:
-        self._unproven = None
-
-
-def _draw(rng: random.Random, between: tuple[float, float]) -> float:
-    low, high = between
-    value = low + rng.random() * (high - low)
-    return value * 20 if rng.random() < 0.01 else value
 
 
 class SimFile:
@@ -338,11 +41,8 @@ class SimFile:
         write_time, sync_time = hardware.group_times()
 
         def write() -> None:
-            faults = hardware.faults
             content = b"".join(buffers)
-            if faults.fail_next_write:
-                faults.fail_next_write = False
-                hardware.stats["eio_write"] += 1
+            if hardware.next_write_fails():
                 inode.write([content[: int(hardware.rng.random() * len(content))]], offset)
                 _settle(future, DiskFailedError(f"writing {self._path} at {offset}: {_EIO}"))
                 return
@@ -352,10 +52,7 @@ class SimFile:
             loop.post(disk.process, sync_time, synced, inode.snapshot(), before, content, end)
 
         def synced(snapshot: Any, before: bytes, content: bytes, end: int) -> None:
-            faults = hardware.faults
-            if faults.fail_next_sync:
-                faults.fail_next_sync = False
-                hardware.stats["eio_sync"] += 1
+            if hardware.next_sync_fails():
                 inode.forget_dirty()
                 _settle(future, DiskFailedError(f"syncing {self._path}: {_EIO}"))
                 return
@@ -367,18 +64,15 @@ class SimFile:
         loop.post(disk.process, write_time, write)
         return future
 
-    def _is_full(self) -> bool:
-        return posixpath.dirname(self._path) in self._hardware.faults.full
-
     async def write(self, buffers: Sequence[Any], offset: int) -> None:
         """See `File`."""
         await self._disk.work()
         content = b"".join(buffers)
-        if self._is_full() and offset + len(content) > len(self.inode.data):
+        is_growing = offset + len(content) > len(self.inode.data)
+        if is_growing and self._hardware.is_full(posixpath.dirname(self._path)):
+            self._hardware.stats["enospc"] += 1
             raise DiskFullError(f"writing {self._path}: no space left on device")
-        if self._hardware.faults.fail_next_write:
-            self._hardware.faults.fail_next_write = False
-            self._hardware.stats["eio_write"] += 1
+        if self._hardware.next_write_fails():
             self.inode.write([content[: len(content) // 2]], offset)
             raise DiskFailedError(f"writing {self._path} at {offset}: {_EIO}")
         self._disk.note("write", self._path, offset, content)
@@ -397,7 +91,7 @@ class SimFile:
         found = self.read_nowait(offset, size)
         if found is None:
             await self._disk.work(self._hardware.faults.read_time)
-            self.may_fail(offset)
+            self._disk.may_fail_to_read(f"reading {self._path} at {offset}")
             found = bytes(self.inode.data[offset : offset + size])
         return found
 
@@ -405,15 +99,8 @@ class SimFile:
         """See `File`."""
         await self._disk.work(self._hardware.faults.read_time)
         if ranges:
-            self.may_fail(ranges[0][0])
+            self._disk.may_fail_to_read(f"reading {self._path} at {ranges[0][0]}")
         return [bytes(self.inode.data[offset : offset + size]) for offset, size in ranges]
-
-    def may_fail(self, offset: int) -> None:
-        """Raise DiskFailedError if reads fail now."""
-        hardware = self._hardware
-        if hardware.faults.failing_reads and hardware.rng.random() < hardware.faults.failing_reads:
-            hardware.stats["eio_read"] += 1
-            raise DiskFailedError(f"reading {self._path} at {offset}: {_EIO}")
 
     def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
         """See `File`: nothing is gained by it here."""
@@ -424,9 +111,10 @@ class SimFile:
     async def preallocate(self, size: int) -> None:
         """See `File`."""
         await self._disk.work()
-        if self._is_full():
+        if self._hardware.is_full(posixpath.dirname(self._path)):
             self._hardware.stats["enospc"] += 1
             raise DiskFullError(f"reserving {size} bytes for {self._path}: no space left on device")
+        self._disk.may_fail_to_change(f"reserving {size} bytes for {self._path}")
         self._disk.note("preallocate", self._path, size)
         if size > len(self.inode.data):
             self.inode.resize(size)
@@ -434,16 +122,15 @@ class SimFile:
     async def truncate(self, size: int) -> None:
         """See `File`."""
         await self._disk.work()
+        self._disk.may_fail_to_change(f"cutting {self._path}")
         self._disk.note("truncate", self._path, size)
         self.inode.resize(size)
 
     async def sync(self) -> None:
         """See `File`."""
         snapshot = self.inode.snapshot()
-        await self._disk.work(_draw(self._hardware.rng, self._hardware.faults.sync_time))
-        if self._hardware.faults.fail_next_sync:
-            self._hardware.faults.fail_next_sync = False
-            self._hardware.stats["eio_sync"] += 1
+        await self._disk.work(draw(self._hardware.rng, self._hardware.faults.sync_time))
+        if self._hardware.next_sync_fails():
             self.inode.forget_dirty()
             raise DiskFailedError(f"syncing {self._path}: {_EIO}")
         self._disk.note("sync", self._path)
@@ -502,6 +189,19 @@ class SimDisk:
         self.loop.post(self.process, delay, _settle, future, None)
         await future
 
+    def may_fail_to_read(self, what: str) -> None:
+        """Raise DiskFailedError if reads fail now."""
+        hardware = self.hardware
+        if hardware.faults.failing_reads and hardware.rng.random() < hardware.faults.failing_reads:
+            hardware.stats["eio_read"] += 1
+            hardware.noticed("disk_read_errors")
+            raise DiskFailedError(f"{what}: {_EIO}")
+
+    def may_fail_to_change(self, what: str) -> None:
+        """Raise DiskFailedError if this change of a name or of a size is the one that is to fail."""
+        if self.hardware.next_change_fails():
+            raise DiskFailedError(f"{what}: {_EIO}")
+
     def _directory(self, path: str) -> Directory:
         found = self.hardware.directories.get(posixpath.normpath(path))
         if found is None:
@@ -515,6 +215,7 @@ class SimDisk:
         """See `Disk`."""
         await self.work()
         directory, name = self._find(path)
+        self.may_fail_to_change(f"opening {path}")
         self.note("create", path)
         inode = self.hardware.new_inode()
         directory.change((name, inode))
@@ -526,14 +227,15 @@ class SimDisk:
         directory, name = self._find(path)
         if name not in directory.entries:
             raise FileNotFoundError(errno.ENOENT, "No such file", path)
-        file = SimFile(self, directory.entries[name], path)
-        file.may_fail(0)
-        return file
+        self.may_fail_to_read(f"opening {path}")
+        return SimFile(self, directory.entries[name], path)
 
     async def list_directory(self, path: str) -> list[str]:
         """See `Disk`."""
         await self.work()
-        return sorted(self._directory(path).entries)
+        directory = self._directory(path)
+        self.may_fail_to_read(f"listing {path}")
+        return sorted(directory.entries)
 
     async def make_directory(self, path: str) -> None:
         """See `Disk`."""
@@ -551,6 +253,7 @@ class SimDisk:
         assert directory is target, "a renaming across directories"
         if old_name not in directory.entries:
             raise FileNotFoundError(errno.ENOENT, "No such file", old)
+        self.may_fail_to_change(f"renaming {old}")
         self.note("rename", old, new)
         directory.change((old_name, None), (new_name, directory.entries[old_name]))
 
@@ -559,23 +262,26 @@ class SimDisk:
         await self.work()
         directory, name = self._find(path)
         if name in directory.entries:
+            self.may_fail_to_change(f"removing {path}")
             self.note("unlink", path)
             directory.change((name, None))
 
     async def sync_directory(self, path: str) -> None:
         """See `Disk`."""
         path = posixpath.normpath(path)
-        for inner, directory in self.hardware.directories.items():
-            if posixpath.dirname(inner) == path:
-                directory.is_durable = True
-        found = self.hardware.directories.get(path)
+        directories = self.hardware.directories
+        inner = [directory for other, directory in directories.items() if posixpath.dirname(other) == path]
+        found = directories.get(path)
         covered = len(found.changes) if found is not None else 0
-        await self.work(_draw(self.hardware.rng, self.hardware.faults.sync_time))
-        self.note("sync_directory", path)
+        await self.work(draw(self.hardware.rng, self.hardware.faults.sync_time))
+        has_failed = self.hardware.next_sync_of_names_fails()
         if found is not None:
-            for settings in found.changes[:covered]:
-                _apply(found.durable, settings)
-            del found.changes[:covered]
+            found.end_sync(covered, has_failed=has_failed)
+        if has_failed:
+            raise DiskFailedError(f"syncing {path}: {_EIO}")
+        self.note("sync_directory", path)
+        for directory in inner:
+            directory.is_durable = True
 
     def lock_directory(self, path: str) -> SimLock:
         """See `Disk`."""
@@ -588,7 +294,7 @@ class SimDisk:
 
     def space(self, path: str) -> Space:
         """See `Disk`."""
-        return Space(0 if posixpath.normpath(path) in self.hardware.faults.full else 1 << 40, 1 << 40)
+        return Space(0 if self.hardware.is_full(posixpath.normpath(path)) else 1 << 40, 1 << 40)
 
 
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:

@@ -25,6 +25,7 @@ protocol where they have one.
   entries already acknowledged, when the metadata come to name it (rule 11).
 - AddsGoOn: with guaranteed write quorum, a writer's adds are acknowledged within a bound while Qa bookies of
   its ensemble are well, whatever the others do (rule 9; `tests.sim.profiles_refusals`).
+- WipedBookiesDoNotServe: a bookie whose disk was replaced by an empty one does not start (rule 6).
 - Liveness: once faults stop, every ledger can be recovered and closed within a bound.
 - Unexpected: nothing raises what is not in the tree of errors.
 

@@ -203,7 +203,7 @@ class SimMetadataStore(MetadataStore):
         loses_answer = False
         if faults.is_cut:
             # It waits in the sender's buffer: lost, or sent when the link is back.
-            self._count("meta_cut")
+            self._count("meta_request_cut")
             if fate < 0.5:
                 self._post(self._timeout_s * (0.5 + 2 * rng.random()), self._late, effect, is_server=True)
             loses_answer = True

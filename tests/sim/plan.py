@@ -55,7 +55,7 @@ class Plan:
     order: Order
     segment_bytes: int
     dishonest: str
-    """The one bookie whose medium may lie; see the fault budget in `tests.sim.disk`."""
+    """The one bookie whose medium may lie; see the fault budget in `tests.sim.hardware`."""
     directories: int = 1
     """How many data directories a bookie has. Each may be full by itself."""
     power_cut_at_end: bool = True

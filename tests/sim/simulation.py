@@ -20,6 +20,7 @@ import random
 import traceback
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import client_aio.client
@@ -32,12 +33,15 @@ from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.provision import SpaceLimits
 from bookie_aio.storage.reclaim import ReclaimConfig
 from client_aio import Client, ClientConfig, connect
-from metadata.errors import BookKeeperError
+from metadata.errors import BookKeeperError, CookieMismatchError, DiskFailedError, MetadataError
+from metadata.ids import cookie_key
 from tests.sim import roles
-from tests.sim.disk import Hardware, SimDisk
+from tests.sim.disk import SimDisk
 from tests.sim.faults import strike, warm
+from tests.sim.hardware import Hardware
 from tests.sim.history import History, timeline
 from tests.sim.judgement import judge
+from tests.sim.lasting import Lasting
 from tests.sim.loop import SimLoop, SimulationError
 from tests.sim.metadata import MetadataFaults, SimMetadataStore, SimTree
 from tests.sim.network import SimNetwork
@@ -53,8 +57,9 @@ if TYPE_CHECKING:
     from tests.sim.plan import Actor, Plan
 
 PORT = 3181
-_DISK_FAILURES = ("eio_read", "eio_sync", "eio_write", "enospc")
+_DISK_FAILURES = ("eio_read", "enospc", "disk_write_error", "disk_sync_error")
 RESTART_DELAY_S = 0.3
+_WIPED_RESTART_DELAY_S = 3.0  # it refuses every time, and others have enough to do
 SESSION_TIMEOUT_S = 2.0
 HEALING_BOUND_S = 90.0
 _EPOCH_MS = 1_800_000_000_000
@@ -123,6 +128,7 @@ class Simulation:
         self.ledger_ids: list[int] = []
         self._ids_by: dict[str, list[int]] = defaultdict(list)
         self.is_healed = False
+        self.lasting = Lasting(self.after)
         self.script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
         self.wiped: set[str] = set()
         self._meta_faults: dict[str, MetadataFaults] = {}
@@ -190,6 +196,7 @@ class Simulation:
 
     def _heal(self) -> None:
         self.history.note("phase", "healing")
+        self.lasting.forget()
         self.network.open_all()
         for name, faults in self._meta_faults.items():
             self._meta_faults[name] = MetadataFaults()
@@ -198,15 +205,17 @@ class Simulation:
             disk.when_busy.clear()
             faults = disk.faults
             warm(faults)
-            faults.slow_factor, faults.full, faults.failing_reads = 1.0, (), 0.0
-            faults.fail_next_sync = faults.fail_next_write = False
+            faults.slow_factor, faults.failing_reads = 1.0, 0.0
+            faults.full.clear()
+            faults.fail_next_sync = faults.fail_next_sync_of_names = False
+            faults.fail_next_write = faults.fail_next_change = False
             faults.lose_next_write = faults.misdirect_next_write = False
         for process in self.network.processes.values():
             if process.is_paused and process.is_alive:
                 self.loop.resume(process)
         for name in self.plan.bookies:
             process = self.network.processes.get(name)
-            if name not in self.wiped and (process is None or not process.is_alive):
+            if process is None or not process.is_alive:
                 self.start_bookie(name)
 
     def after(self, seconds: float, callback: Callable[..., object], *args: Any) -> None:
@@ -222,7 +231,7 @@ class Simulation:
     def start_bookie(self, name: str) -> None:
         """Start a bookie as its command line does; a supervisor starts it again when it ends."""
         process = self.network.processes.get(name)
-        if (process is not None and process.is_alive) or name in self.wiped:
+        if process is not None and process.is_alive:
             return
         self._boots[name] += 1
         self.bookies.pop(name, None)
@@ -258,14 +267,16 @@ class Simulation:
             )
             self.bookies[name] = bookie
             self.history.note(name, "serves")
+            self.history.require(
+                name not in self.wiped, "WipedBookiesDoNotServe", lambda: f"{name} serves from an empty disk"
+            )
             error = await bookie.stopped
             self.history.note(name, "stopped:", repr(error))
             self._check_reason(name, error)
             await bookie.close()
         except (BookKeeperError, OSError) as error:
             self.history.note(name, "did not start:", repr(error))
-            if isinstance(error, OSError):
-                self._check_reason(name, error)
+            self._refused(name, error)
         except Exception as error:
             self._unexpected(process, error, f"{name} main")
         # The process ends here; its supervisor starts it again.
@@ -282,10 +293,22 @@ class Simulation:
 
     def _ended(self, name: str, process: Process) -> None:
         if process.is_alive:
-            self.stats["bookie_restarted_itself"] += 1
+            self.stats["bookie_restarted_itself"] += name not in self.wiped
             self._kill(process, has_power=True)
-            rest = RESTART_DELAY_S if self.is_healed else self._rests.get(name, RESTART_DELAY_S)
+            if name in self.wiped:
+                rest = _WIPED_RESTART_DELAY_S
+            else:
+                rest = RESTART_DELAY_S if self.is_healed else self._rests.get(name, RESTART_DELAY_S)
             self.after(rest, self.start_bookie, name)
+
+    def _refused(self, name: str, error: BookKeeperError | OSError) -> None:
+        """Check the reason why a bookie did not start, and that one which lost its disk says so."""
+        if isinstance(error, OSError):
+            self._check_reason(name, error)
+        elif isinstance(error, CookieMismatchError) and name in self.wiped:
+            self.stats["wiped_bookie_refused"] += 1
+        elif name in self.wiped and not isinstance(error, MetadataError | DiskFailedError):
+            self.history.fail("WipedBookiesDoNotServe", f"{name} did not start on its empty disk: {error!r}")
 
     def _wall_ms(self, process: Process) -> int:
         return _EPOCH_MS + int((self.loop.now + process.clock_offset) * 1000)
@@ -318,11 +341,15 @@ class Simulation:
         self.loop.spawn(self.network.processes[name], bookie.close(), f"{name} closes")
         return True
 
-    def wipe(self, name: str) -> bool:
-        """Take a bookie's disk away for good."""
-        if self.wiped:
+    def wipe(self, name: str, *, back_after: float) -> bool:
+        """Take a bookie's disk away for good; its supervisor starts it on an empty one, again and again.
+
+        It may not be formatted yet: then it has promised nothing, and is as new as its disk.
+        """
+        if self.wiped or self.tree.find(cookie_key(name)) is None:
             return False
         self.stop_bookie(name, has_power=False, back_after=None)
+        self.after(back_after, self.start_bookie, name)
         self.wiped.add(name)
         self.disks[name].wipe()
         return True
@@ -421,13 +448,24 @@ class Simulation:
         store = self.stores.get(name)
         if store is None:
             return False
+        if is_paused:
+            if seconds > SESSION_TIMEOUT_S:
+                self.after(SESSION_TIMEOUT_S, self._expire, name, store)
+            return True
         faults = self.metadata_faults(name)
-        if not is_paused:
-            faults.is_cut, faults.cut_since = True, self.loop.now
-            self.after(seconds, setattr, faults, "is_cut", False)
-        if seconds > SESSION_TIMEOUT_S:
-            self.after(SESSION_TIMEOUT_S, self._expire, name, store)
+
+        def cut() -> None:
+            if not faults.is_cut:  # or the client's session ends by the cut that it is in
+                faults.is_cut, faults.cut_since = True, self.loop.now
+                self.after(SESSION_TIMEOUT_S, self._expire_if_cut, name, store, faults.cut_since)
+
+        self.lasting.begin(("meta_cut", name), seconds, cut, partial(setattr, faults, "is_cut", False))
         return True
+
+    def _expire_if_cut(self, name: str, store: SimMetadataStore, since: float) -> None:
+        faults = self.metadata_faults(name)
+        if faults.is_cut and faults.cut_since == since:
+            self._expire(name, store)
 
     def _expire(self, name: str, store: SimMetadataStore) -> None:
         process = store.process
