@@ -21,9 +21,8 @@ import fcntl
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -171,16 +170,43 @@ def _write_all(descriptor: int, buffers: Sequence[Buffer], offset: int) -> None:
 
 
 class RealFile:
-    """A file of the operating system. Made by `RealDisk`."""
+    """A file of the operating system. Made by `RealDisk`.
+
+    Its descriptor outlives `close` for as long as a thread changes the file, whether anybody waits for that
+    or not: the next file that is opened would get that number, and the rest of what is being written.
+    """
 
     def __init__(self, disk: RealDisk, descriptor: int, path: str) -> None:
         self._disk = disk
         self._descriptor = descriptor
         self._path = path
+        self._lock = threading.Lock()
+        self._changes = 0  # of the file, that threads have been asked for and have not ended
+        self._is_closed = False
+
+    def _begin_change(self) -> None:
+        with self._lock:
+            self._changes += 1
+
+    def _end_change(self, _: object = None) -> None:
+        with self._lock:
+            self._changes -= 1
+            is_last = self._is_closed and not self._changes
+        if is_last:
+            self._close()
+
+    async def _change(
+        self, what: str, function: Callable[_P, None], /, *args: _P.args, **more: _P.kwargs
+    ) -> None:
+        """Run in the pool what changes the file."""
+        self._begin_change()
+        await self._disk.call_until(self._end_change, what, function, *args, **more)
 
     def write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
         """See `File`."""
-        return self._disk.journal_thread.call(self._write_and_sync, buffers, offset)
+        thread = self._disk.journal_thread
+        self._begin_change()
+        return thread.call(self._write_and_sync, buffers, offset)
 
     def _write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> None:
         try:
@@ -188,12 +214,12 @@ class RealFile:
             os.fdatasync(self._descriptor)
         except OSError as error:
             raise _typed(error, f"writing {self._path} at {offset}") from error
+        finally:
+            self._end_change()
 
     async def write(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See `File`."""
-        await self._disk.call(
-            f"writing {self._path} at {offset}", _write_all, self._descriptor, buffers, offset
-        )
+        await self._change(f"writing {self._path} at {offset}", _write_all, self._descriptor, buffers, offset)
 
     def read_nowait(self, offset: int, size: int) -> Buffer | None:
         """See `File`."""
@@ -254,7 +280,7 @@ class RealFile:
 
     async def preallocate(self, size: int) -> None:
         """See `File`."""
-        await self._disk.call(f"reserving {size} bytes for {self._path}", self._preallocate, size)
+        await self._change(f"reserving {size} bytes for {self._path}", self._preallocate, size)
 
     def _preallocate(self, size: int) -> None:
         if hasattr(os, "posix_fallocate"):
@@ -272,7 +298,7 @@ class RealFile:
 
     async def truncate(self, size: int) -> None:
         """See `File`."""
-        await self._disk.call(f"cutting {self._path}", os.ftruncate, self._descriptor, size)
+        await self._change(f"cutting {self._path}", os.ftruncate, self._descriptor, size)
 
     async def sync(self) -> None:
         """See `File`."""
@@ -303,9 +329,15 @@ class RealFile:
 
     def close(self) -> None:
         """See `File`."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        with self._lock:
+            is_last = not self._is_closed and not self._changes
+            self._is_closed = True
+        if is_last:
+            self._close()
+
+    def _close(self) -> None:
+        os.close(self._descriptor)
+        self._descriptor = -1
 
 
 class RealLock:
@@ -368,6 +400,10 @@ class JournalThread:
         self._thread.join()
 
 
+def _nothing(_: object) -> None:
+    pass
+
+
 def _settle(future: asyncio.Future[None], error: Exception | None) -> None:
     if future.cancelled():
         return
@@ -393,9 +429,29 @@ class RealDisk:
 
     async def call(self, what: str, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run a blocking call in the pool, with the errors this module promises."""
-        loop = asyncio.get_running_loop()
+        return await self.call_until(_nothing, what, function, *args, **kwargs)
+
+    async def call_until(
+        self,
+        ended: Callable[[Future[_T]], None],
+        what: str,
+        function: Callable[_P, _T],
+        /,
+        *args: _P.args,
+        **kwargs: _P.kwargs,
+    ) -> _T:
+        """Run a blocking call in the pool, and tell, in whatever thread, when it has ended or never begins.
+
+        That may be long after the caller was cancelled.
+        """
         try:
-            return await loop.run_in_executor(self._pool, partial(function, *args, **kwargs))
+            running = self._pool.submit(function, *args, **kwargs)
+        except BaseException:
+            ended(Future())
+            raise
+        running.add_done_callback(ended)
+        try:
+            return await asyncio.wrap_future(running)
         except FileNotFoundError:
             raise
         except OSError as error:

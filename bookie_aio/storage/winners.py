@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from bookie_aio.wire.ranges import mark, meeting, runs_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -41,12 +43,8 @@ def winning(mine: Found, found: Sequence[Found], last: int) -> list[range]:
     ]
     if not rivals:
         return [entry_ids] if entry_ids else []
-    winners: list[range] = []
-    for entry_id in entry_ids:
-        if any(entry_id in rival for rival in rivals):
-            continue
-        if winners and winners[-1].stop == entry_id:
-            winners[-1] = range(winners[-1].start, entry_id + run.stride, run.stride)
-        else:
-            winners.append(range(entry_id, entry_id + run.stride, run.stride))
-    return winners
+    # At once for each rival, however many entries it has: the loop stands still meanwhile.
+    lost = bytearray(len(entry_ids))
+    for rival in rivals:
+        mark(lost, meeting(entry_ids, rival))
+    return runs_of(entry_ids, lost, 0)

@@ -10,6 +10,7 @@ import struct
 from itertools import starmap
 from typing import TYPE_CHECKING, NamedTuple
 
+from bookie_aio.wire.ranges import mark, meeting
 from metadata.errors import MalformedFrameError
 
 if TYPE_CHECKING:
@@ -52,32 +53,7 @@ def listed(wanted: range, rows: Iterable[Row], content_term: int) -> bytearray:
     Rows of lower content terms do not count: what they list is of no use to anybody (rule 13).
     """
     found = bytearray(len(wanted))
-    if not wanted:
-        return found
     for row in rows:
-        if row.content_term < content_term:
-            continue
-        if row.stride == wanted.step:
-            begin, rest = divmod(row.first - wanted.start, wanted.step)
-            start, stop = max(0, begin), min(len(wanted), begin + row.entries)
-            if stop > start and not rest:  # else it is another write set's
-                found[start:stop] = b"\1" * (stop - start)
-            continue
-        # No more of the row than can matter: it may be as long as its ledger.
-        start = max(0, -(-(wanted[0] - row.first) // row.stride))
-        stop = max(start, min(row.entries, (wanted[-1] - row.first) // row.stride + 1))
-        for entry_id in row.entry_ids[start:stop]:
-            if entry_id in wanted:
-                found[wanted.index(entry_id)] = 1
+        if row.content_term >= content_term:
+            mark(found, meeting(wanted, row.entry_ids))
     return found
-
-
-def runs_of(wanted: range, marks: bytes | bytearray, value: int) -> list[range]:
-    """Give the wanted entries whose mark has that value, as runs of neighbours."""
-    runs: list[range] = []
-    start = marks.find(value)
-    while start >= 0:
-        stop = marks.find(1 - value, start)
-        runs.append(wanted[start : stop if stop >= 0 else len(marks)])
-        start = marks.find(value, stop) if stop >= 0 else -1
-    return runs

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import errno
 import os
+import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bookie_aio.storage import disk as disk_module
 from bookie_aio.storage.directory import (
     INDEX_SUFFIX,
     SEGMENT_SUFFIX,
@@ -283,3 +285,40 @@ async def test_a_lack_of_file_descriptors_is_no_damage_and_passes(
     entries, stop, _ = await store.read(1, 0, 199)
     assert (len(entries), stop) == (200, Stop.END)
     await store.close()
+
+
+# --- descriptors ---
+
+
+@pytest.mark.parametrize("is_journal", [True, False], ids=["journal", "pool"])
+async def test_a_file_that_is_closed_while_a_thread_writes_it_keeps_its_descriptor_until_then(
+    is_journal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next file that is opened would get that number, and what is still to be written."""
+    disk, has_begun, may_write = RealDisk(), threading.Event(), threading.Event()
+    write_all = disk_module._write_all
+
+    def write_late(*arguments: Any) -> None:
+        has_begun.set()
+        may_write.wait()
+        write_all(*arguments)
+
+    monkeypatch.setattr(disk_module, "_write_all", write_late)
+    file = await disk.create(str(tmp_path / "segment"))
+    if is_journal:
+        writing: asyncio.Future[None] = file.write_and_sync([b"a group"], 0)
+    else:
+        writing = asyncio.ensure_future(file.write([b"a group"], 0))
+    await asyncio.to_thread(has_begun.wait)
+    if not is_journal:
+        writing.cancel()
+    file.close()
+    innocent = os.open(tmp_path / "innocent", os.O_RDWR | os.O_CREAT)
+    may_write.set()
+    with contextlib.suppress(asyncio.CancelledError):
+        await writing
+    disk.close()
+    assert os.fstat(innocent).st_size == 0
+    os.close(innocent)
+    assert (tmp_path / "segment").read_bytes() == b"a group"
+    assert file._descriptor == -1

@@ -1,0 +1,40 @@
+"""Ranges of entry ids with strides: which of one are in another. Pure."""
+
+from __future__ import annotations
+
+from math import gcd
+
+
+def meeting(wanted: range, other: range) -> range:
+    """Give the indexes of those entries of `wanted` that are in `other`; both ascend.
+
+    By arithmetic, whatever their lengths: they meet once in lcm(strides) entries, from the first meeting on.
+    """
+    nowhere = range(0)
+    if not wanted or not other:
+        return nowhere
+    gap, common = other.start - wanted.start, gcd(wanted.step, other.step)
+    if gap % common:
+        return nowhere
+    period = other.step // common  # of indexes, from one meeting to the next
+    meets = gap // common * pow(wanted.step // common, -1, period) % period
+    lowest = max(0, -(-gap // wanted.step))  # the first index at or above the other's first entry
+    first = meets + max(0, -((meets - lowest) // period)) * period
+    end = min(len(wanted), (other[-1] - wanted.start) // wanted.step + 1)
+    return range(first, end, period) if first < end else nowhere
+
+
+def mark(marks: bytearray, indexes: range) -> None:
+    """Set the marks at these indexes, at once."""
+    marks[indexes.start : indexes.stop : indexes.step] = b"\1" * len(indexes)
+
+
+def runs_of(wanted: range, marks: bytes | bytearray, value: int) -> list[range]:
+    """Give the wanted entries whose mark has that value, as runs of neighbours."""
+    runs: list[range] = []
+    start = marks.find(value)
+    while start >= 0:
+        stop = marks.find(1 - value, start)
+        runs.append(wanted[start : stop if stop >= 0 else len(marks)])
+        start = marks.find(value, stop) if stop >= 0 else -1
+    return runs
