@@ -81,7 +81,7 @@ class Plan:
 
 _WAITS = ("gap", "rest", "pause")
 """Settings of actors that say for how long they do nothing, in seconds."""
-_PACES = (1.0, 2.0, 4.0)
+_PACES = (1.0, 2.0, 4.0, 8.0)
 """How much longer all of a seed's actors wait than their profile says; drawn by the seed."""
 
 

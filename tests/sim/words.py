@@ -5,7 +5,7 @@ whoever judges their entries: bounded ones, those of logs, and unbounded ones. `
 The names:
 
 - NoForgottenAdd: no bookie says "no such entry" of what it acknowledged, under that content term, before it
-  was asked. What was deleted or trimmed, or forgotten by a bookie that no fragment names, is apart.
+  was asked. What was deleted or trimmed, or forgotten (`tests.sim.upkeep`), is apart.
 - FencesHold: no bookie acknowledges an ordinary add, or one of a recovery, after it answered a higher term;
   nor does it answer anything else that carries a term and was asked for after that.
 - TombstonesHold: no bookie acknowledges an add to a ledger after it said that the ledger is deleted.
@@ -64,6 +64,12 @@ class Words:
         if term is not None:
             self._check_fences(bookie, ledger_id, term, f"acknowledged {entries}")
             self._holds(bookie, ledger_id, term)
+
+    def forget(self, bookie: str, ledger_id: int) -> None:
+        """Take back what a bookie promised of a ledger: it has nothing to do with it any more (rule 15)."""
+        self.promised.pop((bookie, ledger_id), None)
+        for key in [each for each in self._promised_under if each[:2] == (bookie, ledger_id)]:
+            del self._promised_under[key]
 
     def received(self, bookie: str, ledger_id: int, entries: range, term: int) -> None:
         """Note that a bookie said that it received an add with deferred sync: not that it is durable."""
@@ -135,7 +141,7 @@ class Words:
         if promised is None or promised >= asked_at:
             return
         record = self._history.ledger(ledger_id)
-        if record.is_gone or _may_be_gone_from(record, bookie, entry_id):
+        if record.is_gone or _is_trimmed(record, entry_id):
             return
         self._history.fail(
             "NoForgottenAdd",
@@ -159,11 +165,6 @@ class Words:
         )
 
 
-def _may_be_gone_from(record: LedgerRecord, bookie: str, entry_id: int) -> bool:
-    """Tell whether a bookie may have dropped an entry: a trimmed one, or one of a ledger it is no part of."""
+def _is_trimmed(record: LedgerRecord, entry_id: int) -> bool:
     metadata = record.metadata
-    if metadata is None:
-        return False
-    if metadata.is_unbounded:
-        return entry_id < metadata.first_entry
-    return metadata.is_closed and all(bookie not in each.bookies for each in metadata.fragments)
+    return metadata is not None and metadata.is_unbounded and entry_id < metadata.first_entry
