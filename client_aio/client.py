@@ -280,7 +280,8 @@ class Client(LogClient, UnboundedClient):
                 repairs it in its place, where it lost some of its data and kept its fences.
             recover_after_s: after that many seconds **take the ledger over**, if it is not CLOSED and its
                 last fragment is still the same: fence its writer and close it, then repair that fragment.
-            password: of a ledger that is to be taken over and has one; copying needs none.
+            password: of a ledger that has one. Copying needs none, unless the bookie that is copied to has
+                entries of former terms of an unbounded ledger in their place.
             on_progress: told of each step.
 
         Raises:
@@ -290,7 +291,7 @@ class Client(LogClient, UnboundedClient):
             NotEnoughBookiesError: there is no bookie to copy to.
             LedgerRepairError: an entry could be had from nobody; the message says what they answered.
             LedgerRecoveryError: the ledger was to be recovered, and that was inconclusive.
-            UnauthorizedAccessError: the ledger was to be recovered, and the password is not its own.
+            UnauthorizedAccessError: its password is needed, and was not given, or another one.
         """
         self._context.check_open()
         check_ledger_id(ledger_id)

@@ -1,7 +1,8 @@
 """Repairing a ledger: copying what a lost bookie owed to another one, and naming that instead (rule 14).
 
 The shell around `client_aio.core.repair`. It works beside live writers, recoveries and other repairs, and
-copying needs no password: stored bytes are copied as they are, after their checksums were checked.
+copying needs no password: stored bytes are copied as they are, after their checksums were checked. With the
+password it may also put entries above what a bookie has of them from former terms.
 
 Invariants: a bookie is named in a fragment only after all that it owes there is durable on it; what it holds
 is read again after that, since until then nothing kept it from being dropped; a fragment that may still
@@ -42,6 +43,7 @@ from metadata.errors import (
     InvalidArgumentError,
     LedgerRepairError,
     OperationTimeoutError,
+    UnauthorizedAccessError,
 )
 from metadata.ids import TERM_FINAL, TERM_WRITER
 from metadata.ledger import DIGEST_CRC, LedgerMetadata
@@ -125,6 +127,7 @@ class Repair:
         self._by = by
         self._recover_after_s = recover_after_s
         self._password = password
+        self._digest: Digest | None = None
         self._on_progress = on_progress
         self._unfit: set[str] = set()
         self._fragments: dict[int, RepairedFragment] = {}
@@ -133,6 +136,12 @@ class Repair:
 
     async def run(self) -> RepairReport:
         """Repair all that can be repaired; see `Client.repair_ledger`."""
+        metadata, _ = await self._context.ledgers.read(self._ledger_id)
+        if self._password and metadata.password is not None:
+            try:
+                self._digest = await self._context.unlock(metadata, self._password)
+            except UnauthorizedAccessError as error:  # most copying goes without; taking over will say so
+                logger.warning("ledger=%d is repaired without its password: %s", self._ledger_id, error)
         while True:
             metadata, _ = await self._context.ledgers.read(self._ledger_id)
             if metadata.is_unbounded and self._recover_after_s is not None:
@@ -178,7 +187,8 @@ class Repair:
         """Repair one fragment, or find that it needs another plan or another bookie."""
         connection = await self._target(metadata, part)
         target = connection.bookie_id
-        copier = _Copier(self._context, metadata, part, self._lost, connection, self._on_progress)
+        token = self._digest.token(target) if self._digest is not None else None
+        copier = _Copier(self._context, metadata, part, self._lost, connection, token, self._on_progress)
         try:
             await copier.copy()
         except _TargetFailed as failure:
@@ -254,9 +264,11 @@ class _Copier:
         part: Part,
         lost: str,
         target: BookieConnection,
+        token: bytes | None,
         on_progress: Callable[[RepairProgress], None],
     ) -> None:
         self._context = context
+        self._token = token
         self._config = context.config
         self._ledger_id = metadata.ledger_id
         self._part = part
@@ -270,7 +282,7 @@ class _Copier:
         self.bytes_copied = 0
         # The final term keeps a writer of the past out of a bookie that never heard of the ledger's end. A
         # ledger that has a key is fenced only by those who have it.
-        can_fence = metadata.is_closed and metadata.digest == DIGEST_CRC
+        can_fence = metadata.is_closed and (metadata.digest == DIGEST_CRC or token is not None)
         self._add = Add(metadata.ledger_id, TERM_FINAL if can_fence else TERM_WRITER, int(AddFlag.REPAIR))
 
     def result(self) -> RepairedFragment:
@@ -341,6 +353,7 @@ class _Copier:
             body=data,
             timeout_s=self._config.add_timeout_s,
             ledger_id=self._ledger_id,
+            auth=self._token,
         )
         self.entries_copied += block.count
         self.bytes_copied += block.payload_bytes

@@ -18,7 +18,9 @@ for it from anybody, as it does for a ledger without a password. That can keep a
 bookie, and can forge nothing, since no bookie can make a code.
 
 Reading needs no token: what is read is not secret from whoever reaches a bookie. Repair needs none either: it
-carries stored bytes as they are, never over a good copy (rule 14), and runs without the password.
+carries stored bytes as they are, never over a good copy (rule 14), and runs without the password. But then it
+puts nothing above what a locked ledger has here either (`bookie_aio.storage.rewriting`). One that carries a
+token is judged as every other request is.
 
 A token travels as it is. It is that of one ledger at one bookie: seen there, it opens no other.
 """
@@ -66,10 +68,10 @@ def judge_token(lock: bytes, token: bytes | None) -> Access:
     return Access.ALLOW if hmac.compare_digest(lock_of(token), lock) else Access.REFUSE
 
 
-def ledger_at_stake(request: Message) -> int | None:
+def ledger_at_stake(request: Message, *, has_token: bool) -> int | None:
     """Give the ledger that a request changes something of; None where it does not."""
     if isinstance(request, Add):
-        return None if request.flags == _REPAIR else request.ledger_id
+        return None if request.flags == _REPAIR and not has_token else request.ledger_id
     if isinstance(request, Read | ReadLac):
         return None if request.term == NO_TERM else request.ledger_id
     if isinstance(request, WriteLac | Force | Delete):

@@ -32,7 +32,7 @@ class LedgerLocks:
 
     def authorise(self, peer: Peer, request: Message, auth: bytes | None) -> str | None:
         """Give None to allow the request, or the reason for refusing it. Raises DiskFullError."""
-        ledger_id = ledger_at_stake(request)
+        ledger_id = ledger_at_stake(request, has_token=auth is not None)
         if ledger_id is None:
             return None
         lock = self._engine.lock(ledger_id)

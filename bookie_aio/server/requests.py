@@ -65,6 +65,7 @@ from metadata.errors import (
     MetadataError,
     ProtocolError,
     StorageError,
+    UnauthorizedAccessError,
 )
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
 
@@ -190,7 +191,10 @@ class Requests(Answers):
             if refusal is not None:
                 self._refuse(peer, request.op, request_id, Status.UNAUTHORIZED, refusal)
                 return
-            handler(peer, request_id, request, body)
+            if auth is not None and type(request) is Add:
+                self._add(peer, request_id, request, body, has_token=True)
+            else:
+                handler(peer, request_id, request, body)
         except DiskFullError as error:
             self._refuse(peer, request.op, request_id, Status.READ_ONLY, str(error))
         except EntryTooLargeError as error:  # a block that no segment has room for
@@ -219,7 +223,9 @@ class Requests(Answers):
 
     # --- writing -------------------------------------------------------------------------------
 
-    def _add(self, peer: Peer, request_id: int, request: Add, body: memoryview) -> None:
+    def _add(
+        self, peer: Peer, request_id: int, request: Add, body: memoryview, *, has_token: bool = False
+    ) -> None:
         try:
             block = Block.parse(body)
             check_block(request, block, body)
@@ -239,7 +245,7 @@ class Requests(Answers):
             self._refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, reason)
             return
         if request.flags == _REPAIR:
-            self._repair(peer, request_id, request, block)
+            self._repair(peer, request_id, request, block, has_token=has_token)
             return
         if request.flags == _RECOVERY and block.content_term < request.term != TERM_FINAL:
             self._write_back(peer, request_id, request, block)
@@ -273,7 +279,7 @@ class Requests(Answers):
             # Received, and no more than that: the FORCE that follows over this connection says the rest.
             peer.send(ADDED.pack(request_id))
 
-    def _repair(self, peer: Peer, request_id: int, request: Add, block: Block) -> None:
+    def _repair(self, peer: Peer, request_id: int, request: Add, block: Block, *, has_token: bool) -> None:
         """Store what of a block is missing here (rule 14).
 
         The term is left alone, so that a repair neither is kept out by a fence nor fences a live writer;
@@ -282,12 +288,15 @@ class Requests(Answers):
         if not self._engine.has_room:
             self._refuse(peer, Op.ADD, request_id, Status.READ_ONLY, "this bookie is read-only")
             return
-        # Nor where the ledger has a lock: a repair carries no token, and must not be a way to fence.
-        is_final = request.term == TERM_FINAL and not self._engine.lock(request.ledger_id)
+        # Nor where the ledger has a lock and the repair no token: it must not be a way to fence.
+        is_trusted = has_token or not self._engine.lock(request.ledger_id)
+        is_final = request.term == TERM_FINAL and is_trusted
         if is_final and not self._fence(peer, Op.ADD, request_id, request.ledger_id, TERM_FINAL):
             return
 
-        self._store(peer, request_id, block, partial(store_missing, self._engine, block))
+        self._store(
+            peer, request_id, block, partial(store_missing, self._engine, block, is_trusted=is_trusted)
+        )
 
     def _write_back(self, peer: Peer, request_id: int, request: Add, block: Block) -> None:
         """Store what a takeover of an unbounded ledger found, under the content term that it had."""
@@ -307,6 +316,8 @@ class Requests(Answers):
             except OutdatedBlockError as error:
                 status, held = Status.STALE_METADATA, error.content_term
                 self._refuse(peer, Op.ADD, request_id, status, str(error), held)
+            except UnauthorizedAccessError as error:
+                self._refuse(peer, Op.ADD, request_id, Status.UNAUTHORIZED, str(error))
             except LedgerFencedError:
                 self._refuse_term(peer, Op.ADD, request_id, self._engine.term(block.ledger_id))
             return 0

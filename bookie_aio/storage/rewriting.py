@@ -21,7 +21,7 @@ from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.listing import Row, listed
 from bookie_aio.wire.messages import Stop
 from bookie_aio.wire.ranges import runs_of
-from metadata.errors import LedgerFencedError, StaleMetadataError
+from metadata.errors import LedgerFencedError, StaleMetadataError, UnauthorizedAccessError
 
 if TYPE_CHECKING:
     from bookie_aio.storage.engine import Engine
@@ -57,13 +57,18 @@ class _Watch:
             self.is_touched = True
 
 
-async def store_missing(engine: Engine, block: Block) -> int:
+async def store_missing(engine: Engine, block: Block, *, is_trusted: bool) -> int:
     """Store those entries of a whole, checked block that are missing here; returns how many.
 
     All of the block's entries are durable here on return. Cancelled, some may be stored.
 
+    Args:
+        is_trusted: what is held under a lower content term may be superseded. Of a ledger with a password
+            only by those who have it: nobody could have that copy any more.
+
     Raises:
         OutdatedBlockError: the block is of an older content term than what is held. Nothing was stored.
+        UnauthorizedAccessError: it is of a newer one, and not to be trusted. Nothing was stored.
         DiskFullError: no space.
         DiskFailedError: the disk failed.
     """
@@ -73,7 +78,7 @@ async def store_missing(engine: Engine, block: Block) -> int:
         while True:
             watch.is_touched = False
             await when_durable(engine.barrier)
-            missing = await _missing(engine, block)
+            missing = await _missing(engine, block, is_trusted=is_trusted)
             if not watch.is_touched:
                 break
     finally:
@@ -112,9 +117,15 @@ async def store_unless_outdated(engine: Engine, block: Block, term: int) -> int:
     return block.count
 
 
-async def _missing(engine: Engine, block: Block) -> list[range]:
+async def _missing(engine: Engine, block: Block, *, is_trusted: bool) -> list[range]:
     ids = block.entry_ids
     marks, _ = await _held(engine, block, block.content_term)
+    if not is_trusted and (await _held(engine, block, 0))[0] != marks:
+        raise UnauthorizedAccessError(
+            f"entries of those from {block.first_entry} to {block.last_entry} are held under a content term "
+            f"below {block.content_term}; a repair puts others above them with the ledger's password only",
+            ledger_id=block.ledger_id,
+        )
     for run in runs_of(ids, marks, 1):
         for entry_id in await _failing(engine, block, run):
             marks[ids.index(entry_id)] = 0

@@ -444,7 +444,8 @@ async def repair(
 
     Safe beside a live writer, which it neither fences nor disturbs: of a ledger that is not closed, the last
     fragment is left alone, unless --recover-after is given. May be interrupted, and run again. Copying needs
-    no password; taking over a ledger that has one does. A bookie that is in no fragment needs no repair,
+    no password, unless the bookie that is copied to has entries of former terms in their place; taking over a
+    ledger that has one does. A bookie that is in no fragment needs no repair,
     but one that the cluster has never heard of is an error.
     """
     output = invocation.output

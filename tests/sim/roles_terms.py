@@ -254,7 +254,11 @@ async def _mend(calls: Calls, client: Client, simulation: Simulation) -> None:
     owed = [each.first_entry for each in life.fragments[:-1]] if is_told else []
     try:
         report = await client.repair_ledger(
-            life.ledger_id, replace=lost, by=by, recover_after_s=0.1 if rng.random() < 0.05 else None
+            life.ledger_id,
+            replace=lost,
+            by=by,
+            recover_after_s=0.1 if rng.random() < 0.05 else None,
+            password=rng.choice((b"", lives.password)),
         )
         calls.history.note(calls.who, "repaired", lost, "by", by, repr(report))
         if begun != life.repairs_begun or simulation.metadata_faults(calls.who).lags:

@@ -52,7 +52,9 @@ def test_a_token_opens_its_lock_and_no_other(lock: bytes, token: bytes | None, a
 def test_whatever_changes_something_of_a_ledger_needs_its_token(
     request_: wire.Message, ledger_id: int | None
 ) -> None:
-    assert ledger_at_stake(request_) == ledger_id
+    assert ledger_at_stake(request_, has_token=False) == ledger_id
+    if isinstance(request_, wire.Add):
+        assert ledger_at_stake(request_, has_token=True) == 7  # of a repair too: a wrong one is refused
 
 
 def test_every_operation_was_thought_of() -> None:

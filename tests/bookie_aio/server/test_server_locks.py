@@ -93,6 +93,25 @@ async def test_reading_looking_and_repairing_need_no_token(bookie: Bookie, clien
     assert bookie._engine.term(7) == 0, "a repair without a token has fenced a locked ledger"
 
 
+@pytest.mark.parametrize("auth", [None, OTHER], ids=["none", "another"])
+async def test_without_the_token_a_repair_puts_nothing_above_what_is_here(
+    bookie: Bookie, client: RawClient, auth: bytes | None
+) -> None:
+    """It would hide the genuine copy for good: readers would be told of stale metadata."""
+    await lock(client)
+    repair, forged = Add(7, TERM_FINAL, int(AddFlag.REPAIR)), block(7, 0, [b"forged"], content_term=1)
+    assert (await client.call(repair, forged, auth=auth)).status is Status.UNAUTHORIZED
+    await assert_nothing_changed(bookie, client)
+
+
+async def test_with_the_token_a_repair_supersedes_what_is_of_a_former_term(client: RawClient) -> None:
+    await lock(client)
+    repair = Add(7, 0, int(AddFlag.REPAIR))
+    answer = await client.call(repair, block(7, 0, [b"of term 1"], content_term=1), auth=TOKEN)
+    assert answer.status is Status.OK
+    assert (await client.call(Read(7, NO_TERM, 1, 0, 0, 1, 1000))).entries == [(0, b"of term 1")]
+
+
 async def test_a_lock_survives_a_restart(bookies: Bookies, bookie: Bookie, client: RawClient) -> None:
     await lock(client)
     await bookie.close()

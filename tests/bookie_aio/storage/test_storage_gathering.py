@@ -294,8 +294,8 @@ async def test_repair_finds_what_is_missing_page_by_page(
     monkeypatch.setattr(rewriting, "_ROWS_AT_ONCE", 3)
     block = make_block(1, 381, [b"held" * 200] * 30, stride=stride)
     missing = [entry_id for entry_id in block.entry_ids if entry_id % 2 or entry_id >= 400]
-    assert await store_missing(store.engine, block) == len(missing)
-    assert await store_missing(store.engine, block) == 0
+    assert await store_missing(store.engine, block, is_trusted=True) == len(missing)
+    assert await store_missing(store.engine, block, is_trusted=True) == 0
     found, _, _ = await store.read(1, 381, block.last_entry, stride=stride)
     assert sorted(found) == list(block.entry_ids)
     await store.close()
@@ -308,7 +308,7 @@ async def test_a_higher_content_term_on_a_later_page_is_seen(
     await store.add(make_block(1, 120, [b"later"], content_term=5))
     await store.add(make_block(1, 131, [b"beyond"], content_term=7))
     for storing in (
-        store_missing(store.engine, make_block(1, 100, [b"held" * 200] * 31)),
+        store_missing(store.engine, make_block(1, 100, [b"held" * 200] * 31), is_trusted=True),
         store_unless_outdated(store.engine, make_block(1, 100, [b"held" * 200] * 31), 0),
     ):
         with pytest.raises(OutdatedBlockError) as caught:

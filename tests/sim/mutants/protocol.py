@@ -205,7 +205,8 @@ MUTANTS = [
     Mutant(
         37, "repair raises the term of an open ledger",
         (Edit("client_aio.repair:_Copier.__init__",
-              "can_fence = metadata.is_closed and metadata.digest == DIGEST_CRC", "can_fence = True"),),
+              "can_fence = metadata.is_closed and (metadata.digest == DIGEST_CRC or token is not None)",
+              "can_fence = True"),),
         ("repair-in-parallel",),
     ),
     Mutant(
