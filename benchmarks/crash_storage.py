@@ -78,13 +78,13 @@ class DeadlyDisk(RealDisk):
             os.write(1, f"killed {what}-{os.path.splitext(name)[1] or name}\n".encode())
             os.kill(os.getpid(), signal.SIGKILL)
 
-    async def call(self, what: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    async def call_until(self, ended: Any, what: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         kind, path = what.split()[0], what.rsplit(" ", 1)[-1]
         is_change = kind in KINDS
         if is_change:
             path = what.split()[1] if kind == "writing" else path
             self.step(f"before-{kind}", path)
-        result = await super().call(what, function, *args, **kwargs)
+        result = await super().call_until(ended, what, function, *args, **kwargs)
         if is_change:
             self.step(f"after-{kind}", path)
         return result
