@@ -28,7 +28,6 @@ import client_aio.core.window
 import client_aio.writer
 import metadata.pages
 from bookie_aio.config import BookieConfig
-from bookie_aio.server.bookie import Bookie
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.provision import SpaceLimits
 from bookie_aio.storage.reclaim import ReclaimConfig
@@ -48,11 +47,13 @@ from tests.sim.network import SimNetwork
 from tests.sim.quiet import quiet
 from tests.sim.remembered import remembered
 from tests.sim.sequence import order_by_number
+from tests.sim.upkeep import Upkeep
 from tests.sim.wiretap import Tap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from bookie_aio.server.bookie import Bookie
     from tests.sim.loop import Process
     from tests.sim.plan import Actor, Plan
 
@@ -128,6 +129,7 @@ class Simulation:
         self._ids_by: dict[str, list[int]] = defaultdict(list)
         self.is_healed = False
         self.lasting = Lasting(self.after)
+        self.upkeep = Upkeep(self)
         self.script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
         self.wiped: set[str] = set()
         self._meta_faults: dict[str, MetadataFaults] = {}
@@ -243,11 +245,13 @@ class Simulation:
                 reclaim=ReclaimConfig(pause_s=0.2),
                 space=SpaceLimits(reserve_bytes=self.plan.segment_bytes // 2, retry_s=0.5),
                 live_ledgers_max=2,
+                scrub=self.upkeep.scrub,
             ),
-            sweep_interval_s=4.0,
+            sweep_interval_s=self.upkeep.sweep_interval_s,
+            unnamed_grace_s=self.upkeep.unnamed_grace_s,
         )
         try:
-            bookie = await Bookie.start(
+            bookie = await self.upkeep.bookie.start(
                 config,
                 store,
                 SimDisk(self.disks[name], process),
