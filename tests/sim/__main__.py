@@ -27,9 +27,7 @@ def main() -> int:
         "--profile", choices=campaign.all_profiles(), help="one profile; by default all of them"
     )
     parser.add_argument("--seeds", type=int, default=200, help="how many")
-    parser.add_argument(
-        "--start", type=int, default=0, help="the first seed; of a campaign that has not begun"
-    )
+    parser.add_argument("--start", type=int, help="the first seed (0); of a campaign that has not begun")
     parser.add_argument("--seed", type=int, help="replay this one")
     parser.add_argument("--timeline", action="store_true", help="with --seed: tell the run's story")
     parser.add_argument("--lines", type=int, default=400, help="how much of the story")
@@ -63,7 +61,8 @@ def _run(arguments: argparse.Namespace) -> int:
             arguments.campaign, names, arguments.seeds, start=arguments.start, processes=arguments.processes
         )
         return 1 if record["failures"] else 0
-    seeds = range(arguments.start, arguments.start + arguments.seeds)
+    start = arguments.start or 0
+    seeds = range(start, start + arguments.seeds)
     tally = campaign.run(names, seeds, processes=arguments.processes)
     for name, seed, _, text in sorted(tally.failures)[:20]:
         print(f"\n{name} seed {seed}\n{text[-1500:]}\n  {draw_plan(name, seed).command}")

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -35,7 +36,6 @@ from tests.sim import (
     profiles_volume,
 )
 from tests.sim.faults import KINDS
-from tests.sim.loop import SimulationError
 from tests.sim.profiles import PROFILES, draw_plan
 from tests.sim.simulation import Result, run_plan
 
@@ -75,8 +75,11 @@ class CampaignError(Exception):
     """A campaign cannot be gone on with; the message says why."""
 
 
-class RunsInCirclesError(SimulationError):
-    """A seed has taken more of the processor than any does that ends."""
+class RunsInCirclesError(SystemExit):
+    """A seed has taken more of the processor than any does that ends.
+
+    Not an `Exception`: a task would keep that to itself, and the run go on without whoever runs in circles.
+    """
 
 
 @dataclass
@@ -118,8 +121,12 @@ def run_seed(job: tuple[str, int]) -> tuple[Result, float, int]:
     """Run one seed, in whatever process; gives its result, the processor's seconds, and the memory in MB."""
     name, seed = job
     started = time.process_time()
-    with _limited(SEED_LIMIT_S):
-        result = run_plan(draw_plan(name, seed))
+    plan = draw_plan(name, seed)
+    try:
+        with _limited(SEED_LIMIT_S):
+            result = run_plan(plan)
+    except RunsInCirclesError as error:
+        result = Result(plan, "Liveness", f"{error}\n{traceback.format_exc()}")
     memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     return result, time.process_time() - started, memory_mb
 
@@ -132,7 +139,7 @@ def _limited(seconds: float) -> Iterator[None]:
         raise RunsInCirclesError(f"not over after {seconds:g} s of processor time")
 
     before = signal.signal(signal.SIGPROF, end)
-    signal.setitimer(signal.ITIMER_PROF, seconds, 1.0)  # again: the program may take it for one of its own
+    signal.setitimer(signal.ITIMER_PROF, seconds, 10.0)  # again, should it meet what runs in circles as well
     try:
         yield
     finally:
@@ -235,7 +242,9 @@ def version(root: Path = ROOT) -> tuple[str, str]:
 
 def changed_files(root: Path = ROOT) -> list[str]:
     """Give the files of a run that differ from what was committed."""
-    return [line[2:].strip() for line in _git(root, "status", "--porcelain").splitlines()]
+    return [
+        line[2:].strip() for line in _git(root, "status", "--porcelain", "--untracked-files=all").splitlines()
+    ]
 
 
 def _git(root: Path, *arguments: str) -> str:
@@ -243,7 +252,9 @@ def _git(root: Path, *arguments: str) -> str:
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip("\n")
 
 
-def go_on(path: Path, names: list[str], count: int, *, start: int = 0, processes: int = 2) -> dict[str, Any]:
+def go_on(
+    path: Path, names: list[str], count: int, *, start: int | None = None, processes: int = 2
+) -> dict[str, Any]:
     """Run `count` more seeds of the campaign of these files, and write what it comes to by now.
 
     It goes on behind the last seed it ran; `start` is the first one of a campaign that has not begun.
@@ -254,17 +265,19 @@ def go_on(path: Path, names: list[str], count: int, *, start: int = 0, processes
     """
     records = json.loads(path.read_text()) if path.exists() else {}
     files, commit = version()
+    if commit == "unknown":
+        raise CampaignError("a campaign is of committed files, and there is no repository here")
     if changed := changed_files():
         raise CampaignError("a campaign is of files that are committed; these are not: " + ", ".join(changed))
-    if files in records and start and start != records[files]["first_seed"]:
-        begun = records[files]
+    begun = records.get(files)
+    if begun and start not in (None, begun["first_seed"], begun["next_seed"]):
         raise CampaignError(
             f"the campaign of these files has begun at seed {begun['first_seed']} and is at "
             f"{begun['next_seed']}; it cannot begin at {start}"
         )
     record = records.setdefault(
         files,
-        {"commits": [], "first_seed": start, "next_seed": start, "seeds": 0, "simulated_s": 0.0,
+        {"commits": [], "first_seed": start or 0, "next_seed": start or 0, "seeds": 0, "simulated_s": 0.0,
          "elapsed_s": 0.0, "processor_s": 0.0, "callbacks": 0,
          "faults": {}, "effects": {}, "profiles": {}, "failures": []},
     )  # fmt: skip
@@ -280,7 +293,9 @@ def go_on(path: Path, names: list[str], count: int, *, start: int = 0, processes
         for figure in ("faults", "effects", "profiles"):
             record[figure] = dict(sorted((Counter(record[figure]) + getattr(tally, figure)).items()))
         record["failures"] += [list(failure[:3]) for failure in tally.failures]
-        path.write_text(json.dumps(records, indent=1) + "\n")
+        written = path.with_name(f".{path.name}.new")  # an interruption leaves the one or the other
+        written.write_text(json.dumps(records, indent=1) + "\n")
+        written.replace(path)
         print(f"{record['seeds']:,} seeds, {len(record['failures'])} violations", flush=True)
         for failure in tally.failures:
             print(f"  {failure[0]} {failure[1]}: {failure[3][:300]}", flush=True)

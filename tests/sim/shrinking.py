@@ -40,8 +40,11 @@ def shrink(plan: Plan, failed: Result, *, runs_max: int = 150) -> Result:
 
 def _type_of(result: Result) -> str:
     """Give the type of the error that a result tells of, where its name says little; else nothing."""
-    found = re.search(r"\b\w*Error\b", result.text) if result.name in ("Liveness", "Unexpected") else None
-    return found.group() if found else ""
+    lines = result.text.splitlines() if result.name in ("Liveness", "Unexpected") else []
+    for line in (*lines[:1], *lines[-1:]):  # what went wrong, or a traceback, which ends with it
+        if found := re.search(r"\b\w+Error\b", line):
+            return found.group()
+    return ""
 
 
 def _smaller(plan: Plan) -> Iterator[Plan]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from bookie_aio.core.identity import Action
 from bookie_aio.server import registration
+from bookie_aio.server.deletions import Deletions
 from metadata.errors import NoSuchKeyError
 from metadata.ids import cookie_key
 from tests.sim.lasting import Lasting
 from tests.sim.loop import Order
 from tests.sim.plan import Actor, Fault, Plan
-from tests.sim.simulation import run_plan
+from tests.sim.simulation import Simulation, run_plan
 
 if TYPE_CHECKING:
     import pytest
@@ -67,9 +68,9 @@ def test_what_was_healed_does_not_end_again() -> None:
     assert happened == ["begin"]
 
 
-def _plan(*faults: Fault, actors: tuple[Actor, ...] = ()) -> Plan:
+def _plan(*faults: Fault, seed: int = 1, actors: tuple[Actor, ...] = ()) -> Plan:
     return Plan(
-        profile="faults", seed=1, bookies=("b1", "b2", "b3"), actors=actors, faults=faults, duration=2.0,
+        profile="faults", seed=seed, bookies=("b1", "b2", "b3"), actors=actors, faults=faults, duration=2.0,
         order=Order.FIFO, segment_bytes=64 * 1024, dishonest="b1", power_cut_at_end=False,
     )  # fmt: skip
 
@@ -122,3 +123,27 @@ def test_a_bookie_that_serves_from_an_empty_disk_is_found(monkeypatch: pytest.Mo
     plan = _plan(Fault(1.0, "disk_wiped", "b1", lasts=0.3), actors=(WRITER,))
     result = run_plan(replace(plan, duration=6.0))  # until the session before has ended, at least
     assert result.name == "WipedBookiesDoNotServe", result.text
+
+
+def test_bookies_scrub_in_a_part_of_the_seeds() -> None:
+    sees, sees_not = run_plan(_plan(seed=9)), run_plan(_plan(seed=3))
+    assert sees.stats is not None
+    assert sees_not.stats is not None
+    assert sees.stats["scrubbed"] >= len(_plan().bookies)
+    assert "scrubbed" not in sees_not.stats
+
+
+def test_bookies_do_not_forget_soon_where_somebody_repairs() -> None:
+    repairer = Actor("c2", "repairer", 0.0)
+    assert Simulation(_plan(seed=9, actors=(WRITER,))).upkeep.unnamed_grace_s < 3.0
+    assert Simulation(_plan(seed=9, actors=(WRITER, repairer))).upkeep.unnamed_grace_s == 3600.0
+    assert Simulation(_plan(seed=3, actors=(WRITER,))).upkeep.unnamed_grace_s == 3600.0
+
+
+def test_a_bookie_that_forgets_what_it_is_to_keep_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def is_kept_by_others(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(Deletions, "_is_kept_by_others", is_kept_by_others)
+    result = run_plan(replace(_plan(seed=9, actors=(WRITER,)), duration=6.0))
+    assert result.name == "ForgottenIsKeptByOthers", result.text

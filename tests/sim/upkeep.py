@@ -40,7 +40,8 @@ class Upkeep:
         interval_s, grace_s = rng.uniform(1.0, 4.0), rng.uniform(0.3, 3.0)
         self.scrub = ScrubConfig(interval_s=interval_s) if scrubs else ScrubConfig()
         self.sweep_interval_s, self.unnamed_grace_s = 4.0, 3600.0
-        if forgets and not any(actor.role in REPAIRING for actor in plan.actors):
+        roles = {actor.role for actor in plan.actors}
+        if forgets and roles and roles.isdisjoint(REPAIRING):  # what scripts do, none of them says
             self.sweep_interval_s, self.unnamed_grace_s = 1.0, grace_s
         self.bookie = _followed(simulation)
 
