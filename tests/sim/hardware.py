@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from tests.sim.loop import Process, SimLoop
 
+_LONGEST_S = 5.0
+"""A write or a sync takes no longer, however slow the disk: it would outlast the healing of all faults."""
 PAGE = 4096
 SECTOR = 512
 
@@ -338,8 +340,8 @@ class Hardware:
     def group_times(self) -> tuple[float, float]:
         """Draw how long a write and its sync take, after the wait for those before."""
         faults, rng = self.faults, self.rng
-        write = self.begin_group() + draw(rng, faults.write_time) * faults.slow_factor
-        sync = draw(rng, faults.sync_time) * faults.slow_factor
+        write = self.begin_group() + min(draw(rng, faults.write_time) * faults.slow_factor, _LONGEST_S)
+        sync = min(draw(rng, faults.sync_time) * faults.slow_factor, _LONGEST_S)
         self._journal_free_at = self.loop.now + write + sync
         for callback in self.when_busy:
             # Perhaps a little later: the acknowledgement has left, or is about to.
