@@ -136,12 +136,8 @@ class Repair:
 
     async def run(self) -> RepairReport:
         """Repair all that can be repaired; see `Client.repair_ledger`."""
-        metadata, _ = await self._context.ledgers.read(self._ledger_id)
-        if self._password and metadata.password is not None:
-            try:
-                self._digest = await self._context.unlock(metadata, self._password)
-            except UnauthorizedAccessError as error:  # most copying goes without; taking over will say so
-                logger.warning("ledger=%d is repaired without its password: %s", self._ledger_id, error)
+        if self._password:
+            await self._unlock()
         while True:
             metadata, _ = await self._context.ledgers.read(self._ledger_id)
             if metadata.is_unbounded and self._recover_after_s is not None:
@@ -171,6 +167,14 @@ class Repair:
             self._was_recovered,
             is_last_left,
         )
+
+    async def _unlock(self) -> None:
+        metadata, _ = await self._context.ledgers.read(self._ledger_id)
+        if metadata.password is not None:
+            try:
+                self._digest = await self._context.unlock(metadata, self._password)
+            except UnauthorizedAccessError as error:  # most copying goes without; taking over will say so
+                logger.warning("ledger=%d is repaired without its password: %s", self._ledger_id, error)
 
     async def _next(self, metadata: LedgerMetadata) -> tuple[LedgerMetadata, Part | None]:
         """Give the next fragment to repair, None for no more, and the metadata as they are found by then."""
@@ -245,7 +249,7 @@ class Repair:
     async def _recover(self, metadata: LedgerMetadata, after_s: float) -> None:
         """Close the ledger, unless its writer has replaced the bookie by itself in the meantime."""
         # Only somebody who has the password may fence a ledger that has one.
-        digest = await self._context.unlock(metadata, self._password)
+        digest = self._digest or await self._context.unlock(metadata, self._password)
         await asyncio.sleep(after_s)
         now, _ = await self._context.ledgers.read(self._ledger_id)
         if now.last_fragment == metadata.last_fragment and not now.is_closed:

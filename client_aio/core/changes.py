@@ -25,7 +25,7 @@ is displaced as well.
 - Failures found while bookies are looked for are not: the mask asked for is taken when `Find` is given, and
   what failed since is the next change. So failures found in the meantime are handled together.
 - From `found` on the window is frozen: the first entry of the new fragment is captured there, once, and stays
-  however often the bookies are chosen again. It is unfrozen by the reseating, or never.
+  however often the bookies are chosen again. It is unfrozen by the reseating, by an `Abandon`, or never.
 - The same bookies as before came back: nothing is written, but they get what they owe.
 - With guaranteed write quorum the newcomers hold what they owe of the acknowledged entries before the
   compare-and-set (`Copy`, rule 11). If one of them fails meanwhile nobody has been told of the change yet:
