@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.replicas import list_entries
 from metadata.errors import BookKeeperError, NoSuchLedgerError
+from tests.sim.history import write_set_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,8 +72,7 @@ class Copies:
     def _is_whole(
         self, metadata: LedgerMetadata, fragment: Fragment, entry_id: int, listings: dict[str, Listing]
     ) -> bool:
-        size, start = metadata.ensemble_size, entry_id % metadata.ensemble_size
-        owing = [fragment.bookies[(start + step) % size] for step in range(metadata.write_quorum)]
+        owing = write_set_of(metadata, fragment, entry_id)
         wanted, ledger_id = (fragment.content_term, entry_id), metadata.ledger_id
         copies = [each for each in owing if wanted in listings[each].held or listings[each].cannot_tell]
         for bookie in owing:

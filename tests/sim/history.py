@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from metadata.ledger import Fragment
     from metadata.store import Version
 
 _STATES = (LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED)
@@ -372,7 +373,12 @@ class History:
 
 def write_set(metadata: LedgerMetadata, entry_id: int) -> list[str]:
     """Give the bookies that are to hold an entry."""
-    bookies = metadata.fragment_of(entry_id).bookies
+    return write_set_of(metadata, metadata.fragment_of(entry_id), entry_id)
+
+
+def write_set_of(metadata: LedgerMetadata, fragment: Fragment, entry_id: int) -> list[str]:
+    """Give the bookies of a fragment that are to hold an entry; it may be one that the head does not have."""
+    bookies = fragment.bookies
     start = entry_id % metadata.ensemble_size
     return [bookies[(start + step) % metadata.ensemble_size] for step in range(metadata.write_quorum)]
 

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from metadata.ledger import LedgerState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.sim.history import History, LedgerRecord
 
 
@@ -62,7 +64,7 @@ class Words:
             lambda: f"{bookie} acknowledged {entries} of ledger {ledger_id}, said deleted at {since:.4f} s",
         )
         if term is not None:
-            self._check_fences(bookie, ledger_id, term, f"acknowledged {entries}")
+            self._check_fences(bookie, ledger_id, term, f"acknowledged {entries}", self._is_of_now)
             self._holds(bookie, ledger_id, term)
 
     def forget(self, bookie: str, ledger_id: int) -> None:
@@ -73,19 +75,23 @@ class Words:
 
     def received(self, bookie: str, ledger_id: int, entries: range, term: int) -> None:
         """Note that a bookie said that it received an add with deferred sync: not that it is durable."""
-        self._check_fences(bookie, ledger_id, term, f"received {entries}")
+        self._check_fences(bookie, ledger_id, term, f"received {entries}", self._is_of_now)
 
-    def _check_fences(self, bookie: str, ledger_id: int, term: int, what: str) -> None:
-        now = self._history.now()
+    def _check_fences(
+        self, bookie: str, ledger_id: int, term: int, what: str, is_excused: Callable[[Answered], bool]
+    ) -> None:
         for fence, answered in self._fenced.get((bookie, ledger_id), {}).items():
             self._history.require(
-                fence <= term or answered.at >= now,
+                fence <= term or is_excused(answered),
                 "FencesHold",
                 lambda fence=fence, answered=answered: (
                     f"{bookie} {what} of ledger {ledger_id} under term {term}, having answered a fence of "
                     f"term {fence} at {answered.at:.4f} s"
                 ),
             )
+
+    def _is_of_now(self, answered: Answered) -> bool:
+        return answered.at >= self._history.now()
 
     def promised_under(self, bookie: str, ledger_id: int, content_term: int) -> dict[int, int]:
         """Give what a bookie has acknowledged of a ledger under a content term."""
@@ -95,15 +101,8 @@ class Words:
 
     def answered(self, bookie: str, ledger_id: int, term: int, asked_at: int) -> None:
         """Note that a bookie answered a request that carries a term: it holds that one from now on."""
-        for fence, answered in self._fenced.get((bookie, ledger_id), {}).items():
-            self._history.require(
-                fence <= term or answered.number >= asked_at,
-                "FencesHold",
-                lambda fence=fence, answered=answered: (
-                    f"{bookie} answered under term {term} of ledger {ledger_id} what it was asked for after "
-                    f"it had answered a fence of term {fence} at {answered.at:.4f} s"
-                ),
-            )
+        what = "answered what it was asked for later"
+        self._check_fences(bookie, ledger_id, term, what, lambda fence: fence.number >= asked_at)
         self._holds(bookie, ledger_id, term)
 
     def _holds(self, bookie: str, ledger_id: int, term: int) -> None:
