@@ -355,8 +355,8 @@ class Connection(asyncio.BufferedProtocol):
         """Close the connection once the answers queued so far have left, or the time for that is over."""
         if self._is_closing or self._transport is None:
             return
+        self._is_closing = True  # first: a connection with room again handles the frames that wait
         self._flush()
-        self._is_closing = True
         self._transport.close()
         if self._buffered_bytes():
             self._loop.call_later(self._limits.shutdown_timeout_s, self._transport.abort)

@@ -23,6 +23,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -341,9 +342,14 @@ class RealFile:
 
 
 class RealLock:
-    """A flock on the file `lock` in the directory; the system drops it with the process."""
+    """A flock on the file `lock` in the directory; the system drops it with the process.
 
-    def __init__(self, path: str) -> None:
+    It is held until what the journal has begun to write has ended, as after a failure elsewhere nobody waits
+    for that: whoever has the lock next reads the segments.
+    """
+
+    def __init__(self, disk: RealDisk, path: str) -> None:
+        self._disk = disk
         self._descriptor = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -357,7 +363,7 @@ class RealLock:
     def release(self) -> None:
         """See `DirectoryLock`."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            self._disk.behind_the_journal(partial(os.close, self._descriptor))
             self._descriptor = -1
 
 
@@ -371,14 +377,23 @@ class JournalThread:
         self._loop = asyncio.get_running_loop()
         self._calls: SimpleQueue[tuple[_WriteAndSync, Sequence[Buffer], int, asyncio.Future[None]] | None]
         self._calls = SimpleQueue()
+        self._last: asyncio.Future[None] | None = None
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
     def call(self, function: _WriteAndSync, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
         """Queue a call; the future has its outcome."""
         future: asyncio.Future[None] = self._loop.create_future()
+        self._last = future
         self._calls.put((function, buffers, offset, future))
         return future
+
+    def behind(self, function: Callable[[], None]) -> None:
+        """Call a function when what was queued has ended: now, where that is known to be so."""
+        if self._last is None or (self._last.done() and not self._last.cancelled()):
+            function()
+        else:
+            self.call(lambda _buffers, _offset: function(), (), 0)
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -389,10 +404,8 @@ class JournalThread:
             except Exception as raised:
                 error = raised
             del call, function, buffers
-            try:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(_settle, future, error)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                return
 
     def shutdown(self) -> None:
         """End the thread, after what it is doing."""
@@ -426,6 +439,13 @@ class RealDisk:
         if self._journal_thread is None:
             self._journal_thread = JournalThread()
         return self._journal_thread
+
+    def behind_the_journal(self, function: Callable[[], None]) -> None:
+        """Call a function when no write of the journal is under way or queued."""
+        if self._journal_thread is None:
+            function()
+        else:
+            self._journal_thread.behind(function)
 
     async def call(self, what: str, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run a blocking call in the pool, with the errors this module promises."""
@@ -509,7 +529,7 @@ class RealDisk:
     def lock_directory(self, path: str) -> RealLock:
         """See `Disk`."""
         try:
-            return RealLock(path)
+            return RealLock(self, path)
         except OSError as error:
             raise _typed(error, f"locking {path}") from error
 

@@ -312,8 +312,12 @@ class Engine:
 
     # Each of these raises NoSuchLedgerError once a tombstone was accepted (rule 15).
 
-    def append_block(self, block: Block, done: Done, *, from_reserve: bool = False) -> None:
+    def append_block(
+        self, block: Block, done: Done, *, from_reserve: bool = False, states_lac: bool = True
+    ) -> None:
         """Accept a block; its view is kept until it is durable, and written as it is.
+
+        Unless `states_lac`, the LAC in it does not become one that the bookie states, now or after a restart.
 
         Raises:
             DiskFullError: not accepted: no space (with `from_reserve`: the reserve is used up as well).
@@ -324,7 +328,7 @@ class Engine:
             if not from_reserve:
                 raise DiskFullError("no space left for ordinary adds")
             self._check_room(size, self._config.space.reserve_bytes // _FENCE_SHARE)
-        self._append_block(block, done, size)
+        self._append_block(block, done, size, 0 if states_lac else form.STATES_NOTHING)
 
     def append_copy(self, block: Block, done: Done) -> None:
         """Accept a copy of a stored block, which is to be given up where it is.
@@ -335,7 +339,8 @@ class Engine:
         size = self._size_of(block)
         if self._provision.is_full:
             raise DiskFullError("no space left for copies")
-        self._append_block(block, done, size)
+        # What the block states, if it does, was learnt when it was stored, and is in the checkpoint.
+        self._append_block(block, done, size, form.STATES_NOTHING)
 
     def _size_of(self, block: Block) -> int:
         size = block.total_bytes + form.ROW_BYTES
@@ -343,10 +348,10 @@ class Engine:
             raise EntryTooLargeError(f"a block of {size} bytes does not fit into a segment")
         return size
 
-    def _append_block(self, block: Block, done: Done, size: int) -> None:
+    def _append_block(self, block: Block, done: Done, size: int, flags: int) -> None:
         for watch in self.add_watches:
             watch.note(block)
-        self._accept(block.ledger_id, Record(form.block_row(block), block.view, block, done, size))
+        self._accept(block.ledger_id, Record(form.block_row(block, flags), block.view, block, done, size))
 
     def append_term(self, ledger_id: int, term: int, done: Done) -> None:
         """Accept a fence: the ledger's term is at least `term` from now on. Raises DiskFullError."""

@@ -34,7 +34,7 @@ Group:
 Row:
 
       0  u16  kind         1 block, 2 term, 3 statement, 4 mark, 5 tombstone, 6 trim, 7 lock, 8 forget
-      2  u16  flags        mark: 1 concerns every ledger
+      2  u16  flags        mark: 1 concerns every ledger; block: 1 it states no LAC
       4  u32  head_bytes   block: its head; else 0
       8  u32  rest_bytes   block: its payload; statement: its code; lock: 32; else 0
      12  u32  entries      block
@@ -83,6 +83,9 @@ KIND_LOCK = 7
 KIND_FORGET = 8
 KINDS = frozenset(range(KIND_BLOCK, KIND_FORGET + 1))
 MARK_ALL = 1
+STATES_NOTHING = 1
+"""Of a block: its LAC is not one that the bookie has from the writer."""
+ROW_FLAGS_AT = 2
 
 _PAGE_BYTES = 4096
 _ZEROS = bytes(_PAGE_BYTES)
@@ -181,12 +184,12 @@ class Row(NamedTuple):
         return not self.rest_bytes or crc32c(body[self.head_bytes :]) == self.rest_crc
 
 
-def block_row(block: Block) -> bytes:
+def block_row(block: Block, flags: int = 0) -> bytes:
     """Give the row of a whole block. Called for each block that is stored: the hot path."""
     # A partial block (rule 14 stores copies as they are) has no checksum over its payload.
     payload_crc = block.payload_crc if not block.flags else crc32c(block.payload)
     return _ROW.pack(
-        KIND_BLOCK, 0, block.head_bytes, block.payload_bytes, block.count, block.stride,
+        KIND_BLOCK, flags, block.head_bytes, block.payload_bytes, block.count, block.stride,
         block.head_crc, payload_crc, block.lac_crc,
         block.ledger_id, block.content_term, block.first_entry, block.lac,
     )  # fmt: skip

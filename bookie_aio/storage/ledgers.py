@@ -129,7 +129,7 @@ class Ledgers:
                 if last > state.last_entry:
                     state.last_entry = last
                 known = state.statement
-                if known is None or event.lac > known.lac:
+                if (known is None or event.lac > known.lac) and not record.row[form.ROW_FLAGS_AT]:
                     state.statement = event.statement
             else:
                 if record.body is not None:

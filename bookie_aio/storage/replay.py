@@ -86,7 +86,7 @@ class Replayed:
                 )  # fmt: skip
                 runs.add(row.first, last, form.ROW_BYTES + row.body_bytes, packed)
                 known = self.statements.get(ledger_id)
-                if known is None or row.lac > known.lac:
+                if (known is None or row.lac > known.lac) and not row.flags & form.STATES_NOTHING:
                     self.statements[ledger_id] = row.statement(group.bodies[number])
             elif row.kind == form.KIND_TERM:
                 self.terms[ledger_id] = max(row.term, self.terms.get(ledger_id, 0))

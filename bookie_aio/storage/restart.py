@@ -183,7 +183,10 @@ class Restart:
             found.reserve_bytes = await self._size_of(layout.RESERVE)
         on_disk = self._ids(layout.SEGMENT_SUFFIX) | self._ids(layout.INDEX_SUFFIX)
         rows = self._checkpoint.segments if self._checkpoint is not None else {}
-        found.next_id = max([found.next_id, *(one + 1 for one in on_disk)])
+        # Without a checkpoint the names are all that says which ids were used: a spare file's was, too, and a
+        # segment of that id, given up in its turn, would be renamed over it.
+        used = on_disk | self._ids(layout.SPARE_SUFFIX)
+        found.next_id = max([found.next_id, *(one + 1 for one in used)])
         await self._open(sorted(on_disk | set(rows)), rows)
         found.forget_deleted()
         is_empty = not self._segments.by_id and found.tail is None

@@ -60,15 +60,17 @@ class _Watch:
 async def store_missing(engine: Engine, block: Block, *, is_trusted: bool) -> int:
     """Store those entries of a whole, checked block that are missing here; returns how many.
 
-    All of the block's entries are durable here on return. Cancelled, some may be stored.
+    All of the block's entries are durable here on return. Cancelled, some may be stored. The LAC in it is not
+    one that the bookie states from then on: it is not from the writer.
 
     Args:
-        is_trusted: what is held under a lower content term may be superseded. Of a ledger with a password
-            only by those who have it: nobody could have that copy any more.
+        is_trusted: whoever sent it may supersede what is here, or is yet to come, under a lower content term.
+            Of a ledger with a password only those who have it may: nobody could have that copy any more.
 
     Raises:
         OutdatedBlockError: the block is of an older content term than what is held. Nothing was stored.
-        UnauthorizedAccessError: it is of a newer one, and not to be trusted. Nothing was stored.
+        UnauthorizedAccessError: it is of a newer one than that, or than the ledger's term here, and not to be
+            trusted. Nothing was stored.
         DiskFullError: no space.
         DiskFailedError: the disk failed.
     """
@@ -89,7 +91,7 @@ async def store_missing(engine: Engine, block: Block, *, is_trusted: bool) -> in
     for run in missing:
         start = ids.index(run[0])
         part = Block.parse(block.whole(start, start + len(run)))
-        waiting.append(when_durable(partial(engine.append_block, part)))
+        waiting.append(when_durable(partial(engine.append_block, part, states_lac=False)))
     await asyncio.gather(*waiting)
     return sum(map(len, missing))
 
@@ -120,6 +122,13 @@ async def store_unless_outdated(engine: Engine, block: Block, term: int) -> int:
 async def _missing(engine: Engine, block: Block, *, is_trusted: bool) -> list[range]:
     ids = block.entry_ids
     marks, _ = await _held(engine, block, block.content_term)
+    term = engine.term(block.ledger_id)
+    if not is_trusted and block.content_term > term:
+        raise UnauthorizedAccessError(
+            f"entries of content term {block.content_term}, and the ledger has none above {term} here: "
+            "a repair puts them there with the ledger's password only",
+            ledger_id=block.ledger_id,
+        )
     if not is_trusted and (await _held(engine, block, 0))[0] != marks:
         raise UnauthorizedAccessError(
             f"entries of those from {block.first_entry} to {block.last_entry} are held under a content term "

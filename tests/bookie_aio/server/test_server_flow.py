@@ -400,6 +400,27 @@ async def test_a_connection_that_was_busy_lets_go_of_its_large_buffer(bookies: B
     assert (await client.call(Ping())).status is Status.OK
 
 
+async def test_a_connection_that_is_closed_handles_none_of_the_frames_that_wait(bookies: Bookies) -> None:
+    bookie = await bookies.start()
+    client = await bookies.connect(bookie)
+    assert (await client.call(Ping())).status is Status.OK
+    (connection,) = bookie._connections
+    connection._is_blocked = True  # and what blocked it is over, which nobody has told it yet
+    added = client.add(7, 0, [b"late"])
+    connection._has_received = False
+    for _ in range(1000):  # there is no event for it
+        if not connection._has_received:
+            await asyncio.sleep(0.01)
+    assert connection._has_received
+    connection.close()
+    await client.gone()
+    added.cancel()
+    assert bookie._engine is not None
+    await asyncio.sleep(0)
+    assert bookie._engine.last_entry(7) == -1
+    assert not bookie._engine.is_pending(7)
+
+
 class Waiter:
     """Waits for room, and takes some when it comes."""
 

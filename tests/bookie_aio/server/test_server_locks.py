@@ -16,13 +16,17 @@ from bookie_aio.wire.messages import (
     Message,
     Read,
     ReadLac,
+    ReadLacAnswer,
     Status,
     WriteLac,
 )
 from metadata.ids import TERM_FINAL
 from tests.support.rawclient import RawClient, block, lac_statement
+from tests.support.storage import copy_as_a_crash_leaves_it
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from bookie_aio.server.bookie import Bookie
     from tests.bookie_aio.server.conftest import Bookies
 
@@ -102,6 +106,52 @@ async def test_without_the_token_a_repair_puts_nothing_above_what_is_here(
     repair, forged = Add(7, TERM_FINAL, int(AddFlag.REPAIR)), block(7, 0, [b"forged"], content_term=1)
     assert (await client.call(repair, forged, auth=auth)).status is Status.UNAUTHORIZED
     await assert_nothing_changed(bookie, client)
+
+
+async def test_without_the_token_a_repair_puts_nothing_above_the_ledgers_term(
+    bookie: Bookie, client: RawClient
+) -> None:
+    """It would hide what the writer adds there later."""
+    await lock(client)
+    repair = Add(7, 0, int(AddFlag.REPAIR))
+    forged = block(7, 1, [b"forged"], content_term=1)
+    answer = await client.call(repair, forged)
+    assert answer.status is Status.UNAUTHORIZED
+    assert isinstance(answer.message, Failure)
+    assert "none above 0 here" in answer.message.message
+    await assert_nothing_changed(bookie, client)
+    # Of a term that the bookie has heard of there may be something to repair, without the password.
+    added = await client.call(Add(7, 1, 0), block(7, 9, [b"of term 1"], content_term=1), auth=TOKEN)
+    assert added.status is Status.OK
+    assert (await client.call(repair, forged)).status is Status.OK
+
+
+async def stated(client: RawClient) -> int | None:
+    answer = (await client.call(ReadLac(7, NO_TERM, -1, 0))).message
+    assert isinstance(answer, ReadLacAnswer)
+    return answer.statement.lac if answer.statement is not None else None
+
+
+@pytest.mark.parametrize("how", ["closed", "crashed"])
+async def test_the_lac_in_a_repair_is_never_stated(
+    bookies: Bookies, bookie: Bookie, client: RawClient, tmp_path: Path, how: str
+) -> None:
+    await lock(client)
+    repair = Add(7, 0, int(AddFlag.REPAIR))
+    assert (await client.call(repair, block(7, 10**6, [b"junk"], lac=10**6 - 1))).status is Status.OK
+    assert await stated(client) == -1
+    # Nor does it hide what the writer states.
+    assert (await client.call(WriteLac(7, 0, lac_statement(7, 0)), auth=TOKEN)).status is Status.OK
+    assert await stated(client) == 0
+    if how == "crashed":
+        crashed = copy_as_a_crash_leaves_it(tmp_path / "b1", tmp_path / "crashed")
+        await bookie.close()
+        (tmp_path / "b1").rename(tmp_path / "gone")
+        crashed.rename(tmp_path / "b1")
+    for _ in range(2):  # once from the journal, then from what the start made of it
+        await bookie.close()
+        bookie = await bookies.start()
+        assert await stated(await bookies.connect(bookie)) == 0
 
 
 async def test_with_the_token_a_repair_supersedes_what_is_of_a_former_term(client: RawClient) -> None:

@@ -25,7 +25,7 @@ from bookie_aio.storage.index import IndexHead
 from bookie_aio.storage.reader import gather, read_block
 from bookie_aio.storage.segments import SegmentGoneError
 from bookie_aio.wire.messages import Stop
-from metadata.errors import DiskFullError
+from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block, unaccounted_files
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.storage.disk import RealFile
     from bookie_aio.storage.segments import Source
+    from metadata.errors import StorageError
 
 
 async def fill_segment(store: Store, ledger_id: int) -> int:
@@ -322,3 +323,34 @@ async def test_a_file_that_is_closed_while_a_thread_writes_it_keeps_its_descript
     os.close(innocent)
     assert (tmp_path / "segment").read_bytes() == b"a group"
     assert file._descriptor == -1
+
+
+async def test_the_lock_is_held_until_what_the_journal_writes_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has it next would replay the segment while the rest of a group gets there."""
+    store = await Store.open(tmp_path / "b1")
+    await store.settled()
+    has_begun, may_write = threading.Event(), threading.Event()
+    write_all = disk_module._write_all
+
+    def write_late(*arguments: Any) -> None:
+        has_begun.set()
+        may_write.wait()
+        write_all(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk_module, "_write_all", write_late)
+        told: list[StorageError | None] = []
+        store.engine.append_block(make_block(1, 0, [b"late"]), told.append)
+        await asyncio.to_thread(has_begun.wait)
+        store.engine._fail(DiskFailedError("the test says that an index failed"))
+        assert [type(error) for error in told] == [DiskFailedError]
+        await store.engine.close()
+        with pytest.raises(DirectoryInUseError):
+            store.disk.lock_directory(str(store.path))
+        may_write.set()
+        store.disk.close()
+    again = await Store.open(tmp_path / "b1")
+    assert (await again.read(1, 0, 0))[0] == {0: b"late"}  # it may be there, and is
+    await again.close()

@@ -12,7 +12,7 @@ import pytest
 from crc32c import crc32c
 
 from bookie_aio.storage import format as form
-from bookie_aio.storage.directory import index_name, segment_name
+from bookie_aio.storage.directory import index_name, segment_name, spare_name
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.blocks import LacStatement, statement_crc
 from bookie_aio.wire.messages import Stop
@@ -288,6 +288,19 @@ async def test_a_segment_that_was_created_and_never_used_is_removed(tmp_path: Pa
     assert not (crashed / segment_name(2)).exists()
     assert not (crashed / segment_name(3)).exists()
     assert not again.engine.notes
+    await again.close()
+
+
+async def test_the_id_of_a_spare_file_is_one_that_was_used(tmp_path: Path) -> None:
+    store, acknowledged = await Store.open(tmp_path / "b1"), Acknowledged()
+    await act(store, 0, acknowledged)
+    await store.close()
+    spare = tmp_path / "b1" / spare_name(9)  # of a segment that nothing else says anything of
+    spare.write_bytes(bytes(SMALL.segment_bytes))
+    (tmp_path / "b1" / "checkpoint").unlink()
+    again = await Store.open(tmp_path / "b1")
+    await again.settled()
+    assert again.engine._journal.segment.segment_id > 9
     await again.close()
 
 

@@ -335,3 +335,21 @@ def test_a_checkpoint_of_the_version_before_is_read() -> None:
     assert parse_checkpoint(now[:4] + struct.pack("<I", crc32c(empty)) + empty).next_segment == 1
     with pytest.raises(CorruptRecordError):
         parse_checkpoint(then[:-1])
+
+
+async def test_what_states_no_lac_states_none_after_any_start_either(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    await store.add(make_block(1, 5, [b"x"], lac=4))
+    far = make_block(1, 10**6, [b"junk"], lac=10**6 - 1)
+    await store.wait(lambda done: store.engine.append_block(far, done, states_lac=False))
+    # Nor does a copy that compaction makes: what the original stated is known.
+    await store.wait(lambda done: store.engine.append_copy(make_block(2, 7, [b"copy"], lac=6), done))
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    for path in (tmp_path / "b1", crashed, crashed):
+        again = await Store.open(path)
+        statement = again.engine.statement(1)
+        assert statement is not None
+        assert (statement.lac, again.engine.statement(2)) == (4, None)
+        assert (await again.read(1, 10**6, 10**6))[0] == {10**6: b"junk"}
+        await again.close()
