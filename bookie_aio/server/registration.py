@@ -190,7 +190,7 @@ class Announcement:
     def __init__(self, registration: Registration, record: BookieRecord) -> None:
         self._registration = registration
         self._record = record
-        self._announced = record
+        self._announced: BookieRecord | None = record  # None: unknown
         self._updating: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -220,6 +220,8 @@ class Announcement:
     async def _update(self) -> None:
         while self._announced != self._record:
             record = self._record
+            # An update that fails may have been made all the same, or be made with the next session.
+            self._announced = None
             try:
                 await self._registration.update(record.to_json())
             except MetadataError as error:

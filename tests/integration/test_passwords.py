@@ -7,6 +7,7 @@ import json
 import pickle
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -412,6 +413,46 @@ async def test_repair_carries_codes_as_they_are_and_needs_no_password(tmp_path: 
         async with client_aio.connect(cluster.uri) as other:
             reader = await other.open_ledger(ledger.ledger_id, password=PASSWORD)
             assert [tuple(entry) async for entry in reader.read(0, 49)] == expected
+            assert reader.digest_mismatches == 0
+
+
+async def test_a_bookie_with_entries_of_a_former_term_is_repaired_with_the_password_only(
+    tmp_path: Path,
+) -> None:
+    """Entry 1 of term 1 is at one bookie, which was down when that of term 2 was acknowledged."""
+    name = "payments"
+    async with Cluster(tmp_path, bookies=4) as cluster, Links(cluster.uri) as links:
+        async with links.connect("w1") as client, client_aio.connect(cluster.uri) as other:
+            first = await client.open_unbounded_ledger(name, **LOCKED)
+            await first.add_entry(b"zero")
+            (dirty, *rest) = first.metadata.last_fragment.bookies
+            for bookie_id in set(cluster.bookies) - {dirty}:
+                links["w1", bookie_id].requests.hold(Op.ADD)
+            answer = links["w1", dirty].answers.see(Op.ADD)
+            adding = first.add_entry(b"dirty")
+            await asyncio.wait_for(answer.reached(), WAIT_S)
+            await cluster[dirty].kill()
+            second = await other.open_unbounded_ledger(name, **LOCKED)
+            assert await second.add_entry(b"one") == 1
+            await second.close(seal=True)
+        with pytest.raises(client_aio.BookKeeperError):
+            await adding
+        (lost,) = set(second.metadata.last_fragment.bookies) - {dirty, *rest}
+        await cluster[dirty].start()
+        await cluster[lost].kill()
+        async with client_aio.connect(cluster.uri) as repairer:
+            repair = partial(repairer.repair_ledger, second.ledger_id, replace=lost, by=dirty)
+            with pytest.raises(client_aio.UnauthorizedAccessError, match="with the ledger's password only"):
+                await repair()
+            with pytest.raises(client_aio.UnauthorizedAccessError, match="password"):
+                await repair(password=b"another")
+            report = await repair(password=PASSWORD)
+            assert report.fragments[-1].entries_copied == 1
+        for bookie_id in set(cluster.bookies) - {dirty, lost}:
+            await cluster[bookie_id].kill()
+        async with client_aio.connect(cluster.uri) as other:
+            reader = await other.open_ledger(second.ledger_id, password=PASSWORD)
+            assert await contents(reader, 1) == [(0, b"zero"), (1, b"one")]
             assert reader.digest_mismatches == 0
 
 

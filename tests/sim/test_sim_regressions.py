@@ -100,3 +100,9 @@ def test_a_ledger_that_its_maker_takes_back_late_is_not_missed(profile: str, see
 def test_a_reader_s_metadata_do_not_go_back() -> None:
     """Of several refreshes at once the one that had read first was answered last: OPEN again, it waited."""
     replay("sealed-terms", 2750, pace=2.0)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("calm-after-storm", 100394)])
+def test_a_bookie_that_is_writable_again_is_announced_so(profile: str, seed: int) -> None:
+    """It was full while the metadata store could not be reached: "read-only" was announced, and stayed."""
+    replay(profile, seed, pace=8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from metadata.errors import (
     DirectoryInUseError,
     InvalidArgumentError,
     KeyExistsError,
+    MetadataUnavailableError,
 )
 from metadata.ids import available_key, cookie_key
 from metadata.memory import MemoryTree
@@ -256,3 +258,28 @@ async def test_what_is_announced_after_the_end_is_announced_to_nobody(bookies: B
     before = asyncio.all_tasks()
     announcement.set_writable(False)
     assert asyncio.all_tasks() == before, "no task tries for ever to change a record that is gone"
+
+
+async def test_what_an_update_that_failed_may_have_announced_is_announced_anew(bookies: Bookies) -> None:
+    """The bookie is writable again before it is tried again, and clients would go on without it for good."""
+    store, other = bookies.store(), bookies.store()
+    announcement = await Announcement.make(store, BookieRecord("b1", ["127.0.0.1:3181"], "nonce"))
+    update, has_failed = announcement._registration.update, asyncio.Event()
+
+    async def update_and_be_cut(value: bytes) -> None:
+        await update(value)
+        if not has_failed.is_set():
+            has_failed.set()
+            raise MetadataUnavailableError("the test says that the answer was lost")
+
+    announcement._registration.update = update_and_be_cut  # type: ignore[method-assign]
+    announcement.set_writable(False)
+    await has_failed.wait()
+    announcement.set_writable(True)
+    async with asyncio.timeout(10), aclosing(other.watch(available_key("b1"))) as changes:
+        async for _ in changes:
+            if BookieRecord.from_json((await other.read(available_key("b1"))).value).is_writable:
+                break
+    await announcement.close()
+    await store.close()
+    await other.close()
