@@ -134,14 +134,13 @@ class Tap:
             self._added(request, block, asked_at)
         elif isinstance(request, Delete):
             words.deleted(bookie, request.ledger_id)
-        elif isinstance(request, (Force, WriteLac)):
+        elif isinstance(request, WriteLac):
             words.answered(bookie, request.ledger_id, request.term, asked_at)
-            if isinstance(request, Force):
-                for ledger_id, held, at in self._deferred:
-                    if ledger_id == request.ledger_id and at < asked_at:
-                        words.added(
-                            bookie, ledger_id, held.entries, content_term=held.content_term, term=None
-                        )
+        elif isinstance(request, Force):
+            words.answered(bookie, request.ledger_id, request.term, asked_at, raises=False)
+            for ledger_id, held, at in self._deferred:
+                if ledger_id == request.ledger_id and at < asked_at:
+                    words.added(bookie, ledger_id, held.entries, content_term=held.content_term, term=None)
         elif isinstance(request, (Read, ReadLac)):
             if request.term != NO_TERM:
                 words.answered(bookie, request.ledger_id, request.term, asked_at)

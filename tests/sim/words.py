@@ -99,11 +99,12 @@ class Words:
 
     # --- terms ---------------------------------------------------------------------------------
 
-    def answered(self, bookie: str, ledger_id: int, term: int, asked_at: int) -> None:
-        """Note that a bookie answered a request that carries a term: it holds that one from now on."""
+    def answered(self, bookie: str, ledger_id: int, term: int, asked_at: int, *, raises: bool = True) -> None:
+        """Note that a bookie answered a request that carries a term, and, if it `raises` it, holds that."""
         what = "answered what it was asked for later"
         self._check_fences(bookie, ledger_id, term, what, lambda fence: fence.number >= asked_at)
-        self._holds(bookie, ledger_id, term)
+        if raises:
+            self._holds(bookie, ledger_id, term)
 
     def _holds(self, bookie: str, ledger_id: int, term: int) -> None:
         now = Answered(self._history.now(), len(self._history.events))
