@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage import format as form
+from bookie_aio.storage.failstop import FailStopDisk
 from bookie_aio.storage.figures import Figures
 from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
 from bookie_aio.storage.ledgers import Ledgers
@@ -79,7 +80,7 @@ class Engine:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: FailStopDisk,
         directories: Sequence[str],
         config: StorageConfig,
         locks: list[DirectoryLock],
@@ -138,17 +139,18 @@ class Engine:
             DiskFullError: there is not even room for the first segment and the reserve.
             DiskFailedError: the disk fails.
         """
+        fail_stop = FailStopDisk(disk)
         locks: list[DirectoryLock] = []
         segments = Segments(
-            disk,
+            fail_stop,
             files_max=config.files_max,
             heads_bytes_max=config.heads_bytes_max,
             places_bytes_max=config.places_bytes_max,
         )
         try:
-            locks.extend(map(disk.lock_directory, directories))
-            restarted = await Restart(disk, directories, segments).run(spare_bytes=config.segment_bytes)
-            engine = cls(disk, directories, config, locks, segments, restarted, on_indexed, on_failed)
+            locks.extend(map(fail_stop.lock_directory, directories))
+            restarted = await Restart(fail_stop, directories, segments).run(spare_bytes=config.segment_bytes)
+            engine = cls(fail_stop, directories, config, locks, segments, restarted, on_indexed, on_failed)
             await engine._start(restarted, draw_generation, on_writable, on_warning)
         except BaseException:
             segments.shelf.close()
@@ -208,7 +210,7 @@ class Engine:
             on_group=self._index_group,
             on_dropped=self._drop,
             on_rolled=self._rolled,
-            on_failed=self._on_failed,
+            on_failed=self._failed,
         )
         if tail_bytes > self._journal.room:
             raise DiskFullError(f"no room for the {tail_bytes} bytes that the last run left to be rewritten")
@@ -289,6 +291,10 @@ class Engine:
 
     def _fail(self, error: StorageError) -> None:
         self._journal.fail(error)
+
+    def _failed(self, error: StorageError) -> None:
+        self._disk.stop(error)
+        self._on_failed(error)
 
     # --- accepting ---
 

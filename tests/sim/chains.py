@@ -186,6 +186,8 @@ class Chains:
         self._may_be_read(who, position)
         if payload not in self.tried:
             self._fail("NoLogDivergence", f"{who} read {payload!r} at {position}, which nobody wrote")
+        if who not in self.passed:
+            self._began.setdefault(who, self.begins_at)
         self.passed[who] = position
         self._values_read.setdefault(who, set()).add(position)
 

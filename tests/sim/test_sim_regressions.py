@@ -112,3 +112,15 @@ def test_a_bookie_that_is_writable_again_is_announced_so(profile: str, seed: int
 def test_a_bookie_that_is_asked_to_force_does_not_hold_that_term(profile: str, seed: int) -> None:
     """The judge's own: FORCE raises no term (docs/PROTOCOL.md), and an older holder's recovery came later."""
     replay(profile, seed, pace=1)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("disk-faults", 110694)])
+def test_a_sync_beside_one_that_failed_is_no_word_for_a_file(profile: str, seed: int) -> None:
+    """The checkpoint listed a segment by it, whose name the next power cut took away: all was marked."""
+    replay(profile, seed, pace=8)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("swept-logs", 107812)])
+def test_what_was_cut_off_before_a_follower_began_is_not_missed(profile: str, seed: int) -> None:
+    """The judge's own: a writer that was stopped for two seconds heard of its record that late."""
+    replay(profile, seed, pace=1)

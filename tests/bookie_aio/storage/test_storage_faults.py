@@ -337,3 +337,62 @@ async def test_an_error_that_is_not_the_disks_ends_the_bookie_as_well(tmp_path: 
     assert not store.engine.is_writable
     assert await store.read(1, 0, 0) == ({0: b"good"}, Stop.END, 1)
     await store.close()
+
+
+class TwoSyncs(FaultyDisk):
+    """A disk on which of two syncs of a directory under way at once the second one ends well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way: list[asyncio.Future[None]] | None = None
+        self.both_under_way = asyncio.Event()
+
+    async def sync_directory(self, path: str) -> None:
+        if self.under_way is None or len(self.under_way) == 2:
+            await super().sync_directory(path)
+            return
+        self.under_way.append(asyncio.get_running_loop().create_future())
+        if len(self.under_way) == 2:
+            self.both_under_way.set()
+        await self.under_way[-1]
+
+
+async def test_a_sync_that_ends_well_beside_one_that_failed_is_not_believed(tmp_path: Path) -> None:
+    """What the other one was to write may count as written: whoever lists it loses it at a power cut."""
+    disk = TwoSyncs()
+    store = await Store.open(tmp_path / "b1", disk=disk)
+    await store.add(make_block(1, 0, [b"good"]))
+    await store.settled()
+    disk.under_way = []
+    tender, provision = store.engine._tender, store.engine._provision
+    checkpoint = asyncio.create_task(tender.checkpoint())
+    provision.ready = None
+    provision.begin()
+    await asyncio.wait_for(disk.both_under_way.wait(), 10)
+    before = (tmp_path / "b1" / "checkpoint").read_bytes()
+    disk.under_way[0].set_exception(DiskFailedError("the test says that a directory could not be synced"))
+    await asyncio.sleep(0)
+    disk.under_way[1].set_result(None)
+    with pytest.raises(DiskFailedError):
+        await checkpoint
+    await store.engine.close()
+    assert len(store.failures) == 1
+    assert (tmp_path / "b1" / "checkpoint").read_bytes() == before
+    disk.close()
+
+
+async def test_after_a_failure_no_name_is_changed(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    await store.add(make_block(1, 0, [b"good"]))
+    await store.settled()
+    store.engine._fail(DiskFailedError("the test says that an index could not be written"))
+    before = sorted((file.name, file.stat().st_ino) for file in (tmp_path / "b1").iterdir())
+    for change in (
+        store.engine._tender.checkpoint(),
+        store.engine._tender.remove([str(tmp_path / "b1" / "x")]),
+    ):
+        with pytest.raises(DiskFailedError, match="nothing is changed on this disk any more: the test says"):
+            await change
+    assert await store.read(1, 0, 0) == ({0: b"good"}, Stop.END, 1)
+    await store.close()
+    assert sorted((file.name, file.stat().st_ino) for file in (tmp_path / "b1").iterdir()) == before
