@@ -291,12 +291,9 @@ async def test_a_lack_of_file_descriptors_is_no_damage_and_passes(
 # --- descriptors ---
 
 
-@pytest.mark.parametrize("is_journal", [True, False], ids=["journal", "pool"])
-async def test_a_file_that_is_closed_while_a_thread_writes_it_keeps_its_descriptor_until_then(
-    is_journal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next file that is opened would get that number, and what is still to be written."""
-    disk, has_begun, may_write = RealDisk(), threading.Event(), threading.Event()
+def hold_writes(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Have writes wait in their threads; gives what is set when one has begun, and what lets them go on."""
+    has_begun, may_write = threading.Event(), threading.Event()
     write_all = disk_module._write_all
 
     def write_late(*arguments: Any) -> None:
@@ -305,6 +302,16 @@ async def test_a_file_that_is_closed_while_a_thread_writes_it_keeps_its_descript
         write_all(*arguments)
 
     monkeypatch.setattr(disk_module, "_write_all", write_late)
+    return has_begun, may_write
+
+
+@pytest.mark.parametrize("is_journal", [True, False], ids=["journal", "pool"])
+async def test_a_file_that_is_closed_while_a_thread_writes_it_keeps_its_descriptor_until_then(
+    is_journal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next file that is opened would get that number, and what is still to be written."""
+    disk = RealDisk()
+    has_begun, may_write = hold_writes(monkeypatch)
     file = await disk.create(str(tmp_path / "segment"))
     if is_journal:
         writing: asyncio.Future[None] = file.write_and_sync([b"a group"], 0)
@@ -331,16 +338,8 @@ async def test_the_lock_is_held_until_what_the_journal_writes_has_ended(
     """Whoever has it next would replay the segment while the rest of a group gets there."""
     store = await Store.open(tmp_path / "b1")
     await store.settled()
-    has_begun, may_write = threading.Event(), threading.Event()
-    write_all = disk_module._write_all
-
-    def write_late(*arguments: Any) -> None:
-        has_begun.set()
-        may_write.wait()
-        write_all(*arguments)
-
     with monkeypatch.context() as patched:
-        patched.setattr(disk_module, "_write_all", write_late)
+        has_begun, may_write = hold_writes(patched)
         told: list[StorageError | None] = []
         store.engine.append_block(make_block(1, 0, [b"late"]), told.append)
         await asyncio.to_thread(has_begun.wait)
