@@ -64,6 +64,12 @@ class MetadataFaults:
     cut_since: float = 0.0
     lags: bool = False
 
+    @property
+    def keeps_waiting(self) -> bool:
+        """Tell whether an operation may get no answer, or a slow one."""
+        is_lossy = self.lose_request or self.lose_answer or self.late_request
+        return bool(self.is_cut or is_lossy or self.delay != MetadataFaults.delay)
+
 
 class SimTree(MemoryTree):
     """The store's state, with its history: each change has a number, and the past can be read."""

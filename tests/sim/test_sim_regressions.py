@@ -124,3 +124,9 @@ def test_a_sync_beside_one_that_failed_is_no_word_for_a_file(profile: str, seed:
 def test_what_was_cut_off_before_a_follower_began_is_not_missed(profile: str, seed: int) -> None:
     """The judge's own: a writer that was stopped for two seconds heard of its record that late."""
     replay(profile, seed, pace=1)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("cut-short", 350203)])
+def test_a_call_that_waits_for_several_lost_answers_is_not_one_that_hangs(profile: str, seed: int) -> None:
+    """The judge's own: a read met a bookie that was down, and a metadata store that lost two answers."""
+    replay(profile, seed, pace=4)
