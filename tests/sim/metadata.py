@@ -81,6 +81,7 @@ class SimTree(MemoryTree):
         self.watchers: list[Callable[[str, bytes | None, Version | None], None]] = []
         self._values: dict[str, list[tuple[int, bytes | None, Version | None]]] = {}
         self._children: dict[str, list[tuple[int, list[str]]]] = {}
+        self._ended: set[int] = set()
 
     def change(self, key: str, value: bytes, token: str) -> Version:
         version = super().change(key, value, token)
@@ -137,8 +138,14 @@ class SimTree(MemoryTree):
         return list(history[index - 1][1]) if index else []
 
     def expire(self, session: int) -> None:
-        """End a session."""
+        """End a session: what it made goes, and what comes of it late makes nothing."""
+        self._ended.add(session)
         self.drop_session(session)
+
+    def check_session(self, session: int) -> None:
+        """Raise MetadataUnavailableError for a session that has ended, as a server does."""
+        if session in self._ended:
+            raise MetadataUnavailableError(f"session {session} has ended")
 
 
 class SimMetadataStore(MetadataStore):
@@ -469,6 +476,7 @@ class SimRegistration(Registration):
             if node.session is None:
                 raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
             return node.session == store.session_id and self._holds()
+        store.tree.check_session(store.session_id)
         made = store.tree.put(self.key, self._value, store._token(None), store.session_id)
         self._incarnation = made.incarnation
         return True

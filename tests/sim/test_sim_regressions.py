@@ -130,3 +130,9 @@ def test_what_was_cut_off_before_a_follower_began_is_not_missed(profile: str, se
 def test_a_call_that_waits_for_several_lost_answers_is_not_one_that_hangs(profile: str, seed: int) -> None:
     """The judge's own: a read met a bookie that was down, and a metadata store that lost two answers."""
     replay(profile, seed, pace=4)
+
+
+@pytest.mark.parametrize(("seed", "pace"), [(364499, 1), (367084, 4)])
+def test_a_session_that_has_ended_makes_no_ephemeral(seed: int, pace: int) -> None:
+    """The simulator's own: a dead candidate's request came late, and stood in the queue for ever."""
+    replay("elected-logs", seed, pace=pace)
