@@ -159,6 +159,11 @@ class Row(NamedTuple):
         """Give the size of what the row has among the bodies."""
         return self.head_bytes + self.rest_bytes
 
+    @property
+    def marks_all(self) -> bool:
+        """Tell whether it is the mark that data was lost which may concern any ledger."""
+        return self.kind == KIND_MARK and bool(self.flags & MARK_ALL)
+
     def is_plausible(self) -> bool:
         """Tell whether the row is of a kind that this version knows."""
         return self.kind in KINDS

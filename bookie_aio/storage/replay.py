@@ -110,7 +110,7 @@ class Replayed:
                 else:
                     self.locks[ledger_id] = bytes(group.bodies[number])
             elif row.kind == form.KIND_MARK:
-                if row.flags & form.MARK_ALL:
+                if row.marks_all:
                     self.is_all_damaged = True
                 else:
                     self.damaged.add(ledger_id)

@@ -86,6 +86,8 @@ class Restarted:
             for number, row in enumerate(self.tail.rows):
                 if row.ledger_id in self.deleted:
                     continue  # the checkpoint knew of the tombstone before the tail was durable
+                if row.marks_all:
+                    continue  # one follows, whether it was found here or elsewhere
                 body = self.tail.bodies[number]
                 at = number * form.ROW_BYTES
                 size = form.ROW_BYTES + len(body)
@@ -109,9 +111,8 @@ def _event_of(row: form.Row, body: memoryview) -> Block | Change:
         row.ledger_id,
         row.term,
         row.statement(body) if row.kind == form.KIND_STATEMENT else None,
-        bool(row.kind == form.KIND_MARK and row.flags & form.MARK_ALL),
-        bytes(body) if row.kind == form.KIND_LOCK else b"",
-        row.first if row.kind == form.KIND_TRIM else 0,
+        lock=bytes(body) if row.kind == form.KIND_LOCK else b"",
+        first=row.first if row.kind == form.KIND_TRIM else 0,
     )
 
 
@@ -407,6 +408,7 @@ class Restart:
         found = self._found
         ask: Callable[[], Awaitable[tuple[int, int] | None]] | None = None
         is_last = True
+        is_lone = False  # the tail is all that its segment holds
         replayed: list[tuple[Segment, Replayed]] = []
         for segment_id in sorted({*unsealed, *self._segments.by_id}, reverse=True):
             segment = unsealed.get(segment_id)
@@ -417,6 +419,9 @@ class Restart:
                 is_last = False
                 ask = partial(self._named_by, sealed)
                 continue
+            # It may be in the page cache only, of a process that was killed as it wrote it, and where one of
+            # the segments before it holds it as well, that may be the copy which was acknowledged.
+            may_be_cut = not is_lone
             named = await ask() if ask is not None else None  # by the next newer one
             known = None
             if named is not None and named[0] <= segment_id:
@@ -440,10 +445,11 @@ class Restart:
                 # A first group that is torn says where the segment before it ended, but it may have been
                 # that one's tail on its way here: the tail is then still to be had there, and only there.
                 if is_last and (result.groups or result.tail is not None):
-                    found.tail = result.tail
+                    self._take_tail(result.tail)
                     # What is given up is soon gone, perhaps before the segment in front of it is sealed: only
                     # what is written next then says where that one ends.
                     is_given_up = not result.groups and not result.is_all_damaged
+                    is_lone = not result.groups
                     found.previous = result.previous if is_given_up else (segment_id, result.end)
                     is_last = False
             elif not result.is_all_damaged:
@@ -452,10 +458,18 @@ class Restart:
                 found.used.append((segment.path, form.DATA_OFFSET))
                 continue
             replayed.append((segment, result))
-            if not result.damaged and not result.is_all_damaged:  # else all of it may be needed as proof
+            if may_be_cut and not (result.damaged or result.is_all_damaged):  # else it may be needed as proof
                 found.used.append((segment.path, result.written))
         for segment, result in reversed(replayed):
             await self._apply(segment, result)
+
+    def _take_tail(self, tail: Group | None) -> None:
+        found = self._found
+        found.tail = tail
+        # The damage itself is passed over from now on: the tail is proof that somebody has seen it, and what
+        # is in it counts like what is in any other group.
+        if tail is not None and not found.is_all_damaged and any(row.marks_all for row in tail.rows):
+            found.lose_all("data was lost before this start, and nobody knows of which ledgers")
 
     async def _named_by(self, segment: Segment) -> tuple[int, int] | None:
         """Give which segment came before a sealed one, and that one's end; None where it cannot tell."""

@@ -16,7 +16,9 @@ The states, at each call of the `Disk` seam:
 
 A few of the states left by chance are gone on from: what the engine does as it is opened there, and at work
 after that, is recorded as well, so that a second power cut meets a start under way and what it has not
-cleaned up yet.
+cleaned up yet. So are a few of what a process leaves that is killed, with all of it in the page cache and
+nothing more of it durable than before; and of such starts again, one upon another. Some of them find the disk
+full.
 
 A state is judged good when the engine opens, every acknowledged entry is read as it was, no entry is given
 that was not added, every acknowledged fence holds, what was deleted stays so, and no damage is claimed. An
@@ -28,15 +30,17 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.storage.engine import Engine, StorageConfig
-from bookie_aio.storage.journal import when_durable
+from bookie_aio.storage.journal import Done, when_durable
 from bookie_aio.storage.provision import SpaceLimits
 from bookie_aio.storage.reclaim import ReclaimConfig
 from bookie_aio.wire.messages import Stop
+from metadata.errors import DiskFullError
 from tests.sim.disk import SimDisk
 from tests.sim.hardware import PAGE, SECTOR, Directory, Hardware, Inode
 from tests.sim.loop import Process, SimLoop
@@ -50,6 +54,8 @@ PREFIXES_MAX = 400
 ZEROS_CUT = 4
 SUBSETS_MAX = 64
 RESTARTS = 6
+CHAINS = 12
+STARTS = 4
 TAILS = ("cut", "zeros", "garbage", "old data")
 HOME = "/b/data"
 CONFIG = StorageConfig(
@@ -85,6 +91,8 @@ class Step:
     call: tuple[Any, ...]
     hardware: Hardware
     facts: Facts
+    is_of_chain: bool = False
+    """Of starts one upon another, where what matters is which of them met what."""
 
 
 def image_of(hardware: Hardware) -> Hardware:
@@ -136,10 +144,30 @@ def record(seed: int) -> list[Step]:
     loop = SimLoop(random.Random(name))
     hardware = Hardware(loop, random.Random(f"{name}/disk"), Counter())
     steps = _record(name, hardware, Facts(), Work(turns=70, deletes_from=36, first_ledger=1), seed)
-    for number, step in enumerate(rng.sample(steps, RESTARTS)):
+    first = list(steps)
+    for number, step in enumerate(rng.sample(first, RESTARTS)):
         work = Work(turns=16, deletes_from=0, first_ledger=11)  # what was cut off may leave gaps in others
         left = _by_chance(step, f"{name}/left/{number}")
         steps += _record(f"{name}/{number}", left, step.facts.copy(), work, seed + 1, from_start=True)
+    for number, step in enumerate(rng.sample(first, CHAINS)):
+        steps += _chain(f"{name}/chain/{number}", step, rng)
+    return steps
+
+
+def _chain(name: str, step: Step, rng: random.Random) -> list[Step]:
+    """Start again and again from what the process before has left: killed, or cut off from power."""
+    steps: list[Step] = []
+    for start in range(STARTS):
+        left = _by_chance(step, f"{name}/{start}") if rng.random() < 0.3 else image_of(step.hardware)
+        if rng.random() < 0.6:
+            left.faults.full[HOME] = None
+        work = Work(turns=rng.choice((0, 3)), deletes_from=0, first_ledger=21 + 10 * start)
+        recorded = _record(f"{name}/{start}", left, step.facts.copy(), work, start, from_start=True)
+        steps += recorded
+        if recorded:
+            step = rng.choice(recorded)
+    for each in steps:
+        each.is_of_chain = True
     return steps
 
 
@@ -166,7 +194,10 @@ def _record(
     async def run() -> None:
         if from_start:
             hardware.record = note
-        engine = await open_engine(loop, hardware, loop.kernel, seed)
+        try:
+            engine = await open_engine(loop, hardware, loop.kernel, seed)
+        except DiskFullError:
+            return
         hardware.record = note
         await _work(engine, random.Random(f"{name}/work"), facts, work)
         await engine.close()
@@ -193,9 +224,28 @@ async def _work(engine: Engine, rng: random.Random, facts: Facts, work: Work) ->
         elif turn >= work.deletes_from:
             waiting.append(_delete(engine, facts, ledger_id))
         if rng.random() < 0.5 and waiting:
-            await waiting.pop(int(rng.random() * len(waiting)))
+            await _settled(waiting.pop(int(rng.random() * len(waiting))))
     for each in waiting:
-        await each
+        await _settled(each)
+
+
+async def _settled(asked: Any) -> None:
+    with suppress(DiskFullError):
+        await asked
+
+
+def _asked(accept: Callable[[Done], None], on_durable: Callable[[], None]) -> Any:
+    """Ask for something, and note what follows once it is durable; of what finds no room, nothing does."""
+    try:
+        durable = when_durable(accept)
+    except DiskFullError:
+        return _nothing()
+    durable.add_done_callback(lambda done: on_durable() if done.exception() is None else None)
+    return durable
+
+
+async def _nothing() -> None:
+    """Be what is waited for where nothing is."""
 
 
 def _add(engine: Engine, facts: Facts, ledger_id: int, following: Counter[int], rng: random.Random) -> Any:
@@ -207,30 +257,21 @@ def _add(engine: Engine, facts: Facts, ledger_id: int, following: Counter[int], 
     following[ledger_id] += len(payloads)
     for index, payload in enumerate(payloads):
         facts.issued[ledger_id, first + index] = payload
-    durable = when_durable(lambda done: engine.append_block(make_block(ledger_id, first, payloads), done))
-    durable.add_done_callback(
-        lambda done: (
-            facts.acked.update((ledger_id, first + index) for index in range(len(payloads)))
-            if done.exception() is None
-            else None
-        )
-    )
-    return durable
+    acked = {(ledger_id, first + index) for index in range(len(payloads))}
+    block = make_block(ledger_id, first, payloads)
+    return _asked(lambda done: engine.append_block(block, done), lambda: facts.acked.update(acked))
 
 
 def _fence(engine: Engine, facts: Facts, ledger_id: int, term: int) -> Any:
-    durable = when_durable(lambda done: engine.append_term(ledger_id, term, done))
-    durable.add_done_callback(
-        lambda _: facts.terms.__setitem__(ledger_id, max(term, facts.terms.get(ledger_id, 0)))
-    )
-    return durable
+    def fenced() -> None:
+        facts.terms[ledger_id] = max(term, facts.terms.get(ledger_id, 0))
+
+    return _asked(lambda done: engine.append_term(ledger_id, term, done), fenced)
 
 
 def _delete(engine: Engine, facts: Facts, ledger_id: int) -> Any:
     facts.deleting.add(ledger_id)
-    durable = when_durable(lambda done: engine.append_tombstone(ledger_id, done))
-    durable.add_done_callback(lambda _: facts.deleted.add(ledger_id))
-    return durable
+    return _asked(lambda done: engine.append_tombstone(ledger_id, done), lambda: facts.deleted.add(ledger_id))
 
 
 # --- enumerating ---------------------------------------------------------------------------------
@@ -428,7 +469,8 @@ def sweep(seed: int, *, part: float = 1.0, offset: int = 0, of: int = 1) -> Swee
                 continue
             result.steps += 1
             for what, build in states(step, rng):
-                if rng.random() >= part:
+                is_sure = step.is_of_chain and what == "chance"
+                if not is_sure and rng.random() >= part:
                     continue
                 result.states += 1
                 result.entries += len(step.facts.acked)
@@ -439,5 +481,5 @@ def sweep(seed: int, *, part: float = 1.0, offset: int = 0, of: int = 1) -> Swee
                     result.failures.append(text)
                 if result.states % 100 == 0:
                     collect()
-            collect()
+        collect()
     return result
