@@ -86,7 +86,7 @@ class Restarted:
             for number, row in enumerate(self.tail.rows):
                 if row.ledger_id in self.deleted:
                     continue  # the checkpoint knew of the tombstone before the tail was durable
-                if row.marks_all:
+                if row.marks_all or (row.kind == form.KIND_MARK and row.ledger_id in self.damaged):
                     continue  # one follows, whether it was found here or elsewhere
                 body = self.tail.bodies[number]
                 at = number * form.ROW_BYTES

@@ -138,7 +138,7 @@ async def open_engine(loop: SimLoop, hardware: Hardware, process: Process, seed:
     )  # fmt: skip
 
 
-def record(seed: int) -> list[Step]:
+def record(seed: int, *, chains: int = CHAINS) -> list[Step]:
     """Have an engine work for a while, and again after some power cuts; give every step of its disk."""
     name, rng = f"crash/{seed}", random.Random(f"crash/{seed}/again")
     loop = SimLoop(random.Random(name))
@@ -149,7 +149,7 @@ def record(seed: int) -> list[Step]:
         work = Work(turns=16, deletes_from=0, first_ledger=11)  # what was cut off may leave gaps in others
         left = _by_chance(step, f"{name}/left/{number}")
         steps += _record(f"{name}/{number}", left, step.facts.copy(), work, seed + 1, from_start=True)
-    for number, step in enumerate(rng.sample(first, CHAINS)):
+    for number, step in enumerate(rng.sample(first, chains)):
         steps += _chain(f"{name}/chain/{number}", step, rng)
     return steps
 
@@ -159,15 +159,27 @@ def _chain(name: str, step: Step, rng: random.Random) -> list[Step]:
     steps: list[Step] = []
     for start in range(STARTS):
         left = _by_chance(step, f"{name}/{start}") if rng.random() < 0.3 else image_of(step.hardware)
-        if rng.random() < 0.6:
-            left.faults.full[HOME] = None
+        is_full = rng.random() < 0.6
         work = Work(turns=rng.choice((0, 3)), deletes_from=0, first_ledger=21 + 10 * start)
-        recorded = _record(f"{name}/{start}", left, step.facts.copy(), work, start, from_start=True)
+        recorded = _go_on(f"{name}/{start}", left, step.facts, is_full=is_full, work=work)
         steps += recorded
         if recorded:
             step = rng.choice(recorded)
-    for each in steps:
-        each.is_of_chain = True
+    return steps
+
+
+def start_on_a_full_disk(name: str, step: Step) -> list[Step]:
+    """Record a start after the process was killed at a step, which then has nothing to do."""
+    work = Work(turns=0, deletes_from=0, first_ledger=0)
+    return _go_on(name, image_of(step.hardware), step.facts, is_full=True, work=work)
+
+
+def _go_on(name: str, left: Hardware, facts: Facts, *, is_full: bool, work: Work) -> list[Step]:
+    if is_full:
+        left.faults.full[HOME] = None
+    steps = _record(name, left, facts.copy(), work, 0, from_start=True)
+    for step in steps:
+        step.is_of_chain = True
     return steps
 
 

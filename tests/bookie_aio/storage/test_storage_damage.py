@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from crc32c import crc32c
@@ -26,9 +26,6 @@ from bookie_aio.wire.messages import Stop
 from metadata.bookies import Cookie
 from metadata.errors import CookieMismatchError, CorruptRecordError, DirectoryInUseError, DiskFailedError
 from tests.support.storage import FaultyDisk, Store, entries_of, make_block
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def flip(path: Path, at: int) -> None:
@@ -216,6 +213,28 @@ async def test_a_segment_is_replayed_of_which_the_index_cannot_be_read_at_a_star
         expected = dict.fromkeys(range(3000), b"%d" % ledger_id * 50)
         assert await store.read(ledger_id, 0, 3000) == (expected, Stop.NO_SUCH_ENTRY, 3000)
     await store.close()
+
+
+@pytest.mark.parametrize("is_known_whose", [False, True])
+async def test_that_data_was_lost_is_still_known_after_a_start_on_a_full_disk(
+    tmp_path: Path, is_known_whose: bool
+) -> None:
+    """No checkpoint had room to say so, and all that does is a mark in the tail."""
+    path = await crashed_store(tmp_path, 2)
+    first = groups_of(path / segment_name(1))[0]
+    flip(path / segment_name(1), first.offset + (first.head_bytes + 40 if is_known_whose else 0))
+    for number, is_full in enumerate((True, False, False)):
+        disk = FaultyDisk()
+        disk.is_full = is_full
+        store = await Store.open(path, disk=disk)
+        assert store.engine.is_all_damaged != is_known_whose
+        assert store.engine.is_damaged(1)
+        assert store.engine.is_damaged(2) != is_known_whose
+        assert (await store.read(1, 0, 0))[1] is Stop.UNKNOWN
+        (group,) = groups_of(Path(store.engine._journal.segment.path))
+        assert group.row_count == 2  # the fence and the mark, and no more of them each time
+        path = await store.crash_into(tmp_path / str(number))
+        await store.close()
 
 
 async def test_a_head_that_is_found_damaged_while_serving_ends_ordinary_adds_for_good(tmp_path: Path) -> None:

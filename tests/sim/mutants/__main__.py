@@ -88,7 +88,8 @@ def _hunt_by_tests(mutant: Mutant) -> Outcome:
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "tests.sim.mutants.plugin", *mutant.tests],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    lines = ended.stdout.splitlines()
+    failed = [line for kind in ("FAILED tests/", "ERROR tests/") for line in lines if line.startswith(kind)]
     if ended.returncode == 1 and failed:
         return Outcome(
             mutant.number, mutant.title, 1, failed[0].split(" - ")[0].removeprefix("FAILED "), "tests"
