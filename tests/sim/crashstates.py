@@ -471,14 +471,12 @@ class Sweep:
     failures: list[str] = field(default_factory=list)
 
 
-def sweep(seed: int, *, part: float = 1.0, offset: int = 0, of: int = 1) -> Sweep:
-    """Try the crash states of one recording, or a part of them chosen by chance; steps `offset` mod `of`."""
-    rng = random.Random(f"sweep/{seed}/{offset}")
+def sweep(seed: int, *, part: float = 1.0, chains: int = CHAINS) -> Sweep:
+    """Try the crash states of one recording, or a part of them chosen by chance."""
+    rng = random.Random(f"sweep/{seed}")
     result = Sweep()
     with quiet() as collect:
-        for number, step in enumerate(record(seed)):
-            if number % of != offset:
-                continue
+        for number, step in enumerate(record(seed, chains=chains)):
             result.steps += 1
             for what, build in states(step, rng):
                 is_sure = step.is_of_chain and what == "chance"

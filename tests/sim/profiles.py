@@ -139,6 +139,26 @@ def disk_faults(draw: Draw) -> Plan:
 
 
 @profile
+def full_starts(draw: Draw) -> Plan:
+    """Bookies start on full disks again and again, killed or cut off meanwhile, some with damage."""
+    draw.crowd(ack_at_least=2)
+    rng = draw.rng
+    for _ in range(rng.randint(2, 4)):
+        at, bookie = rng.uniform(0.8, draw.duration * 0.8), rng.choice(draw.bookies)
+        if rng.random() < 0.5:
+            bookie = draw.dishonest
+            for _ in range(rng.randint(1, 3)):
+                draw.fault("disk_bit_flip", bookie, at=at - 0.02, amount=0.99)
+        amount = rng.uniform(0.4, 1.0)
+        draw.fault("disk_full", bookie, at=at - 0.01, lasts=rng.uniform(0.5, 3.0), amount=amount)
+        for _ in range(rng.randint(2, 5)):
+            kind = rng.choice(("kill_bookie", "kill_bookie", "power_cut"))
+            draw.fault(kind, bookie, at=at, lasts=0.05)
+            at += 0.06 + rng.choice((0.01, 0.05, 0.3)) * rng.random()
+    return draw.plan()
+
+
+@profile
 def wiped_disks(draw: Draw) -> Plan:
     """A bookie's disk is gone for good while ledgers are written, recovered, repaired and deleted."""
     draw.bookies = _FIVE

@@ -13,7 +13,7 @@ from tests.sim.quiet import quiet
 
 
 def test_whatever_a_power_cut_leaves_nothing_acknowledged_is_lost() -> None:
-    result = sweep(1, part=0.01)
+    result = sweep(1, part=0.01, chains=1)
     assert result.states > 200
     assert result.by_kind["write_and_sync"] > 50
     assert not result.failures
@@ -39,7 +39,7 @@ def test_a_copy_that_may_be_in_the_page_cache_only_is_no_reason_to_cut_the_other
 
 def _with_bug(number: int) -> Sweep:
     next(mutant for mutant in everything() if mutant.number == number).plant()
-    return sweep(1, part=0.01)
+    return sweep(1, part=0.01, chains=1)
 
 
 @pytest.mark.parametrize("number", [1, 26])

@@ -136,3 +136,9 @@ def test_a_call_that_waits_for_several_lost_answers_is_not_one_that_hangs(profil
 def test_a_session_that_has_ended_makes_no_ephemeral(seed: int, pace: int) -> None:
     """The simulator's own: a dead candidate's request came late, and stood in the queue for ever."""
     replay("elected-logs", seed, pace=pace)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("disk-faults", 500418)])
+def test_that_data_was_lost_is_not_forgotten_by_starts_on_a_full_disk(profile: str, seed: int) -> None:
+    """The mark that said so was the last group's, which went from file to file, and nobody held to it."""
+    replay(profile, seed, pace=8)

@@ -96,8 +96,7 @@ MUTANTS = [
         50, "that data was lost is not heard from a tail",
         (Edit("bookie_aio.storage.restart:Restart._take_tail", "any(row.marks_all for row in tail.rows)",
               "False"),),
-        tests=("tests/bookie_aio/storage/test_storage_damage.py", "-k", "after_a_start_on_a_full_disk"),
-        note="the simulator met it once in 50,000 seeds: it takes a damaged head, a full disk and a kill",
+        ("full-starts",),
     ),
     Mutant(
         51, "a start on a full disk cuts what a tail says that may be in the page cache only",
