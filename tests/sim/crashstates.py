@@ -147,7 +147,7 @@ def record(seed: int, *, chains: int = CHAINS) -> list[Step]:
     first = list(steps)
     for number, step in enumerate(rng.sample(first, RESTARTS)):
         work = Work(turns=16, deletes_from=0, first_ledger=11)  # what was cut off may leave gaps in others
-        left = _by_chance(step, f"{name}/left/{number}")
+        left = by_chance(step, f"{name}/left/{number}")
         steps += _record(f"{name}/{number}", left, step.facts.copy(), work, seed + 1, from_start=True)
     for number, step in enumerate(rng.sample(first, chains)):
         steps += _chain(f"{name}/chain/{number}", step, rng)
@@ -158,7 +158,7 @@ def _chain(name: str, step: Step, rng: random.Random) -> list[Step]:
     """Start again and again from what the process before has left: killed, or cut off from power."""
     steps: list[Step] = []
     for start in range(STARTS):
-        left = _by_chance(step, f"{name}/{start}") if rng.random() < 0.3 else image_of(step.hardware)
+        left = by_chance(step, f"{name}/{start}") if rng.random() < 0.3 else image_of(step.hardware)
         is_full = rng.random() < 0.6
         work = Work(turns=rng.choice((0, 3)), deletes_from=0, first_ledger=21 + 10 * start)
         recorded = _go_on(f"{name}/{start}", left, step.facts, is_full=is_full, work=work)
@@ -168,10 +168,9 @@ def _chain(name: str, step: Step, rng: random.Random) -> list[Step]:
     return steps
 
 
-def start_on_a_full_disk(name: str, step: Step) -> list[Step]:
-    """Record a start after the process was killed at a step, which then has nothing to do."""
-    work = Work(turns=0, deletes_from=0, first_ledger=0)
-    return _go_on(name, image_of(step.hardware), step.facts, is_full=True, work=work)
+def start_on_a_full_disk(name: str, left: Hardware, facts: Facts) -> list[Step]:
+    """Record a start, which then has nothing to do."""
+    return _go_on(name, left, facts, is_full=True, work=Work(turns=0, deletes_from=0, first_ledger=0))
 
 
 def _go_on(name: str, left: Hardware, facts: Facts, *, is_full: bool, work: Work) -> list[Step]:
@@ -294,7 +293,7 @@ Build = Callable[[], Hardware]
 def states(step: Step, rng: random.Random) -> Iterator[tuple[str, Build]]:
     """Give what a power cut at this step may leave: a word on each, and how to make it."""
     for number in range(4):
-        yield "chance", partial(_by_chance, step, f"{rng.random()}/{number}")
+        yield "chance", partial(by_chance, step, f"{rng.random()}/{number}")
     changes = step.hardware.directories[HOME].changes
     for mask in range(1 << min(len(changes), 6)) if changes else ():
         yield f"subset {mask:b} of {len(changes)} changes of names", partial(_renamed, step, mask)
@@ -310,7 +309,8 @@ def states(step: Step, rng: random.Random) -> Iterator[tuple[str, Build]]:
             yield from _subsets(step, name, sorted(inode.dirty), PAGE, rng)
 
 
-def _by_chance(step: Step, seed: str) -> Hardware:
+def by_chance(step: Step, seed: str) -> Hardware:
+    """Give the disk as the fault model has it lose power."""
     state = image_of(step.hardware)
     state.rng = random.Random(seed)
     state.lose_power()

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import multiprocessing
-import random
 
 import pytest
 
-from tests.sim.crashstates import Sweep, judge, record, start_on_a_full_disk, states, sweep
+from bookie_aio.storage.directory import CHECKPOINT, RESERVE
+from tests.sim.crashstates import (
+    HOME,
+    Step,
+    Sweep,
+    by_chance,
+    image_of,
+    judge,
+    record,
+    start_on_a_full_disk,
+    sweep,
+)
 from tests.sim.mutants.__main__ import everything
 from tests.sim.quiet import quiet
 
@@ -19,22 +29,41 @@ def test_whatever_a_power_cut_leaves_nothing_acknowledged_is_lost() -> None:
     assert not result.failures
 
 
+def _judge_power_cuts(step: Step, count: int) -> None:
+    for number in range(count):
+        assert not judge(step.facts, by_chance(step, f"{number}")), step.call
+
+
 def test_a_copy_that_may_be_in_the_page_cache_only_is_no_reason_to_cut_the_other_one() -> None:
     """A process is killed as it writes the tail elsewhere; the next one wants room, and has its power cut."""
     tried = 0
     with quiet():
-        for number, step in enumerate(record(1, chains=0)):
-            if step.call[0] != "write_and_sync" or number % 5:
+        for killed in record(1, chains=0)[::5]:
+            if killed.call[0] != "write_and_sync":
                 continue
-            writing = [
-                each for each in start_on_a_full_disk("killed", step) if each.call[0] == "write_and_sync"
-            ]
-            for again in start_on_a_full_disk("cut", writing[0]) if writing else ():
-                for what, build in states(again, random.Random(number)):
-                    if what == "chance":
-                        tried += 1
-                        assert not judge(again.facts, build()), f"step {number}, {again.call}"
-    assert tried > 200
+            started = start_on_a_full_disk("started", image_of(killed.hardware), killed.facts)
+            for again in (each for each in started if each.call[0] == "write_and_sync"):
+                for cut_off in start_on_a_full_disk("again", image_of(again.hardware), again.facts):
+                    _judge_power_cuts(cut_off, 4)
+                    tried += 1
+    assert tried > 50
+
+
+def test_what_a_checkpoint_gives_up_is_removed_once_its_name_is_durable() -> None:
+    """A process is killed as it writes one; the next one wants room, and has its power cut."""
+    tried = 0
+    with quiet():
+        for killed in record(0, chains=0):
+            if killed.call[0] != "rename" or not killed.call[2].endswith(CHECKPOINT):
+                continue
+            left = image_of(killed.hardware)
+            for names in (left.directories[HOME].entries, left.directories[HOME].durable):
+                names.pop(RESERVE, None)  # which would be all the room that is wanted
+            for cut_off in start_on_a_full_disk("started", left, killed.facts):
+                if cut_off.call[0] == "unlink":
+                    _judge_power_cuts(cut_off, 4)
+                    tried += 1
+    assert tried > 50
 
 
 def _with_bug(number: int) -> Sweep:
