@@ -268,7 +268,14 @@ class SqliteMetadataStore(MetadataStore):
         deadline = loop.time() + self._operation_timeout_s
         while True:
             try:
-                return await loop.run_in_executor(worker, _through_gate, call)
+                called = loop.run_in_executor(worker, _through_gate, call)
+            except RuntimeError as error:
+                if "shutdown" not in str(error):
+                    raise
+                # The interpreter ends, and has ended all workers before anybody closed the store.
+                raise ClientClosedError("the metadata store is closed: the interpreter ends") from error
+            try:
+                return await called
             except BusyError as error:
                 self._check_open()
                 if loop.time() >= deadline:
@@ -297,6 +304,8 @@ class SqliteMetadataStore(MetadataStore):
             found: dict[str, Signature] | None
             try:
                 found = await self._submit(partial(self._tables.changed_signatures, keys))
+            except ClientClosedError:
+                return
             except Exception as error:
                 # Whoever watches reads next, and meets the error there.
                 log.warning("watches cannot be checked: %s", error, exc_info=is_unforeseen(error))
@@ -319,6 +328,8 @@ class SqliteMetadataStore(MetadataStore):
                         log.warning("key %r is held by another session; trying again", registration.key)
                     elif registration.is_closed:
                         self._registrations.discard(registration)
+            except ClientClosedError:
+                return
             except Exception as error:  # this must not end, whatever it was
                 log.warning("registrations not looked after: %s", error, exc_info=is_unforeseen(error))
 
@@ -334,6 +345,8 @@ class SqliteMetadataStore(MetadataStore):
                 log.warning("session %s expired; beginning another", session)
                 await self._begin_session()
                 await self._submit_lease(partial(self._leases.give_up, session))
+            except ClientClosedError:
+                return
             except Exception as error:  # this must not end, whatever it was
                 log.warning("lease not renewed, trying again: %s", error, exc_info=is_unforeseen(error))
 

@@ -506,9 +506,9 @@ async def test_a_bookie_that_was_down_at_the_deletion_drops_the_ledger_when_it_i
     tmp_path: Path,
 ) -> None:
     async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
-        async with client.create_ledger() as kept:
+        async with client.create_ledger(ack_quorum=3) as kept:  # or b2 need not have it
             await kept.add_entry(b"kept")
-        async with client.create_ledger() as ledger:
+        async with client.create_ledger(ack_quorum=3) as ledger:
             await ledger.add_entry(b"zero")
         await cluster["b2"].kill()
         await client.delete_ledger(ledger.ledger_id)

@@ -206,6 +206,23 @@ async def test_no_callback_that_would_swallow_an_interrupt_runs_on_the_calling_t
     assert await printed_by(tmp_path, uri, CALLBACKS) == "[]\n"
 
 
+NOT_CLOSED = """
+import sys, threading, time
+
+threading._register_atexit(time.sleep, 0.3)  # called behind what ends all executors, which registers later
+import client_aio.sync
+
+client = client_aio.sync.connect(sys.argv[1])
+ledger = client.create_ledger()
+ledger.add_entry(b"x")
+reader = client.open_ledger(ledger.ledger_id, recover=False)
+"""
+
+
+async def test_a_client_that_nobody_closed_ends_in_silence(tmp_path: Path, uri: str) -> None:
+    assert await printed_by(tmp_path, uri, NOT_CLOSED) == ""
+
+
 AT_EXIT = """
 import atexit, sys
 
