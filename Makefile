@@ -81,6 +81,7 @@ sim-versions: $(VENV)/dev.stamp
 
 crash-states: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.sim.crashes $(ARGS)
+	@$(BIN)/python -m tests.sim.crashes --chains $(ARGS)
 
 mutants: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.sim.mutants $(ARGS)

@@ -165,8 +165,6 @@ class Provision:
             elif self._spares and self._spare_bytes >= bytes_min:
                 self._set_ready(await self._reuse_spare())  # not listed, like the reserve
             else:
-                # The process that wrote the checkpoint may have been killed before its name was durable.
-                await self._disk.sync_directory(self._home)
                 await layout.remove_files(self._disk, unlisted)
                 await self._cut(used)
                 await self._prepare_small(bytes_min)

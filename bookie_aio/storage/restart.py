@@ -3,9 +3,9 @@
 Owns the order in which they are read, and what is concluded from what is missing there. Reads the
 checkpoint, the table of ledgers that it names, and the segments that it does not call sealed: of those that
 it does, nothing but the names.
-Changes nothing on the disk but the names of files that it cannot use; what has to be written follows in the
-engine: the tail and the marks into a new segment, before it serves, then the checkpoint, and only then are
-useless files removed.
+Makes the names that it finds durable, and changes none but those of files that it cannot use. What has to
+be written follows in the engine: the tail and the marks into a new segment, before it serves, then the
+checkpoint, and only then are useless files removed.
 """
 
 from __future__ import annotations
@@ -161,6 +161,9 @@ class Restart:
     async def _run(self, spare_bytes: int) -> Restarted:
         found = self._found
         for directory in self._directories:
+            # The process before may have been killed between a change of a name and its sync. What is
+            # concluded here, of ids that are free and files that nobody lists, must hold after a power cut.
+            await self._disk.sync_directory(directory)
             for name in await self._disk.list_directory(directory):
                 if name == layout.CHECKPOINT and name in self._at:
                     raise CorruptRecordError(

@@ -61,6 +61,7 @@ NO_PART = (
     "client_aio/sync",
     "tests/sim/test_*",
     "tests/sim/crashes.py",
+    "tests/sim/crashchains.py",
     "tests/sim/crashstates.py",
     "tests/sim/mutants",
     "tests/sim/verdicts.py",

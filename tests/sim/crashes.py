@@ -1,6 +1,7 @@
 """`python -m tests.sim.crashes`: try the crash states of several recordings, in several processes.
 
 python -m tests.sim.crashes --recordings 16 --part 0.1     one state in ten, chosen by chance
+python -m tests.sim.crashes --chains --recordings 64       starts one upon another
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
-from collections import Counter
 from functools import partial
 
-from tests.sim.crashstates import sweep
+from tests.sim.crashchains import sweep_chains
+from tests.sim.crashstates import Sweep, sweep
 
 
 def main() -> int:
@@ -21,20 +22,23 @@ def main() -> int:
     parser.add_argument("--start", type=int, default=0, help="the first recording")
     parser.add_argument("--part", type=float, default=0.1, help="of all states of each")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--chains", action="store_true", help="starts one upon another instead")
     arguments = parser.parse_args()
-    states, entries, kinds, failures = 0, 0, Counter[str](), list[str]()
+    total = Sweep()
     seeds = range(arguments.start, arguments.start + arguments.recordings)
+    work = sweep_chains if arguments.chains else partial(sweep, part=arguments.part)
     with multiprocessing.get_context("fork").Pool(arguments.processes) as pool:
-        for result in pool.imap(partial(sweep, part=arguments.part), seeds):
-            states += result.states
-            entries += result.entries
-            kinds += result.by_kind
-            failures += result.failures
-            print(f"{states:,} states, {len(failures)} bad", flush=True)
-    print("\n".join(failures[:50]))
-    print(", ".join(f"{kind} {count:,}" for kind, count in sorted(kinds.items())))
-    print(f"{states:,} crash states, {entries:,} acknowledged entries looked for, {len(failures)} bad")
-    return 1 if failures else 0
+        for result in pool.imap(work, seeds):
+            total.add(result)
+            print(f"{total.states:,} states, {len(total.failures)} bad", flush=True)
+    print("\n".join(total.failures[:50]))
+    print(", ".join(f"{kind} {count:,}" for kind, count in sorted(total.by_kind.items())))
+    of_them = f" in {total.damaged:,} damaged chains and others" if arguments.chains else ""
+    print(
+        f"{total.states:,} crash states{of_them}, {total.entries:,} acknowledged entries looked for, "
+        f"{len(total.failures)} bad"
+    )
+    return 1 if total.failures else 0
 
 
 if __name__ == "__main__":

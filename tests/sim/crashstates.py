@@ -16,9 +16,7 @@ The states, at each call of the `Disk` seam:
 
 A few of the states left by chance are gone on from: what the engine does as it is opened there, and at work
 after that, is recorded as well, so that a second power cut meets a start under way and what it has not
-cleaned up yet. So are a few of what a process leaves that is killed, with all of it in the page cache and
-nothing more of it durable than before; and of such starts again, one upon another. Some of them find the disk
-full.
+cleaned up yet. (Starts one upon another, of processes that were killed, are in `crashchains`.)
 
 A state is judged good when the engine opens, every acknowledged entry is read as it was, no entry is given
 that was not added, every acknowledged fence holds, what was deleted stays so, and no damage is claimed. An
@@ -54,9 +52,8 @@ PREFIXES_MAX = 400
 ZEROS_CUT = 4
 SUBSETS_MAX = 64
 RESTARTS = 6
-CHAINS = 12
-STARTS = 4
 TAILS = ("cut", "zeros", "garbage", "old data")
+ROOT = "/b"
 HOME = "/b/data"
 CONFIG = StorageConfig(
     segment_bytes=12 * 1024,
@@ -91,8 +88,6 @@ class Step:
     call: tuple[Any, ...]
     hardware: Hardware
     facts: Facts
-    is_of_chain: bool = False
-    """Of starts one upon another, where what matters is which of them met what."""
 
 
 def image_of(hardware: Hardware) -> Hardware:
@@ -117,6 +112,9 @@ def image_of(hardware: Hardware) -> Hardware:
         twin.changes = [tuple((name, copied(inode)) for name, inode in each) for each in directory.changes]
         twin.is_durable = directory.is_durable
     made._inodes = hardware._inodes
+    if hardware.last_group is not None:
+        inode, *place = hardware.last_group
+        made.last_group = (known[inode.number], *place) if inode.number in known else None
     return made
 
 
@@ -125,61 +123,33 @@ def image_of(hardware: Hardware) -> Hardware:
 
 async def open_engine(loop: SimLoop, hardware: Hardware, process: Process, seed: int) -> Engine:
     """Open an engine on a simulated disk."""
-    disk = SimDisk(hardware, process)
-    await disk.make_directory("/b")
-    await disk.make_directory(HOME)
-    for directory in hardware.directories.values():
-        directory.is_durable = True  # as the formatting of a bookie has left it
     generations = random.Random(seed)
     return await Engine.open(
-        disk, [HOME], CONFIG,
+        SimDisk(hardware, process), [path for path in hardware.directories if path != ROOT], CONFIG,
         draw_generation=lambda: generations.getrandbits(64),
         on_indexed=lambda _: None, on_failed=lambda _: None, on_writable=lambda _: None,
     )  # fmt: skip
 
 
-def record(seed: int, *, chains: int = CHAINS) -> list[Step]:
+def record(seed: int, *, directories: Sequence[str] = (HOME,), restarts: int = RESTARTS) -> list[Step]:
     """Have an engine work for a while, and again after some power cuts; give every step of its disk."""
     name, rng = f"crash/{seed}", random.Random(f"crash/{seed}/again")
     loop = SimLoop(random.Random(name))
     hardware = Hardware(loop, random.Random(f"{name}/disk"), Counter())
+    for path in (ROOT, *directories):
+        hardware.directories[path] = Directory()
+        hardware.directories[path].is_durable = True  # as the formatting of a bookie has left it
     steps = _record(name, hardware, Facts(), Work(turns=70, deletes_from=36, first_ledger=1), seed)
-    first = list(steps)
-    for number, step in enumerate(rng.sample(first, RESTARTS)):
+    for number, step in enumerate(rng.sample(steps, restarts)):
         work = Work(turns=16, deletes_from=0, first_ledger=11)  # what was cut off may leave gaps in others
         left = by_chance(step, f"{name}/left/{number}")
-        steps += _record(f"{name}/{number}", left, step.facts.copy(), work, seed + 1, from_start=True)
-    for number, step in enumerate(rng.sample(first, chains)):
-        steps += _chain(f"{name}/chain/{number}", step, rng)
+        steps += record_from(f"{name}/{number}", left, step.facts, work, seed + 1)
     return steps
 
 
-def _chain(name: str, step: Step, rng: random.Random) -> list[Step]:
-    """Start again and again from what the process before has left: killed, or cut off from power."""
-    steps: list[Step] = []
-    for start in range(STARTS):
-        left = by_chance(step, f"{name}/{start}") if rng.random() < 0.3 else image_of(step.hardware)
-        is_full = rng.random() < 0.6
-        work = Work(turns=rng.choice((0, 3)), deletes_from=0, first_ledger=21 + 10 * start)
-        recorded = _go_on(f"{name}/{start}", left, step.facts, is_full=is_full, work=work)
-        steps += recorded
-        if recorded:
-            step = rng.choice(recorded)
-    return steps
-
-
-def start_on_a_full_disk(name: str, left: Hardware, facts: Facts) -> list[Step]:
-    """Record a start, which then has nothing to do."""
-    return _go_on(name, left, facts, is_full=True, work=Work(turns=0, deletes_from=0, first_ledger=0))
-
-
-def _go_on(name: str, left: Hardware, facts: Facts, *, is_full: bool, work: Work) -> list[Step]:
-    if is_full:
-        left.faults.full[HOME] = None
-    steps = _record(name, left, facts.copy(), work, 0, from_start=True)
-    for step in steps:
-        step.is_of_chain = True
-    return steps
+def record_from(name: str, left: Hardware, facts: Facts, work: Work, seed: int) -> list[Step]:
+    """Record a start from what is left of an earlier one, and what the engine does then."""
+    return _record(name, left, facts.copy(), work, seed, from_start=True)
 
 
 @dataclass(frozen=True)
@@ -421,42 +391,53 @@ def _partly(step: Step, name: str, units: Sequence[int], size: int, mask: int) -
 # --- judging -------------------------------------------------------------------------------------
 
 
-def judge(facts: Facts, hardware: Hardware) -> str:
-    """Open an engine on a state; gives what is wrong, or nothing."""
+def judge(facts: Facts, hardware: Hardware, *, is_whole: bool = True) -> str:
+    """Open an engine on a state; gives what is wrong, or nothing.
+
+    Where the disk is not whole, what is said to be damaged need not be there.
+    """
     loop = SimLoop(random.Random(0))
     hardware.loop = loop
     hardware.faults.cold_reads = 0.0
     try:
-        found = loop.run(_inspect(loop, hardware, facts), until=1000.0)
+        found = loop.run(_inspect(loop, hardware, facts, is_whole=is_whole), until=1000.0)
     except Exception as error:
         found = f"the engine does not open: {error!r}"
     loop.end()
     return str(found)
 
 
-async def _inspect(loop: SimLoop, state: Hardware, facts: Facts) -> str:
+async def _inspect(loop: SimLoop, state: Hardware, facts: Facts, *, is_whole: bool) -> str:
     engine = await open_engine(loop, state, loop.kernel, 1)
-    if engine.notes:
+    if is_whole and engine.notes:
         return f"damage is seen where there is none: {list(engine.notes)}"
     ledgers = sorted({ledger_id for ledger_id, _ in facts.issued})
     for ledger_id in ledgers:
-        term = facts.terms.get(ledger_id, 0)
-        if ledger_id in facts.deleting:
-            if ledger_id in facts.deleted and not engine.is_deleted(ledger_id):
-                return f"ledger {ledger_id} was deleted and is back"
-            continue
-        if engine.term(ledger_id) < term:
-            return f"ledger {ledger_id} was fenced at {term} and holds {engine.term(ledger_id)}"
-        if engine.is_damaged(ledger_id):
+        if is_whole and engine.is_damaged(ledger_id):
             return f"ledger {ledger_id} is marked as damaged"
-        entries = [entry_id for ledger, entry_id in facts.issued if ledger == ledger_id]
-        found = await engine.read(ledger_id, 0, range(len(entries)), 10**9)
-        given = entries_of(found.buffers)
-        for entry_id in entries:
-            if (ledger_id, entry_id) in facts.acked and entry_id not in given:
-                return f"entry {entry_id} of ledger {ledger_id} is lost: {Stop(found.stop).name}"
-            if given.get(entry_id, facts.issued[ledger_id, entry_id]) != facts.issued[ledger_id, entry_id]:
-                return f"entry {entry_id} of ledger {ledger_id} is given wrong"
+        wrong = await _wrong_with(engine, facts, ledger_id)
+        if wrong:
+            return wrong
+    return ""
+
+
+async def _wrong_with(engine: Engine, facts: Facts, ledger_id: int) -> str:
+    """Give what is wrong with a ledger. Nothing that is missing, if the bookie says that it is damaged."""
+    term, is_damaged = facts.terms.get(ledger_id, 0), engine.is_damaged(ledger_id)
+    if ledger_id in facts.deleting:
+        is_back = ledger_id in facts.deleted and not engine.is_deleted(ledger_id) and not is_damaged
+        return f"ledger {ledger_id} was deleted and is back" if is_back else ""
+    if engine.term(ledger_id) < term and not is_damaged:
+        return f"ledger {ledger_id} was fenced at {term} and holds {engine.term(ledger_id)}"
+    entries = [entry_id for ledger, entry_id in facts.issued if ledger == ledger_id]
+    found = await engine.read(ledger_id, 0, range(len(entries)), 10**9)
+    given = entries_of(found.buffers)
+    for entry_id in entries:
+        is_missing = entry_id not in given and not engine.is_damaged(ledger_id)
+        if (ledger_id, entry_id) in facts.acked and is_missing:
+            return f"entry {entry_id} of ledger {ledger_id} is lost: {Stop(found.stop).name}"
+        if given.get(entry_id, facts.issued[ledger_id, entry_id]) != facts.issued[ledger_id, entry_id]:
+            return f"entry {entry_id} of ledger {ledger_id} is given wrong"
     return ""
 
 
@@ -469,27 +450,38 @@ class Sweep:
     entries: int = 0
     by_kind: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+    damaged: int = 0
+    """Chains in which damage was done."""
+
+    def note(self, step: Step, where: str, wrong: str) -> None:
+        """Count a state, and what is wrong with it."""
+        self.states += 1
+        self.entries += len(step.facts.acked)
+        self.by_kind[step.call[0]] += 1
+        if wrong:
+            self.failures.append(f"{where} {step.call[:3]!r:.90}: {wrong}")
+
+    def add(self, other: Sweep) -> None:
+        """Count what others came to as well."""
+        self.states += other.states
+        self.steps += other.steps
+        self.entries += other.entries
+        self.by_kind += other.by_kind
+        self.failures += other.failures
+        self.damaged += other.damaged
 
 
-def sweep(seed: int, *, part: float = 1.0, chains: int = CHAINS) -> Sweep:
+def sweep(seed: int, *, part: float = 1.0) -> Sweep:
     """Try the crash states of one recording, or a part of them chosen by chance."""
-    rng = random.Random(f"sweep/{seed}")
-    result = Sweep()
+    rng, result = random.Random(f"sweep/{seed}"), Sweep()
     with quiet() as collect:
-        for number, step in enumerate(record(seed, chains=chains)):
+        for number, step in enumerate(record(seed)):
             result.steps += 1
             for what, build in states(step, rng):
-                is_sure = step.is_of_chain and what == "chance"
-                if not is_sure and rng.random() >= part:
+                if rng.random() >= part:
                     continue
-                result.states += 1
-                result.entries += len(step.facts.acked)
-                result.by_kind[step.call[0]] += 1
-                wrong = judge(step.facts, build())
-                if wrong:
-                    text = f"seed {seed} step {number} {step.call[:3]!r:.90}: {what}: {wrong}"
-                    result.failures.append(text)
+                result.note(step, f"seed {seed} step {number}, {what}", judge(step.facts, build()))
                 if result.states % 100 == 0:
                     collect()
-        collect()
+            collect()
     return result

@@ -7,25 +7,23 @@ import multiprocessing
 import pytest
 
 from bookie_aio.storage.directory import CHECKPOINT, RESERVE
-from tests.sim.crashstates import (
-    HOME,
-    Step,
-    Sweep,
-    by_chance,
-    image_of,
-    judge,
-    record,
-    start_on_a_full_disk,
-    sweep,
-)
+from tests.sim.crashchains import start_on_a_full_disk, sweep_chains
+from tests.sim.crashstates import HOME, Step, Sweep, by_chance, image_of, judge, record, sweep
 from tests.sim.mutants.__main__ import everything
 from tests.sim.quiet import quiet
 
 
 def test_whatever_a_power_cut_leaves_nothing_acknowledged_is_lost() -> None:
-    result = sweep(1, part=0.01, chains=1)
+    result = sweep(1, part=0.01)
     assert result.states > 200
     assert result.by_kind["write_and_sync"] > 50
+    assert not result.failures
+
+
+def test_nothing_acknowledged_is_lost_by_starts_one_upon_another() -> None:
+    result = sweep_chains(3, chains=6)
+    assert result.states > 200
+    assert result.damaged > 0
     assert not result.failures
 
 
@@ -38,7 +36,7 @@ def test_a_copy_that_may_be_in_the_page_cache_only_is_no_reason_to_cut_the_other
     """A process is killed as it writes the tail elsewhere; the next one wants room, and has its power cut."""
     tried = 0
     with quiet():
-        for killed in record(1, chains=0)[::5]:
+        for killed in record(1)[::5]:
             if killed.call[0] != "write_and_sync":
                 continue
             started = start_on_a_full_disk("started", image_of(killed.hardware), killed.facts)
@@ -49,11 +47,11 @@ def test_a_copy_that_may_be_in_the_page_cache_only_is_no_reason_to_cut_the_other
     assert tried > 50
 
 
-def test_what_a_checkpoint_gives_up_is_removed_once_its_name_is_durable() -> None:
+def test_a_start_makes_names_durable_before_it_goes_by_them() -> None:
     """A process is killed as it writes one; the next one wants room, and has its power cut."""
     tried = 0
     with quiet():
-        for killed in record(0, chains=0):
+        for killed in record(0):
             if killed.call[0] != "rename" or not killed.call[2].endswith(CHECKPOINT):
                 continue
             left = image_of(killed.hardware)
@@ -68,7 +66,7 @@ def test_what_a_checkpoint_gives_up_is_removed_once_its_name_is_durable() -> Non
 
 def _with_bug(number: int) -> Sweep:
     next(mutant for mutant in everything() if mutant.number == number).plant()
-    return sweep(1, part=0.01, chains=1)
+    return sweep(1, part=0.01)
 
 
 @pytest.mark.parametrize("number", [1, 26])

@@ -105,9 +105,9 @@ MUTANTS = [
         tests=("tests/sim/test_sim_crashstates.py", "-k", "page_cache_only"),
     ),
     Mutant(
-        52, "a start on a full disk removes files by a checkpoint whose name is not durable",
-        (Edit("bookie_aio.storage.provision:Provision.first_segment",
-              "await self._disk.sync_directory(self._home)", "pass"),),
-        tests=("tests/sim/test_sim_crashstates.py", "-k", "its_name_is_durable"),
+        52, "a start goes by names that are not durable",
+        (Edit("bookie_aio.storage.restart:Restart._run", "await self._disk.sync_directory(directory)",
+              "pass"),),
+        tests=("tests/sim/test_sim_crashstates.py", "-k", "makes_names_durable"),
     ),
 ]  # fmt: skip
