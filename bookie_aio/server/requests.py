@@ -514,6 +514,9 @@ class Requests(Answers):
         peer.send(encode_frame(encode_answer(Op.PING, request_id, Done())))
 
     def _list_entries(self, peer: Peer, request_id: int, request: ListEntries, body: memoryview) -> None:
+        # At once, and not behind the barrier: what is forgotten by then lies before it, and nothing that is
+        # listed is forgotten behind the asker's back (rule 15).
+        self._engine.quiet.discard(request.ledger_id)
         rows_max = self._limits.list_rows_max
         answering = partial(self._answer_entries, peer, request_id, request, rows_max)
         self._run(peer, Op.LIST_ENTRIES, request_id, answering, rows_max * ROW.size)

@@ -462,7 +462,10 @@ class Engine:
 
     @property
     def quiet(self) -> set[int]:
-        """Give the ledgers that the caller put here, and of which nothing was accepted or listed since."""
+        """Give the ledgers that the caller put here; whatever is accepted of one takes it out again.
+
+        So does a repair that comes, from which moment on it may conclude that what is here stays here.
+        """
         return self._ledgers.quiet
 
     @property
@@ -534,7 +537,6 @@ class Engine:
         Raises:
             DiskFailedError: the disk fails to give what is needed to tell.
         """
-        self._ledgers.quiet.discard(ledger_id)
         return await self._lookup.list_entries(ledger_id, from_entry, to_entry, rows_max)
 
     def list_ledgers(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:

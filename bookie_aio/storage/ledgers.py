@@ -37,7 +37,7 @@ class Ledgers:
         self.burying: set[int] = set()  # by those that were accepted and are not durable yet
         self._accepted = 0  # records accepted, and of those the ones durable and indexed
         self._indexed = 0
-        self.quiet: set[int] = set()  # of those that somebody put here: nothing was accepted or listed since
+        self.quiet: set[int] = set()  # of those that somebody put here: nothing was accepted since
         self.on_less: Callable[[], None] = lambda: None  # called when something need not be kept any more
 
     def get(self, ledger_id: int) -> LedgerState | None:

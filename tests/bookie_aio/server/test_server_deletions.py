@@ -17,6 +17,7 @@ from bookie_aio.wire.messages import (
     ListEntries,
     ListLedgers,
     Message,
+    Ping,
     Read,
     ReadLac,
     Status,
@@ -363,6 +364,40 @@ async def test_a_repair_that_finds_everything_there_is_not_undone(
     assert (await client.call(ListEntries(2, 0))).status is Status.OK
     monkeypatch.setattr(sweeper._ledgers, "read", read_with_a_late_answer)
     await sweeper.sweep()
+    assert (sweeper.forgotten, await has_entry(client, 2)) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "body"),
+    [
+        (ListEntries(2, 0), b""),
+        (Add(2, 0, int(AddFlag.REPAIR)), block(2, 0, [b"entry"])),
+    ],
+    ids=["it lists", "it adds"],
+)
+async def test_nothing_is_forgotten_while_a_repair_waits_to_hear_that_it_is_there(
+    bookies: Bookies, request_: Message, body: bytes
+) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, unnamed_grace_s=0.01)
+    client = await bookies.connect(bookie)
+    await fill(bookies, client, 2, 3)
+    await close_elsewhere(bookies, 2, 0)
+    sweeper = deletions_of(bookie)
+    await sweeper.sweep()
+    await asyncio.sleep(0.02)  # the grace period is over by now
+    disk.gate.clear()
+    disk.arrived.clear()
+    writing = client.add(3, 1, [b"other"])
+    await asyncio.wait_for(disk.arrived.wait(), WAIT_S)
+    asking = client.send(request_, body)
+    assert (await client.call(Ping())).status is Status.OK  # it has come, and waits for what is being written
+    sweeping = asyncio.create_task(sweeper.sweep())
+    await asyncio.wait([sweeping], timeout=0.2)
+    disk.gate.set()
+    answers = [await asyncio.wait_for(each, WAIT_S) for each in (writing, asking)]
+    assert [answer.status for answer in answers] == [Status.OK, Status.OK]
+    await asyncio.wait_for(sweeping, WAIT_S)
     assert (sweeper.forgotten, await has_entry(client, 2)) == (0, True)
 
 
