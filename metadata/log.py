@@ -30,6 +30,7 @@ import base64
 import json
 import re
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -95,7 +96,11 @@ class LogRow(NamedTuple):
     ledger_id: int
     """The ledger that holds them: the same, unless it was added out of order."""
     created_ms: int
-    """When it was listed, in milliseconds since the epoch by the clock of whoever did it."""
+    """When it was listed, in milliseconds since the epoch, by the clock of whoever did it.
+
+    But never before the row in front of it: where a clock is behind the one before, or was set back, that
+    row's time stands here as well.
+    """
 
 
 class Dropped(NamedTuple):
@@ -138,10 +143,13 @@ class LogHead:
         return any(row[0] == row_id for row in self.rows.rows)
 
     def append(self, rows: Iterable[LogRow]) -> LogHead:
-        """List more ledgers."""
+        """List more ledgers; their times never go back."""
         rows = list(rows)
         assert all(row.id >= self.id_min for row in rows), "an id must lie above all that were ever listed"
-        return replace(self, rows=self.rows.append(rows))
+        before_ms = max((row.created_ms for row in self.newest[-1:]), default=0)
+        rising = accumulate((max(row.created_ms, before_ms) for row in rows), max)
+        listed = [row._replace(created_ms=at_ms) for row, at_ms in zip(rows, rising, strict=True)]
+        return replace(self, rows=self.rows.append(listed))
 
     def first_id_kept(self, before: Position) -> int:
         """Give the id from which on rows stay when the log is truncated before a position: the last stays."""

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from client_aio.core.logs import Listing
+from client_aio.log.ledger import TAG
 from client_aio.log.listing import is_met, read_log_metadata
 from client_aio.log.taking_over import recovered
 from client_aio.log.truncating import ensure_log, finish_dropping
@@ -139,7 +140,7 @@ async def _try_to_add(
 ) -> AddedToLog | None:
     """Take the log over and list the ledgers; None where others have changed it meanwhile."""
     # Before a log is created: this may be tried again because it was deleted, and with it the ledgers.
-    await _check_closed(context, addition.ledger_ids, password)
+    await _check_closed(context, lists.name, addition.ledger_ids, password)
     await ensure_log(context, lists, password)
     head, _ = await lists.read()
     if addition.is_repeated(head):
@@ -153,7 +154,7 @@ async def _try_to_add(
     await _check_unlisted(lists, head, addition)
     rows = await _rows(context, head, addition.ledger_ids)
     # Once more, after the list was read: whoever condemns one later bumps the list's version after that.
-    await _check_closed(context, addition.ledger_ids, None)
+    await _check_closed(context, lists.name, addition.ledger_ids, None)
     listing = Listing(partial(addition.change, rows=rows), rows[-1].id if rows else None)
     changed = await lists.change_now(head, version, listing.apply)
     if not changed.is_done and not await is_met(lists, listing, changed.head):
@@ -180,8 +181,10 @@ async def _as_it_is(context: ClientContext, ledger_id: int) -> LedgerMetadata:
     return (await context.ledgers.read(ledger_id, sync=True))[0]
 
 
-async def _check_closed(context: ClientContext, ledger_ids: Sequence[int], password: bytes | None) -> None:
-    """Raise what keeps a ledger out of logs; a password that is not the log's does, unless it is None."""
+async def _check_closed(
+    context: ClientContext, log_name: str, ledger_ids: Sequence[int], password: bytes | None
+) -> None:
+    """Raise what keeps a ledger out of a log; a password that is not the log's does, unless it is None."""
     room = asyncio.Semaphore(_CHECKS_AT_ONCE)
 
     async def check(ledger_id: int) -> None:
@@ -195,6 +198,11 @@ async def _check_closed(context: ClientContext, ledger_ids: Sequence[int], passw
         if not metadata.is_closed:
             raise InvalidArgumentError(
                 f"ledger {ledger_id} is {metadata.state.value}: only CLOSED ledgers can be added to a log"
+            )
+        if (maker := metadata.custom.get(TAG)) is not None and maker != log_name.encode():
+            raise InvalidArgumentError(
+                f"ledger {ledger_id} was made for log {maker.decode(errors='replace')!r}, and is deleted "
+                f"when that one is truncated or swept: log {log_name!r} needs a copy of its own"
             )
         if CONDEMNED in metadata.custom:
             raise InvalidArgumentError(

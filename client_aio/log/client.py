@@ -105,8 +105,8 @@ class LogClient:
         Args:
             start: a position, or its text form: that record and those behind it; "end": what is appended from
                 now on; a time, aware or in seconds since 1970: from the beginning of the ledger before the
-                last one that was listed then (nothing of that time or later is missed); None: from the
-                beginning.
+                last one that was listed then (nothing of that time or later is missed, as far as the clocks
+                of those who wrote agree); None: from the beginning.
 
         Raises:
             InvalidArgumentError: at once: no name or no start.

@@ -52,6 +52,12 @@ def test_an_id_lies_above_all_that_were_ever_listed() -> None:
         head.append(rows(9))
 
 
+def test_the_times_of_rows_never_go_back_whatever_the_clocks_of_those_who_list_them() -> None:
+    head = LogHead("orders").append([LogRow(1, 1, 5000)])
+    head = head.append([LogRow(2, 2, 3000), LogRow(3, 3, 6000), LogRow(4, 4, 5500)])
+    assert [row.created_ms for row in head.newest] == [5000, 5000, 6000, 6000]
+
+
 def test_a_truncation_drops_what_lies_before_and_remembers_it_until_it_is_gone() -> None:
     head = LogHead("a").append(rows(3, 9, 12))
     cut = head.truncate(Position(9, 5), ())
