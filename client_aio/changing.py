@@ -76,6 +76,7 @@ class EnsembleChanges(Generic[Token]):
         self._is_needed = is_needed
         self._on_given_up = on_given_up
         self._connections: dict[str, BookieConnection] = {}
+        self._disowning: set[str] = set()  # bookies that have buried the id of the ledger, which is there
         self._seated_at: dict[str, float] = {}  # by the loop's clock, of those that took a seat
         self._progress = asyncio.Event()
         self._is_finishing = asyncio.Event()
@@ -137,6 +138,8 @@ class EnsembleChanges(Generic[Token]):
         try:
             step = self._changer.next()
             while step is not None and self._is_needed():
+                if isinstance(step, (Find, Wait, Drain, GiveUp)) and self._replicator.disowning:
+                    await self._check_that_it_exists()
                 step = await self._carry_out(step)
         except BookKeeperError as error:
             self._on_given_up(error)
@@ -175,6 +178,8 @@ class EnsembleChanges(Generic[Token]):
             case Copy(bookies, seats):
                 replicator.seat_newcomers(bookies, seats, self._connections)
                 await self._copy()
+                if replicator.disowning:
+                    await self._check_that_it_exists()
                 self._note_seated(bookies, replicator.window.newcomers)
                 return changer.copied()
             case Abandon():
@@ -204,10 +209,28 @@ class EnsembleChanges(Generic[Token]):
                 raise self._not_enough(why)
         raise AssertionError(step)
 
+    async def _check_that_it_exists(self) -> None:
+        """Ask the metadata store where a bookie says that the ledger has been deleted: only that knows.
+
+        A bookie that is wrong will be wrong for ever, and gets no seat again. While the store cannot be asked
+        it counts as any other that refuses adds.
+
+        Raises:
+            NoSuchLedgerError: it has been deleted.
+        """
+        try:
+            await self._context.ledgers.read(self._metadata().ledger_id, sync=True)
+        except MetadataUnavailableError as error:
+            logger.warning("ledger=%d whether it exists: %s", self._metadata().ledger_id, error)
+            return
+        self._disowning.update(self._replicator.disowning)
+
     async def _find(self, seats: int) -> Step:
         changer = self._changer
         try:
-            bookies, connections = await self._context.finder.replace(self._metadata(), changer.target, seats)
+            bookies, connections = await self._context.finder.replace(
+                self._metadata(), changer.target, seats, excluded=self._disowning
+            )
         except NotEnoughBookiesError as error:
             step = changer.not_found()
             if isinstance(step, Wait):

@@ -20,6 +20,7 @@ from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
     MetadataError,
+    NoSuchLedgerError,
     NotABookieError,
     ProtocolError,
 )
@@ -80,6 +81,11 @@ class BookieDirectory:
     def note_failure(self, bookie_id: str) -> None:
         """Put a bookie into quarantine."""
         self._quarantine.note_failure(bookie_id, self._loop.time())
+
+    def note_refusal(self, bookie_id: str, error: BookKeeperError) -> None:
+        """Put a bookie into quarantine, but not for a ledger that has been deleted, as it says."""
+        if not isinstance(error, NoSuchLedgerError):
+            self.note_failure(bookie_id)
 
     def addresses(self, bookie_id: str) -> list[str]:
         """Give where the bookie is, or was when last heard of; empty when nobody ever heard of it."""

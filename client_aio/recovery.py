@@ -354,7 +354,7 @@ class Recovery:
             raise self._failure
 
     def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
-        self._context.pool.directory.note_failure(bookie_id)
+        self._context.pool.directory.note_refusal(bookie_id, error)
         self._on_seats_failed()
 
     def _on_seats_failed(self) -> None:

@@ -42,6 +42,7 @@ from metadata.errors import (
     BookKeeperError,
     InvalidArgumentError,
     LedgerRepairError,
+    NoSuchLedgerError,
     OperationTimeoutError,
     UnauthorizedAccessError,
 )
@@ -429,3 +430,11 @@ class _Copier:
         except (BookieError, OperationTimeoutError) as error:
             self._context.pool.directory.note_failure(self._target.bookie_id)
             raise _TargetFailed(error) from error
+        except NoSuchLedgerError as error:
+            # Only the metadata store knows, and is asked next.
+            refused = LedgerRepairError(
+                f"bookie {self._target.bookie_id} refuses copies: {error}",
+                ledger_id=self._ledger_id,
+                bookie_id=self._target.bookie_id,
+            )
+            raise _TargetFailed(refused) from error

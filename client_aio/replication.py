@@ -27,7 +27,7 @@ from bookie_aio.wire.messages import (
 from client_aio.connection import BookieConnection, Outcome, error_of
 from client_aio.core.quorum import indexes_of
 from client_aio.failing import displaced
-from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError
+from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError, NoSuchLedgerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +43,10 @@ Token = TypeVar("Token")
 _GATHERING_S = 0.001
 """How long what is little waits at most for what is under way: beyond the loopback that takes longer."""
 
-# What somebody else has done to the ledger, and not what is wrong with the bookie that says so.
-_WITHDRAWALS = (Status.INVALID_TERM, Status.NO_SUCH_LEDGER, Status.STALE_METADATA)
+# What somebody else has done to the ledger, and not what is wrong with the bookie that says so. That it has
+# been deleted is not among them: a bookie that buried its id by mistake says so too, and only the metadata
+# store knows.
+_WITHDRAWALS = (Status.INVALID_TERM, Status.STALE_METADATA)
 
 
 @dataclass(slots=True)
@@ -66,8 +68,7 @@ class Replicator(Generic[Token]):
         on_turns: called with the turns that have just been acknowledged, in order; where the window retains
             some, also with none, since what it retains may have changed.
         on_seat_failed: called once for each seat whose bookie has newly failed.
-        on_fenced: called when a bookie refuses the term, knows the ledger to be deleted, or holds an entry
-            under a later content term.
+        on_fenced: called when a bookie refuses the term, or holds an entry under a later content term.
         on_reseated: called when new occupants, or the same ones anew, have what they owe.
     """
 
@@ -110,6 +111,12 @@ class Replicator(Generic[Token]):
     def failed_bookies(self) -> list[str]:
         """Give the bookies of the failed seats."""
         return [self._seats[index].bookie_id for index in indexes_of(self.window.failed)]
+
+    @property
+    def disowning(self) -> list[str]:
+        """Give the bookies of the failed seats that say that the ledger has been deleted."""
+        failed = [self._seats[index] for index in indexes_of(self.window.failed)]
+        return [seat.bookie_id for seat in failed if isinstance(seat.failure, NoSuchLedgerError)]
 
     def describe_failed(self) -> str:
         """Name the bookies of the failed seats, and what failed them."""

@@ -573,7 +573,7 @@ class LedgerWriter(ClosedOnLeaving):
     # --- ensemble changes (rules 9 and 10) ---
 
     def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
-        self._context.pool.directory.note_failure(bookie_id)
+        self._context.pool.directory.note_refusal(bookie_id, error)
         if not self._is_closing and self._failure is None:
             self._changes.begin()  # else everything is acknowledged by now, or never will be
 

@@ -102,7 +102,7 @@ class UnboundedClient:
                 except NoSuchLedgerError:
                     if not create or ledger_id == name_or_id:
                         raise
-                # It has been deleted meanwhile, and is made anew.
+                # The metadata store says so: it has been deleted meanwhile, and is made anew.
 
         return Opening(open_)
 

@@ -1,0 +1,129 @@
+"""Bookies that have buried the id of a ledger which exists: only the metadata store knows what is deleted.
+
+Anybody who reaches a bookie can have it bury an id that no ledger has yet (docs/PROTOCOL.md, 14), and ids
+that are given out again after a metadata store was restored are buried as well (docs/OPERATING.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+import client_aio
+from bookie_aio.wire.messages import Delete, Status
+from client_aio import LedgerState
+from tests.support.cluster import Cluster
+from tests.support.rawclient import RawClient
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+WAIT_S = 30
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    async with Cluster(tmp_path) as cluster, asyncio.timeout(WAIT_S):
+        yield cluster
+
+
+async def bury(cluster: Cluster, bookie_id: str, *ledger_ids: int) -> None:
+    raw = await RawClient.connect(cluster[bookie_id].addresses[0])
+    for ledger_id in ledger_ids:
+        assert (await raw.call(Delete(ledger_id))).status is Status.OK
+    await raw.close()
+
+
+async def test_a_writer_goes_on_where_one_bookie_has_buried_its_ledger(cluster: Cluster) -> None:
+    await bury(cluster, "b1", 0)
+    async with client_aio.connect(cluster.uri, ledger_id_block=1) as client:
+        async with client.create_ledger() as ledger:
+            assert ledger.ledger_id == 0
+            assert await ledger.add_entries([b"0", b"1"]) == (0, 1)
+        reader = await client.open_ledger(0)
+        assert [entry.data async for entry in reader.read(0, 1)] == [b"0", b"1"]
+
+
+async def test_a_recovery_closes_a_ledger_that_one_bookie_has_buried(cluster: Cluster) -> None:
+    await bury(cluster, "b1", 0)
+    async with client_aio.connect(cluster.uri, ledger_id_block=1) as client:
+        ledger = await client.create_ledger()
+        assert await ledger.add_entry(b"0") == 0
+        await ledger.abort()
+        closed = await client.open_ledger(0, recover=True)
+        assert [entry.data async for entry in closed.read(0, 0)] == [b"0"]
+        assert (await client.ledger_metadata(0)).state is LedgerState.CLOSED
+
+
+async def test_a_recovery_that_cannot_write_back_says_so_and_not_that_there_is_no_ledger(
+    cluster: Cluster,
+) -> None:
+    await bury(cluster, "b1", 0)
+    async with client_aio.connect(cluster.uri, ledger_id_block=1) as client:
+        ledger = await client.create_ledger(ack_quorum=3)
+        with pytest.raises(client_aio.NotEnoughBookiesError, match="b1"):
+            await ledger.add_entry(b"0")
+        await ledger.abort()
+        with pytest.raises(client_aio.LedgerRecoveryError, match="b1"):
+            await client.open_ledger(0, recover=True)
+
+
+async def test_no_log_goes_on_behind_a_ledger_that_is_not_closed(cluster: Cluster) -> None:
+    """At most the last two ledgers listed are not CLOSED, whatever a bookie says of them."""
+    await bury(cluster, "b1", 0)
+    async with client_aio.connect(cluster.uri, ledger_id_block=1) as client:
+        log = await client.open_log("a")
+        assert log.ledger_id == 0
+        await log.append(b"x")
+        await log.abort()
+        for data in (b"y", b"z"):
+            async with client.open_log("a") as log:
+                await log.append(data)
+        rows = (await client.log_metadata("a")).rows
+        states = [(await client.ledger_metadata(row.ledger_id)).state for row in rows]
+        assert states == [LedgerState.CLOSED] * 3
+        assert [record.data async for record in client.read_log("a")] == [b"x", b"y", b"z"]
+
+
+async def test_a_takeover_of_a_ledger_that_one_bookie_has_buried_comes_to_an_end(cluster: Cluster) -> None:
+    await bury(cluster, "b1", 0, 1, 2)
+    async with client_aio.connect(cluster.uri) as client:
+        strict = await client.open_unbounded_ledger("strict", ack_quorum=3)
+        with pytest.raises(client_aio.NotEnoughBookiesError, match="b1"):
+            await strict.add_entry(b"x")
+        await strict.abort()
+        with pytest.raises(client_aio.LedgerRecoveryError, match="b1"):
+            await client.open_unbounded_ledger("strict", ack_quorum=3)
+        async with client.open_unbounded_ledger("lenient") as ledger:
+            await ledger.add_entry(b"0")
+        async with client.open_unbounded_ledger("lenient") as ledger:
+            await ledger.add_entry(b"1")
+            assert ledger.term == 2
+        entries = client.read_unbounded_ledger("lenient", follow=False)
+        assert [entry.data async for entry in entries] == [b"0", b"1"]
+
+
+async def test_the_writer_of_a_ledger_that_is_really_gone_hears_of_it(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        ledger = await client.create_ledger()
+        await ledger.add_entry(b"0")
+        await other.delete_ledger(ledger.ledger_id)
+        with pytest.raises(client_aio.NoSuchLedgerError):
+            await ledger.add_entry(b"1")
+        assert client.quarantined_bookies == []  # they have done nothing wrong
+
+
+async def test_a_bookie_that_has_buried_a_ledger_gives_its_seat_to_another(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri, ledger_id_block=1) as client,
+    ):
+        await bury(cluster, "b1", 0, 1, 2, 3)
+        for _ in range(4):
+            async with client.create_ledger(ack_quorum=3) as ledger:
+                await ledger.add_entry(b"0")
+            assert "b1" not in (await client.ledger_metadata(ledger.ledger_id)).last_fragment.bookies
+        assert client.quarantined_bookies == []  # of other ledgers it may well take entries
