@@ -12,7 +12,14 @@ protocol where they have one.
   neither when it is closed nor later.
 - AllAckedEntriesAreReadable: after a power cut of everything and after healing, all that was acknowledged or
   read, or lies in a closed ledger, is read, byte for byte.
-- AllEntriesOfClosedLedgerReachedWriteQuorum: with guaranteed write quorum, when the writer closes a ledger.
+- AllEntriesOfClosedLedgerReachedWriteQuorum: with guaranteed write quorum, when a ledger is closed: by its
+  writer all of it, by a recovery its last fragment.
+- EndsAreProven: when a recovery closes a ledger, Qw − Qa + 1 bookies of the write set that the entry behind
+  its last one would have had said to a recovery read that there is no such entry (rule 12c).
+- RecoveredEntriesReachAckQuorum: when a recovery closes a ledger, Qa bookies have said that they have each
+  entry of its last fragment, in the ensembles that the ledger is closed with (rule 12c).
+- EarlierFragmentsStay: a change of state leaves all fragments but the last as they are, such as others have
+  repaired them (rule 12e).
 - NoDirtyReads: an ordinary read gives what is acknowledged or lies within a closed ledger.
 - NoLogDivergence: all who read an entry read the bytes that its writer gave.
 - ClosedNeverChanges: state, last entry and length of a closed ledger stay; states only go forward.
@@ -281,6 +288,12 @@ class History:
         record.is_gone = True
 
     def _check_state(self, record: LedgerRecord, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        earlier = len(before.fragments) - 1
+        self.require(
+            after.state is before.state or after.fragments[:earlier] == before.fragments[:earlier],
+            "EarlierFragmentsStay",
+            lambda: f"ledger {record.ledger_id} was {_shown(before)}, is {_shown(after)}",
+        )
         self.require(
             _STATES.index(after.state) >= _STATES.index(before.state)
             and (
@@ -349,16 +362,40 @@ class History:
             "TypeOK",
             lambda: f"ledger {ledger_id} was closed with length {after.length}; it is {length}",
         )
-        if after.guaranteed_write_quorum and before.state is LedgerState.OPEN:
-            for entry_id in range(last + 1):
-                holders = self.holders(after, entry_id)
-                self.require(
-                    len(holders) == after.write_quorum,
-                    "AllEntriesOfClosedLedgerReachedWriteQuorum",
-                    lambda entry_id=entry_id, holders=holders: (
-                        f"entry {entry_id} of ledger {ledger_id}: {holders}"
-                    ),
-                )
+        is_recovered = before.state is LedgerState.IN_RECOVERY
+        if after.guaranteed_write_quorum:
+            name, quorum = "AllEntriesOfClosedLedgerReachedWriteQuorum", after.write_quorum
+        else:
+            name, quorum = "RecoveredEntriesReachAckQuorum", after.ack_quorum
+        if is_recovered:
+            self._check_end(record, before, last)
+            self._check_copies(after, range(before.last_fragment.first_entry, last + 1), quorum, name)
+        elif after.guaranteed_write_quorum:
+            self._check_copies(after, range(last + 1), quorum, name)
+
+    def _check_end(self, record: LedgerRecord, before: LedgerMetadata, last: int) -> None:
+        said_no = self.words.denied.get((record.ledger_id, last + 1), ())
+        proof = [one for one in write_set_of(before, before.last_fragment, last + 1) if one in said_no]
+        self.require(
+            len(proof) >= before.write_quorum - before.ack_quorum + 1,
+            "EndsAreProven",
+            lambda: (
+                f"ledger {record.ledger_id} was closed at {last}; that there is nothing behind it, only "
+                f"{proof} said, of {_shown(before)}"
+            ),
+        )
+
+    def _check_copies(self, metadata: LedgerMetadata, entries: range, quorum: int, name: str) -> None:
+        for entry_id in entries:
+            holders = self.holders(metadata, entry_id)
+            self.require(
+                len(holders) >= quorum,
+                name,
+                lambda entry_id=entry_id, holders=holders: (
+                    f"ledger {metadata.ledger_id} was closed; that they have entry {entry_id} only "
+                    f"{holders} said"
+                ),
+            )
 
     def told_fenced(self, who: str, ledger_id: int, error: Exception) -> None:
         """Note that a writer was told that its ledger has been taken over."""

@@ -99,6 +99,26 @@ def power_cuts(draw: Draw) -> Plan:
 
 
 @profile
+def short_answers(draw: Draw) -> Plan:
+    """Recoveries ask again and again, since an answer holds few entries, and change ensembles meanwhile."""
+    rng = draw.rng
+    ensemble_size, write_quorum, ack_quorum = rng.choice(((3, 3, 3), (3, 3, 2), (3, 2, 2), (4, 3, 3)))
+    quorums = {"ensemble_size": ensemble_size, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
+    for _ in range(2):
+        draw.writer(entries=40, gap=0.05, burst=8, bytes=200, closes=False, quorums=quorums)
+    for _ in range(3):
+        draw.actor("recoverer", rng.uniform(0.5, 3.0), times=6, gap=1.0)
+    for _ in range(rng.randint(3, 8)):
+        at = rng.uniform(0.5, draw.duration)
+        draw.fault("kill_bookie", rng.choice(draw.bookies), at=at, lasts=rng.uniform(0.05, 2.0))
+    draw.some("kill_client", draw.clients, 2)
+    draw.some("cut_reset", draw.clients, 3)
+    draw.some("block_one_way", draw.clients, 3)
+    draw.some("disk_slow", list(draw.bookies), 3)
+    return draw.plan(client_settings={"read_ahead_bytes": rng.choice((200, 600, 1500))})
+
+
+@profile
 def slow_bookie(draw: Draw) -> Plan:
     """One or two bookies are slow: disks, links, or pauses."""
     draw.crowd()

@@ -19,6 +19,7 @@ from bookie_aio.wire.messages import (
     Delete,
     Failure,
     Force,
+    ListEntries,
     Read,
     ReadAnswer,
     ReadLac,
@@ -141,7 +142,11 @@ class Tap:
             for ledger_id, held, at in self._deferred:
                 if ledger_id == request.ledger_id and at < asked_at:
                     words.added(bookie, ledger_id, held.entries, content_term=held.content_term, term=None)
+        elif isinstance(request, ListEntries) and answer.is_damaged:
+            words.is_damaged(bookie, request.ledger_id)
         elif isinstance(request, (Read, ReadLac)):
+            if isinstance(answer, ReadLacAnswer) and answer.is_damaged:
+                words.is_damaged(bookie, request.ledger_id)
             if request.term != NO_TERM:
                 words.answered(bookie, request.ledger_id, request.term, asked_at)
             if isinstance(answer, (ReadAnswer, ReadLacAnswer)) and answer.statement is not None:
@@ -150,6 +155,8 @@ class Tap:
                 self._given(request, asked_at, answer)
 
     def _added(self, request: Add, block: _Block, asked_at: int) -> None:
+        if not request.flags & (AddFlag.RECOVERY | AddFlag.REPAIR):
+            self._words.took_ordinary(self._bookie, request.ledger_id, block.entries, asked_at)
         if request.flags & AddFlag.DEFERRED_SYNC:
             self._deferred.append((request.ledger_id, block, asked_at))
             self._words.received(self._bookie, request.ledger_id, block.entries, request.term)
@@ -165,6 +172,8 @@ class Tap:
             given = range(request.first, answer.stop_entry, request.stride)
             history.on_given(self._bookie, request.ledger_id, given)
         if answer.stop == Stop.NO_SUCH_ENTRY:
+            if request.term != NO_TERM:
+                self._words.denies(self._bookie, request.ledger_id, answer.stop_entry)
             self._words.has_not(
                 self._bookie, request.ledger_id, answer.stop_entry, request.content_term, asked_at
             )

@@ -9,6 +9,8 @@ The names:
 - FencesHold: no bookie acknowledges an ordinary add, or one of a recovery, after it answered a higher term;
   nor does it answer anything else that carries a term and was asked for after that.
 - TombstonesHold: no bookie acknowledges an add to a ledger after it said that the ledger is deleted.
+- DamagedTakesNoAdds: no bookie acknowledges an ordinary add to a ledger that was asked for after it said that
+  it lost data of it (rule 4).
 - OnlyTheDeletedIsDropped: no bookie says that a ledger is deleted while its metadata are there (rule 15).
 - OpenLedgersAreNotFenced: no bookie refuses a term as too low while the ledger's metadata say OPEN.
 - LacIsAcknowledged: no bookie states a LAC of a bounded ledger that is not acknowledged.
@@ -41,6 +43,8 @@ class Words:
         self._history = history
         self.promised: dict[tuple[str, int], dict[int, int]] = {}  # bookie, ledger → entry → event number
         self._promised_under: dict[tuple[str, int, int], dict[int, int]] = {}  # ... and content term
+        self.denied: dict[tuple[int, int], set[str]] = {}  # ledger, entry → who said no to a recovery read
+        self._damaged: dict[tuple[str, int], int] = {}  # bookie, ledger → event number
         self._deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
         self._fenced: dict[tuple[str, int], dict[int, Answered]] = {}  # bookie, ledger → term
 
@@ -147,6 +151,25 @@ class Words:
             "NoForgottenAdd",
             f'{bookie} says "no such entry" of entry {entry_id} of ledger {ledger_id}, content term '
             f"{content_term}, which it acknowledged",
+        )
+
+    def denies(self, bookie: str, ledger_id: int, entry_id: int) -> None:
+        """Note that a bookie said "no such entry" to a recovery read."""
+        self.denied.setdefault((ledger_id, entry_id), set()).add(bookie)
+
+    # --- damage --------------------------------------------------------------------------------
+
+    def is_damaged(self, bookie: str, ledger_id: int) -> None:
+        """Note that a bookie said that it lost data of a ledger."""
+        self._damaged.setdefault((bookie, ledger_id), len(self._history.events))
+
+    def took_ordinary(self, bookie: str, ledger_id: int, entries: range, asked_at: int) -> None:
+        """Note that a bookie said OK to an add that is neither a recovery's nor a repair's."""
+        since = self._damaged.get((bookie, ledger_id))
+        self._history.require(
+            since is None or asked_at <= since,
+            "DamagedTakesNoAdds",
+            lambda: f"{bookie} took {entries} of ledger {ledger_id}, of which it said that it lost data",
         )
 
     # --- the LAC -------------------------------------------------------------------------------
