@@ -231,6 +231,33 @@ async def five_fragments() -> AsyncIterator[tuple[Scene, Callable[[int, LedgerRe
         yield now, trim
 
 
+@pytest.mark.parametrize("deniers", [1, 2])
+async def test_a_ledger_that_is_complete_ends_where_as_many_deny_as_a_recovery_would_ask_for(
+    deniers: int,
+) -> None:
+    """With three copies of which two acknowledge, one that has not got an entry proves nothing."""
+    async with scene() as now:
+        await now.create()
+        for bookie in now.bookies[:deniers]:
+            bookie.hold(range(2))
+        for bookie in now.bookies[deniers:]:
+            bookie.hold(range(3))
+            bookie.script = refuse_reads
+        reader = await now.client.open_ledger(LEDGER)
+        found: list[int] = []
+        async with asyncio.timeout(WAIT_S), aclosing(reader.read_rest(0)) as entries:
+            if deniers == 2:
+                await put(entries, found)
+            else:
+                with pytest.raises(client_aio.BookieUnavailableError):
+                    await put(entries, found)
+        assert found == [0, 1]
+
+
+async def refuse_reads(request: Message) -> Failure | None:
+    return Failure(Status.INTERNAL_ERROR, "not now") if isinstance(request, Read) else None
+
+
 # --- damage, names, bookies that do not move on ---
 
 
