@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.provision import SpaceLimits
-from bookie_aio.wire.messages import NO_TERM, AddFlag, Ping, Read, ReadLac, Status
+from bookie_aio.wire.messages import NO_TERM, AddFlag, Force, Ping, Read, ReadLac, Status
 from metadata.bookies import available_bookies
 from metadata.errors import DiskFailedError
 from metadata.ids import TERM_FINAL
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.bookie_aio.server.conftest import Bookies
 
 KIB = 1024
+WAIT_S = 10
 
 
 async def is_announced_writable(bookies: Bookies, expected: bool) -> None:
@@ -51,6 +52,42 @@ async def test_a_full_disk_makes_the_bookie_read_only_but_for_fences_and_recover
     disk.is_full = False
     await asyncio.wait_for(is_announced_writable(bookies, True), 5)
     assert (await client.add(8, 0, [b"again"])).status is Status.OK
+
+
+NO_RESERVE = StorageConfig(segment_bytes=256 * KIB, space=SpaceLimits(reserve_bytes=0, retry_s=0.05))
+
+
+async def test_no_force_covers_an_add_that_was_received_and_then_found_no_room(bookies: Bookies) -> None:
+    disk = bookies.disk()
+    client = await bookies.connect(await bookies.start(disk=disk, storage=NO_RESERVE))
+    assert (await client.add(7, 0, [b"before"])).status is Status.OK
+    disk.is_full = True
+    disk.hold()
+    adds = [client.add(7, entry, [bytes(16 * KIB)], flags=AddFlag.DEFERRED_SYNC) for entry in range(1, 60)]
+    answers = await asyncio.wait_for(asyncio.gather(*adds), WAIT_S)
+    assert {answer.status for answer in answers} == {Status.OK}  # received
+    force = client.send(Force(7, 0))
+    disk.release()
+    (forced,) = await asyncio.wait_for(asyncio.gather(force, return_exceptions=True), WAIT_S)
+    assert isinstance(forced, ConnectionError)
+
+
+async def test_a_recovery_read_whose_fence_finds_no_room_gives_no_answer_that_counts(
+    bookies: Bookies,
+) -> None:
+    disk = bookies.disk()
+    bookie = await bookies.start(disk=disk, storage=NO_RESERVE)
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"before"])).status is Status.OK
+    disk.is_full = True
+    for ledger_id in range(100, 20_000):
+        answer = await client.call(Read(ledger_id, TERM_FINAL, 0, 0, 0, 1, KIB))
+        if answer.status is not Status.OK:
+            break
+    assert answer.status is Status.READ_ONLY
+    disk.is_full = False
+    await asyncio.wait_for(is_announced_writable(bookies, True), 5)
+    assert (await client.add(ledger_id, 0, [b"not fenced"])).status is Status.OK
 
 
 async def test_a_failed_write_is_the_end_and_acknowledges_nothing(bookies: Bookies) -> None:
