@@ -127,3 +127,20 @@ async def test_a_bookie_that_has_buried_a_ledger_gives_its_seat_to_another(tmp_p
                 await ledger.add_entry(b"0")
             assert "b1" not in (await client.ledger_metadata(ledger.ledger_id)).last_fragment.bookies
         assert client.quarantined_bookies == []  # of other ledgers it may well take entries
+
+
+async def test_a_repair_does_without_a_bookie_that_has_buried_the_ledger(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, bookies=5) as cluster,
+        client_aio.connect(cluster.uri, ledger_id_block=1) as client,
+    ):
+        await bury(cluster, "b5", 0)
+        async with client.create_ledger() as ledger:
+            await ledger.add_entry(b"0")
+        (fragment,) = (await client.ledger_metadata(0)).fragments
+        lost = fragment.bookies[0]
+        (spare,) = {"b1", "b2", "b3", "b4"} - set(fragment.bookies)
+        with pytest.raises(client_aio.LedgerRepairError, match="b5"):
+            await client.repair_ledger(0, replace=lost, by="b5")
+        report = await client.repair_ledger(0, replace=lost)
+        assert [each.replacement for each in report.fragments] == [spare]
