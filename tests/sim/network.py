@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _WINDOW_BYTES = 64 * 1024
 _HIGH_BYTES = 64 * 1024
-_SYN_RETRY_S = 0.3
+_RETRY_S = 0.3
 
 _FIN = "fin"
 _RESET = "reset"
@@ -63,8 +63,9 @@ class Stream:
         self.queued_bytes = 0
         self.window_used = 0
         self.arrives_at = 0.0
-        self.is_dead = False  # nothing that is put into it arrives: power is off at one end
+        self.is_dead = False  # nothing that is put into it arrives: one end has lost power since it was made
         self.is_ended = False
+        self._is_asking = False
 
     def put(self, item: bytes | str) -> None:
         """Hand something to the system at the source."""
@@ -75,7 +76,21 @@ class Stream:
         else:
             self.queued_bytes += len(item)
         self.queue.append(item)
-        self.pump()
+        if not self.is_dead:
+            self.pump()
+        elif not self._is_asking:
+            self._is_asking = True
+            self._ask()
+
+    def _ask(self) -> None:
+        """Send to a host that has lost power, again and again: once it is up it answers with a reset."""
+        network, source, target = self.network, self.source, self.target.host
+        if source._is_lost or not source.process.is_alive:
+            return
+        if network.is_cut_off(source.host, target):
+            network.loop.post(network.loop.kernel, _RETRY_S, self._ask)
+        else:
+            network.loop.post(source.process, network.delay(source.host, target), source.reset)
 
     def pump(self) -> None:
         """Send as much as the window and the link allow."""
@@ -384,6 +399,11 @@ class SimNetwork:
         """Note that an endpoint is closed."""
         self._endpoints.pop(endpoint, None)
 
+    def is_cut_off(self, source: str, target: str) -> bool:
+        """Tell whether a host gets no answer from another one, whatever that would be."""
+        is_blocked = (source, target) in self.blocked or (target, source) in self.blocked
+        return is_blocked or target in self.without_power
+
     # --- connecting ----------------------------------------------------------------------------
 
     def listen(self, process: Process, factory: Any, host: str, port: int) -> SimServer:
@@ -404,10 +424,10 @@ class SimNetwork:
         if made.done() or not process.is_alive:
             return
         there, back = (process.name, host), (host, process.name)
-        if there in self.blocked or back in self.blocked or host in self.without_power:
+        if self.is_cut_off(process.name, host):
             again = self.loop.post
             self.stats["syn_lost"] += 1
-            again(self.loop.kernel, _SYN_RETRY_S, self._send_syn, process, factory, host, port, made)
+            again(self.loop.kernel, _RETRY_S, self._send_syn, process, factory, host, port, made)
             return
         server = self._servers.get((host, port))
         delay = self.delay(*there)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from bookie_aio.core.identity import Action
 from bookie_aio.server import registration
@@ -13,13 +18,12 @@ from bookie_aio.server.deletions import Deletions
 from metadata.errors import NoSuchKeyError
 from metadata.ids import cookie_key
 from tests.sim.lasting import Lasting
-from tests.sim.loop import Order
+from tests.sim.loop import Order, SimLoop
+from tests.sim.network import SimNetwork
 from tests.sim.plan import Actor, Fault, Plan
 from tests.sim.simulation import Simulation, run_plan
 
 if TYPE_CHECKING:
-    import pytest
-
     from bookie_aio.config import BookieConfig
     from bookie_aio.core.identity import DirectoryState
     from metadata.store import MetadataStore
@@ -147,3 +151,37 @@ def test_a_bookie_that_forgets_what_it_is_to_keep_is_found(monkeypatch: pytest.M
     monkeypatch.setattr(Deletions, "_is_kept_by_others", is_kept_by_others)
     result = run_plan(replace(_plan(seed=9, actors=(WRITER,)), duration=6.0))
     assert result.name == "ForgottenIsKeptByOthers", result.text
+
+
+class _Told(asyncio.BufferedProtocol):
+    """Tells when its connection is lost."""
+
+    def __init__(self) -> None:
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set_result(exc)
+
+
+@pytest.mark.parametrize("writes", ["while it is off", "when it is up"])
+def test_whoever_writes_to_a_host_that_has_lost_power_hears_of_it_once_that_is_up(writes: str) -> None:
+    """A connection that was idle when the power went is no black hole for ever."""
+    loop = SimLoop(random.Random(1))
+    network = SimNetwork(loop, random.Random(1), Counter())
+
+    async def run() -> float:
+        server, client = network.boot("b"), network.boot("c")
+        network.listen(server, _Told, "b", 1)
+        transport, told = await network.connect(client, _Told, "b", 1)
+        network.die(server, has_power=False)
+        if writes == "while it is off":
+            transport.write(b"x")
+        await asyncio.sleep(2.0)
+        assert not told.lost.done()
+        network.boot("b")
+        if writes == "when it is up":
+            transport.write(b"x")
+        assert isinstance(await told.lost, ConnectionResetError)
+        return loop.now
+
+    assert 2.0 < loop.run(run(), until=100.0) < 3.0

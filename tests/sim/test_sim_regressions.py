@@ -138,6 +138,12 @@ def test_a_session_that_has_ended_makes_no_ephemeral(seed: int, pace: int) -> No
     replay("elected-logs", seed, pace=pace)
 
 
+@pytest.mark.parametrize(("profile", "seed"), [("calm-after-storm", 1214565)])
+def test_a_host_that_has_lost_power_is_no_black_hole_for_ever(profile: str, seed: int) -> None:
+    """The simulator's own: what was sent later over a connection that was idle then got no reset."""
+    replay(profile, seed, pace=8)
+
+
 @pytest.mark.parametrize(("profile", "seed"), [("disk-faults", 500418)])
 def test_that_data_was_lost_is_not_forgotten_by_starts_on_a_full_disk(profile: str, seed: int) -> None:
     """The mark that said so was the last group's, which went from file to file, and nobody held to it."""
