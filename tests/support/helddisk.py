@@ -1,7 +1,8 @@
 """A real disk whose journal writes wait, fail, or run out of space when a test says so.
 
 What is written is written; only the moment is the test's. A write that waits is one that the operating
-system has not been asked for yet, so nothing about it may be promised.
+system has not been asked for yet, so nothing about it may be promised. Reservations of space wait as well:
+whether a disk is full is not known before one has been tried.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ class HeldFile(RealFile):
         await super().write_and_sync(buffers, offset)
 
     async def preallocate(self, size: int) -> None:
+        await self._held_disk.gate.wait()
         if self._held_disk.is_full:
             raise DiskFullError("the test says there is no space")
         await super().preallocate(size)
 
 
 class HeldDisk(RealDisk):
-    """A `RealDisk` with a gate before its journal."""
+    """A `RealDisk` with a gate before its journal and its reservations of space."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +61,7 @@ class HeldDisk(RealDisk):
         self.is_full = False
 
     def hold(self) -> None:
-        """Let journal writes wait from now on."""
+        """Let journal writes and reservations wait from now on."""
         self.gate.clear()
         self.arrived.clear()
 
