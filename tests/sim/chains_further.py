@@ -98,7 +98,7 @@ class LogLives(Chains):
         self._mine: dict[str, list[tuple[bytes, asyncio.Future[Position]]]] = {}  # of each writer's life
         self._settled: dict[str, tuple[int, Position]] = {}  # how many of those, and the highest position
         self._pages: dict[str, bytes] = {}
-        self._pages_now: dict[str, None] = {}
+        self._pages_now: dict[str, float] = {}  # when each was made
         self._owned: dict[int, float] = {}  # ledgers made for the log, or ever listed
 
     @property
@@ -244,7 +244,7 @@ class LogLives(Chains):
                 self._pages_now.pop(name, None)
             else:
                 self._pages[name] = value
-                self._pages_now[name] = None
+                self._pages_now[name] = self._now()
         elif not key.startswith(KEY_LOGS + "/"):
             super().metadata_changed(key, value, version)
 
@@ -353,11 +353,14 @@ class LogLives(Chains):
         gone = self._deleted.union(head_rows)
         return [each for each, at in self._owned.items() if at < made_before and each not in gone]
 
-    def pages_left_over(self) -> list[str]:
-        """Give the pages that exist and that no list refers to."""
+    def pages_left_over(self, made_before: float) -> list[str]:
+        """Give the pages made by then that exist and that no list refers to.
+
+        A dead client's request may still make one later, as it may make a ledger.
+        """
         head = self.life.head if self.life is not None else None
         in_use = head.pages_in_use() if head is not None else []
-        return [name for name in self._pages_now if name not in in_use]
+        return [each for each, at in self._pages_now.items() if at < made_before and each not in in_use]
 
 
 def lives_of(simulation: Simulation) -> LogLives:

@@ -296,7 +296,7 @@ async def judge_lives(simulation: Simulation, client: Client) -> None:
         not lost, "AllAckedRecordsAreReadable", lambda: f"{lost} are gone; it begins at {life.begins_at}"
     )
     left_over = lives.left_over([row.ledger_id for row in metadata.rows], swept_at)
-    pages = lives.pages_left_over()
+    pages = lives.pages_left_over(swept_at)
     history.require(not left_over and not pages, "NothingLeftOver", lambda: f"{left_over}, pages {pages}")
 
 
