@@ -36,10 +36,12 @@ async def _judge_lives(simulation: Simulation, client: Client) -> None:
     for life in lives.alive():
         if not await judge.seal(life) or simulation.history.violation is not None:
             return
-        if life.was_taken_back:
-            continue  # only now: its maker, who is dead, had asked for that
-        await judge.read(life)
-        await judge.count_copies(life)
+        # It may be deleted at any moment by the late request of somebody who is dead. Whether that was asked
+        # for is judged where it happens (`Lives`, DeletionsAreAskedFor).
+        if not life.is_deleted:
+            await judge.read(life)
+        if not life.is_deleted:
+            await judge.count_copies(life)
     await judge.names()
 
 
@@ -59,7 +61,7 @@ class _Judge:
         give_up_at = loop.now + TAKEOVER_BOUND_S
         following = asyncio.create_task(self._follow(life))
         while life.end is None:
-            if life.was_taken_back:
+            if life.is_deleted:
                 await following
                 return True
             handle = await self._calls.take_over(self._client, ledger_id, cuts=0.0, create=False)
@@ -92,7 +94,7 @@ class _Judge:
                 seen = await self._calls.iterate(entries, life.ledger_id, None, -1, EVERYTHING)
             except BookKeeperError as error:
                 self._history.note("judge", "following:", repr(error))
-                if life.was_taken_back:
+                if life.is_deleted:
                     return
                 self._lives.require(left > 1, "AllCommittedIdsAreReadable", f"following: {error!r}")
                 await asyncio.sleep(0.5)
@@ -110,6 +112,8 @@ class _Judge:
                     found = await self._all_of(life, by_handle=who == "judge again")
                 except BookKeeperError as error:
                     self._history.note(who, "reading:", repr(error))
+                    if life.is_deleted:
+                        return
                     self._lives.require(left > 1, "AllCommittedIdsAreReadable", f"{who}: {error!r}")
                     await asyncio.sleep(0.5)
                 else:
@@ -145,14 +149,20 @@ class _Judge:
 
     async def names(self) -> None:
         """Check where the name leads, and what is listed."""
+        for _ in range(_TRIES):
+            wanted = self._wanted_names()
+            try:
+                listed = [row async for row in self._client.list_unbounded_ledgers()]
+            except BookKeeperError as error:
+                self._history.note("judge", "listing:", repr(error))
+                return
+            if wanted == self._wanted_names():  # else somebody's late request came in between
+                self._lives.require(listed == wanted, "NamesLeadToOne", f"listed are {listed}, not {wanted}")
+                return
+
+    def _wanted_names(self) -> list[tuple[str, int]]:
         named = self._lives.named
-        wanted = [] if named is None or self._lives.life(named).is_deleted else [(NAME, named)]
-        try:
-            listed = [row async for row in self._client.list_unbounded_ledgers()]
-        except BookKeeperError as error:
-            self._history.note("judge", "listing:", repr(error))
-            return
-        self._lives.require(listed == wanted, "NamesLeadToOne", f"listed are {listed}, not {wanted}")
+        return [] if named is None or self._lives.life(named).is_deleted else [(NAME, named)]
 
 
 JUDGES.append(_judge_lives)

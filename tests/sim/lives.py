@@ -120,11 +120,6 @@ class Life:
         """Give the last entry of a sealed ledger."""
         return self.metadata.last_entry if self.metadata is not None and self.metadata.is_closed else None
 
-    @property
-    def was_taken_back(self) -> bool:
-        """Tell whether it was deleted before anybody held it: by its maker, when the name was another's."""
-        return self.is_deleted and not self.handles
-
     def fragment_of(self, entry_id: int) -> Fragment:
         """Give the fragment of an entry that has not been trimmed."""
         return next(each for each in reversed(self.fragments) if each.first_entry <= entry_id)

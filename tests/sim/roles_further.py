@@ -515,8 +515,9 @@ class _Inspecting:
             "InspectionsAreTrue",
             f"was told of {rows} in ledger {ledger_id}; there were {[_rows(each) for each in self._seen]}",
         )
+        forgotten = self._history.words.forgotten
         for replica in replicas:
-            if fitting:
+            if fitting and (replica.bookie_id, ledger_id) not in forgotten:
                 self._look_at_replica(replica, fitting, promised.get(replica.bookie_id, set()))
 
     def _look_at_replica(self, replica: Replica, versions: list[LedgerMetadata], promised: set[int]) -> None:

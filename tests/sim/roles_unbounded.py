@@ -125,11 +125,9 @@ async def _judge_terms(simulation: Simulation, client: Client) -> None:
             else:
                 record.judge(who, found)
                 break
-    assert record.metadata is not None
+    metadata = record.heads[ledger.ledger_id]
     last = max(record.acknowledged, default=-1)
-    await Copies(simulation, client).count(
-        record.metadata, record.metadata.fragments, record.metadata.first_entry, last
-    )
+    await Copies(simulation, client).count(metadata, metadata.fragments, metadata.first_entry, last)
 
 
 JUDGES.append(_judge_terms)

@@ -34,6 +34,8 @@ class TermsRecord:
         self.acknowledged: dict[int, bytes] = {}
         self.read: dict[int, bytes] = {}
         self.metadata: LedgerMetadata | None = None
+        """The head that was written last: of the ledger, or of one that its maker is about to take back."""
+        self.heads: dict[int, LedgerMetadata] = {}
         self.first_entry = 0
 
     @classmethod
@@ -85,6 +87,7 @@ class TermsRecord:
             return
         self._simulation.history.ignore(metadata.ledger_id)
         before, self.metadata = self.metadata, metadata
+        self.heads[metadata.ledger_id] = metadata
         self._simulation.history.note("meta", "head", metadata.state.value, metadata.term, metadata.rows.rows)
         if before is None or before.ledger_id != metadata.ledger_id:
             return

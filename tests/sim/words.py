@@ -42,6 +42,7 @@ class Words:
     def __init__(self, history: History) -> None:
         self._history = history
         self.promised: dict[tuple[str, int], dict[int, int]] = {}  # bookie, ledger → entry → event number
+        self.forgotten: set[tuple[str, int]] = set()  # bookie, ledger
         self._promised_under: dict[tuple[str, int, int], dict[int, int]] = {}  # ... and content term
         self.denied: dict[tuple[int, int], set[str]] = {}  # ledger, entry → who said no to a recovery read
         self._damaged: dict[tuple[str, int], int] = {}  # bookie, ledger → event number
@@ -72,8 +73,11 @@ class Words:
             self._holds(bookie, ledger_id, term)
 
     def forget(self, bookie: str, ledger_id: int) -> None:
-        """Take back what a bookie promised of a ledger: it has nothing to do with it any more (rule 15)."""
-        self.promised.pop((bookie, ledger_id), None)
+        """Let a bookie off what it promised of a ledger: it has nothing to do with it any more (rule 15).
+
+        That it said OK stays a fact: a writer that is paused may count the answer later.
+        """
+        self.forgotten.add((bookie, ledger_id))
         for key in [each for each in self._promised_under if each[:2] == (bookie, ledger_id)]:
             del self._promised_under[key]
 
