@@ -57,15 +57,17 @@ class Stage:
         for link in links:
             self.simulation.network.open(*link.split(">"))
 
-    async def write(self) -> None:
-        """Have w create a ledger on three bookies and keep it open."""
+    async def write(self, *, write_quorum: int = 3) -> None:
+        """Have w create a ledger on three bookies, two of which must acknowledge, and keep it open."""
         await asyncio.sleep(0.5)  # until all bookies serve
         opened = asyncio.Event()
-        self.simulation.spawn_client("w", self._writer, opened)
+        self.simulation.spawn_client("w", self._writer, opened, write_quorum)
         await opened.wait()
 
-    async def _writer(self, simulation: Simulation, opened: asyncio.Event, client: Client) -> None:
-        self.ledger = await client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2)
+    async def _writer(
+        self, simulation: Simulation, opened: asyncio.Event, write_quorum: int, client: Client
+    ) -> None:
+        self.ledger = await client.create_ledger(ensemble_size=3, write_quorum=write_quorum, ack_quorum=2)
         simulation.created("w", self.ledger.ledger_id)
         opened.set()
         while True:
