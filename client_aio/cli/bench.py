@@ -166,13 +166,27 @@ async def _own_ledgers(
     writers: list[client_aio.LedgerWriter] = []
     try:
         for _ in range(count):
-            writers += [await client.create_ledger(**sizes)]
+            await _create(client, sizes, writers)
         yield writers
         for writer in writers:
             await writer.close()
     finally:
         for writer in () if keep else writers:
             await client.delete_ledger(writer.ledger_id)
+
+
+async def _create(client: client_aio.Client, sizes: Quorums, writers: list[client_aio.LedgerWriter]) -> None:
+    """Create a ledger to its end, though it be cancelled: nobody would know of one that is half made."""
+
+    async def create() -> None:
+        writers.append(await client.create_ledger(**sizes))
+
+    creating = asyncio.create_task(create())
+    try:
+        await asyncio.shield(creating)
+    except asyncio.CancelledError:
+        await asyncio.gather(creating, return_exceptions=True)
+        raise
 
 
 def _shares(entries: int | None, ledgers: int) -> list[int | None]:
