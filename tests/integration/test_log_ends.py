@@ -126,8 +126,8 @@ async def test_what_can_be_read_is_given_before_the_doubt_about_the_end(cluster:
     async with client_aio.connect(cluster.uri) as writing, client_aio.connect(cluster.uri) as client:
         log = await writing.open_log("a")
         for number in range(10):
-            await log.append(b"%d" % number)
-        await log.flush()
+            last = await log.append(b"%d" % number)
+        await cluster.heard(client, Position(last.ledger_id, last.entry_id - 1))  # b3, too
         await log.abort()
         for name in ("b1", "b2"):
             await cluster[name].kill()

@@ -91,7 +91,7 @@ async def test_the_lac_needs_answers_that_cover_every_write_set(tmp_path: Path) 
         Cluster(tmp_path) as cluster,
         client_aio.connect(cluster.uri) as client,
         Links(cluster.uri) as links,
-        links.connect("reader", read_timeout_s=0.5) as other,
+        links.connect("reader", read_timeout_s=2) as other,
     ):
         ledger = await client.create_ledger(ack_quorum=2)
         await ledger.add_entry(b"x")

@@ -318,7 +318,7 @@ async def test_adds_that_no_quorum_acknowledges_in_time_fail_in_order(tmp_path: 
     async with (
         Cluster(tmp_path) as cluster,
         Links(cluster.uri) as links,
-        links.connect("writer", add_quorum_timeout_s=0.4) as client,
+        links.connect("writer", add_quorum_timeout_s=2) as client,
     ):
         ledger = await client.create_ledger()
         assert await ledger.add_entry(b"0") == 0

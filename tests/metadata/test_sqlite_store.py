@@ -260,8 +260,9 @@ def test_a_lease_renewed_while_somebody_looks_is_not_withdrawn(
         undo.callback(owner.close)
         other = Leases(tmp_path / "m.db", lease_s=10.0)
         undo.callback(other.close)
-        owner.begin("renewed")
         began_ns = time.monotonic_ns()
+        monkeypatch.setattr(time, "monotonic_ns", lambda: began_ns)
+        owner.begin("renewed")
         owner.begin("late")
         other.begin("other")
         withdraw = Leases._withdraw

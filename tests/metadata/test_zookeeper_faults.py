@@ -206,7 +206,7 @@ async def test_a_registration_that_could_not_be_removed_is_removed_later(
         ZooKeeperProxy("127.0.0.1", zookeeper.port) as proxy,
         await open_behind(zookeeper.address, root) as other,
         await open_behind(
-            proxy.address, root, session_timeout_s=PATIENCE_S, operation_timeout_s=0.5
+            proxy.address, root, session_timeout_s=PATIENCE_S, operation_timeout_s=2.0
         ) as store,
     ):
         registration = await store.register("b/1", b"1")
@@ -331,7 +331,7 @@ async def test_an_outage_ends_in_an_error_of_unknown_outcome_that_names_the_serv
     zookeeper: ZooKeeperServer,
 ) -> None:
     async with ZooKeeperProxy("127.0.0.1", zookeeper.port) as proxy:
-        store = await open_behind(proxy.address, new_root(), operation_timeout_s=0.5)
+        store = await open_behind(proxy.address, new_root(), operation_timeout_s=2.0)
         version = await store.create("a", b"1")
         await proxy.refuse()
         with pytest.raises(MetadataUnavailableError, match=proxy.address):

@@ -1,8 +1,8 @@
 """A real disk whose journal writes wait, fail, or run out of space when a test says so.
 
 What is written is written; only the moment is the test's. A write that waits is one that the operating
-system has not been asked for yet, so nothing about it may be promised. Reservations of space wait as well:
-whether a disk is full is not known before one has been tried.
+system has not been asked for yet, so nothing about it may be promised. Reservations of space wait as well,
+and until then nobody knows that the disk is full.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class HeldDisk(RealDisk):
 
     def space(self, path: str) -> Space:
         space = super().space(path)
-        return Space(0, space.total) if self.is_full else space
+        return Space(0, space.total) if self.is_full and self.gate.is_set() else space
 
     async def _open(self, path: str, flags: int) -> RealFile:
         file = await super()._open(path, flags)

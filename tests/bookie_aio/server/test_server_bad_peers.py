@@ -165,10 +165,10 @@ async def test_who_drips_its_handshake_is_closed(bookies: Bookies, caplog: pytes
 async def test_who_drips_a_frame_is_closed_and_who_is_idle_is_not(
     bookies: Bookies, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bookie = await bookies.start(limits=Limits(handshake_timeout_s=0.05, frame_progress_timeout_s=0.2))
+    bookie = await bookies.start(limits=Limits(handshake_timeout_s=1, frame_progress_timeout_s=0.2))
     idle = await bookies.connect(bookie)
     dripping = await bookies.connect(bookie)
-    await asyncio.sleep(0.1)  # the handshake's deadline is over: nothing else looks at the clock for them
+    await asyncio.sleep(1.1)  # the handshake's deadline is over: nothing else looks at the clock for them
     frame = encode_frame(encode_request(Ping(), 1), 1000) + bytes(1000)
     for at in range(len(frame)):
         dripping.send_bytes(frame[at : at + 1])
