@@ -174,8 +174,8 @@ class Client(LogClient, UnboundedClient):
             password: from then on opening and deleting the ledger need it, and so do fencing it and adding
                 to it at the bookies. Nobody can tell it again: it is not kept anywhere.
             custom_metadata: kept with the ledger, at most 64 KiB. With the key "bookie-aio.log" it names
-                the log that this ledger is made for: no other log takes it, and `sweep_log_orphans` deletes
-                it where that log does not list it.
+                the log that this ledger is made for: `add_to_log` does not take it, and `sweep_log_orphans`
+                deletes it where that log does not list it.
             advanced: this writer assigns the entry ids: `add_entry(data, entry_id)`.
             deferred_sync: an add's future means received by Qa bookies, not durable; `force()` makes durable
                 what was added before it, and only that is acknowledged and can be read.

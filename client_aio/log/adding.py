@@ -37,6 +37,10 @@ A sweeper sets it, then bumps the version of the log's list, then looks whether 
 all. Whoever adds reads the list, then looks for this mark, then changes the list from the version read. So
 either the sweeper finds the ledger listed, or it is never listed."""
 
+JOBS_LOG = "spark.log"
+"""In a ledger's custom metadata: the log that a job made it for, whose sweep deletes it unless it is listed
+there. (`client_aio.spark.tags` has the other keys of such a ledger.)"""
+
 _CHECKS_AT_ONCE = 32
 
 
@@ -199,11 +203,7 @@ async def _check_closed(
             raise InvalidArgumentError(
                 f"ledger {ledger_id} is {metadata.state.value}: only CLOSED ledgers can be added to a log"
             )
-        if (maker := metadata.custom.get(TAG)) is not None and maker != log_name.encode():
-            raise InvalidArgumentError(
-                f"ledger {ledger_id} was made for log {maker.decode(errors='replace')!r}, and is deleted "
-                f"when that one is truncated or swept: log {log_name!r} needs a copy of its own"
-            )
+        _check_owner(ledger_id, metadata.custom, log_name)
         if CONDEMNED in metadata.custom:
             raise InvalidArgumentError(
                 f"ledger {ledger_id} is condemned: a sweep took it for one that was left over"
@@ -213,6 +213,21 @@ async def _check_closed(
                 await context.unlock(metadata, password)
 
     await asyncio.gather(*map(check, ledger_ids))
+
+
+def _check_owner(ledger_id: int, custom: Mapping[str, bytes], log_name: str) -> None:
+    """Refuse what somebody else may delete.
+
+    What a writer makes for a log, it lists itself, from a state of the list that it read before. A sweep
+    rests on that: of such ledgers one that is not listed never will be, even by the log it was made for.
+    """
+    for key, makers in ((TAG, ()), (JOBS_LOG, (log_name.encode(),))):
+        maker = custom.get(key)
+        if maker is not None and maker not in makers:
+            raise InvalidArgumentError(
+                f"ledger {ledger_id} was made for log {maker.decode(errors='replace')!r}, and may be deleted "
+                f"when that one is truncated or swept: log {log_name!r} needs a copy of its own"
+            )
 
 
 async def _check_unlisted(lists: LogList, head: LogHead, addition: Addition) -> None:

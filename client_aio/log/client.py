@@ -199,7 +199,8 @@ class LogClient:
             password: of the ledgers that the log has, and of those that are added.
 
         Raises:
-            InvalidArgumentError: a ledger is not CLOSED, or given twice, or the log is found to have it.
+            InvalidArgumentError: a ledger is not CLOSED, or given twice, or the log is found to have it; or
+                another log may delete it, since its custom metadata say that it was made for that one.
             NoSuchLedgerError: a ledger does not exist.
             LedgerRecoveryError: too few bookies of the log's last ledgers answered; try again later.
             UnauthorizedAccessError: the password is not that of the log's last ledgers, or of one that is to

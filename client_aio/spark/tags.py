@@ -18,6 +18,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from client_aio.log.adding import JOBS_LOG
 from client_aio.spark.options import COMPRESSIONS, ENCODINGS
 from metadata.errors import InvalidArgumentError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 ENCODING = "spark.encoding"
 COMPRESSION = "spark.compression"
 SCHEMA = "spark.schema"
-LOG = "spark.log"
+LOG = JOBS_LOG
 JOB = "spark.job"
 BATCH = "spark.batch"
 
