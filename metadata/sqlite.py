@@ -305,6 +305,8 @@ class SqliteMetadataStore(MetadataStore):
             try:
                 found = await self._submit(partial(self._tables.changed_signatures, keys))
             except ClientClosedError:
+                for watch in self._watches:  # Whoever waits reads, and is told.
+                    watch.changed.set()
                 return
             except Exception as error:
                 # Whoever watches reads next, and meets the error there.

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -396,3 +397,32 @@ async def test_damaged_writers_of_a_key_are_a_typed_error(tmp_path: Path) -> Non
         await store._submit(lambda: store._tables._database.execute("UPDATE node SET writers = '{' "))
         with pytest.raises(MetadataCorruptError, match="'a' names no writers"):
             await store.read("a")
+
+
+WATCHED_TO_THE_END = """
+import asyncio, sys, threading
+from metadata.errors import ClientClosedError
+from metadata.sqlite import SqliteMetadataStore
+
+is_watching = threading.Event()
+
+async def follow():
+    store = await SqliteMetadataStore.open(sys.argv[1])
+    await store.create("a", b"1")
+    try:
+        async for _ in store.watch("a"):
+            await store.read("a")
+            is_watching.set()
+    except ClientClosedError:
+        print("told")
+
+threading.Thread(target=lambda: asyncio.run(follow())).start()
+is_watching.wait()
+"""
+
+
+def test_a_watch_ends_when_the_interpreter_does(tmp_path: Path) -> None:
+    """The interpreter ends the store's workers, and then waits for the thread that follows."""
+    command = [sys.executable, "-c", WATCHED_TO_THE_END, tmp_path / "m.db"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stdout == "told\n"
