@@ -269,7 +269,9 @@ class EnsembleChanges(Generic[Token]):
             self._end_rolls(crowded)
             return changer.roll_later()
         try:
-            bookies, self._connections = await self._context.finder.find_next(metadata)
+            bookies, self._connections = await self._context.finder.find_next(
+                metadata, excluded=self._disowning
+            )
         except NotEnoughBookiesError as error:
             logger.warning("ledger=%d its next fragment has the same bookies: %s", metadata.ledger_id, error)
             return changer.not_found_all()

@@ -43,14 +43,19 @@ class EnsembleFinder:
         return ensemble
 
     async def find_next(
-        self, metadata: LedgerMetadata
+        self, metadata: LedgerMetadata, *, excluded: Collection[str] = ()
     ) -> tuple[tuple[str, ...], dict[str, BookieConnection]]:
         """Find an ensemble for a ledger's next fragment, whatever the present one is, and connections to it.
+
+        Args:
+            metadata: of the ledger, for its id and its quorums.
+            excluded: as in `replace`.
 
         Raises:
             NotEnoughBookiesError: as `find`.
         """
-        return await self._fill(metadata.ledger_id, (None,) * metadata.ensemble_size, metadata.write_quorum)
+        seats = (None,) * metadata.ensemble_size
+        return await self._fill(metadata.ledger_id, seats, metadata.write_quorum, excluded=excluded)
 
     async def replace(
         self,

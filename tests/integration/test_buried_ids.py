@@ -145,3 +145,22 @@ async def test_a_repair_does_without_a_bookie_that_has_buried_the_ledger(tmp_pat
             await client.repair_ledger(0, replace=lost, by="b5")
         report = await client.repair_ledger(0, replace=lost)
         assert [each.replacement for each in report.fragments] == [spare]
+
+
+async def test_a_roll_chooses_no_bookie_that_is_known_to_have_buried_the_ledger(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri, ledger_id_block=1) as client,
+    ):
+        await bury(cluster, "b1", 0)
+        async with client.open_unbounded_ledger("payments", ack_quorum=3) as ledger:
+            assert ledger.ledger_id == 0
+            is_known = False
+            while not is_known:
+                await ledger.roll()
+                is_known = "b1" in ledger.metadata.last_fragment.bookies
+                await ledger.add_entry(b"x")  # With all three, so that b1 is asked, and loses its seat.
+            for _ in range(10):  # Three of four bookies each: b1 would be among them.
+                await ledger.roll()
+                assert "b1" not in ledger.metadata.last_fragment.bookies
+                await ledger.add_entry(b"x")
