@@ -217,11 +217,17 @@ class EnsembleChanges(Generic[Token]):
 
         Raises:
             NoSuchLedgerError: it has been deleted.
+            NotEnoughBookiesError: it cannot be asked, and nothing has been acknowledged for too long.
         """
+        ledger_id, window = self._metadata().ledger_id, self._replicator.window
         try:
-            await self._context.ledgers.read(self._metadata().ledger_id, sync=True)
+            await self._context.ledgers.read(ledger_id, sync=True)
         except MetadataUnavailableError as error:
-            logger.warning("ledger=%d whether it exists: %s", self._metadata().ledger_id, error)
+            logger.warning("ledger=%d whether it exists: %s", ledger_id, error)
+            now, is_stuck = asyncio.get_running_loop().time(), window.is_frozen or not window.can_acknowledge
+            # Asking may take longer than a bookie counts as just seated: nothing else would look at the time.
+            if is_stuck and self._patience.is_over(now, window.lac):
+                raise self._not_enough(f"whether it exists cannot be asked: {error}") from error
             return
         self._disowning.update(self._replicator.disowning)
 

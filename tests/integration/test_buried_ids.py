@@ -14,6 +14,7 @@ import pytest
 import client_aio
 from bookie_aio.wire.messages import Delete, Status
 from client_aio import LedgerState
+from metadata.errors import MetadataUnavailableError
 from tests.support.cluster import Cluster
 from tests.support.rawclient import RawClient
 
@@ -164,3 +165,28 @@ async def test_a_roll_chooses_no_bookie_that_is_known_to_have_buried_the_ledger(
                 await ledger.roll()
                 assert "b1" not in ledger.metadata.last_fragment.bookies
                 await ledger.add_entry(b"x")
+
+
+async def test_a_recovery_ends_though_nobody_can_be_asked_whether_the_ledger_exists(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bury(cluster, "b1", 0)
+    limits = {"replacement_retry_s": 0.1, "ensemble_change_timeout_s": 1.0}
+    async with client_aio.connect(cluster.uri, ledger_id_block=1, **limits) as client:
+        ledger = await client.create_ledger(ack_quorum=3)
+        with pytest.raises(client_aio.NotEnoughBookiesError):
+            await ledger.add_entry(b"0")
+        await ledger.abort()
+        ledgers = client._context.ledgers
+        read = ledgers.read
+
+        async def away(ledger_id: int, *, sync: bool = False) -> object:
+            if not sync:
+                return await read(ledger_id)
+            await asyncio.sleep(0.3)  # longer than a bookie counts as just seated
+            raise MetadataUnavailableError("away")
+
+        monkeypatch.setattr(ledgers, "read", away)
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(client_aio.LedgerRecoveryError, match="whether it exists cannot be asked"):
+                await client.open_ledger(0, recover=True)
