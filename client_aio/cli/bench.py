@@ -139,9 +139,9 @@ async def write(
         client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
         _own_ledgers(client, ledgers, sizes, keep=keep) as writers,
     ):
-        measured = Measured(time.perf_counter())
-        deadline = measured.started + seconds if entries is None else float("inf")
-        with invocation.output.progress() as progress:
+        with invocation.output.progress() as progress:  # made first: that takes time of its own
+            measured = Measured(time.perf_counter())
+            deadline = measured.started + seconds if entries is None else float("inf")
             task = progress.add_task("write", total=entries or seconds, figures="")
 
             def show() -> None:
@@ -267,8 +267,8 @@ async def read(
         async with client.open_ledger(ledger_id, password=password) as reader:
             if reader.last_add_confirmed < 0:
                 usage_error(f"ledger {ledger_id} has no entry to read")
-            measured = Measured(time.perf_counter())
             with invocation.output.progress() as progress:
+                measured = Measured(time.perf_counter())
                 task = progress.add_task("read", total=seconds, figures="")
 
                 def show() -> None:
