@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,5 +35,8 @@ def test_one_interrupt_ends_what_waits_for_a_named_pipe(cli: Cli, tmp_path: Path
 
 def waits_for_a_writer(pid: int) -> bool:
     """Tell whether a thread of the process is in the opening of a named pipe."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return any((thread / "wchan").read_text() == "wait_for_partner" for thread in threads)
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread that has ended meanwhile
+            if (thread / "wchan").read_text() == "wait_for_partner":
+                return True
+    return False

@@ -67,6 +67,7 @@ def prepare(client):
     def feed():
         for n in range(10_000):
             yield bytes(1000)
+        timer.cancel()  # this one is enough
         signal.raise_signal(signal.SIGINT)
     return lambda: ledger.add_entries(feed())
 """

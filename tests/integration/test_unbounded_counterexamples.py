@@ -124,7 +124,9 @@ async def test_a_handle_of_the_past_that_is_told_a_lac_reads_what_was_acknowledg
     """The first counterexample, to a reader who takes another one's word for how far it may read."""
     async with stage(tmp_path, "w1", "w2", is_blind=False, monkeypatch=monkeypatch) as on:
         first = await on.clients["w1"].open_unbounded_ledger(NAME)
+        at_all = [on.links["w1", name].answers.see(Op.ADD) for name in ("b1", "b2", "b3")]
         await first.add_entry(b"A")
+        await asyncio.gather(*(answer.reached() for answer in at_all))
         on.hold_adds("w1", "b2", "b3")
         await stored(on, "w1", "b1", first.add_entry(b"B"))
         reader = await on.clients["r"].open_ledger(NAME)
@@ -150,7 +152,9 @@ async def test_a_bookie_that_leaves_with_dirty_entries_and_comes_back_two_terms_
     ) as on:
         first = await on.clients["w1"].open_unbounded_ledger(NAME)
         dirty, *others = first.metadata.last_fragment.bookies
+        at_all = [on.links["w1", name].answers.see(Op.ADD) for name in (dirty, *others)]
         await first.add_entry(b"0 of term 1")
+        await asyncio.gather(*(answer.reached() for answer in at_all))
         on.hold_adds("w1", *others)
         await stored(on, "w1", dirty, [first.add_entry(b"%d of term 1" % n) for n in (1, 2, 3)][-1])
         # Term 2 goes on without that bookie.

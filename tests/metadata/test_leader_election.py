@@ -57,10 +57,12 @@ async def test_a_leader_whose_session_ends_has_lost_and_stands_again(backend: Ba
     async with LeaderElection(one, "a") as first:
         await first.gained()
         async with LeaderElection(two, "a") as second, asyncio.timeout(WAIT_S):
+            await until_queued(one, 2)
             await backend.expire(one)
             await first.lost()
             await second.gained()
             assert not first.is_leader
+            await until_queued(two, 2)  # it stands again
             await backend.expire(two)
             await second.lost()
             await first.gained()
