@@ -6,7 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import client_aio
+from client_aio.log.adding import JOBS_LOG
 from client_aio.log.ledger import TAG
+from client_aio.spark.sweeping import sweep_orphans
 from metadata.open import open_store
 from tests.support.cluster import Cluster
 from tests.support.mortal import MortalStore
@@ -47,7 +49,7 @@ async def add_and_replace(client: Client, name: str, acknowledged: Acknowledged)
     for batch in range(3):
         ids = []
         for _ in range(2):
-            async with client.create_ledger(custom_metadata={TAG: name.encode()}) as ledger:
+            async with client.create_ledger(custom_metadata={JOBS_LOG: name.encode()}) as ledger:
                 await ledger.add_entry(b"%d" % batch)
             ids.append(ledger.ledger_id)
         added = await client.add_to_log(name, ids, transaction=("q", batch), replace=batch == 2)
@@ -79,7 +81,7 @@ async def live_and_die(
     return acknowledged, store.writes, is_done
 
 
-async def check_after(client: Client, name: str, acknowledged: Acknowledged) -> None:
+async def check_after(uri: str, client: Client, name: str, acknowledged: Acknowledged) -> None:
     """Take the log over, and look whether it has everything, once and in order, and nothing is left over."""
     async with client.open_log(name) as log:
         last = await log.append(b"after")
@@ -89,10 +91,12 @@ async def check_after(client: Client, name: str, acknowledged: Acknowledged) -> 
     begins_at = (await client.log_metadata(name)).begins_at
     assert [each for each in acknowledged if each[0] >= begins_at and each not in records] == []
     await client.sweep_log_orphans(older_than_s=0)
+    await sweep_orphans(uri, log=name, grace_s=0)  # of those that were made to be added
     listed = {row.ledger_id for row in (await client.log_metadata(name)).rows}
     made = set()
     async for ledger_id in client.list_ledgers():
-        if (await client.ledger_metadata(ledger_id)).custom.get(TAG) == name.encode():
+        custom = (await client.ledger_metadata(ledger_id)).custom
+        if name.encode() in (custom.get(TAG), custom.get(JOBS_LOG)):
             made.add(ledger_id)
     assert made <= listed
     assert records == [(record.position, record.data) async for record in client.read_log(name)]
@@ -105,12 +109,12 @@ async def check_every_step(
         acknowledged, steps, is_done = await live_and_die(cluster, WITHOUT_END, "whole", life)
         assert is_done
         assert steps >= steps_min
-        await check_after(client, "whole", acknowledged)
+        await check_after(cluster.uri, client, "whole", acknowledged)
         await client.delete_log("whole")
         for lives in range(1, steps + 1):
             name = f"log-{lives}"
             acknowledged, _, _ = await live_and_die(cluster, lives, name, life)
-            await check_after(client, name, acknowledged)
+            await check_after(cluster.uri, client, name, acknowledged)
             await client.delete_log(name)
         assert [ledger_id async for ledger_id in client.list_ledgers()] == []
 

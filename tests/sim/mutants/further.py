@@ -172,7 +172,7 @@ MUTANTS = [
     Mutant(
         62, "that a ledger has been deleted is believed of a bookie",
         (Edit("client_aio.changing:EnsembleChanges._check_that_it_exists",
-              "await self._context.ledgers.read(self._metadata().ledger_id, sync=True)",
+              "await self._context.ledgers.read(ledger_id, sync=True)",
               "raise type(self._replicator._seats[0].failure or KeyError())('deleted')"),),
         tests=("tests/integration/test_buried_ids.py",),
     ),
