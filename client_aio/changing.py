@@ -219,15 +219,14 @@ class EnsembleChanges(Generic[Token]):
             NoSuchLedgerError: it has been deleted.
             NotEnoughBookiesError: it cannot be asked, and nothing has been acknowledged for too long.
         """
-        ledger_id, window = self._metadata().ledger_id, self._replicator.window
+        ledger_id = self._metadata().ledger_id
         try:
             await self._context.ledgers.read(ledger_id, sync=True)
         except MetadataUnavailableError as error:
             logger.warning("ledger=%d whether it exists: %s", ledger_id, error)
-            now, is_stuck = asyncio.get_running_loop().time(), window.is_frozen or not window.can_acknowledge
             # Asking may take longer than a bookie counts as just seated: nothing else would look at the time.
-            if is_stuck and self._patience.is_over(now, window.lac):
-                raise self._not_enough(f"whether it exists cannot be asked: {error}") from error
+            if self._is_stuck:
+                self._check_patience(f"whether it exists cannot be asked: {error}")
             return
         self._disowning.update(self._replicator.disowning)
 
@@ -248,8 +247,7 @@ class EnsembleChanges(Generic[Token]):
             return step
         if any(self._has_just_been_seated(bookie_id) for bookie_id in connections):
             # One that takes connections and refuses adds would be resent everything without end.
-            window = self._replicator.window
-            await self._wait(is_frozen=window.is_frozen or not window.can_acknowledge)
+            await self._wait(is_frozen=self._is_stuck)
             return changer.next()
         if not self._is_needed():
             return None  # All is acknowledged by now: nothing is frozen for a change that nobody makes.
@@ -298,12 +296,23 @@ class EnsembleChanges(Generic[Token]):
         now = asyncio.get_running_loop().time()
         return seated_at is not None and now < seated_at + self._context.config.replacement_retry_s
 
+    @property
+    def _is_stuck(self) -> bool:
+        """Tell whether nothing is acknowledged until bookies are found."""
+        window = self._replicator.window
+        return window.is_frozen or not window.can_acknowledge
+
+    def _check_patience(self, why: str) -> None:
+        """Raise NotEnoughBookiesError if it has been so for too long."""
+        if self._patience.is_over(asyncio.get_running_loop().time(), self._replicator.window.lac):
+            raise self._not_enough(why)
+
     async def _wait(self, is_frozen: bool) -> None:
-        config, now = self._context.config, asyncio.get_running_loop().time()
-        if is_frozen and self._patience.is_over(now, self._replicator.window.lac):
-            raise self._not_enough("no other bookie came up, and stayed, in time")
+        if is_frozen:
+            self._check_patience("no other bookie came up, and stayed, in time")
+        retry_s = self._context.config.replacement_retry_s
         waits = [
-            asyncio.ensure_future(self._context.pool.directory.wait_for_change(config.replacement_retry_s)),
+            asyncio.ensure_future(self._context.pool.directory.wait_for_change(retry_s)),
             asyncio.ensure_future(self._is_finishing.wait()),
         ]
         try:

@@ -221,13 +221,14 @@ def _check_owner(ledger_id: int, custom: Mapping[str, bytes], log_name: str) -> 
     What a writer makes for a log, it lists itself, from a state of the list that it read before. A sweep
     rests on that: of such ledgers one that is not listed never will be, even by the log it was made for.
     """
-    for key, makers in ((TAG, ()), (JOBS_LOG, (log_name.encode(),))):
-        maker = custom.get(key)
-        if maker is not None and maker not in makers:
-            raise InvalidArgumentError(
-                f"ledger {ledger_id} was made for log {maker.decode(errors='replace')!r}, and may be deleted "
-                f"when that one is truncated or swept: log {log_name!r} needs a copy of its own"
-            )
+    maker = custom.get(TAG)
+    if maker is None and custom.get(JOBS_LOG) != log_name.encode():
+        maker = custom.get(JOBS_LOG)
+    if maker is not None:
+        raise InvalidArgumentError(
+            f"ledger {ledger_id} was made for log {maker.decode(errors='replace')!r}, and may be deleted "
+            f"when that one is truncated or swept: log {log_name!r} needs a copy of its own"
+        )
 
 
 async def _check_unlisted(lists: LogList, head: LogHead, addition: Addition) -> None:
