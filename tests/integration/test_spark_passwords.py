@@ -93,16 +93,10 @@ def test_a_stream_goes_from_one_log_with_a_password_to_another(
     spark: SparkSession, bookies: Bookies, locked: dict[str, str], tmp_path: Path
 ) -> None:
     secret = PASSWORD.encode()
-    writer = bookies.run(
-        bookies.open_log("locked-in", roll_entries=50, digest="hmac-sha256", password=secret)
-    )
-
-    async def append() -> None:
-        last = [writer.append(row) for row in ROWS][-1]
-        await bookies.cluster.heard(bookies.client, await last)
-
+    writer = bookies.run(bookies.open_log("locked-in", digest="hmac-sha256", password=secret))
     try:
-        bookies.run(append())  # the last ledger stays open, which the driver has to look into
+        # The last ledger stays open, which the driver has to look into.
+        bookies.append_by_ledgers(writer, ROWS[:50], ROWS[50:100], ROWS[100:])
         source = spark.readStream.format("ledger").options(
             metadata=bookies.uri, log="locked-in", columns="value", maxEntriesPerTrigger="70", **locked
         )

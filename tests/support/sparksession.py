@@ -21,7 +21,7 @@ from tests.support.zookeeper import find_java
 
 if TYPE_CHECKING:
     import concurrent.futures
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -122,6 +122,22 @@ class Bookies:
     async def open_log(self, log: str, **settings: Any) -> client_aio.LogWriter:
         """Open a log for writing, for the caller to close."""
         return await self.client.open_log(log, **settings)
+
+    def append_by_ledgers(self, writer: client_aio.LogWriter, *ledgers: Sequence[bytes]) -> None:
+        """Append to one ledger of a log after another, of which the last stays open.
+
+        Returns when all its bookies know that its records are acknowledged. No limit may roll it: of one that
+        is closed nobody tells them.
+        """
+
+        async def append() -> None:
+            for number, records in enumerate(ledgers):
+                if number:
+                    await writer.roll()
+                last = [writer.append(record) for record in records][-1]
+            await self.cluster.heard(self.client, await last)
+
+        self.run(append())
 
     def records(self, log: str) -> list[bytes]:
         """Read all of a log, as its readers do."""
