@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import start_module
 from benchmarks.running import Workplace, run
-from bookie_aio.storage.disk import RealDisk, RealFile
+from bookie_aio.storage.disk.disk import RealDisk, RealFile
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.storage.provision import SpaceLimits
-from bookie_aio.storage.reclaim import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.segment.allocator import SpaceLimits
 from tests.support.storage import Store, entries_of, make_block, unaccounted_files
 
 if TYPE_CHECKING:

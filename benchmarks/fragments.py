@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import client_aio
 from benchmarks.running import Workplace, run
+from metadata.backends.uri import open_store
 from metadata.ids import fragments_key, ledger_key
-from metadata.open import open_store
 from tests.support.cluster import Cluster
 
 if TYPE_CHECKING:

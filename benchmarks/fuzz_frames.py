@@ -31,8 +31,8 @@ from benchmarks.mutations import Mutator, Streams
 from benchmarks.running import Workplace, run
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
 from bookie_aio.wire.messages import Done, Failure, Info, Ping, Status, decode_answer
-from client_aio.connection import BookieConnection, connect
-from metadata.bookies import split_address
+from client_aio.bookies.connection import BookieConnection, connect
+from metadata.access.bookies import split_address
 from metadata.errors import ProtocolError
 from tests.support.cluster import BookieProcess
 

@@ -26,11 +26,11 @@ from typing import TYPE_CHECKING, Any, cast
 import uvloop
 
 from bookie_aio.config import Limits
+from bookie_aio.server.backpressure import Flow
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.flow import Flow
-from bookie_aio.server.locks import LedgerLocks
-from bookie_aio.server.requests import Requests
-from bookie_aio.storage.disk import RealDisk
+from bookie_aio.server.dispatcher import Requests
+from bookie_aio.server.ledger_auth import LedgerLocks
+from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.wire.blocks import encode_block
 from bookie_aio.wire.frames import encode_frame
@@ -44,17 +44,17 @@ from bookie_aio.wire.messages import (
     PreparedRequest,
     encode_request,
 )
+from client_aio.bookies.connection import BookieConnection
 from client_aio.config import ClientConfig, WriteOptions
-from client_aio.connection import BookieConnection
 from client_aio.context import ClientContext
 from client_aio.core.digest import Digest
-from client_aio.writer import LedgerWriter
-from metadata.ledger import LedgerMetadata
+from client_aio.ledger.writer import LedgerWriter
+from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from bookie_aio.storage.disk import File
+    from bookie_aio.storage.disk.disk import File
 
 BOOKIES = ("b1", "b2", "b3")
 READ_BYTES = 256 * 1024

@@ -23,10 +23,10 @@ import uvloop
 import client_aio
 from benchmarks.load import Add, Figures, Load, cpu_seconds, drive
 from bookie_aio.wire.messages import Done, Info
-from client_aio.connection import connect
+from client_aio.bookies.connection import connect
 
 if TYPE_CHECKING:
-    from metadata.bookies import BookieRecord
+    from metadata.access.bookies import BookieRecord
 
 ROLL_BYTES = 256 << 20
 _LEDGERS_STEADY = 4

@@ -31,9 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio
 from benchmarks.running import Workplace, run
-from metadata.ledger import LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.open import open_store
+from metadata.access.ledgers import LedgerStore
+from metadata.backends.uri import open_store
+from metadata.model.ledger import LedgerMetadata
 from tests.support.cluster import Cluster
 
 if TYPE_CHECKING:

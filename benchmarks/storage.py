@@ -19,12 +19,12 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from benchmarks.running import run
-from bookie_aio.storage.disk import RealDisk
+from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.wire.blocks import Block, encode_block
 
 if TYPE_CHECKING:
-    from bookie_aio.storage.disk import File
+    from bookie_aio.storage.disk.disk import File
 
 MIB = 1024 * 1024
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, entry_room
-from metadata.bookies import split_address
+from metadata.access.bookies import split_address
 from metadata.errors import InvalidArgumentError
 from metadata.ids import check_bookie_id
 

@@ -14,27 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from metadata.errors import *  # noqa: F403
 from metadata.errors import __all__ as _errors
-from metadata.ledger import Fragment, LedgerMetadata, LedgerState
-from metadata.log import LogRow, Position
+from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState
+from metadata.model.log import LogRow, Position
 
 if TYPE_CHECKING:
+    from client_aio.admin.repair import RepairedFragment, RepairProgress, RepairReport
+    from client_aio.admin.replicas import Replica
     from client_aio.client import Client, connect
     from client_aio.config import ClientConfig
-    from client_aio.core.placement import Choice, PlacementPolicy, Seating, WeightedRandom
-    from client_aio.core.racks import RackAware
+    from client_aio.core.placement import Choice, PlacementPolicy, RackAware, Seating, WeightedRandom
     from client_aio.election import LeaderElection
-    from client_aio.entries import Entry, EntryBatch
-    from client_aio.log.adding import AddedToLog
-    from client_aio.log.listing import LogMetadata
-    from client_aio.log.records import LogBatch, LogRecord
-    from client_aio.log.sweeping import SweepReport
+    from client_aio.ledger.entries import Entry, EntryBatch
+    from client_aio.ledger.reader import LedgerReader
+    from client_aio.ledger.writer import LedgerWriter
+    from client_aio.log.add_ledgers import AddedToLog
+    from client_aio.log.metadata import LogMetadata
+    from client_aio.log.orphan_sweep import SweepReport
+    from client_aio.log.reader import LogBatch, LogRecord
     from client_aio.log.writer import LogWriter
-    from client_aio.reader import LedgerReader
-    from client_aio.repair import RepairedFragment, RepairProgress, RepairReport
-    from client_aio.replicas import Replica
     from client_aio.unbounded.reader import UnboundedLedgerReader
     from client_aio.unbounded.writer import UnboundedLedgerWriter
-    from client_aio.writer import LedgerWriter
 
 __all__ = [
     "AddedToLog",
@@ -73,21 +72,20 @@ __all__ = [
 _OF_MODULES = {
     "client_aio.client": ("Client", "connect"),
     "client_aio.config": ("ClientConfig",),
-    "client_aio.core.placement": ("Choice", "PlacementPolicy", "Seating", "WeightedRandom"),
-    "client_aio.core.racks": ("RackAware",),
+    "client_aio.core.placement": ("Choice", "PlacementPolicy", "RackAware", "Seating", "WeightedRandom"),
     "client_aio.election": ("LeaderElection",),
-    "client_aio.entries": ("Entry", "EntryBatch"),
-    "client_aio.log.adding": ("AddedToLog",),
-    "client_aio.log.listing": ("LogMetadata",),
-    "client_aio.log.records": ("LogBatch", "LogRecord"),
-    "client_aio.log.sweeping": ("SweepReport",),
+    "client_aio.ledger.entries": ("Entry", "EntryBatch"),
+    "client_aio.log.add_ledgers": ("AddedToLog",),
+    "client_aio.log.metadata": ("LogMetadata",),
+    "client_aio.log.reader": ("LogBatch", "LogRecord"),
+    "client_aio.log.orphan_sweep": ("SweepReport",),
     "client_aio.log.writer": ("LogWriter",),
-    "client_aio.reader": ("LedgerReader",),
-    "client_aio.repair": ("RepairedFragment", "RepairProgress", "RepairReport"),
-    "client_aio.replicas": ("Replica",),
+    "client_aio.ledger.reader": ("LedgerReader",),
+    "client_aio.admin.repair": ("RepairedFragment", "RepairProgress", "RepairReport"),
+    "client_aio.admin.replicas": ("Replica",),
     "client_aio.unbounded.reader": ("UnboundedLedgerReader",),
     "client_aio.unbounded.writer": ("UnboundedLedgerWriter",),
-    "client_aio.writer": ("LedgerWriter",),
+    "client_aio.ledger.writer": ("LedgerWriter",),
 }
 _MODULES = {name: module for module, names in _OF_MODULES.items() for name in names}
 

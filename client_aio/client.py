@@ -13,37 +13,38 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from client_aio.admin.delete import delete_ledger
+from client_aio.admin.repair import Repair, RepairProgress, RepairReport
+from client_aio.admin.replicas import Replica, list_replicas
+from client_aio.bookies.directory import BookieDirectory
+from client_aio.bookies.ensemble_finder import EnsembleFinder
+from client_aio.bookies.pool import BookiePool
 from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
-from client_aio.creating import LedgerSettings, create_ledger
-from client_aio.deleting import delete_ledger
-from client_aio.ensemble import EnsembleFinder
-from client_aio.log.client import LogClient
-from client_aio.opening import Opening
-from client_aio.pool import BookieDirectory, BookiePool
-from client_aio.reader import LedgerReader
-from client_aio.recovery import recover_ledger
-from client_aio.repair import Repair, RepairProgress, RepairReport
-from client_aio.replicas import Replica, list_replicas
-from client_aio.unbounded.client import UnboundedClient, check_name_or_id
+from client_aio.handles import Opening
+from client_aio.ledger.create import LedgerSettings, create_ledger
+from client_aio.ledger.reader import LedgerReader
+from client_aio.ledger.recovery import recover_ledger
+from client_aio.ledger.writer import LedgerWriter
+from client_aio.log.operations import LogClient
+from client_aio.unbounded.operations import UnboundedClient, check_name_or_id
 from client_aio.unbounded.reader import UnboundedLedgerReader
-from client_aio.writer import LedgerWriter
-from metadata.bookies import BookieRecord, ensure_cluster
+from metadata.access.bookies import BookieRecord, ensure_cluster
+from metadata.access.ledgers import LedgerStore
+from metadata.backends.uri import open_store
 from metadata.errors import (
     BookieUnavailableError,
     InvalidArgumentError,
     MetadataUnavailableError,
 )
 from metadata.ids import check_bookie_id, check_ledger_id
-from metadata.ledgers import LedgerStore
-from metadata.open import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
 
-    from metadata.ledger import LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
     from metadata.store import MetadataStore
 
 logger = logging.getLogger(__name__)

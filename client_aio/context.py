@@ -6,23 +6,23 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from client_aio.clockwork import LacClock
 from client_aio.core.digest import Digest, HmacDigest, check_root
-from client_aio.reading import EntryReader
+from client_aio.lac_clock import LacClock
+from client_aio.ledger.entry_reader import EntryReader
 from metadata.errors import ClientClosedError
-from metadata.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
+from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
 if TYPE_CHECKING:
     import random
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from bookie_aio.wire.blocks import LacStatement
+    from client_aio.bookies.ensemble_finder import EnsembleFinder
+    from client_aio.bookies.pool import BookiePool
     from client_aio.config import ClientConfig
-    from client_aio.ensemble import EnsembleFinder
-    from client_aio.pool import BookiePool
-    from client_aio.updating import HeldMetadata
-    from metadata.ledger import LedgerMetadata
-    from metadata.ledgers import LedgerStore
+    from client_aio.ledger.metadata_update import HeldMetadata
+    from metadata.access.ledgers import LedgerStore
+    from metadata.model.ledger import LedgerMetadata
 
 
 class Handle(Protocol):

@@ -35,8 +35,8 @@ from metadata.errors import (
     NoSuchKeyError,
     VersionConflictError,
 )
-from metadata.fields import MALFORMED
-from metadata.log import check_log_name
+from metadata.model.json_fields import MALFORMED
+from metadata.model.log import check_log_name
 from metadata.store import MetadataStore
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 import client_aio
 from client_aio.cli.latency import Bursts, LatencyBuckets, take_oldest
 from client_aio.cli.ledger_text import draw
-from metadata.ledgers import LedgerStore
-from metadata.open import open_store
+from metadata.access.ledgers import LedgerStore
+from metadata.backends.uri import open_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

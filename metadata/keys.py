@@ -2,12 +2,15 @@
 
 Owns the checks that every store makes before it does anything, so that all of them refuse the same
 input with the same error. Does not own the layout of keys (`metadata.ids`).
+
+Writer tokens: the mark of one write, by which it is known again when its answer was lost.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import secrets
 
 from metadata.errors import InvalidArgumentError
 from metadata.store import VALUE_BYTES_MAX
@@ -86,3 +89,8 @@ def ancestors_of(key: str) -> list[str]:
     """List the keys above this one, topmost first, without the root."""
     segments = key.split("/")
     return ["/".join(segments[:end]) for end in range(1, len(segments))]
+
+
+def token_of(token: str | None) -> str:
+    """Give the token given, checked, or a new one."""
+    return secrets.token_hex(8) if token is None else check_token(token)

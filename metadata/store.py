@@ -1,7 +1,7 @@
 """The metadata store: a small tree of versioned values under compare-and-set.
 
 What a store owns: durability, versions, sessions, and turning a lost answer into a certain one.
-What it does not own: the meaning of any value (`metadata.ledger` and others do).
+What it does not own: the meaning of any value (`metadata.model.ledger` and others do).
 
 Keys are relative paths of non-empty segments, `ledgers/000/0000/0000/0000/0007`; a key may have a value,
 children, or both. Parents come into being with their first child. Values are UTF-8 JSON texts of at most

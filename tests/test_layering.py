@@ -25,7 +25,7 @@ MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("metadata", ("metadata",)),
     ("bookie_aio.wire", ("bookie_aio.wire", "metadata")),
     ("bookie_aio.core", ("bookie_aio.core", "bookie_aio.wire", "metadata")),
-    ("bookie_aio.storage", ("bookie_aio.storage", "bookie_aio.wire", "metadata")),
+    ("bookie_aio.storage", ("bookie_aio.storage", "bookie_aio.metrics", "bookie_aio.wire", "metadata")),
     ("bookie_aio", ("bookie_aio", "metadata")),
     ("client_aio.core", ("client_aio.core", "bookie_aio.wire", "metadata")),
     # The command line is the place where everything is put together.
@@ -36,23 +36,21 @@ MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
 # Modules that decide and do nothing else: no clock, no randomness, no sockets, no files, no threads.
 PURE = (
     "metadata.ids",
-    "metadata.ledger",
+    "metadata.model.ledger",
     "metadata.errors",
-    "metadata.pages",
-    "metadata.passwords",
-    "metadata.unbounded",
-    "metadata.fields",
+    "metadata.model.paged_list",
+    "metadata.model.passwords",
+    "metadata.model.json_fields",
     "bookie_aio.wire",
     "bookie_aio.core",
-    "bookie_aio.storage.format",
-    "bookie_aio.storage.index",
-    "bookie_aio.storage.idranges",
+    "bookie_aio.storage.segment.format",
+    "bookie_aio.storage.segment.index",
+    "bookie_aio.storage.ledgers.id_ranges",
     "client_aio.core",
     "client_aio.spark.encoding",
     "client_aio.spark.options",
-    "client_aio.spark.plan",
-    "client_aio.spark.positions",
-    "client_aio.spark.tags",
+    "client_aio.spark.scan_plan",
+    "client_aio.spark.provenance",
 )
 # Interfaces: they may declare coroutines, and otherwise keep the same rule.
 PURE_BUT_FOR_COROUTINES = ("metadata.store",)
@@ -89,8 +87,8 @@ IMPURE_CALLS = frozenset({"open", "print", "input"})
 
 # Third parties that exactly one module may know.
 ONLY_IN = {
-    "aiozk": ("metadata._aiozk",),
-    "sqlite3": ("metadata._sqlite_tables",),
+    "aiozk": ("metadata.backends.zookeeper.session",),
+    "sqlite3": ("metadata.backends.sqlite.tables",),
     "pyspark": ("client_aio.spark",),
     "typer": ("client_aio.cli",),
     "rich": ("client_aio.cli",),

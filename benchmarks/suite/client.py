@@ -28,7 +28,7 @@ import uvloop
 import client_aio
 from benchmarks.load import Figures, Load, cpu_seconds, drive
 from bookie_aio.wire.messages import Done, Ping
-from client_aio.connection import connect
+from client_aio.bookies.connection import connect
 
 _STAMP = struct.Struct("<q")
 _TICK_S = 0.001  # the finest that uvloop has: less is a busy loop

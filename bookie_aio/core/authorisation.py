@@ -19,8 +19,8 @@ bookie, and can forge nothing, since no bookie can make a code.
 
 Reading needs no token: what is read is not secret from whoever reaches a bookie. Repair needs none either: it
 carries stored bytes as they are, never over a good copy (rule 14), and runs without the password. But then it
-puts nothing above what a locked ledger has here, or is yet to have (`bookie_aio.storage.rewriting`). One that
-carries a token is judged as every other request is.
+puts nothing above what a locked ledger has here, or is yet to have (`bookie_aio.storage.repair_writes`). One
+that carries a token is judged as every other request is.
 
 A token travels as it is. It is that of one ledger at one bookie: seen there, it opens no other.
 """

@@ -35,7 +35,7 @@ from metadata.errors import CookieMismatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from metadata.bookies import Cookie
+    from metadata.access.bookies import Cookie
 
 
 class Action(enum.Enum):

@@ -13,16 +13,16 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Self
 
-from bookie_aio.logs import fields
+from bookie_aio.server.backpressure import Flow
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.deletions import Deletions
-from bookie_aio.server.flow import Flow
-from bookie_aio.server.locks import LedgerLocks
+from bookie_aio.server.dispatcher import Requests
+from bookie_aio.server.ledger_auth import LedgerLocks
+from bookie_aio.server.ledger_gc import Deletions
 from bookie_aio.server.registration import Announcement, establish_identity
-from bookie_aio.server.requests import Requests
 from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.structured_logging import fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
-from metadata.bookies import BookieRecord, join_address, split_address
+from metadata.access.bookies import BookieRecord, join_address, split_address
 from metadata.errors import StorageError
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from bookie_aio.config import BookieConfig
-    from bookie_aio.server.locks import Authoriser
-    from bookie_aio.storage.disk import Disk
-    from metadata.bookies import Cookie
+    from bookie_aio.server.ledger_auth import Authoriser
+    from bookie_aio.storage.disk.disk import Disk
+    from metadata.access.bookies import Cookie
     from metadata.store import MetadataStore
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
-from bookie_aio.logs import fields
+from bookie_aio.structured_logging import fields
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser
 from metadata.errors import NotABookieError, ProtocolError
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
 
     from bookie_aio.config import Limits
-    from bookie_aio.server.flow import Flow
-    from bookie_aio.server.requests import Requests
+    from bookie_aio.server.backpressure import Flow
+    from bookie_aio.server.dispatcher import Requests
     from bookie_aio.wire.blocks import Buffer
 
 log = logging.getLogger(__name__)

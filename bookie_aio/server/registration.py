@@ -13,10 +13,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bookie_aio.core.identity import Action, DirectoryState, decide
-from bookie_aio.logs import fields
-from bookie_aio.storage.checkpoint import empty_checkpoint
-from bookie_aio.storage.directory import CHECKPOINT, COOKIE, LOCK, TEMPORARY_SUFFIX, read_cookie, write_file
-from metadata.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster
+from bookie_aio.storage.data_directory import read_cookie
+from bookie_aio.storage.disk.atomic_files import TEMPORARY_SUFFIX, write_file
+from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
+from bookie_aio.storage.segment.names import CHECKPOINT, COOKIE, LOCK
+from bookie_aio.structured_logging import fields
+from metadata.access.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster
 from metadata.errors import (
     CookieMismatchError,
     KeyExistsError,
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bookie_aio.config import BookieConfig
-    from bookie_aio.storage.disk import DirectoryLock, Disk
+    from bookie_aio.storage.disk.disk import DirectoryLock, Disk
     from metadata.store import MetadataStore, Registration
 
 log = logging.getLogger(__name__)

@@ -14,19 +14,19 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage import format as form
-from bookie_aio.storage.failstop import FailStopDisk
-from bookie_aio.storage.figures import Figures
+from bookie_aio.metrics import Figures
+from bookie_aio.storage.crash_recovery import Restart, Restarted
+from bookie_aio.storage.disk.fail_stop import FailStopDisk
 from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
-from bookie_aio.storage.ledgers import Ledgers
-from bookie_aio.storage.lookup import Lookup
-from bookie_aio.storage.provision import Provision, SpaceLimits
-from bookie_aio.storage.reader import ReadResult
-from bookie_aio.storage.reclaim import ReclaimConfig, Reclaimer
-from bookie_aio.storage.restart import Restart, Restarted
-from bookie_aio.storage.scrub import Scrubber, ScrubConfig
-from bookie_aio.storage.segments import Segments
-from bookie_aio.storage.tender import Tender
+from bookie_aio.storage.ledgers.ledger_states import Ledgers
+from bookie_aio.storage.maintenance.compactor import ReclaimConfig, Reclaimer
+from bookie_aio.storage.maintenance.scrubber import Scrubber, ScrubConfig
+from bookie_aio.storage.maintenance.sealer import Tender
+from bookie_aio.storage.read.lookup import Lookup
+from bookie_aio.storage.read.reader import ReadResult
+from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment.allocator import Provision, SpaceLimits
+from bookie_aio.storage.segment.segment_set import Segments
 from metadata.errors import (
     DiskFailedError,
     DiskFullError,
@@ -38,11 +38,11 @@ from metadata.ids import ENTRY_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from bookie_aio.storage.checkpoint import LedgerState
-    from bookie_aio.storage.disk import DirectoryLock, Disk
+    from bookie_aio.storage.disk.disk import DirectoryLock, Disk
     from bookie_aio.storage.journal import Group
-    from bookie_aio.storage.reader import ListedRun
-    from bookie_aio.storage.segment import Segment
+    from bookie_aio.storage.ledgers.checkpoint import LedgerState
+    from bookie_aio.storage.read.reader import ListedRun
+    from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.wire.blocks import Block, LacStatement
 
 __all__ = ["Done", "Engine", "ReadResult", "StorageConfig"]

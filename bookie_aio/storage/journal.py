@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bookie_aio.storage import format as form
-from bookie_aio.storage.background import fatal
+from bookie_aio.storage.background_task import fatal
+from bookie_aio.storage.segment import format as form
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bookie_aio.storage.provision import Provision
-    from bookie_aio.storage.segment import Segment
+    from bookie_aio.storage.segment.allocator import Provision
+    from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.wire.blocks import Block, Buffer, LacStatement
 
 Done = Callable[[StorageError | None], None]

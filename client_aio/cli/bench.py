@@ -20,9 +20,15 @@ import typer
 import client_aio
 from client_aio.cli.latency import Bursts, LatencyBuckets, take_oldest
 from client_aio.cli.ledger import AckQuorum, Ensemble, Quorums, WriteQuorum, quorums
-from client_aio.cli.options import Invocation, command, usage_error
-from client_aio.cli.passwords import PasswordFile, password_of
-from client_aio.cli.placement import Placement, PlacementOption
+from client_aio.cli.options import (
+    Invocation,
+    PasswordFile,
+    Placement,
+    PlacementOption,
+    command,
+    password_of,
+    usage_error,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Measure a cluster.")
 

@@ -13,20 +13,20 @@ from typing import Annotated
 
 import typer
 
-from bookie_aio import logs
+from bookie_aio import structured_logging
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.server.registration import establish_identity
-from bookie_aio.storage.directory import read_cookie
-from bookie_aio.storage.disk import RealDisk
+from bookie_aio.storage.data_directory import read_cookie
+from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.wire.messages import Done, Info
+from client_aio.bookies.connection import connect
 from client_aio.cli.options import Invocation, command, usage_error
 from client_aio.cli.output import Output
-from client_aio.connection import connect
-from metadata.bookies import available_bookies, split_address
+from metadata.access.bookies import available_bookies, split_address
+from metadata.backends.uri import open_store
 from metadata.errors import BookieUnavailableError
 from metadata.ids import KEY_COOKIES, check_bookie_id
-from metadata.open import open_store
 
 app = typer.Typer(no_args_is_help=True, help="Run bookies, and look after them.")
 
@@ -78,7 +78,7 @@ async def serve(
     level = log_level.upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         usage_error(f"--log-level {log_level!r} is not one of debug, info, warning, error")
-    logs.configure(level=level, as_json=log_json)
+    structured_logging.configure(level=level, as_json=log_json)
     uri = invocation.new_metadata_uri
     _allow_many_files()
     disk = RealDisk()

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from client_aio.cli.local_cluster import LocalCluster
 from client_aio.cli.options import Invocation, command
-from client_aio.cli.processes import LocalCluster
-from metadata.open import parse_uri
+from metadata.backends.uri import parse_uri
 
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine.")
 

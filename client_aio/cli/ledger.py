@@ -11,7 +11,8 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 import client_aio
-from client_aio.cli.deleting import ask, delete_each
+from client_aio.cli.confirm_delete import ask, delete_each
+from client_aio.cli.input import read_batches, size_of
 from client_aio.cli.ledger_text import (
     custom_of,
     draw,
@@ -21,15 +22,12 @@ from client_aio.cli.ledger_text import (
     text_of,
     text_of_repair,
 )
-from client_aio.cli.options import Invocation, command
+from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
 from client_aio.cli.output import Output
-from client_aio.cli.passwords import PasswordFile, password_of
-from client_aio.cli.placement import Placement, PlacementOption
-from client_aio.cli.source import read_batches, size_of
-from metadata.bookies import available_bookies
+from metadata.access.bookies import available_bookies
+from metadata.backends.uri import open_store
 from metadata.ids import KEY_COOKIES
-from metadata.ledger import DIGEST_CRC, DIGEST_HMAC
-from metadata.open import open_store
+from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after ledgers.")
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from client_aio.repair import RepairReport
-from client_aio.replicas import Replica
+from client_aio.admin.repair import RepairReport
+from client_aio.admin.replicas import Replica
 from metadata.errors import InvalidArgumentError
-from metadata.ledger import LedgerMetadata
+from metadata.model.ledger import LedgerMetadata
 
 _BAR_WIDTH = 32
 

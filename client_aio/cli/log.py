@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 import client_aio
-from client_aio.cli.deleting import ask, delete_each
-from client_aio.cli.exits import Exit
+from client_aio.cli.confirm_delete import ask, delete_each
+from client_aio.cli.exit_codes import Exit
+from client_aio.cli.input import read_batches, size_of
 from client_aio.cli.ledger import (
     AckQuorum,
     Custom,
@@ -23,12 +24,9 @@ from client_aio.cli.ledger import (
 )
 from client_aio.cli.ledger_text import custom_of, text_of
 from client_aio.cli.log_text import draw, link_of, row_of
-from client_aio.cli.options import Invocation, command
-from client_aio.cli.passwords import PasswordFile, password_of
-from client_aio.cli.placement import Placement, PlacementOption
-from client_aio.cli.source import read_batches, size_of
-from client_aio.core.logs import ROLL_BYTES
-from metadata.log import Position
+from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
+from client_aio.core.log_chain import ROLL_BYTES
+from metadata.model.log import Position
 
 app = typer.Typer(no_args_is_help=True, help="Write, read and look after logs, which are chains of ledgers.")
 

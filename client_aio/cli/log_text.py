@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from client_aio.log.listing import LogMetadata
-from metadata.ledger import LedgerMetadata
-from metadata.log import LogRow
+from client_aio.log.metadata import LogMetadata
+from metadata.model.ledger import LedgerMetadata
+from metadata.model.log import LogRow
 
 
 def row_of(name: str, metadata: LogMetadata) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from client_aio.cli.exits import Exit
+from client_aio.cli.exit_codes import Exit
 
 _GROUPS = ("cluster", "bookie", "ledger", "log", "spark", "bench")
 

@@ -3,6 +3,12 @@
 A command is a function, plain or a coroutine, whose first parameter is the `Invocation`. `command` gives
 it the common options, runs it on the chosen event loop, and turns its errors into one line on standard
 error and a stable exit code.
+
+Passwords of ledgers, for commands: from a file or the environment, never from the command line itself.
+
+What stands on a command line is seen by every user of the machine, and kept in the shell's history.
+
+The option `--placement`: which of the client's policies chooses bookies.
 """
 
 import asyncio
@@ -14,14 +20,17 @@ import traceback
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from client_aio.cli.exits import Exit, describe, exit_code_of
+from client_aio import PlacementPolicy, RackAware, WeightedRandom
+from client_aio.cli.exit_codes import Exit, describe, exit_code_of
 from client_aio.cli.output import Format, Output
+from client_aio.config import PASSWORD_VARIABLE, password_in_environment, password_in_file
+from metadata.backends.uri import SqliteLocation, parse_uri
 from metadata.errors import InvalidArgumentError, MetadataUnavailableError
-from metadata.open import SqliteLocation, parse_uri
 
 METADATA_VARIABLE = "BOOKIE_AIO_METADATA"
 
@@ -185,3 +194,52 @@ def _silence_standard_output() -> None:
 def usage_error(message: str) -> NoReturn:
     """End the command as one that was called wrongly."""
     raise InvalidArgumentError(message)
+
+
+PasswordFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="BOOKIE_AIO_PASSWORD_FILE",
+        metavar="FILE",
+        help=f"A file with the ledger's password; one newline at its end does not count. Without it "
+        f"{PASSWORD_VARIABLE} holds the password. There is no option for the password itself: a command "
+        "line is seen by all users of the machine.",
+        show_default=False,
+    ),
+]
+
+
+def password_of(file: Path | None) -> bytes:
+    """Give the password that the file or the environment holds; b"" where neither is given.
+
+    Raises:
+        InvalidArgumentError: the file cannot be read, is empty, or too large to be a password.
+    """
+    if file is None:
+        return password_in_environment()
+    try:
+        return password_in_file(file)
+    except InvalidArgumentError as error:
+        usage_error(f"--password-file {error}")
+
+
+class Placement(enum.StrEnum):
+    """The policies that can be named on the command line."""
+
+    WEIGHTED = "weighted"
+    RACK_AWARE = "rack-aware"
+
+    @property
+    def policy(self) -> PlacementPolicy:
+        """Give the policy of that name."""
+        return RackAware() if self is Placement.RACK_AWARE else WeightedRandom()
+
+
+PlacementOption = Annotated[
+    Placement,
+    typer.Option(
+        "--placement",
+        envvar="BOOKIE_AIO_PLACEMENT",
+        help="How bookies are chosen: by weight, or so that each entry's copies span two racks.",
+    ),
+]

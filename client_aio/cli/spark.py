@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from client_aio.cli.exits import Exit
-from client_aio.cli.options import Invocation, command, usage_error
-from client_aio.cli.passwords import PasswordFile, password_of
+from client_aio.cli.exit_codes import Exit
+from client_aio.cli.options import Invocation, PasswordFile, command, password_of, usage_error
 
 app = typer.Typer(
     no_args_is_help=True, help=r"Verify, export, import and sum up, in Spark (needs the extra \[spark])."
@@ -153,7 +152,7 @@ def sweep(
 ) -> None:
     """Delete the ledgers that Spark jobs have left over which died before they could commit."""
     _need_spark()
-    from client_aio.spark.sweeping import sweep_orphans
+    from client_aio.spark.orphan_sweep import sweep_orphans
 
     deleted = asyncio.run(
         sweep_orphans(

@@ -4,7 +4,7 @@
 with a password ("hmac-sha256"): it finds forgery as well, by codes that only holders of the password can
 make. Both answer the same questions, so that nobody else asks which kind a ledger has.
 
-From a ledger's root (`metadata.passwords`), three secrets are derived, each under its own name:
+From a ledger's root (`metadata.model.passwords`), three secrets are derived, each under its own name:
 
     code key     HMAC(root, "bookie-aio codes 1" ‖ u64 ledger_id)       never leaves the client
     access key   HMAC(root, "bookie-aio access 1" ‖ u64 ledger_id)      never leaves the client
@@ -31,15 +31,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from bookie_aio.wire.blocks import LacStatement, statement_crc, statement_is_intact
 from metadata.errors import InvalidArgumentError, UnauthorizedAccessError
-from metadata.ledger import DIGEST_CRC, DIGEST_HMAC
-from metadata.passwords import check_password
+from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC
+from metadata.model.passwords import check_password
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bookie_aio.wire.blocks import Block, Buffer
-    from client_aio.core.window import Codes
-    from metadata.ledger import LedgerMetadata
+    from client_aio.core.add_window import Codes
+    from metadata.model.ledger import LedgerMetadata
 
 CODE_BYTES = 32
 

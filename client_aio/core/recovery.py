@@ -1,7 +1,7 @@
 """Finding where a dead writer's ledger ends: the fencing reads and the recovery reads of rule 12.
 
 A takeover of an unbounded ledger does the same to its last fragment, under its own term, and then goes on
-instead of closing (`client_aio.core.terms`).
+instead of closing (`client_aio.core.takeover`).
 
 The theory. Fencing LAC reads go to the last fragment's ensemble until every write set is *covered*: fewer
 than Qa of its bookies are without an answer. From then on no entry can be acknowledged that we do not hear
@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from bookie_aio.wire.messages import Read, ReadLac, Stop
 from client_aio.core.quorum import covers_all_write_sets, proves_absent, write_set
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_FINAL
-from metadata.ledger import LedgerState
+from metadata.model.ledger import LedgerState
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.core.digest import Digest
-    from metadata.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import Fragment, LedgerMetadata
 
 
 _RUN_ENTRIES = 4096

@@ -1,7 +1,7 @@
 """The writer's handle of a log.
 
 Owns the ledger that records go to, the records that are held back while the log is rolled, and the first
-failure. Rolling is `client_aio.log.rolling`'s.
+failure. Rolling is `client_aio.log.roller`'s.
 
 Invariants: futures complete in the order of the appends, each exactly once; nothing is sent to a ledger
 before everything sent to the one before it has been acknowledged.
@@ -15,16 +15,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from client_aio.core.logs import Listing, RollLimits
-from client_aio.core.window import ENTRY_OVERHEAD_BYTES
-from client_aio.creating import create_ledger
-from client_aio.failing import fail_all
-from client_aio.leaving import ClosedOnLeaving
-from client_aio.log.ledger import TAG, LogLedger
-from client_aio.log.listing import is_met
-from client_aio.log.rolling import Roller
-from client_aio.log.taking_over import discard, recovered
-from client_aio.log.truncating import ensure_log
+from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
+from client_aio.core.log_chain import Listing, RollLimits
+from client_aio.handles import ClosedOnLeaving
+from client_aio.ledger.create import create_ledger
+from client_aio.ledger.futures import fail_all
+from client_aio.log.log_ledger import TAG, LogLedger
+from client_aio.log.metadata import is_met
+from client_aio.log.roller import Roller
+from client_aio.log.takeover import discard, recovered
+from client_aio.log.truncation import ensure_log
 from metadata.errors import (
     BackpressureError,
     BookKeeperError,
@@ -35,12 +35,12 @@ from metadata.errors import (
     NoSuchLogError,
     WriterAbortedError,
 )
-from metadata.log import LogRow, Position
+from metadata.model.log import LogRow, Position
 
 if TYPE_CHECKING:
     from client_aio.context import ClientContext
-    from client_aio.creating import LedgerSettings
-    from metadata.logs import LogList
+    from client_aio.ledger.create import LedgerSettings
+    from metadata.access.logs import LogList
 
 _HARD_LIMIT_FACTOR = 4
 

@@ -27,8 +27,8 @@ except ImportError as error:
 from client_aio.spark.archive import Archived, export, import_
 from client_aio.spark.foreach import LedgerSink, ledger_sink
 from client_aio.spark.jobs import stats, verify
+from client_aio.spark.orphan_sweep import sweep_orphans
 from client_aio.spark.source import LedgerDataSource
-from client_aio.spark.sweeping import sweep_orphans
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio
 import client_aio.sync
-from client_aio.log.adding import CONDEMNED, Addition, add_to_log
-from client_aio.log.ledger import TAG
-from client_aio.spark import tags
+from client_aio.log.add_ledgers import CONDEMNED, Addition, add_to_log
+from client_aio.log.log_ledger import TAG
+from client_aio.spark import provenance
 from client_aio.spark.commits import fitting
 from client_aio.spark.jobs import metadata_of
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock, unlock_log
-from client_aio.sync.background import get_background
+from client_aio.sync.loop_thread import get_background
 from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLogError
-from metadata.ledger import DIGEST_CRC, DIGEST_HMAC, check_custom
+from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, check_custom
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     import pyarrow
     from pyspark.sql import DataFrame, SparkSession
 
-    from metadata.ledger import LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
 
 FORMAT_VERSION = 1
 _IMPORTED = "old long, ledger_id long"
-_NOT_IMPORTED = frozenset({tags.LOG, tags.JOB, tags.BATCH, TAG, CONDEMNED})
+_NOT_IMPORTED = frozenset({provenance.LOG, provenance.JOB, provenance.BATCH, TAG, CONDEMNED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ async def _check_log(uri: str, log: str, custom: dict[str, bytes], place: Passwo
     async with client_aio.connect(uri) as client:
         with contextlib.suppress(NoSuchLogError):
             metadata = await client.log_metadata(log)
-            tags.check_fit(custom, metadata.custom, is_used=bool(metadata.rows))
+            provenance.check_fit(custom, metadata.custom, is_used=bool(metadata.rows))
             await unlock_log(client, metadata, place)
 
 
@@ -260,7 +260,7 @@ def _settings(log: str, job: str, ledger: dict[str, Any], password: bytes) -> di
         "ack_quorum": ack_quorum,
         "digest": DIGEST_HMAC if password else DIGEST_CRC,
         "password": password,
-        "custom_metadata": {**custom, tags.LOG: log.encode(), tags.JOB: job.encode()},
+        "custom_metadata": {**custom, provenance.LOG: log.encode(), provenance.JOB: job.encode()},
     }
 
 

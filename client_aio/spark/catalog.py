@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import client_aio
 from client_aio.spark.passwords import password_of, unlock
-from client_aio.spark.plan import Bounds, Stretch
-from client_aio.spark.rows import LOST
-from client_aio.spark.tags import Written
+from client_aio.spark.provenance import Written
+from client_aio.spark.row_reader import LOST
+from client_aio.spark.scan_plan import Bounds, Stretch
 from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchLedgerError
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from client_aio.log.listing import LogMetadata
+    from client_aio.log.metadata import LogMetadata
     from client_aio.spark.options import ReadOptions
-    from client_aio.spark.positions import Place
-    from metadata.ledger import LedgerMetadata
+    from client_aio.spark.scan_plan import Place
+    from metadata.model.ledger import LedgerMetadata
 
 T = TypeVar("T")
 

@@ -19,8 +19,8 @@ from dataclasses import replace as changed
 from typing import TYPE_CHECKING
 
 import client_aio
-from client_aio.log.adding import Addition, add_to_log
-from client_aio.spark import tags
+from client_aio.log.add_ledgers import Addition, add_to_log
+from client_aio.spark import provenance
 from client_aio.spark.passwords import password_of, unlock_log
 from metadata.errors import (
     BookKeeperError,
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from client_aio.spark.options import WriteOptions
-    from client_aio.spark.tasks import Job
-    from metadata.ledger import LedgerMetadata
-    from metadata.log import LogHead
+    from client_aio.spark.write_task import Job
+    from metadata.model.ledger import LedgerMetadata
+    from metadata.model.log import LogHead
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class LogFound:
 
     is_used: bool
     """Whether there is such a log, and it lists ledgers."""
-    written: tags.Written | None
+    written: provenance.Written | None
 
 
 async def look_at(options: WriteOptions, *, needs_bookies: bool) -> LogFound:
@@ -69,7 +69,7 @@ async def look_at(options: WriteOptions, *, needs_bookies: bool) -> LogFound:
         except NoSuchLogError:
             return LogFound(False, None)
         await unlock_log(client, log, options)
-        return LogFound(bool(log.rows), tags.Written.of_custom(log.custom))
+        return LogFound(bool(log.rows), provenance.Written.of_custom(log.custom))
 
 
 async def draw_floor(options: WriteOptions) -> int:
@@ -138,7 +138,7 @@ def _fitting_if_new(options: WriteOptions, custom: Mapping[str, bytes]) -> Calla
 
 def fitting(custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
     """Give what looks, in the step that adds ledgers to a log, whether the log still says what they hold."""
-    return lambda head: tags.check_fit(custom, head.custom, is_used=bool(head.rows))
+    return lambda head: provenance.check_fit(custom, head.custom, is_used=bool(head.rows))
 
 
 async def add_bytes(client: client_aio.Client, options: WriteOptions, ledger_ids: Sequence[int]) -> None:
@@ -148,7 +148,7 @@ async def add_bytes(client: client_aio.Client, options: WriteOptions, ledger_ids
         InvalidArgumentError: the log holds rows of columns, which its readers would take the bytes for.
     """
     addition = Addition.check(ledger_ids, None, False, {})
-    addition = changed(addition, fits=fitting(tags.Written().to_custom()))
+    addition = changed(addition, fits=fitting(provenance.Written().to_custom()))
     await add_to_log(client._context, client._lists(options.log), addition, password_of(options))
 
 
@@ -188,11 +188,14 @@ async def _delete_garbage(client: client_aio.Client, job: Job, floor: int) -> No
 def _is_garbage(job: Job, metadata: LedgerMetadata) -> bool:
     """Tell whether an unlisted ledger can never be listed, now that the job is committed or aborted."""
     custom = metadata.custom
-    if custom.get(tags.LOG) != job.options.log.encode() or custom.get(tags.JOB) != job.job_id.encode():
+    if (
+        custom.get(provenance.LOG) != job.options.log.encode()
+        or custom.get(provenance.JOB) != job.job_id.encode()
+    ):
         return False
     if job.batch_id is None:
         return True
-    return int(custom.get(tags.BATCH, b"-1")) <= job.batch_id
+    return int(custom.get(provenance.BATCH, b"-1")) <= job.batch_id
 
 
 async def _delete(client: client_aio.Client, job: Job, ledger_id: int) -> None:

@@ -28,7 +28,7 @@ import numpy
 import pyarrow
 import pyarrow.ipc
 
-from client_aio.spark.jsonrows import from_json_rows, from_json_value, to_json_rows
+from client_aio.spark.json_rows import from_json_rows, from_json_value, to_json_rows
 from metadata.errors import BookKeeperError, EntryTooLargeError, InvalidArgumentError
 
 if TYPE_CHECKING:

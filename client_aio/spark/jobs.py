@@ -14,11 +14,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import client_aio
-from client_aio.core.repair import Part
-from client_aio.spark import tags
+from client_aio.admin.replicas import parts_of, verify_replica
+from client_aio.core.repair_plan import Part
+from client_aio.spark import provenance
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock
-from client_aio.sync.background import get_background
-from client_aio.verifying import parts_of, verify_replica
+from client_aio.sync.loop_thread import get_background
 from metadata.errors import InvalidArgumentError, NoSuchLedgerError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from client_aio.core.digest import Digest
-    from metadata.ledger import LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
 
 VERIFIED = (
     "ledger_id long, first_entry long, last_entry long, bookie string, owed long, intact long, "
@@ -196,7 +196,7 @@ async def _stats_of(client: client_aio.Client, name: str, now_ms: int) -> dict[s
     size = sum(length for *_, length in closed)
     listed = [row.created_ms for row in metadata.rows]
     days = max(1.0, (now_ms - min(listed, default=now_ms)) / _DAY_MS)
-    written = tags.Written.of_custom(metadata.custom)
+    written = provenance.Written.of_custom(metadata.custom)
     schema = None if written is None or written.schema is None else json.loads(written.schema)
     return {
         "log": name,

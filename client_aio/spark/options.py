@@ -11,10 +11,10 @@ import difflib
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from metadata.backends.uri import parse_uri
 from metadata.errors import InvalidArgumentError
 from metadata.ids import check_ledger_id, check_name
-from metadata.ledger import check_quorums
-from metadata.open import parse_uri
+from metadata.model.ledger import check_quorums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

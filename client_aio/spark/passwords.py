@@ -13,16 +13,16 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from client_aio.passwords import PASSWORD_VARIABLE, password_in_environment, password_in_file
+from client_aio.config import PASSWORD_VARIABLE, password_in_environment, password_in_file
 from metadata.errors import InvalidArgumentError, NoSuchLedgerError, UnauthorizedAccessError
-from metadata.passwords import check_password
+from metadata.model.passwords import check_password
 
 if TYPE_CHECKING:
     import client_aio
     from client_aio.core.digest import Digest
-    from client_aio.log.listing import LogMetadata
+    from client_aio.log.metadata import LogMetadata
     from client_aio.spark.options import ReadOptions, WriteOptions
-    from metadata.ledger import LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
 
 Options = TypeVar("Options", "ReadOptions", "WriteOptions")
 

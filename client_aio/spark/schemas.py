@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.pandas.types import to_arrow_schema as _to_arrow_schema
 from pyspark.sql.types import StructType
 
-from client_aio.spark.tags import Written, as_nullable
+from client_aio.spark.provenance import Written, as_nullable
 from metadata.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from client_aio.spark import commits, schemas, tags
+from client_aio.spark import commits, provenance, schemas
 from client_aio.spark.options import WriteOptions, parse_write
 from client_aio.spark.passwords import settled
-from client_aio.spark.tasks import Job, WrittenLedger, write_partition
-from client_aio.sync.background import get_background
+from client_aio.spark.write_task import Job, WrittenLedger, write_partition
+from client_aio.sync.loop_thread import get_background
 from metadata.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ def plan_write(
         )
     columns = tuple(schema.names) if written.schema is not None else ()
     if (log.is_used or log.written is not None) and not overwrite:
-        written, columns = _fitted(written, log.written or tags.Written(), options.log, columns)
+        written, columns = _fitted(written, log.written or provenance.Written(), options.log, columns)
     job = Job(options, written, uuid.uuid4().hex, None, value, columns)
     return job, log.is_used and options.if_exists == "ignore"
 
 
-def _encoding_of(options: WriteOptions, schema: StructType) -> tuple[tags.Written, str | None]:
+def _encoding_of(options: WriteOptions, schema: StructType) -> tuple[provenance.Written, str | None]:
     """Settle the encoding, and the column of bytes where there is one."""
     encoding = options.encoding
     if encoding == "auto":
@@ -102,7 +102,7 @@ def _encoding_of(options: WriteOptions, schema: StructType) -> tuple[tags.Writte
                     f"the frame has a column {name!r}, the name under which permissive reads say what is "
                     "wrong with a row: give it another one with withColumnRenamed"
                 )
-        written = tags.Written(encoding, options.compression, schemas.nullable_json(schema))
+        written = provenance.Written(encoding, options.compression, schemas.nullable_json(schema))
         schemas.arrow_schema(schema)
         written.to_custom()
         return written, None
@@ -124,12 +124,12 @@ def _encoding_of(options: WriteOptions, schema: StructType) -> tuple[tags.Writte
             f"column {value!r} is {kind}, not binary: cast it, "
             f"select(col({value!r}).cast('binary')), or write with the encoding arrow or json"
         )
-    return tags.Written("binary", options.compression), value
+    return provenance.Written("binary", options.compression), value
 
 
 def _fitted(
-    written: tags.Written, found: tags.Written, log: str, columns: tuple[str, ...]
-) -> tuple[tags.Written, tuple[str, ...]]:
+    written: provenance.Written, found: provenance.Written, log: str, columns: tuple[str, ...]
+) -> tuple[provenance.Written, tuple[str, ...]]:
     """Let a frame's columns be those of the log, in the log's order, or say how they differ."""
     if found.encoding != written.encoding:
         raise InvalidArgumentError(
@@ -138,7 +138,7 @@ def _fitted(
         )
     if found.schema is None or written.schema is None:
         return written, columns
-    said = tags.differences(written.schema, found.schema)
+    said = provenance.differences(written.schema, found.schema)
     if said:
         raise InvalidArgumentError(
             f"the frame does not fit log {log!r}: {'; '.join(said)}. Select and cast the columns, or write "

@@ -6,36 +6,25 @@ schema and the plan in the driver's, `read` in a task's. What travels between th
 
 from __future__ import annotations
 
-import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from client_aio.spark import schemas
-from client_aio.spark.catalog import Catalog, check_written, with_catalog
-from client_aio.spark.options import ENCODINGS, ReadOptions, check_kind, parse_read
-from client_aio.spark.passwords import password_of, settled
-from client_aio.spark.plan import Bounds, cut_into_partitions, partition_size
-from client_aio.spark.rows import Piece, RowReader
-from client_aio.spark.tags import Written
-from client_aio.sync.background import get_background
+from client_aio.spark.batch import LedgerReader, written_of
+from client_aio.spark.options import ReadOptions, check_kind, parse_read
+from client_aio.spark.passwords import settled
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    import pyarrow
     from pyspark.sql.datasource import (
         DataSourceStreamReader,
         DataSourceStreamWriter,
         DataSourceWriter,
-        Filter,
     )
     from pyspark.sql.types import StructType
 
-    from client_aio.spark.catalog import Found
 
 FORMAT = "ledger"
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 class LedgerDataSource(DataSource):
@@ -78,118 +67,3 @@ class LedgerDataSource(DataSource):
         from client_aio.spark.sink import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite=overwrite)
-
-
-def written_of(options: ReadOptions) -> Written:
-    """Ask how what is read was written, by a connection of its own; raises as `check_written`."""
-
-    async def ask(catalog: Catalog) -> Written:
-        return check_written(await catalog.written(), options)
-
-    return get_background().run(with_catalog(options, ask))
-
-
-class Pieces(InputPartition):
-    """What one task reads."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        super().__init__(tuple(pieces))
-
-    def __repr__(self) -> str:
-        return f"Pieces({len(self.value)})"
-
-
-class LedgerReader(DataSourceReader):
-    """A batch read: what there was when it was planned."""
-
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        self._options = options
-        self._schema = schema
-        self._bounds = Bounds()
-        self._written = written_of(options)
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters on where a row comes from, where the options say so; give back all others.
-
-        Not by default: Spark (seen with 4.3.0) plans a loaded frame once, and reads for every later query on
-        it what the filters of one have left.
-        """
-        if not self._options.push_filters:
-            return filters
-        left = []
-        shadowed = self._decoded_names()
-        for one in filters:
-            path: tuple[str, ...] = getattr(one, "attribute", ())
-            name = ".".join(path)
-            narrowed = None
-            if name in schemas.OWN and name not in shadowed:
-                narrowed = self._bounds.with_filter(type(one).__name__, name, _value_of(one))
-            if narrowed is None:
-                left.append(one)
-            else:
-                self._bounds = narrowed
-        return left
-
-    def _decoded_names(self) -> set[str]:
-        """Give the names of ours that what is decoded has for itself."""
-        if self._written.encoding == "binary":
-            return set()
-        if self._written.schema is None:  # the user has said which columns there are
-            return set(self._schema.names)
-        return set(schemas.arrow_schema(self._written.schema).names)
-
-    def partitions(self) -> list[InputPartition]:
-        """Ask the cluster what there is, and cut it into what tasks read."""
-
-        async def ask(catalog: Catalog) -> list[Found]:
-            return await catalog.stretches(self._bounds)
-
-        found = get_background().run(with_catalog(self._options, ask))
-        return list(partitions_of(found, self._options.partition_bytes))
-
-    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """Read a partition, in a task."""
-        reader = row_reader(self._options, self._written, self._schema)
-        return reader.read(partition.value or ())
-
-
-def _value_of(one: Filter) -> Any:
-    value = getattr(one, "value", None)
-    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        return (value - _EPOCH) // datetime.timedelta(microseconds=1)
-    return value
-
-
-def row_reader(options: ReadOptions, written: Written, schema: StructType) -> RowReader:
-    """Give what turns pieces into rows of a schema."""
-    decoded = written.schema
-    if written.encoding == "binary":
-        decoded = schemas.BYTES
-    elif decoded is None:  # the user has said which columns there are
-        decoded = schemas.nullable_json(schemas.without_error(schema))
-    accepted: Collection[str] = (written.encoding,)
-    if written.encoding == "json":
-        accepted = ("json", "binary")  # other programs write JSON, too, and say nothing of it
-    elif written.encoding == "binary" and (options.encoding in ("binary", "raw") or len(options.log) != 1):
-        accepted = ENCODINGS  # bytes were asked for, or several logs or ledgers are read, each as it is
-    return RowReader(
-        options.metadata,
-        schemas.arrow_schema(schema),
-        written.encoding,
-        decoded,
-        schemas.nullable_json(schemas.from_entries(schema, decoded)),
-        accepted=accepted,
-        is_permissive=options.mode == "permissive",
-        is_raw=options.encoding == "raw",
-        password=password_of(options),
-    )
-
-
-def partitions_of(found: Sequence[Found], partition_bytes: int | None) -> Iterator[Pieces]:
-    """Cut what was found into partitions."""
-    # Ids of rows are a log's own: two logs may have the same one for different ledgers.
-    said = {one.stretch.ledger_id: one.written or Written() for one in found}
-    all_stretches = [one.stretch for one in found]
-    size = partition_size(all_stretches) if partition_bytes is None else partition_bytes
-    for stretches in cut_into_partitions(all_stretches, size):
-        yield Pieces([Piece(stretch, said[stretch.ledger_id]) for stretch in stretches])

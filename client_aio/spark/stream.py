@@ -26,11 +26,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 import client_aio
+from client_aio.spark.batch import partitions_of, row_reader, written_of
 from client_aio.spark.catalog import Catalog, Found, rows_of
-from client_aio.spark.plan import Bounds, Limit, advance, between
-from client_aio.spark.positions import Offset, Place
-from client_aio.spark.source import partitions_of, row_reader, written_of
-from client_aio.sync.background import get_background
+from client_aio.spark.scan_plan import Bounds, Limit, Offset, Place, advance, between
+from client_aio.sync.loop_thread import get_background
 from metadata.errors import InvalidArgumentError, LogTruncatedError
 
 if TYPE_CHECKING:

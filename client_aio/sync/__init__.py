@@ -12,8 +12,8 @@ when it does. Nothing relies on `atexit`, since Spark's forked workers end witho
 context managers, or close them. Clients and handles cannot be pickled; ship the URI and connect there.
 
 Handles may be used from several threads. What the methods mean, raise and leave behind on an interrupt is
-said at their namesakes in `client_aio.client`, `client_aio.writer` and `client_aio.reader`; an interrupted
-call is cancelled.
+said at their namesakes in `client_aio.client`, `client_aio.ledger.writer` and `client_aio.ledger.reader`; an
+interrupted call is cancelled.
 
 Read first: `client` (what there is), `writer`, `reader`, `log` and `unbounded` (the handles), `background`
 (the loop).

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 import client_aio
-from client_aio.sync.background import Background, get_background
 from client_aio.sync.log import LogClient
+from client_aio.sync.loop_thread import Background, get_background
 from client_aio.sync.reader import LedgerReader
 from client_aio.sync.unbounded import UnboundedClient
 from client_aio.sync.writer import LedgerWriter
@@ -14,7 +14,7 @@ from client_aio.sync.writer import LedgerWriter
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from metadata.ledger import LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
 
 
 def connect(metadata: str, **settings: Any) -> Client:

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from client_aio.sync.background import Handle
-from client_aio.sync.handle import WriterHandle
-from client_aio.sync.inbox import as_bytes
+from client_aio.sync.loop_thread import Handle
+from client_aio.sync.submit_queue import as_bytes
 from client_aio.sync.waiting import result_of
+from client_aio.sync.writer_handle import WriterHandle
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     import client_aio
-    from client_aio.log.adding import AddedToLog
-    from client_aio.log.listing import LogMetadata
-    from client_aio.log.reading import Start
-    from client_aio.log.records import LogBatch, LogRecord
-    from client_aio.log.sweeping import SweepReport
-    from client_aio.sync.background import Background
+    from client_aio.log.add_ledgers import AddedToLog
+    from client_aio.log.metadata import LogMetadata
+    from client_aio.log.orphan_sweep import SweepReport
+    from client_aio.log.reader import LogBatch, LogRecord, Start
+    from client_aio.sync.loop_thread import Background
     from client_aio.sync.waiting import AddFuture
-    from metadata.log import LogRow, Position
+    from metadata.model.log import LogRow, Position
 
 
 class LogWriter(WriterHandle["Position"]):

@@ -1,10 +1,10 @@
-"""Reading without an event loop; see `client_aio.reader`."""
+"""Reading without an event loop; see `client_aio.ledger.reader`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from client_aio.sync.background import Background, Handle
+from client_aio.sync.loop_thread import Background, Handle
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import client_aio
-    from client_aio.entries import Entry, EntryBatch
-    from metadata.ledger import LedgerMetadata
+    from client_aio.ledger.entries import Entry, EntryBatch
+    from metadata.model.ledger import LedgerMetadata
 
 
 class LedgerReader(Handle):

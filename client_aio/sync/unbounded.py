@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from client_aio.sync.background import Handle
+from client_aio.sync.loop_thread import Handle
 from client_aio.sync.writer import LedgerWriter
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     import client_aio
-    from client_aio.entries import Entry
-    from client_aio.sync.background import Background
-    from metadata.ledger import LedgerMetadata
+    from client_aio.ledger.entries import Entry
+    from client_aio.sync.loop_thread import Background
+    from metadata.model.ledger import LedgerMetadata
 
 
 class UnboundedLedgerWriter(LedgerWriter):

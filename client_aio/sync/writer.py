@@ -1,4 +1,4 @@
-"""Adding entries without an event loop; see `client_aio.writer`."""
+"""Adding entries without an event loop; see `client_aio.ledger.writer`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from client_aio.core.window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
-from client_aio.sync.handle import WriterHandle
-from client_aio.sync.inbox import as_bytes
+from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
+from client_aio.sync.submit_queue import as_bytes
 from client_aio.sync.waiting import AddFuture, Room, result_of
+from client_aio.sync.writer_handle import WriterHandle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 
     import client_aio
-    from client_aio.sync.background import Background
-    from metadata.ledger import LedgerMetadata
+    from client_aio.sync.loop_thread import Background
+    from metadata.model.ledger import LedgerMetadata
 
 _CHUNKS_AHEAD = 4
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from client_aio.reader import LedgerReader
-from client_aio.reading import trimmed
-from client_aio.unbounded.fragments import PagedEntries
+from client_aio.ledger.entry_reader import trimmed
+from client_aio.ledger.reader import LedgerReader
+from client_aio.unbounded.paged_fragments import PagedEntries
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
-    from client_aio.reading import BatchStream, EntrySource
+    from client_aio.ledger.entry_reader import BatchStream, EntrySource
 
 
 class UnboundedLedgerReader(LedgerReader):

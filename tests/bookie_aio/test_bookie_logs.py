@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.logs import configure, fields
+from bookie_aio.structured_logging import configure, fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from client_aio.cli.log_text import draw, link_of
-from client_aio.log.listing import LogMetadata
-from metadata.ledger import LedgerMetadata
-from metadata.log import LogRow, Position
+from client_aio.log.metadata import LogMetadata
+from metadata.model.ledger import LedgerMetadata
+from metadata.model.log import LogRow, Position
 from tests.support.cli import TIMEOUT_S
 
 if TYPE_CHECKING:

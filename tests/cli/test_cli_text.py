@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_aio.cli.exits import Exit, describe, exit_code_of
+from client_aio.admin.repair import RepairedFragment, RepairReport
+from client_aio.admin.replicas import Replica
+from client_aio.cli.exit_codes import Exit, describe, exit_code_of
+from client_aio.cli.input import cut
 from client_aio.cli.latency import LatencyBuckets, take_oldest
 from client_aio.cli.ledger_text import (
     custom_of,
@@ -21,11 +24,8 @@ from client_aio.cli.ledger_text import (
     text_of,
     text_of_repair,
 )
-from client_aio.cli.source import cut
-from client_aio.repair import RepairedFragment, RepairReport
-from client_aio.replicas import Replica
 from metadata import errors
-from metadata.ledger import LedgerMetadata
+from metadata.model.ledger import LedgerMetadata
 
 
 def _ledger() -> LedgerMetadata:

@@ -6,8 +6,8 @@ import asyncio
 import math
 from typing import TYPE_CHECKING
 
-from client_aio.clockwork import LacClock, LacPublisher
-from client_aio.core.window import AddWindow
+from client_aio.core.add_window import AddWindow
+from client_aio.lac_clock import LacClock, LacPublisher
 
 if TYPE_CHECKING:
     import pytest

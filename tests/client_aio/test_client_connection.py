@@ -9,11 +9,11 @@ import pytest
 
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
 from bookie_aio.wire.messages import ADDED, Add, Op, Ping, PreparedRequest, decode_request
-from client_aio.connection import BookieConnection, connect
+from client_aio.bookies.connection import BookieConnection, connect
 from metadata.errors import BookieUnavailableError
 
 if TYPE_CHECKING:
-    from client_aio.connection import Outcome
+    from client_aio.bookies.connection import Outcome
 
 WAIT_S = 10.0
 

@@ -13,18 +13,17 @@ import pytest
 
 from client_aio.config import ClientConfig
 from client_aio.core.digest import Digest
-from client_aio.core.repair import Part
-from client_aio.unbounded.fragments import HeldFragments, PagedEntries, spans
-from metadata import pages
+from client_aio.core.repair_plan import Part
+from client_aio.unbounded.paged_fragments import HeldFragments, PagedEntries, spans
+from metadata.access.ledgers import LedgerStore
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.errors import MetadataCorruptError, NoSuchEntryError
 from metadata.ids import fragments_key
-from metadata.ledger import Fragment, LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryMetadataStore, MemoryTree
-from metadata.unbounded import UnboundedRecord
+from metadata.model import paged_list
+from metadata.model.ledger import Fragment, LedgerMetadata, UnboundedRecord
 
 if TYPE_CHECKING:
-    from client_aio.core.changes import Apply
+    from client_aio.core.ensemble_change import Apply
 
 FRAGMENTS, STEP = 60, 10
 BOOKIES = tuple(f"b{number}" for number in range(9))
@@ -32,8 +31,8 @@ BOOKIES = tuple(f"b{number}" for number in range(9))
 
 @pytest.fixture(autouse=True)
 def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "HEAD_ROWS_BYTES_MAX", 300)
-    monkeypatch.setattr(pages, "PAGE_ROWS_BYTES_MAX", 200)
+    monkeypatch.setattr(paged_list, "HEAD_ROWS_BYTES_MAX", 300)
+    monkeypatch.setattr(paged_list, "PAGE_ROWS_BYTES_MAX", 200)
 
 
 def fragment(number: int) -> Fragment:

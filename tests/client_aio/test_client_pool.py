@@ -7,12 +7,13 @@ import asyncio
 import pytest
 
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX
+from client_aio.bookies.directory import BookieDirectory
+from client_aio.bookies.pool import BookiePool
 from client_aio.config import ClientConfig
-from client_aio.pool import BookieDirectory, BookiePool
-from metadata.bookies import BookieRecord
+from metadata.access.bookies import BookieRecord
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.errors import ClientClosedError
 from metadata.ids import KEY_AVAILABLE
-from metadata.memory import MemoryMetadataStore, MemoryTree
 
 WAIT_S = 5.0
 

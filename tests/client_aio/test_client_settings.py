@@ -9,7 +9,7 @@ import pytest
 import client_aio
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, entry_room
 from client_aio.config import ClientConfig
-from metadata.memory import MemoryMetadataStore, MemoryTree
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 
 ENTRY_BYTES_MAX = entry_room(FRAME_BYTES_MAX)
 

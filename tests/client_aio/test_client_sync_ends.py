@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from client_aio.sync.background import Background, Handle
-from client_aio.sync.inbox import Inbox
+from client_aio.sync.loop_thread import Background, Handle
+from client_aio.sync.submit_queue import Inbox
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SCRIPT = """
 import os, sys
-from client_aio.sync.background import Handle, get_background
+from client_aio.sync.loop_thread import Handle, get_background
 
 async def count():
     for number in range(9):

@@ -11,17 +11,17 @@ import pytest
 
 import client_aio
 from bookie_aio.wire.messages import Failure, ListEntries, ListEntriesAnswer, Message, Read, ReadLac, Status
-from client_aio.replicas import list_entries
+from client_aio.admin.replicas import list_entries
+from metadata.access.fragments import LedgerNames
 from metadata.errors import MetadataCorruptError, ProtocolError
-from metadata.fragments import LedgerNames
 from metadata.ids import NO_ENTRY, ledger_key
-from metadata.ledger import Fragment, LedgerMetadata
+from metadata.model.ledger import Fragment, LedgerMetadata
 from tests.support.scriptedbookies import LEDGER, Scene, scene
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from client_aio.reader import LedgerReader
+    from client_aio.ledger.reader import LedgerReader
     from metadata.store import Version
 
     Change = Callable[[LedgerMetadata], LedgerMetadata]

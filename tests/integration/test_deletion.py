@@ -10,8 +10,8 @@ import pytest
 
 import client_aio
 from bookie_aio.wire.messages import ListEntries, ReadLac, Status
+from metadata.backends.uri import open_store
 from metadata.ids import TERM_FINAL, ledger_key
-from metadata.open import open_store
 from tests.support.cluster import Cluster
 from tests.support.rawclient import RawClient
 

@@ -16,7 +16,7 @@ from tests.support.links import WAIT_S, Frame, Links
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from client_aio.connection import BookieConnection
+    from client_aio.bookies.connection import BookieConnection
 
 
 async def ping(client: client_aio.Client, bookie_id: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 import client_aio
 from client_aio import NoSuchLedgerError, Position
 from metadata.errors import MetadataCorruptError
-from metadata.log import LogRow
+from metadata.model.log import LogRow
 from tests.support.cluster import Cluster
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import pytest
 
 import client_aio
 from client_aio import BookieUnavailableError, Client, NoSuchLogError, Position
-from client_aio.log.reading import LogReading
+from client_aio.log.reader import LogReading
 from metadata.ids import ledger_key
 from tests.support.links import Gate, Links
 
 if TYPE_CHECKING:
-    from metadata.log import LogHead
+    from metadata.model.log import LogHead
     from tests.support.cluster import Cluster
 
 WAIT_S = 30

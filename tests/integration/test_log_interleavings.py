@@ -18,11 +18,11 @@ from client_aio import (
     NotEnoughBookiesError,
     Outcome,
 )
-from client_aio.log.reading import LogReading, records_of
+from client_aio.log.reader import LogReading, records_of
+from metadata.access.logs import LogList
 from metadata.errors import MetadataUnavailableError
 from metadata.ids import ledger_key
-from metadata.log import LogHead, LogRow
-from metadata.logs import LogList
+from metadata.model.log import LogHead, LogRow
 from tests.support.following import appended_until_followed
 from tests.support.links import Gate, Links, roll_behind
 

@@ -17,8 +17,8 @@ from client_aio import (
     NoSuchLogError,
     UnauthorizedAccessError,
 )
-from client_aio.log import truncating
-from client_aio.log.truncating import finish_deletion
+from client_aio.log import truncation
+from client_aio.log.truncation import finish_deletion
 from metadata.ids import ledger_key
 from tests.support.links import Gate, Links
 
@@ -272,7 +272,7 @@ async def test_a_ledger_that_is_about_to_be_deleted_is_not_added_again(
             raise MetadataUnavailableError("away")
 
         with monkeypatch.context() as patch:
-            patch.setattr(truncating, "delete_ledgers", fail)
+            patch.setattr(truncation, "delete_ledgers", fail)
             await client.add_to_log("a", [later], replace=True)
         with pytest.raises(client_aio.InvalidArgumentError, match="about to be deleted"):
             await client.add_to_log("a", [former])

@@ -22,9 +22,9 @@ from client_aio import (
     Position,
     WriterAbortedError,
 )
-from client_aio.log.rolling import RETRY_S
-from metadata.logs import LogList
-from metadata.open import open_store
+from client_aio.log.roller import RETRY_S
+from metadata.access.logs import LogList
+from metadata.backends.uri import open_store
 from tests.support.cluster import Cluster
 from tests.support.following import appended_until_followed
 

@@ -33,7 +33,7 @@ from bookie_aio.wire.messages import (
     Stop,
     WriteLac,
 )
-from client_aio.connection import connect
+from client_aio.bookies.connection import connect
 from metadata.ids import TERM_FINAL
 from tests.support.cluster import BookieProcess, Cluster
 from tests.support.links import Frame, Links

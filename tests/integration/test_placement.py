@@ -84,12 +84,18 @@ async def test_two_racks_that_cannot_be_had_are_a_warning_and_no_failure(
         ledger = await client.create_ledger()
         await ledger.add_entry(b"first")
         assert "b4" in ledger.metadata.last_fragment.bookies
-        assert not [record for record in caplog.records if record.name == "client_aio.ensemble"]
+        assert not [
+            record for record in caplog.records if record.name == "client_aio.bookies.ensemble_finder"
+        ]
         await cluster["b4"].kill()
         with caplog.at_level(logging.WARNING):
             await write_until_changed(ledger, 2)
         assert set(ledger.metadata.last_fragment.bookies) == {"b1", "b2", "b3"}
-        warnings = [record.getMessage() for record in caplog.records if record.name == "client_aio.ensemble"]
+        warnings = [
+            record.getMessage()
+            for record in caplog.records
+            if record.name == "client_aio.bookies.ensemble_finder"
+        ]
         assert len(warnings) == 1
         ensemble = ",".join(ledger.metadata.last_fragment.bookies)
         assert warnings[0].startswith(f"ledger={ledger.ledger_id} ensemble={ensemble} 3 of 3 write sets")

@@ -10,8 +10,8 @@ import pytest
 
 import client_aio
 from bookie_aio.wire.messages import Done, Op
+from metadata.backends.uri import open_store
 from metadata.ids import ledger_key
-from metadata.open import open_store
 from tests.support.cluster import Cluster
 from tests.support.links import Frame, Links
 from tests.support.unbounded import numbered

@@ -11,7 +11,7 @@ import client_aio
 from benchmarks.processes import start_module
 from bookie_aio.wire.messages import Op, Read, Stop
 from client_aio import LedgerState
-from client_aio.recovery import recover_ledger
+from client_aio.ledger.recovery import recover_ledger
 from metadata.ids import TERM_FINAL
 from tests.support.cluster import Cluster
 from tests.support.links import Links

@@ -11,12 +11,12 @@ import pytest
 
 import client_aio
 from bookie_aio.wire.messages import Op, Stop
-from client_aio.core.repair import Part
-from client_aio.unbounded.fragments import HeldFragments, fragment_list
-from metadata import pages
+from client_aio.core.repair_plan import Part
+from client_aio.unbounded.paged_fragments import HeldFragments, fragment_list
 from metadata.errors import MetadataUnavailableError
 from metadata.ids import ledger_key
-from metadata.ledger import Fragment
+from metadata.model import paged_list
+from metadata.model.ledger import Fragment
 from tests.support.cluster import Cluster
 from tests.support.links import Links
 from tests.support.replicas import lose, stop_of
@@ -36,8 +36,8 @@ ALL = list(enumerate(numbered(0, FRAGMENTS * FRAGMENT_ENTRIES - 1)))
 @pytest.fixture(autouse=True)
 def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pages of some five fragments, and heads of as many."""
-    monkeypatch.setattr(pages, "HEAD_ROWS_BYTES_MAX", 200)
-    monkeypatch.setattr(pages, "PAGE_ROWS_BYTES_MAX", 150)
+    monkeypatch.setattr(paged_list, "HEAD_ROWS_BYTES_MAX", 200)
+    monkeypatch.setattr(paged_list, "PAGE_ROWS_BYTES_MAX", 150)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from client_aio.spark.encoding import UndecodableEntryError
 from client_aio.spark.schemas import arrow_schema
 from client_aio.spark.sink import BatchWriter, Partition
 from client_aio.spark.source import LedgerDataSource
-from client_aio.spark.tasks import write_partition
+from client_aio.spark.write_task import write_partition
 from metadata.errors import InvalidArgumentError
 from tests.support.sparksession import Bookies
 

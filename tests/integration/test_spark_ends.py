@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 import client_aio
 from client_aio.spark.catalog import Catalog
 from client_aio.spark.options import parse_read
-from client_aio.spark.plan import Bounds
+from client_aio.spark.scan_plan import Bounds
 from client_aio.spark.stream import LedgerStreamReader
 from metadata.errors import BookieUnavailableError
 from tests.support.links import Links, roll_behind

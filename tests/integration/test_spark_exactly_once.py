@@ -15,8 +15,8 @@ from pyspark.sql import functions as F
 import client_aio
 from client_aio.spark import commits, ledger_sink, sweep_orphans
 from client_aio.spark.options import parse_write
-from client_aio.spark.tags import Written
-from client_aio.spark.tasks import Job
+from client_aio.spark.provenance import Written
+from client_aio.spark.write_task import Job
 from tests.support.sparkfaults import (
     die_at_the_first_attempt,
     fail_always_after,
@@ -276,9 +276,9 @@ def test_a_ledger_that_a_sweep_has_condemned_can_be_committed_by_nobody(bookies:
     ledger_id = leave(bookies, slow)
 
     async def condemn() -> None:
-        from client_aio.spark import sweeping
+        from client_aio.spark import orphan_sweep
 
-        await sweeping.condemn(bookies.client, ledger_id)
+        await orphan_sweep.condemn(bookies.client, ledger_id)
 
     bookies.run(condemn())
     with pytest.raises(client_aio.BookKeeperError, match="condemned"):

@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 import client_aio
 from bookie_aio.wire.blocks import encode_block
 from bookie_aio.wire.messages import Add, AddFlag, Done
+from client_aio.config import PASSWORD_VARIABLE
 from client_aio.core.digest import CODE_BYTES
-from client_aio.passwords import PASSWORD_VARIABLE
 from client_aio.spark import export, import_, ledger_sink, sweep_orphans, verify
 from client_aio.spark.options import parse_write
 from client_aio.spark.passwords import password_of, settled

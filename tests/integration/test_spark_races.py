@@ -13,12 +13,12 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 import client_aio
 from client_aio.spark import export, import_
 from client_aio.spark.options import parse_read
+from client_aio.spark.provenance import Written, check_fit
 from client_aio.spark.schemas import arrow_schema
 from client_aio.spark.sink import BatchWriter, Partition
 from client_aio.spark.source import LedgerDataSource
 from client_aio.spark.stream import LedgerStreamReader
-from client_aio.spark.tags import Written, check_fit
-from client_aio.spark.tasks import write_partition
+from client_aio.spark.write_task import write_partition
 from metadata.errors import BookKeeperError, InvalidArgumentError, LogTruncatedError
 from tests.support.sparksession import Bookies, write
 

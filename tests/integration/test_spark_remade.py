@@ -14,7 +14,7 @@ from client_aio.spark.options import parse_read
 from client_aio.spark.schemas import arrow_schema
 from client_aio.spark.sink import BatchWriter, Partition
 from client_aio.spark.stream import LedgerStreamReader
-from client_aio.spark.tasks import write_partition
+from client_aio.spark.write_task import write_partition
 from tests.support.sparksession import Bookies
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
     from pathlib import Path
 
-    from metadata.ledger import LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
 
     Planning = Callable[[Callable[[client_aio.Client], Awaitable[object]]], None]
 

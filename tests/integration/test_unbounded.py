@@ -18,7 +18,7 @@ from tests.support.unbounded import NAME, WAIT_S, clients, everything, numbered
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from client_aio.reading import EntryStream
+    from client_aio.ledger.entry_reader import EntryStream
 
 
 async def take(entries: EntryStream, count: int) -> list[tuple[int, bytes]]:

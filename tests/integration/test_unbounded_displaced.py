@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
-from metadata.fragments import FragmentList
+from metadata.access.fragments import FragmentList
 from tests.support.unbounded import NAME, WAIT_S, clients, everything, numbered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from client_aio.core.changes import NewEnsemble
-    from metadata.pages import PageRef
+    from client_aio.core.ensemble_change import NewEnsemble
+    from metadata.model.paged_list import PageRef
 
 
 async def test_a_displaced_writer_neither_trims_nor_seals_what_others_have_added(tmp_path: Path) -> None:

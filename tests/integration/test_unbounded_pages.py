@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
-from metadata import pages
+from metadata.backends.uri import open_store
 from metadata.ids import fragments_key, ledger_key
-from metadata.open import open_store
-from metadata.pages import PageRef
+from metadata.model import paged_list
+from metadata.model.paged_list import PageRef
 from tests.support.links import Links
 from tests.support.unbounded import FRAGMENT_ENTRIES, NAME, WAIT_S, everything, grow, numbered, pages_of
 
@@ -26,8 +26,8 @@ FRAGMENTS = 40
 @pytest.fixture(autouse=True)
 def small_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pages of some five fragments, and heads of as many."""
-    monkeypatch.setattr(pages, "HEAD_ROWS_BYTES_MAX", 200)
-    monkeypatch.setattr(pages, "PAGE_ROWS_BYTES_MAX", 150)
+    monkeypatch.setattr(paged_list, "HEAD_ROWS_BYTES_MAX", 200)
+    monkeypatch.setattr(paged_list, "PAGE_ROWS_BYTES_MAX", 150)
 
 
 ALL = list(enumerate(numbered(0, FRAGMENTS * FRAGMENT_ENTRIES - 1)))

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import client_aio
-from metadata.bookies import available_bookies
+from metadata.access.bookies import available_bookies
+from metadata.backends.uri import open_store
 from metadata.ids import KEY_AVAILABLE
-from metadata.open import open_store
 from tests.support.cluster import Cluster
 from tests.support.zookeeper import ZooKeeperServer
 

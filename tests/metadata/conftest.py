@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from metadata._sqlite_leases import boot_id
-from metadata.memory import MemoryMetadataStore, MemoryTree
-from metadata.sqlite import SqliteMetadataStore
-from metadata.zookeeper import ZooKeeperMetadataStore
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
+from metadata.backends.sqlite.leases import boot_id
+from metadata.backends.sqlite.store import SqliteMetadataStore
+from metadata.backends.zookeeper.store import ZooKeeperMetadataStore
 from tests.sim.metadata import SimMetadataStore, SimTree
 
 if TYPE_CHECKING:

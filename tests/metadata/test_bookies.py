@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from metadata.bookies import (
+from metadata.access.bookies import (
     BookieRecord,
     ClusterRecord,
     Cookie,
@@ -16,9 +16,9 @@ from metadata.bookies import (
     join_address,
     split_address,
 )
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.errors import MetadataCorruptError
 from metadata.ids import available_key
-from metadata.memory import MemoryMetadataStore, MemoryTree
 
 RECORDS = [
     ClusterRecord("cluster-1", 1_790_000_000_000),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from metadata._fork_gate import ForkGate, gate
+from metadata.backends.sqlite.store import ForkGate, gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from metadata.access.fragments import FragmentHead, FragmentList, LedgerNames
+from metadata.access.ledgers import LedgerStore
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.errors import LedgerExistsError, MetadataCorruptError, NoSuchLedgerError
-from metadata.fragments import FragmentHead, FragmentList, LedgerNames
 from metadata.ids import ledger_key, unbounded_key
-from metadata.ledger import Fragment, LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryMetadataStore, MemoryTree
+from metadata.model.ledger import Fragment, LedgerMetadata, UnboundedRecord
 from metadata.store import VALUE_BYTES_MAX
-from metadata.unbounded import UnboundedRecord
 
 if TYPE_CHECKING:
     from metadata.store import MetadataStore

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from metadata.errors import InvalidArgumentError, InvalidTransitionError, MetadataCorruptError
 from metadata.ids import ENTRY_ID_MAX, TERM_FINAL
 from metadata.keys import check_value
-from metadata.ledger import Fragment, LedgerMetadata, LedgerState, check_custom
+from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, check_custom
 from metadata.store import VALUE_BYTES_MAX
 
 BOOKIES = [f"b{number}" for number in range(8)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from metadata.access.ledgers import LedgerStore
 from metadata.errors import (
     LedgerExistsError,
     MetadataCorruptError,
@@ -14,8 +15,7 @@ from metadata.errors import (
     VersionConflictError,
 )
 from metadata.ids import LEDGER_ID_MAX, ledger_key
-from metadata.ledger import LedgerMetadata
-from metadata.ledgers import LedgerStore
+from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
     from metadata.store import MetadataStore

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metadata.access.logs import LogList, log_names, names_ever
 from metadata.errors import InvalidArgumentError, MetadataCorruptError, NoSuchLogError
-from metadata.log import TRANSACTIONS_MAX, LogHead, LogRow, Position, check_log_name
-from metadata.logs import LogList, log_names, names_ever
+from metadata.model.log import TRANSACTIONS_MAX, LogHead, LogRow, Position, check_log_name
 
 if TYPE_CHECKING:
     from metadata.store import MetadataStore

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from metadata.backends.uri import SqliteLocation, ZooKeeperLocation, open_store, parse_uri
 from metadata.errors import InvalidArgumentError
-from metadata.open import SqliteLocation, ZooKeeperLocation, open_store, parse_uri
 
 
 @pytest.mark.parametrize(

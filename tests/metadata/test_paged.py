@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
+from metadata.access.paged_list import PagedList
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.errors import MetadataUnavailableError, NoSuchKeyError
-from metadata.memory import MemoryMetadataStore, MemoryTree
-from metadata.paged import PagedList
-from metadata.pages import PagedRows, Row
+from metadata.model.paged_list import PagedRows, Row
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from metadata.pages import Page
+    from metadata.model.paged_list import Page
     from metadata.store import MetadataStore, Version
     from tests.metadata.conftest import Backend
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metadata.errors import InvalidArgumentError, MetadataCorruptError
-from metadata.pages import (
+from metadata.model.paged_list import (
     HEAD_ROWS_BYTES_MAX,
     PAGE_ROWS_BYTES_MAX,
     ROWS_KEPT,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from metadata.errors import InvalidArgumentError, MetadataCorruptError
-from metadata.ledger import LedgerMetadata
-from metadata.passwords import PasswordRecord, check_password, new_password
+from metadata.model.ledger import LedgerMetadata
+from metadata.model.passwords import PasswordRecord, check_password, new_password
 
 PASSWORD = b"correct horse"
 RECORD, ROOT = new_password(PASSWORD, bytes(range(16)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata import settle
+from metadata import write_outcome
 from metadata.errors import KeyExistsError, MetadataUnavailableError, VersionConflictError
 from metadata.store import WRITERS_KEPT, Version
 
@@ -16,7 +16,7 @@ def history(tokens: list[str], incarnation: int = 1) -> list[Version]:
     writers: tuple[str, ...] = ()
     versions = []
     for number, token in enumerate(tokens):
-        writers = settle.add_writer(writers, token)
+        writers = write_outcome.add_writer(writers, token)
         versions.append(Version(number, incarnation, writers))
     return versions
 
@@ -33,7 +33,7 @@ def test_a_lost_compare_and_set_is_settled_as_it_was_or_not_at_all(
     if current == expected:
         return
     try:
-        made = settle.settle_compare_and_set("k", expected, current, "mine", maybe_sent=True)
+        made = write_outcome.settle_compare_and_set("k", expected, current, "mine", maybe_sent=True)
     except MetadataUnavailableError:
         assert after + took_effect > WRITERS_KEPT
     except VersionConflictError:
@@ -49,7 +49,7 @@ def test_a_lost_create_is_settled_as_it_was_or_not_at_all(after: int, mine: bool
     tokens = ["mine" if mine else "theirs", *(f"a{n}" for n in range(after))]
     versions = history(tokens)
     try:
-        made = settle.settle_create("k", versions[-1], "mine", maybe_sent=maybe_sent or mine)
+        made = write_outcome.settle_create("k", versions[-1], "mine", maybe_sent=maybe_sent or mine)
     except MetadataUnavailableError:
         assert len(tokens) >= WRITERS_KEPT
     except KeyExistsError:
@@ -62,10 +62,10 @@ def test_a_lost_create_is_settled_as_it_was_or_not_at_all(after: int, mine: bool
 def test_a_key_created_anew_is_a_conflict_even_with_the_same_token() -> None:
     expected, current = history(["a", "b"])[-1], history(["a", "b", "mine"], incarnation=2)[-1]
     with pytest.raises(VersionConflictError):
-        settle.settle_compare_and_set("k", expected, current, "mine", maybe_sent=True)
+        write_outcome.settle_compare_and_set("k", expected, current, "mine", maybe_sent=True)
 
 
 def test_a_token_of_an_older_write_settles_nothing() -> None:
     versions = history(["create", "mine", "other", "another"])
     with pytest.raises(VersionConflictError):
-        settle.settle_compare_and_set("k", versions[2], versions[3], "mine", maybe_sent=False)
+        write_outcome.settle_compare_and_set("k", versions[2], versions[3], "mine", maybe_sent=False)

@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from metadata._sqlite_leases import Leases, boot_id
+from metadata.backends.sqlite.leases import Leases, boot_id
+from metadata.backends.sqlite.store import SqliteMetadataStore
 from metadata.errors import (
     InvalidArgumentError,
     MetadataCorruptError,
     MetadataUnavailableError,
     NoSuchKeyError,
 )
-from metadata.sqlite import SqliteMetadataStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHILD = """
 import asyncio, sys
-from metadata.sqlite import SqliteMetadataStore
+from metadata.backends.sqlite.store import SqliteMetadataStore
 
 async def main():
     store = await SqliteMetadataStore.open(sys.argv[1], lease_s=float(sys.argv[2]))
@@ -402,7 +402,7 @@ async def test_damaged_writers_of_a_key_are_a_typed_error(tmp_path: Path) -> Non
 WATCHED_TO_THE_END = """
 import asyncio, sys, threading
 from metadata.errors import ClientClosedError
-from metadata.sqlite import SqliteMetadataStore
+from metadata.backends.sqlite.store import SqliteMetadataStore
 
 is_watching = threading.Event()
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from metadata.errors import InvalidArgumentError, InvalidTransitionError, MetadataCorruptError
 from metadata.ids import TERM_COUNTED_MAX
-from metadata.ledger import Fragment, LedgerMetadata, LedgerState
-from metadata.pages import PageRef
-from metadata.unbounded import UnboundedRecord
+from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, UnboundedRecord
+from metadata.model.paged_list import PageRef
 
 BOOKIES = tuple(f"b{number}" for number in range(8))
 FIRST, SECOND = BOOKIES[:3], BOOKIES[3:6]

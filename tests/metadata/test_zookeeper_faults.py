@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from client_aio.bookies.directory import BookieDirectory
 from client_aio.config import ClientConfig
-from client_aio.pool import BookieDirectory
-from metadata._aiozk import ConnectionLostError, NoAuthError, RefusedError
-from metadata._zookeeper_parts import Attempt
-from metadata.bookies import BookieRecord
+from metadata.access.bookies import BookieRecord
+from metadata.backends.zookeeper.registration import Attempt
+from metadata.backends.zookeeper.session import ConnectionLostError, NoAuthError, RefusedError
+from metadata.backends.zookeeper.store import ZooKeeperMetadataStore
 from metadata.errors import (
     KeyExistsError,
     MetadataUnavailableError,
@@ -20,7 +21,6 @@ from metadata.errors import (
     UnauthorizedAccessError,
     VersionConflictError,
 )
-from metadata.zookeeper import ZooKeeperMetadataStore
 from tests.metadata.conftest import new_root
 from tests.support.proxy import ZooKeeperProxy
 from tests.support.zookeeper import free_ports

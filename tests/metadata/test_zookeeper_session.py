@@ -9,7 +9,7 @@ from typing import cast
 
 from aiozk import protocol
 
-from metadata._aiozk import ConnectionLostError, Session, _Connection
+from metadata.backends.zookeeper.session import ConnectionLostError, Session, _Connection
 
 
 class Line:

@@ -1,8 +1,8 @@
 """The stage of the scenarios about logs: a list, its ledgers, writers that decide as production code does.
 
-What to recover, what to list and what to do after a conflict are `client_aio.core.logs`'s and
-`metadata.log`'s; ledgers are models: one takes adds until it is fenced, and recovery closes it behind what it
-holds. What is sent stays in flight until the script says that it arrives.
+What to recover, what to list and what to do after a conflict are `client_aio.core.log_chain`'s and
+`metadata.model.log`'s; ledgers are models: one takes adds until it is fenced, and recovery closes it behind
+what it holds. What is sent stays in flight until the script says that it arrives.
 
     log [without a rule]    the first line; the rules that can be left out are in `RULES`
     w1 opens                reads the list, recovers what is to be recovered, and makes a ledger
@@ -29,8 +29,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from client_aio.core.logs import Listing, to_recover
-from metadata.log import LogHead, LogRow, Position
+from client_aio.core.log_chain import Listing, to_recover
+from metadata.model.log import LogHead, LogRow, Position
 
 RULES = (
     "recovering both",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from client_aio.core.changes import Find, Wait
+from client_aio.core.ensemble_change import Find, Wait
 from client_aio.core.quorum import indexes_of
 from tests.scenarios.clients import Client, Writer
 from tests.scenarios.recovering import Recovery

@@ -1,8 +1,8 @@
 """The writer of the scenarios: machines of `client_aio.core`, and what carries out their decisions.
 
-Nothing is decided here that the real shells do not decide in the same way: `client_aio.replication` (who is
-sent what), `client_aio.changing` (the steps of an ensemble change), `client_aio.updating` (attempts at the
-metadata), `client_aio.writer` (the close).
+Nothing is decided here that the real shells do not decide in the same way: `client_aio.ledger.replicator`
+(who is sent what), `client_aio.ledger.ensemble_change` (the steps of an ensemble change),
+`client_aio.ledger.metadata_update` (attempts at the metadata), `client_aio.ledger.writer` (the close).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import Block
-from client_aio.core.changes import (
+from client_aio.core.add_window import AddWindow, Send, Turn
+from client_aio.core.ensemble_change import (
     Abandon,
     Closing,
     Copy,
@@ -26,7 +27,6 @@ from client_aio.core.changes import (
     Write,
 )
 from client_aio.core.quorum import indexes_of
-from client_aio.core.window import AddWindow, Send, Turn
 from metadata.ids import TERM_WRITER
 from tests.scenarios.messages import (
     LEDGER_ID,
@@ -50,7 +50,7 @@ from tests.scenarios.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from metadata.ledger import LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
     from tests.scenarios.world import World
 

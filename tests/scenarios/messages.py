@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
     from bookie_aio.wire.blocks import Block, LacStatement
     from bookie_aio.wire.messages import Read, ReadLac, Stop
+    from client_aio.core.add_window import Send
     from client_aio.core.recovery import Ask
-    from client_aio.core.window import Send
-    from metadata.ledger import LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
     from tests.scenarios.world import World
 

@@ -11,8 +11,8 @@ from bookie_aio.wire.messages import NO_TERM, Stop
 from client_aio.core.digest import Digest
 from metadata.errors import VersionConflictError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY, TERM_WRITER
-from metadata.settle import settle_compare_and_set
 from metadata.store import Version
+from metadata.write_outcome import settle_compare_and_set
 from tests.scenarios.messages import (
     LEDGER_ID,
     Actor,
@@ -37,9 +37,9 @@ from tests.scenarios.messages import (
 )
 
 if TYPE_CHECKING:
+    from client_aio.core.add_window import Send
     from client_aio.core.recovery import Ask
-    from client_aio.core.window import Send
-    from metadata.ledger import LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
     from tests.scenarios.world import World
 
 LAC_BIT = 64

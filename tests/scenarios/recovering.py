@@ -1,14 +1,12 @@
-"""A recovering client of the scenarios, in the order of `client_aio.recovery`."""
+"""A recovering client of the scenarios, in the order of `client_aio.ledger.recovery`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from client_aio.core.changes import (
-    EnsembleChanger,
-    NewEnsemble,
-)
+from client_aio.core.add_window import AddWindow, Turn
 from client_aio.core.digest import Digest
+from client_aio.core.ensemble_change import EnsembleChanger, NewEnsemble
 from client_aio.core.recovery import (
     Ask,
     End,
@@ -22,9 +20,8 @@ from client_aio.core.recovery import (
     recovery_read,
 )
 from client_aio.core.recovery import Found as Recoverable
-from client_aio.core.window import AddWindow, Turn
 from metadata.ids import NO_ENTRY, TERM_FINAL
-from metadata.ledger import with_ensemble
+from metadata.model.ledger import with_ensemble
 from tests.scenarios.clients import CHANGES_MAX, Client
 from tests.scenarios.messages import (
     LEDGER_ID,

@@ -6,7 +6,7 @@ import re
 
 from bookie_aio.wire.messages import ReadAnswer, Stop
 from client_aio.core.digest import Digest
-from client_aio.core.reads import ClassRange, checked_blocks, class_ranges, fragment_end
+from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges, fragment_end
 from metadata.errors import DigestMismatchError, ProtocolError
 from metadata.ids import NO_ENTRY
 from tests.scenarios.clients import Client, Writer

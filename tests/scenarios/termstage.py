@@ -30,14 +30,13 @@ from dataclasses import dataclass, field, replace
 from bookie_aio.core.fencing import Verdict, judge
 from bookie_aio.wire.blocks import Block, LacStatement, encode_block
 from bookie_aio.wire.messages import Stop
-from client_aio.core.changes import MetadataUpdate, NewEnsemble
 from client_aio.core.digest import Digest
+from client_aio.core.ensemble_change import MetadataUpdate, NewEnsemble
 from client_aio.core.recovery import End, EntrySearch, FenceTally, Found, Inconclusive, believed
-from client_aio.core.terms import TermOpening, take_over
+from client_aio.core.takeover import TermOpening, take_over
 from metadata.ids import NO_ENTRY
-from metadata.ledger import Fragment, LedgerMetadata, LedgerState
+from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, UnboundedRecord
 from metadata.store import Version
-from metadata.unbounded import UnboundedRecord
 from tests.scenarios.messages import LEDGER_ID, id_text
 
 METADATA_TERM = "the term of the metadata for the content term of the last fragment"

@@ -36,7 +36,7 @@ import re
 
 from client_aio.core.quorum import write_set
 from client_aio.core.recovery import FenceTally
-from metadata.ledger import LedgerMetadata
+from metadata.model.ledger import LedgerMetadata
 from tests.scenarios.messages import (
     LEDGER_ID,
     Actor,

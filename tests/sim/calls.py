@@ -19,7 +19,7 @@ from metadata.errors import (
     LedgerClosedError,
     UnauthorizedAccessError,
 )
-from metadata.ledger import LedgerState
+from metadata.model.ledger import LedgerState
 from tests.sim.lives import NAME, Lives, is_acknowledged, ledger_of
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING
 
-from client_aio.log.ledger import TAG
+from client_aio.log.log_ledger import TAG
+from metadata.access.logs import KEY_LOGS
 from metadata.errors import MetadataCorruptError
 from metadata.ids import KEY_LEDGERS, ledger_id_of
-from metadata.ledger import LedgerMetadata
-from metadata.log import LogHead, Position
-from metadata.logs import KEY_LOGS
+from metadata.model.ledger import LedgerMetadata
+from metadata.model.log import LogHead, Position
 
 if TYPE_CHECKING:
     import asyncio

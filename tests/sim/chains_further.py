@@ -5,7 +5,8 @@ invariants mean the same here. A *life* of a log is the time from its list's cre
 of rows are never given twice, so each position belongs to one life. Readers are judged one reading at a time
 (`tests.sim.chains_readings`). The names that are new:
 
-- ListChangesAreLegal: a list changes in the ways that `metadata.log` has: rows are appended, or dropped from
+- ListChangesAreLegal: a list changes in the ways that `metadata.model.log` has: rows are appended, or
+dropped from
   the front and not the last one, or all dropped for others, or for good; what is dropped is CLOSED, unless
   all is deleted, and is forgotten only when its ledgers are gone; a log's beginning never goes back, nor
   behind its last ledger; no ledger is listed twice; a list is deleted only when it is empty and condemned.
@@ -25,19 +26,19 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.log.ledger import TAG
+from client_aio.log.log_ledger import TAG
+from metadata.access.logs import KEY_LOG_PAGES, KEY_LOGS
 from metadata.errors import MetadataCorruptError
-from metadata.ledger import LedgerMetadata
-from metadata.log import LogHead, LogRow, Position
-from metadata.logs import KEY_LOG_PAGES, KEY_LOGS
-from metadata.pages import rows_of_page
+from metadata.model.ledger import LedgerMetadata
+from metadata.model.log import LogHead, LogRow, Position
+from metadata.model.paged_list import rows_of_page
 from tests.sim.chains import Chains
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable
 
-    from metadata.pages import PageRef
+    from metadata.model.paged_list import PageRef
     from metadata.store import Version
     from tests.sim.chains_readings import Reading
     from tests.sim.history import History

@@ -29,7 +29,7 @@ from metadata.errors import (
     NoSuchLogError,
     VersionConflictError,
 )
-from metadata.log import Position
+from metadata.model.log import Position
 
 if TYPE_CHECKING:
     from client_aio import LogRecord

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.replicas import list_entries
+from client_aio.admin.replicas import list_entries
 from metadata.errors import BookKeeperError, NoSuchLedgerError
 from tests.sim.history import write_set_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from client_aio import Client
-    from metadata.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import Fragment, LedgerMetadata
     from tests.sim.simulation import Simulation
 
 SERVES_WITHIN_S = 20.0

@@ -14,8 +14,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage import format as form
-from bookie_aio.storage.directory import RESERVE
+from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment.names import RESERVE
 from tests.sim.crashstates import HOME, Sweep, Work, by_chance, image_of, judge, record, record_from
 from tests.sim.hardware import PAGE, SECTOR
 from tests.sim.quiet import quiet

@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Any
 
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.storage.journal import Done, when_durable
-from bookie_aio.storage.provision import SpaceLimits
-from bookie_aio.storage.reclaim import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFullError
 from tests.sim.disk import SimDisk

@@ -1,4 +1,4 @@
-"""SimDisk: the `Disk` seam of `bookie_aio.storage.disk`, in front of one host's `Hardware`.
+"""SimDisk: the `Disk` seam of `bookie_aio.storage.disk.disk`, in front of one host's `Hardware`.
 
 Owns what each call of the seam does and how long it takes. What a fault is, and which may be asked for, is
 told at the top of `tests.sim.hardware`.
@@ -10,7 +10,7 @@ import errno
 import posixpath
 from typing import TYPE_CHECKING, Any
 
-from bookie_aio.storage.disk import Space
+from bookie_aio.storage.disk.disk import Space
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError
 from tests.sim.hardware import PAGE, Directory, draw
 
@@ -25,7 +25,7 @@ _EIO = OSError(errno.EIO, "Input/output error")
 
 
 class SimFile:
-    """An open file; see `bookie_aio.storage.disk.File`."""
+    """An open file; see `bookie_aio.storage.disk.disk.File`."""
 
     def __init__(self, disk: SimDisk, inode: Inode, path: str) -> None:
         self._disk = disk
@@ -170,7 +170,7 @@ class SimLock:
 
 
 class SimDisk:
-    """The disk as one process has it; see `bookie_aio.storage.disk.Disk`."""
+    """The disk as one process has it; see `bookie_aio.storage.disk.disk.Disk`."""
 
     def __init__(self, hardware: Hardware, process: Process) -> None:
         self.hardware = hardware

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterator
 
     from client_aio import LedgerReader, LedgerWriter
-    from client_aio.entries import Entry
-    from metadata.ledger import LedgerMetadata
+    from client_aio.ledger.entries import Entry
+    from metadata.model.ledger import LedgerMetadata
     from tests.sim.loop import Process
     from tests.sim.simulation import Simulation
 

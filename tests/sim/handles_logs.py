@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from client_aio import LogWriter
-    from metadata.log import Position
+    from metadata.model.log import Position
     from tests.sim.simulation import Simulation
 
 _LOOKS, _LOOK_S = 4, 1.0

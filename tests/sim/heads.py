@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from metadata.ledger import LedgerState
+from metadata.model.ledger import LedgerState
 
 if TYPE_CHECKING:
-    from metadata.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import Fragment, LedgerMetadata
     from tests.sim.lives import Life, Lives
 
 _OPEN, _TAKEN, _SEALED = LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED

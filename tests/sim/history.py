@@ -47,14 +47,14 @@ from typing import TYPE_CHECKING, Any
 
 from metadata.errors import MetadataCorruptError
 from metadata.ids import KEY_LEDGERS, ledger_id_of
-from metadata.ledger import LedgerMetadata, LedgerState
+from metadata.model.ledger import LedgerMetadata, LedgerState
 from tests.sim.words import Words
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from metadata.ledger import Fragment
+    from metadata.model.ledger import Fragment
     from metadata.store import Version
 
 _STATES = (LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED)

@@ -18,7 +18,7 @@ promises are those of `client_aio.unbounded` and of `docs/UNBOUNDED.md`. The nam
   holder of this very term asked for; and when it is told so, they have left.
 - SealsAreKept: only the term's holder seals, when it asks to, behind its last entry; end and length of a
   sealed ledger never change; nothing is acknowledged or read behind it; followers end there, and only there.
-- HeadsChangeAsWritten: each change of a head is one of those in `metadata.ledger`, by who may make it.
+- HeadsChangeAsWritten: each change of a head is one of those in `metadata.model.ledger`, by who may make it.
 - TermsCount: the term grows by one at each takeover, and in no other way; no content term falls.
 - RepairsCopyFirst: a bookie is named by a repair when it has acknowledged, or given to somebody, all that it
   owes of the fragment, and never in the last one of a ledger that is not sealed (rule 14).
@@ -43,8 +43,8 @@ from typing import TYPE_CHECKING
 
 from metadata.errors import MetadataCorruptError
 from metadata.ids import KEY_FRAGMENTS, KEY_LEDGERS, ledger_id_of, unbounded_key
-from metadata.ledger import Fragment, LedgerMetadata
-from metadata.pages import rows_of_page
+from metadata.model.ledger import Fragment, LedgerMetadata
+from metadata.model.paged_list import rows_of_page
 from tests.sim.heads import check_change
 
 if TYPE_CHECKING:

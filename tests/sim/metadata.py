@@ -1,8 +1,9 @@
 """SimMetadata: the metadata store of a simulated cluster, with late and lost answers and stale reads.
 
-Owns a `SimTree`, which is `metadata.memory.MemoryTree` with a history, and `SimMetadataStore`, one client's
-`MetadataStore`. The rules of versions and tokens are the in-memory store's and `metadata.settle`'s; only time
-and faults are added here:
+Owns a `SimTree`, which is `metadata.backends.memory.MemoryTree` with a history, and `SimMetadataStore`, one
+client's
+`MetadataStore`. The rules of versions and tokens are the in-memory store's and `metadata.write_outcome`'s;
+only time and faults are added here:
 
 - each operation takes a time to reach the server and a time to come back, and an operation that nobody
   answers ends after `timeout_s` with `MetadataUnavailableError`: its request was lost, or its answer, or the
@@ -24,7 +25,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from metadata import settle
+from metadata import write_outcome
+from metadata.backends.memory import MemoryTree
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -34,7 +36,6 @@ from metadata.errors import (
 )
 from metadata.keys import check_count, check_token, check_value, name_of, parent_of
 from metadata.keys import check_key as _check_key
-from metadata.memory import MemoryTree
 from metadata.store import MetadataStore, Registration, Version, Versioned
 from tests.sim.loop import SimLoop
 
@@ -286,7 +287,7 @@ class SimMetadataStore(MetadataStore):
         def effect() -> Version:
             node = self.tree.find(key)
             if node is not None and node.value is not None:
-                return settle.settle_create(key, node.version, token, maybe_sent=given)
+                return write_outcome.settle_create(key, node.version, token, maybe_sent=given)
             return self._wrote(self.tree.put(key, value, token))
 
         return await self._call(effect)
@@ -307,7 +308,9 @@ class SimMetadataStore(MetadataStore):
             node = self.tree.find_value(key)
             if node.version != version:
                 self._wrote(None)  # a conflict shows the newest state: a reader of it goes on from there
-                return settle.settle_compare_and_set(key, version, node.version, token, maybe_sent=given)
+                return write_outcome.settle_compare_and_set(
+                    key, version, node.version, token, maybe_sent=given
+                )
             return self._wrote(self.tree.change(key, value, token))
 
         return await self._call(effect)
@@ -318,7 +321,7 @@ class SimMetadataStore(MetadataStore):
         def effect() -> None:
             node = self.tree.find_value(key)
             if version is not None and node.version != version:
-                raise settle.conflict(key, version, node.version)
+                raise write_outcome.conflict(key, version, node.version)
             self.tree.drop(key)
             self._wrote(None)
 

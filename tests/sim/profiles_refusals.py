@@ -12,7 +12,7 @@ from tests.sim.roles import add, role
 
 if TYPE_CHECKING:
     from client_aio import Client
-    from client_aio.writer import LedgerWriter
+    from client_aio.ledger.writer import LedgerWriter
     from tests.sim.plan import Actor, Draw, Plan
     from tests.sim.simulation import Simulation
 

@@ -13,10 +13,11 @@ import inspect
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from metadata import ids, passwords
-from metadata.bookies import BookieRecord, ClusterRecord, Cookie
-from metadata.ledger import LedgerMetadata
-from metadata.log import LogHead
+from metadata import ids
+from metadata.access.bookies import BookieRecord, ClusterRecord, Cookie
+from metadata.model import passwords
+from metadata.model.ledger import LedgerMetadata
+from metadata.model.log import LogHead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from client_aio import Client
-    from client_aio.writer import LedgerWriter
+    from client_aio.ledger.writer import LedgerWriter
     from tests.sim.plan import Actor
     from tests.sim.simulation import Simulation
 

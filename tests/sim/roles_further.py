@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
     from client_aio import Client, LedgerReader
-    from client_aio.entries import Entry, EntryBatch
-    from client_aio.opening import Opened, Opening
-    from client_aio.repair import RepairProgress
-    from client_aio.replicas import Replica
-    from metadata.ledger import LedgerMetadata
+    from client_aio.admin.repair import RepairProgress
+    from client_aio.admin.replicas import Replica
+    from client_aio.handles import Opened, Opening
+    from client_aio.ledger.entries import Entry, EntryBatch
+    from metadata.model.ledger import LedgerMetadata
     from tests.sim.history import History
     from tests.sim.plan import Actor
     from tests.sim.simulation import Simulation

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from metadata.errors import BookKeeperError, LogTruncatedError
-from metadata.log import Position
+from metadata.model.log import Position
 from tests.sim.chains import Chains
 from tests.sim.judgement import JUDGES, RECOVERY_BOUND_S
 from tests.sim.roles import role

@@ -14,9 +14,9 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from client_aio import InvalidArgumentError, LogBatch
-from client_aio.log.reading import LogReading
+from client_aio.log.reader import LogReading
 from metadata.errors import BookKeeperError, LogTruncatedError, NoSuchLedgerError, NoSuchLogError
-from metadata.log import Position
+from metadata.model.log import Position
 from tests.sim.chains_further import LOG, LogLives, lives_of
 from tests.sim.chains_readings import Reading, check_absence, check_documented
 from tests.sim.handles_logs import Hand, shortly, together
@@ -24,7 +24,7 @@ from tests.sim.roles import SETUPS, role
 
 if TYPE_CHECKING:
     from client_aio import Client, LogWriter
-    from client_aio.core.logs import LogCursor
+    from client_aio.core.log_chain import LogCursor
     from tests.sim.plan import Actor
     from tests.sim.simulation import Simulation
 

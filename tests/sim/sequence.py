@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 
 from bookie_aio.server.connection import Connection
-from client_aio.connection import BookieConnection
-from client_aio.reader import LedgerReader
-from client_aio.writer import LedgerWriter
+from client_aio.bookies.connection import BookieConnection
+from client_aio.ledger.reader import LedgerReader
+from client_aio.ledger.writer import LedgerWriter
 
 NUMBERED: list[type] = [Connection, BookieConnection, LedgerReader, LedgerWriter]
 _numbers = itertools.count()

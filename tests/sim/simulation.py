@@ -24,13 +24,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import client_aio.client
-import client_aio.core.window
-import client_aio.writer
-import metadata.pages
+import client_aio.core.add_window
+import client_aio.ledger.writer
+import metadata.model.paged_list
 from bookie_aio.config import BookieConfig
 from bookie_aio.storage.engine import StorageConfig
-from bookie_aio.storage.provision import SpaceLimits
-from bookie_aio.storage.reclaim import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.segment.allocator import SpaceLimits
 from client_aio import Client, ClientConfig, connect
 from metadata.errors import BookKeeperError, CookieMismatchError, DiskFailedError, MetadataError
 from metadata.ids import cookie_key
@@ -490,23 +490,23 @@ def run_plan(
     script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None,
 ) -> Result:
     """Play a plan from beginning to end, and give its result. Never raises for what goes wrong in it."""
-    real_clock, real_batch = client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX
-    real_turn, real_tokens = client_aio.writer._BULK_TURN_BYTES, client_aio.client._tokens
-    real_rows = metadata.pages.HEAD_ROWS_BYTES_MAX, metadata.pages.PAGE_ROWS_BYTES_MAX
-    client_aio.core.window.BATCH_BYTES_MAX = client_aio.writer._BULK_TURN_BYTES = _BATCH_BYTES_MAX
+    real_clock, real_batch = client_aio.client._now_ms, client_aio.core.add_window.BATCH_BYTES_MAX
+    real_turn, real_tokens = client_aio.ledger.writer._BULK_TURN_BYTES, client_aio.client._tokens
+    real_rows = metadata.model.paged_list.HEAD_ROWS_BYTES_MAX, metadata.pages.PAGE_ROWS_BYTES_MAX
+    client_aio.core.add_window.BATCH_BYTES_MAX = client_aio.ledger.writer._BULK_TURN_BYTES = _BATCH_BYTES_MAX
     if plan.head_rows_bytes:
         _keep_in_heads(plan.head_rows_bytes, plan.head_rows_bytes // 2)
     with quiet(), remembered():
         try:
             return _play(plan, is_traced=is_traced, wants_story=wants_story, script=script)
         finally:
-            client_aio.client._now_ms, client_aio.core.window.BATCH_BYTES_MAX = real_clock, real_batch
-            client_aio.writer._BULK_TURN_BYTES, client_aio.client._tokens = real_turn, real_tokens
+            client_aio.client._now_ms, client_aio.core.add_window.BATCH_BYTES_MAX = real_clock, real_batch
+            client_aio.ledger.writer._BULK_TURN_BYTES, client_aio.client._tokens = real_turn, real_tokens
             _keep_in_heads(*real_rows)
 
 
 def _keep_in_heads(head_bytes: int, page_bytes: int) -> None:
-    metadata.pages.HEAD_ROWS_BYTES_MAX, metadata.pages.PAGE_ROWS_BYTES_MAX = head_bytes, page_bytes
+    metadata.model.paged_list.HEAD_ROWS_BYTES_MAX, metadata.pages.PAGE_ROWS_BYTES_MAX = head_bytes, page_bytes
 
 
 def _play(plan: Plan, *, is_traced: bool, wants_story: bool, script: Any) -> Result:

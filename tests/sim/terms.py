@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from metadata.errors import MetadataCorruptError
 from metadata.ids import KEY_LEDGERS
-from metadata.ledger import LedgerMetadata, LedgerState
+from metadata.model.ledger import LedgerMetadata, LedgerState
 
 if TYPE_CHECKING:
     from metadata.store import Version

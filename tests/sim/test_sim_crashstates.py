@@ -6,7 +6,7 @@ import multiprocessing
 
 import pytest
 
-from bookie_aio.storage.directory import CHECKPOINT, RESERVE
+from bookie_aio.storage.segment.names import CHECKPOINT, RESERVE
 from tests.sim.crashchains import start_on_a_full_disk, sweep_chains
 from tests.sim.crashstates import HOME, Step, Sweep, by_chance, image_of, judge, record, sweep
 from tests.sim.mutants.__main__ import everything

@@ -14,7 +14,7 @@ import pytest
 
 from bookie_aio.core.identity import Action
 from bookie_aio.server import registration
-from bookie_aio.server.deletions import Deletions
+from bookie_aio.server.ledger_gc import Deletions
 from metadata.errors import NoSuchKeyError
 from metadata.ids import cookie_key
 from tests.sim.lasting import Lasting

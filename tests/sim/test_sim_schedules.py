@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from client_aio import Client
-    from client_aio.writer import LedgerWriter
+    from client_aio.ledger.writer import LedgerWriter
     from tests.sim.simulation import Simulation
 
     Script = Callable[[Simulation], Coroutine[object, object, None]]

@@ -246,7 +246,7 @@ def _of_mutant(number: int) -> Mutant:
 IMPATIENT = replace(PLAN, client_settings={"read_timeout_s": 1.0})
 SEALS_WHAT_IT_FINDS = Mutant(
     0, "the writer seals behind the last fragment that it has read, whoever wrote it",
-    (Edit("client_aio.writer:LedgerWriter._close_metadata", "self._changes.fragment)",
+    (Edit("client_aio.ledger.writer:LedgerWriter._close_metadata", "self._changes.fragment)",
           "self._held.current.last_fragment)"),),
 )  # fmt: skip
 SCRIPTS: dict[str, tuple[Any, Plan, Mutant, str]] = {

@@ -18,9 +18,9 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.server.bookie import Bookie
-from bookie_aio.storage.scrub import ScrubConfig
+from bookie_aio.storage.maintenance.scrubber import ScrubConfig
 from metadata.ids import ledger_key
-from metadata.ledger import LedgerMetadata
+from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
     from bookie_aio.storage.engine import Engine

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from metadata.ledger import LedgerState
+from metadata.model.ledger import LedgerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

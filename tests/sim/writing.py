@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from client_aio import Client, LedgerWriter
-    from metadata.ledger import LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
     from tests.sim.plan import Actor
     from tests.sim.simulation import Simulation
 

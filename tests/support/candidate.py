@@ -9,7 +9,7 @@ import asyncio
 import sys
 
 from client_aio.election import LeaderElection
-from metadata.open import open_store
+from metadata.backends.uri import open_store
 
 
 async def main(uri: str, name: str, value: str) -> None:

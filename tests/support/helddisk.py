@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage.disk import RealDisk, RealFile, Space
+from bookie_aio.storage.disk.disk import RealDisk, RealFile, Space
 from metadata.errors import DiskFailedError, DiskFullError
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from metadata.memory import MemoryMetadataStore
+from metadata.backends.memory import MemoryMetadataStore
 
 if TYPE_CHECKING:
-    from metadata.memory import MemoryTree
+    from metadata.backends.memory import MemoryTree
     from metadata.store import Versioned
 
 

@@ -60,10 +60,10 @@ from bookie_aio.wire.messages import (
     decode_request,
     encode_answer,
 )
-from metadata.bookies import BookieRecord, split_address
+from metadata.access.bookies import BookieRecord, split_address
+from metadata.backends.uri import open_store
 from metadata.errors import NoSuchKeyError
 from metadata.ids import KEY_AVAILABLE, available_key, ledger_key
-from metadata.open import open_store
 from metadata.store import MetadataStore, Registration, Version, Versioned
 from tests.support.pipe import Pipe
 

@@ -22,7 +22,7 @@ from bookie_aio.wire.messages import (
     decode_answer,
     encode_request,
 )
-from metadata.bookies import split_address
+from metadata.access.bookies import split_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,12 +24,11 @@ from bookie_aio.wire.messages import (
     encode_answer,
     encode_failure,
 )
-from metadata.bookies import BookieRecord
+from metadata.access.bookies import BookieRecord
+from metadata.access.ledgers import LedgerStore
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.ids import KEY_AVAILABLE
-from metadata.ledger import LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryMetadataStore, MemoryTree
-from metadata.unbounded import UnboundedRecord
+from metadata.model.ledger import LedgerMetadata, UnboundedRecord
 from tests.support.laggingstore import LaggingStore
 from tests.support.rawclient import block, lac_statement
 

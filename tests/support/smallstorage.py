@@ -11,8 +11,8 @@ from functools import partial
 
 from bookie_aio.server import bookie
 from bookie_aio.storage.engine import StorageConfig
-from bookie_aio.storage.provision import SpaceLimits
-from bookie_aio.storage.reclaim import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.segment.allocator import SpaceLimits
 from client_aio.cli.main import main
 
 SEGMENT_BYTES = 2 * 1024 * 1024

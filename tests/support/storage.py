@@ -11,11 +11,11 @@ import time
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage import directory as layout
-from bookie_aio.storage.disk import RealDisk, RealFile, Space
+from bookie_aio.storage.disk.disk import RealDisk, RealFile, Space
 from bookie_aio.storage.engine import Engine, StorageConfig
-from bookie_aio.storage.provision import SpaceLimits
-from bookie_aio.storage.reclaim import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.segment import names
+from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.wire.blocks import Block, encode_block, parse_blocks
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
@@ -175,16 +175,16 @@ def copy_as_a_crash_leaves_it(path: Path, to: Path) -> Path:
 def unaccounted_files(store: Store) -> set[str]:
     """Give the names of files in a settled store's directory that nothing refers to, or that are missing."""
     engine = store.engine
-    expected = {layout.CHECKPOINT, layout.RESERVE, layout.LOCK}
+    expected = {names.CHECKPOINT, names.RESERVE, names.LOCK}
     for segment in engine._segments.by_id.values():
-        expected.add(layout.segment_name(segment.segment_id))
+        expected.add(names.segment_name(segment.segment_id))
         if segment.sealed is not None:
-            expected.add(layout.index_name(segment.segment_id))
+            expected.add(names.index_name(segment.segment_id))
     if engine._provision.ready is not None:
-        expected.add(layout.segment_name(engine._provision.ready.segment_id))
+        expected.add(names.segment_name(engine._provision.ready.segment_id))
     expected.update(name for _, name in engine._provision._spares)
     if table := engine._ledgers.states.table_number:
-        expected.add(layout.table_name(table))
+        expected.add(names.table_name(table))
     return set(os.listdir(store.path)) ^ expected
 
 

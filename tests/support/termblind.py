@@ -11,22 +11,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage import lookup, reader
+from bookie_aio.storage.read import lookup, reader
 from bookie_aio.wire.blocks import parse_blocks
 from client_aio.cli.main import main
-from client_aio.core import reads
+from client_aio.core import read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pytest
 
-    from bookie_aio.storage.reader import Found, Source
+    from bookie_aio.storage.read.reader import Found, Source
     from bookie_aio.wire.blocks import Block
-    from client_aio.core.reads import ClassRange
+    from client_aio.core.read_plan import ClassRange
 
 _gather = reader.gather
-_in_order = reads._in_order
+_in_order = read_plan._in_order
 
 
 class TermBlindReader(reader.Reader):
@@ -50,7 +50,7 @@ def _blind_in_order(asked: ClassRange, body: memoryview) -> Iterator[Block]:
 
 def blind_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have clients in this process take answers of any content term."""
-    monkeypatch.setattr(reads, "_in_order", _blind_in_order)
+    monkeypatch.setattr(read_plan, "_in_order", _blind_in_order)
 
 
 if __name__ == "__main__":

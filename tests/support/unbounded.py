@@ -6,8 +6,8 @@ from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import client_aio
+from metadata.backends.uri import open_store
 from metadata.ids import fragments_key
-from metadata.open import open_store
 from tests.support.cluster import Cluster
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bookie_aio.core.identity import Action, DirectoryState, decide
-from metadata.bookies import Cookie
+from metadata.access.bookies import Cookie
 from metadata.errors import CookieMismatchError
 
 MINE = Cookie(bookie_id="b1", instance_id="cluster", incarnation="aa", directories=2)

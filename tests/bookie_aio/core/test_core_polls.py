@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_aio.core.polls import PollRegister
+from bookie_aio.core.long_polls import PollRegister
 
 
 def test_a_waiter_is_woken_by_the_first_lac_above_what_it_knows() -> None:

@@ -12,8 +12,8 @@ import uvloop
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.storage.engine import StorageConfig
-from bookie_aio.storage.provision import SpaceLimits
-from metadata.memory import MemoryMetadataStore, MemoryTree
+from bookie_aio.storage.segment.allocator import SpaceLimits
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from tests.support.helddisk import HeldDisk
 from tests.support.rawclient import RawClient
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from bookie_aio.server.locks import Authoriser
+    from bookie_aio.server.ledger_auth import Authoriser
     from metadata.store import MetadataStore
 
 STORAGE = StorageConfig(

@@ -23,17 +23,17 @@ from bookie_aio.wire.messages import (
     Status,
     WriteLac,
 )
+from metadata.access.ledgers import LedgerStore
+from metadata.backends.memory import MemoryMetadataStore
 from metadata.errors import MetadataCorruptError, MetadataUnavailableError
 from metadata.ids import KEY_CLUSTER, KEY_LEDGERS, TERM_FINAL, ledger_key
-from metadata.ledger import LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.memory import MemoryMetadataStore
+from metadata.model.ledger import LedgerMetadata
 from tests.support.laggingstore import LaggingStore
 from tests.support.rawclient import RawClient, block, lac_statement
 
 if TYPE_CHECKING:
     from bookie_aio.server.bookie import Bookie
-    from bookie_aio.server.deletions import Deletions
+    from bookie_aio.server.ledger_gc import Deletions
     from metadata.store import Version
     from tests.bookie_aio.server.conftest import Bookies
 

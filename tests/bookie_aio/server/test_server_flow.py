@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie_aio.config import Limits
-from bookie_aio.server.flow import Budget
+from bookie_aio.server.backpressure import Budget
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.messages import (
     NO_TERM,

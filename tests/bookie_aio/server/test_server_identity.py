@@ -13,7 +13,8 @@ from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.server.registration import Announcement
 from bookie_aio.wire.messages import NO_TERM, Read, Status
-from metadata.bookies import BookieRecord, Cookie, available_bookies
+from metadata.access.bookies import BookieRecord, Cookie, available_bookies
+from metadata.backends.memory import MemoryTree
 from metadata.errors import (
     CookieMismatchError,
     CorruptRecordError,
@@ -23,7 +24,6 @@ from metadata.errors import (
     MetadataUnavailableError,
 )
 from metadata.ids import available_key, cookie_key
-from metadata.memory import MemoryTree
 from tests.support.helddisk import HeldDisk
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bookie_aio.wire.messages import Delete, ListLedgers, Status
+from metadata.access.ledgers import LedgerStore
+from metadata.backends.uri import open_store
 from metadata.errors import NoSuchLedgerError
-from metadata.ledger import LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.open import open_store
+from metadata.model.ledger import LedgerMetadata
 from tests.support.laggingfollower import LaggingEnsemble
 
 if TYPE_CHECKING:

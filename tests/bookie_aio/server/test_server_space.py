@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage.engine import StorageConfig
-from bookie_aio.storage.provision import SpaceLimits
+from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.wire.messages import NO_TERM, AddFlag, Force, Ping, Read, ReadLac, Status
-from metadata.bookies import available_bookies
+from metadata.access.bookies import available_bookies
 from metadata.errors import DiskFailedError
 from metadata.ids import TERM_FINAL
 

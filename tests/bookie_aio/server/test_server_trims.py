@@ -6,14 +6,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import NO_TERM, Read, ReadAnswer, Status, Stop
-from metadata.ledger import LedgerMetadata
-from metadata.ledgers import LedgerStore
-from metadata.pages import PagedRows, PageRef
-from metadata.unbounded import UnboundedRecord
+from metadata.access.ledgers import LedgerStore
+from metadata.model.ledger import LedgerMetadata, UnboundedRecord
+from metadata.model.paged_list import PagedRows, PageRef
 
 if TYPE_CHECKING:
     from bookie_aio.server.bookie import Bookie
-    from bookie_aio.server.deletions import Deletions
+    from bookie_aio.server.ledger_gc import Deletions
     from tests.bookie_aio.server.conftest import Bookies
     from tests.support.rawclient import RawClient
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage.disk import JournalThread, RealDisk, RealFile
+from bookie_aio.storage.disk.disk import JournalThread, RealDisk, RealFile
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFailedError, DiskFullError, StorageError

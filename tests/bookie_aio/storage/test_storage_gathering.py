@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bookie_aio.storage import index, reader, rewriting, segment
-from bookie_aio.storage.format import SegmentHeader
-from bookie_aio.storage.index import Run, Runs, pack_run
-from bookie_aio.storage.reader import gather, list_runs
-from bookie_aio.storage.rewriting import OutdatedBlockError, store_missing, store_unless_outdated
-from bookie_aio.storage.segment import Segment
-from bookie_aio.storage.segments import Source
-from bookie_aio.storage.shelf import Shelf
+from bookie_aio.storage import repair_writes
+from bookie_aio.storage.disk.file_cache import Shelf
+from bookie_aio.storage.read import reader
+from bookie_aio.storage.read.reader import gather, list_runs
+from bookie_aio.storage.repair_writes import OutdatedBlockError, store_missing, store_unless_outdated
+from bookie_aio.storage.segment import index, segment
+from bookie_aio.storage.segment.format import SegmentHeader
+from bookie_aio.storage.segment.index import Run, Runs, pack_run
+from bookie_aio.storage.segment.segment import Segment
+from bookie_aio.storage.segment.segment_set import Source
 from bookie_aio.wire.listing import ROW
 from metadata.ids import ENTRY_ID_MAX
 from tests.support.storage import Store, make_block
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from bookie_aio.storage.reader import ListedRun
-    from bookie_aio.storage.winners import Found
+    from bookie_aio.storage.read.copy_order import Found
+    from bookie_aio.storage.read.reader import ListedRun
 
 Shape = tuple[int, int, int, int]  # first entry, entries, stride, content term
 
@@ -291,7 +293,7 @@ async def test_repair_looks_at_no_more_than_its_entries(
 async def test_repair_finds_what_is_missing_page_by_page(
     store: Store, monkeypatch: pytest.MonkeyPatch, stride: int
 ) -> None:
-    monkeypatch.setattr(rewriting, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(repair_writes, "_ROWS_AT_ONCE", 3)
     block = make_block(1, 381, [b"held" * 200] * 30, stride=stride)
     missing = [entry_id for entry_id in block.entry_ids if entry_id % 2 or entry_id >= 400]
     assert await store_missing(store.engine, block, is_trusted=True) == len(missing)
@@ -304,7 +306,7 @@ async def test_repair_finds_what_is_missing_page_by_page(
 async def test_a_higher_content_term_on_a_later_page_is_seen(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewriting, "_ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(repair_writes, "_ROWS_AT_ONCE", 3)
     await store.add(make_block(1, 120, [b"later"], content_term=5))
     await store.add(make_block(1, 131, [b"beyond"], content_term=7))
     for storing in (

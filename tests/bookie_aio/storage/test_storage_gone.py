@@ -12,18 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bookie_aio.storage import disk as disk_module
-from bookie_aio.storage.directory import (
-    INDEX_SUFFIX,
-    SEGMENT_SUFFIX,
-    TEMPORARY_SUFFIX,
-    index_name,
-    segment_name,
-)
-from bookie_aio.storage.disk import RealDisk
-from bookie_aio.storage.index import IndexHead
-from bookie_aio.storage.reader import gather, read_block
-from bookie_aio.storage.segments import SegmentGoneError
+from bookie_aio.storage.disk import disk as disk_module
+from bookie_aio.storage.disk.atomic_files import TEMPORARY_SUFFIX
+from bookie_aio.storage.disk.disk import RealDisk
+from bookie_aio.storage.read.reader import gather, read_block
+from bookie_aio.storage.segment.index import IndexHead
+from bookie_aio.storage.segment.names import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, segment_name
+from bookie_aio.storage.segment.segment_set import SegmentGoneError
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block, unaccounted_files
@@ -31,8 +26,8 @@ from tests.support.storage import SMALL, FaultyDisk, Store, make_block, unaccoun
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bookie_aio.storage.disk import RealFile
-    from bookie_aio.storage.segments import Source
+    from bookie_aio.storage.disk.disk import RealFile
+    from bookie_aio.storage.segment.segment_set import Source
     from metadata.errors import StorageError
 
 

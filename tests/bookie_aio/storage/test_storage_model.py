@@ -13,20 +13,16 @@ from unittest.mock import patch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bookie_aio.storage import index as index_module
-from bookie_aio.storage import reclaim as reclaim_module
-from bookie_aio.storage.index import (
-    MemoryIndex,
-    Run,
-    Runs,
-)
-from bookie_aio.storage.reader import read_block
+from bookie_aio.storage.maintenance import compactor as reclaim_module
+from bookie_aio.storage.read.reader import read_block
+from bookie_aio.storage.segment import index as index_module
+from bookie_aio.storage.segment.index import MemoryIndex, Run, Runs
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, Store, entries_of, make_block
 
 if TYPE_CHECKING:
     from bookie_aio.storage.engine import StorageConfig
-    from bookie_aio.storage.winners import Found
+    from bookie_aio.storage.read.copy_order import Found
     from bookie_aio.wire.blocks import Block
 
 Add = tuple[int, int, int, int, int, int]

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage import directory as layout
-from bookie_aio.storage.index import Run
-from bookie_aio.storage.winners import Found, winning
+from bookie_aio.storage.read.copy_order import Found, winning
+from bookie_aio.storage.segment import names
+from bookie_aio.storage.segment.index import Run
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFullError
 from tests.support.helddisk import HeldDisk
@@ -28,9 +28,9 @@ from tests.support.storage import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bookie_aio.storage.disk import RealFile
+    from bookie_aio.storage.disk.disk import RealFile
     from bookie_aio.storage.journal import Done
-    from bookie_aio.storage.segments import Source
+    from bookie_aio.storage.segment.segment_set import Source
     from bookie_aio.wire.blocks import Block
 
 KEPT = range(1, 4)
@@ -102,7 +102,7 @@ class WithoutDescriptors(FaultyDisk):
     refusals = 0
 
     async def open(self, path: str) -> RealFile:
-        if self.refusals and path.endswith(layout.SPARE_SUFFIX):
+        if self.refusals and path.endswith(names.SPARE_SUFFIX):
             self.refusals -= 1
             error = DiskFullError("too many open files")
             error.is_of_space = False
@@ -309,7 +309,7 @@ async def test_a_segment_with_a_damaged_block_stays_and_its_ledger_is_marked(tmp
     store = await store_with_dead_ledgers(tmp_path / "b1")
     (source,) = (await store.engine._lookup.sources(1, 0, 0))[:1]
     (run,) = await source.overlapping(0, 0, 1)
-    path = store.path / layout.segment_name(source.segment.segment_id)
+    path = store.path / names.segment_name(source.segment.segment_id)
     with path.open("r+b") as file:
         file.seek(run.offset + run.head_bytes)
         file.write(b"?")

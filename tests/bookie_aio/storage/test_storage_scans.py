@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bookie_aio.storage.disk import RealDisk, RealFile
+from bookie_aio.storage.disk.disk import RealDisk, RealFile
 from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, Store, entries_of, make_block

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage import format as form
-from bookie_aio.storage.directory import index_name, segment_name
-from bookie_aio.storage.index import IndexHead, MemoryIndex
-from bookie_aio.storage.scrub import ScrubConfig
-from bookie_aio.storage.segment import SealedIndex
+from bookie_aio.storage.maintenance.scrubber import ScrubConfig
+from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment.index import IndexHead, MemoryIndex
+from bookie_aio.storage.segment.names import index_name, segment_name
+from bookie_aio.storage.segment.segment import SealedIndex
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bookie_aio.storage.index import LedgerRow
+    from bookie_aio.storage.segment.index import LedgerRow
 
 FAST = replace(SMALL, scrub=ScrubConfig(bytes_per_s=10**12))
 

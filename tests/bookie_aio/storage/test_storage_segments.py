@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage import format as form
-from bookie_aio.storage.cache import Cache
-from bookie_aio.storage.directory import segment_name
-from bookie_aio.storage.disk import RealFile
+from bookie_aio.storage.disk.disk import RealFile
+from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment.lru_cache import Cache
+from bookie_aio.storage.segment.names import segment_name
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block
 

@@ -13,11 +13,11 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_aio.storage import directory as layout
-from bookie_aio.storage.checkpoint import encode_checkpoint, pack_state, parse_checkpoint
-from bookie_aio.storage.disk import RealDisk, RealFile
-from bookie_aio.storage.idranges import IdRanges
-from bookie_aio.storage.states import States, Table
+from bookie_aio.storage.disk.disk import RealDisk, RealFile
+from bookie_aio.storage.ledgers.checkpoint import encode_checkpoint, pack_state, parse_checkpoint
+from bookie_aio.storage.ledgers.id_ranges import IdRanges
+from bookie_aio.storage.ledgers.ledger_table import States, Table
+from bookie_aio.storage.segment import names
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DiskFullError
 from tests.support.storage import SMALL, Store, make_block
@@ -25,8 +25,8 @@ from tests.support.storage import SMALL, Store, make_block
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bookie_aio.storage.checkpoint import LedgerState
     from bookie_aio.storage.engine import StorageConfig
+    from bookie_aio.storage.ledgers.checkpoint import LedgerState
 
 IDS = st.integers(0, 12)
 STEPS = st.lists(
@@ -128,7 +128,7 @@ def state_of(store: Store, ledger_id: int) -> tuple[object, ...]:
 
 
 def tables(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir() if one.name.endswith(layout.TABLE_SUFFIX))
+    return sorted(one.name for one in path.iterdir() if one.name.endswith(names.TABLE_SUFFIX))
 
 
 async def leave_fences(path: Path, config: StorageConfig = SMALL) -> None:
@@ -198,7 +198,7 @@ async def test_the_entries_of_ledgers_in_a_lost_table_are_still_there(tmp_path: 
             await store.add(make_block(one, first, [b"%d" % one * 30] * 10))
     await store.close()
     await (await Store.open(path)).close()  # most ledgers rest in the table by now
-    segments = {one.name for one in path.iterdir() if one.name.endswith(layout.SEGMENT_SUFFIX)}
+    segments = {one.name for one in path.iterdir() if one.name.endswith(names.SEGMENT_SUFFIX)}
     assert len(segments) > 3
     (name,) = tables(path)
     data = bytearray((path / name).read_bytes())
@@ -219,10 +219,10 @@ async def test_a_table_that_no_checkpoint_names_is_removed(tmp_path: Path) -> No
     path = tmp_path / "data"
     await leave_fences(path)
     assert len(tables(path)) == 1
-    (path / layout.table_name(77)).write_bytes(b"left over by a crash")
+    (path / names.table_name(77)).write_bytes(b"left over by a crash")
     store = await Store.open(path)
     await store.settled()
-    assert layout.table_name(77) not in tables(path)
+    assert names.table_name(77) not in tables(path)
     assert store.engine.term(19) == 9
     await store.close()
     assert len(tables(path)) == 1
@@ -232,14 +232,14 @@ async def test_a_table_never_gets_the_name_of_one_that_is_to_be_removed(tmp_path
     """The next start removed the new one, which had come under the name of what a crash had left over."""
     path = tmp_path / "data"
     await leave_fences(path, dataclasses.replace(SMALL, live_ledgers_max=1000))
-    (path / layout.table_name(1)).write_bytes(b"left over by a crash")
+    (path / names.table_name(1)).write_bytes(b"left over by a crash")
     for _ in range(2):
         store = await Store.open(path)
         assert not store.engine.notes
         assert [store.engine.term(one) for one in range(20)] == [9] * 20
         await store.settled()
         await store.close()
-    assert tables(path) not in ([], [layout.table_name(1)])
+    assert tables(path) not in ([], [names.table_name(1)])
 
 
 async def test_a_table_leaves_its_space_to_the_checkpoint(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ async def test_a_table_leaves_its_space_to_the_checkpoint(tmp_path: Path) -> Non
         is_tight = False
 
         async def create(self, path: str) -> RealFile:
-            if self.is_tight and layout.CHECKPOINT in path and len(tables(tmp_path / "data")) > 1:
+            if self.is_tight and names.CHECKPOINT in path and len(tables(tmp_path / "data")) > 1:
                 raise DiskFullError("no space left")
             return await super().create(path)
 
@@ -282,7 +282,7 @@ async def test_a_checkpoint_counts_although_the_table_before_is_not_surely_remov
 
         async def unlink(self, path: str) -> None:
             await super().unlink(path)
-            self.is_short = path.endswith(layout.TABLE_SUFFIX)
+            self.is_short = path.endswith(names.TABLE_SUFFIX)
 
         async def sync_directory(self, path: str) -> None:
             if self.is_short:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from client_aio.core.changes import (
+from client_aio.core.add_window import AddWindow, Send
+from client_aio.core.ensemble_change import (
     Abandon,
     Closing,
     Copy,
@@ -17,8 +18,7 @@ from client_aio.core.changes import (
     Wait,
     Write,
 )
-from client_aio.core.window import AddWindow, Send
-from metadata.ledger import Fragment, LedgerMetadata
+from metadata.model.ledger import Fragment, LedgerMetadata
 
 BOOKIES = ("b1", "b2", "b3")
 

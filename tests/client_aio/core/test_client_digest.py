@@ -13,8 +13,8 @@ import pytest
 from bookie_aio.wire.blocks import Block, LacStatement, encode_block, statement_crc
 from client_aio.core.digest import Digest, HmacDigest, check_choice, check_root
 from metadata.errors import InvalidArgumentError, UnauthorizedAccessError
-from metadata.ledger import LedgerMetadata
-from metadata.passwords import new_password
+from metadata.model.ledger import LedgerMetadata
+from metadata.model.passwords import new_password
 
 LEDGER = 7
 ROOT = bytes(range(32))

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from client_aio.core.logs import (
-    Listing,
-    LogCursor,
-    RollLimits,
-    check_begun,
-    row_at_time,
-    to_recover,
-)
+from client_aio.core.log_chain import Listing, LogCursor, RollLimits, check_begun, row_at_time, to_recover
 from metadata.errors import InvalidArgumentError, LogTruncatedError
-from metadata.log import LogHead, LogRow, Position
+from metadata.model.log import LogHead, LogRow, Position
 
 
 def rows(*ids: int) -> list[LogRow]:

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from client_aio.core.placement import (
     PlacementPolicy,
     Quarantine,
+    RackAware,
     Seating,
     WeightedRandom,
     eligible,
     weighted_order,
+    write_sets_on_one_rack,
 )
-from client_aio.core.racks import RackAware, write_sets_on_one_rack
-from metadata.bookies import BookieRecord
+from metadata.access.bookies import BookieRecord
 
 POLICIES: list[PlacementPolicy] = [WeightedRandom(), RackAware()]
 

@@ -11,6 +11,7 @@ import pytest
 
 from bookie_aio.wire.blocks import Block, encode_block
 from bookie_aio.wire.messages import Stop
+from client_aio.core.add_window import AddWindow, Send
 from client_aio.core.quorum import (
     can_acknowledge,
     covers_all_write_sets,
@@ -20,7 +21,6 @@ from client_aio.core.quorum import (
     write_set_masks,
 )
 from client_aio.core.recovery import Ask, End, EntrySearch, FenceTally, Found, Inconclusive
-from client_aio.core.window import AddWindow, Send
 
 SHAPES = [
     (ensemble, write, ack)

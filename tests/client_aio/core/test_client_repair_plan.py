@@ -11,9 +11,9 @@ from bookie_aio.wire.listing import Row
 from bookie_aio.wire.messages import Stop
 from client_aio.core.quorum import write_set
 from client_aio.core.recovery import End, EntrySearch, Found
-from client_aio.core.repair import Part, complete_parts, owed, plan, replaced, replaced_in_page, split
+from client_aio.core.repair_plan import Part, complete_parts, owed, plan, replaced, replaced_in_page, split
 from metadata.errors import InvalidTransitionError
-from metadata.ledger import Fragment, LedgerMetadata
+from metadata.model.ledger import Fragment, LedgerMetadata
 
 ENTRY = encode_block(
     ledger_id=7, content_term=0, first_entry=0, stride=1, lac=-1, lafr=-1, payloads=[b"x"], running=[1]

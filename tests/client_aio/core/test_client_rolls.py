@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from client_aio.core.changes import (
+from client_aio.core.add_window import AddWindow, Send
+from client_aio.core.ensemble_change import (
     Drain,
     EnsembleChanger,
     Find,
@@ -13,8 +14,7 @@ from client_aio.core.changes import (
     Wait,
     Write,
 )
-from client_aio.core.window import AddWindow, Send
-from metadata.ledger import Fragment
+from metadata.model.ledger import Fragment
 
 BOOKIES, OTHERS = ("b1", "b2", "b3"), ("b4", "b5", "b6")
 ALL = 0b111

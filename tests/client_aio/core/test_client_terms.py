@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from client_aio.core.terms import TermOpening, take_over
-from metadata.ledger import Fragment, LedgerMetadata, LedgerState
-from metadata.pages import PageRef
-from metadata.unbounded import UnboundedRecord
+from client_aio.core.takeover import TermOpening, take_over
+from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, UnboundedRecord
+from metadata.model.paged_list import PageRef
 
 BOOKIES, OTHERS = ("b1", "b2", "b3"), ("b4", "b5", "b6")
 

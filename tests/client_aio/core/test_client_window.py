@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.frames import FRAME_BYTES_MAX
-from client_aio.core.window import BATCH_ENTRIES_MAX, AddWindow, Send
+from client_aio.core.add_window import BATCH_ENTRIES_MAX, AddWindow, Send
 
 
 def new_window(ensemble: int = 3, write: int = 3, ack: int = 2, **options: Any) -> AddWindow[str]:

@@ -19,10 +19,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bookie_aio.wire.blocks import Block
-from client_aio.core.changes import Abandon, Copy, EnsembleChanger, Find, GiveUp, Reseat, Step, Wait, Write
+from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES, AddWindow, Send, Turn
+from client_aio.core.ensemble_change import (
+    Abandon,
+    Copy,
+    EnsembleChanger,
+    Find,
+    GiveUp,
+    Reseat,
+    Step,
+    Wait,
+    Write,
+)
 from client_aio.core.quorum import indexes_of, write_set
-from client_aio.core.window import ENTRY_OVERHEAD_BYTES, AddWindow, Send, Turn
-from metadata.ledger import Fragment
+from metadata.model.ledger import Fragment
 
 if TYPE_CHECKING:
     from collections.abc import Callable

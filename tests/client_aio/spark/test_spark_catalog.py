@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from client_aio.spark.catalog import Catalog, Listed
 from client_aio.spark.options import parse_read
-from client_aio.spark.plan import Bounds, Stretch
-from metadata.ledger import LedgerMetadata
+from client_aio.spark.scan_plan import Bounds, Stretch
+from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

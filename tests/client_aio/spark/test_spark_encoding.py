@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client_aio.spark.encoding import Format, UndecodableEntryError, decode, make_encoder
-from client_aio.spark.jsonrows import to_json_value
+from client_aio.spark.json_rows import to_json_value
 from metadata.errors import EntryTooLargeError, InvalidArgumentError
 
 LIMIT = 4 * 1024 * 1024

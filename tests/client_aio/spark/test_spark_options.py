@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_aio.spark import tags
+from client_aio.spark import provenance
 from client_aio.spark.options import COMPRESSIONS, ENCODINGS, parse_read, parse_write
-from client_aio.spark.tags import Written
+from client_aio.spark.provenance import Written
 from metadata.errors import InvalidArgumentError
 
 URI = "sqlite:///tmp/metadata.db"
@@ -95,9 +95,9 @@ def test_what_a_ledger_says_of_itself_is_read_back(encoding: str, compression: s
 @pytest.mark.parametrize(
     ("custom", "said"),
     [
-        ({tags.ENCODING: b"avro"}, "this release knows binary"),
-        ({tags.ENCODING: b"json", tags.COMPRESSION: b"gzip"}, "'gzip'"),
-        ({tags.ENCODING: b"json", tags.SCHEMA: b"nonsense"}, "schema in its metadata is damaged"),
+        ({provenance.ENCODING: b"avro"}, "this release knows binary"),
+        ({provenance.ENCODING: b"json", provenance.COMPRESSION: b"gzip"}, "'gzip'"),
+        ({provenance.ENCODING: b"json", provenance.SCHEMA: b"nonsense"}, "schema in its metadata is damaged"),
     ],
 )
 def test_tags_of_another_release_or_damaged_are_refused(custom: dict[str, bytes], said: str) -> None:
@@ -115,8 +115,8 @@ def test_a_schema_that_does_not_fit_the_metadata_is_refused() -> None:
 def test_columns_that_differ_are_named_and_nulls_and_order_are_no_difference() -> None:
     array = {"type": "array", "elementType": "long", "containsNull": False}
     loose = {"type": "array", "elementType": "long", "containsNull": True}
-    assert tags.differences(schema(a="long", b=array), schema(b=loose, a="long")) == []
-    assert tags.differences(schema(a="long", c="string"), schema(a="integer", b="string")) == [
+    assert provenance.differences(schema(a="long", b=array), schema(b=loose, a="long")) == []
+    assert provenance.differences(schema(a="long", c="string"), schema(a="integer", b="string")) == [
         "column 'b' is missing",
         "column 'c' is not in the log",
         "column 'a' is long, in the log integer",

@@ -13,20 +13,22 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, GreaterThan
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from client_aio.spark.batch import LedgerReader, partitions_of
 from client_aio.spark.catalog import Found
 from client_aio.spark.options import parse_read
-from client_aio.spark.plan import (
+from client_aio.spark.provenance import Written
+from client_aio.spark.scan_plan import (
     Bounds,
     Limit,
+    Offset,
+    Place,
     Stretch,
     advance,
     between,
     cut_into_partitions,
     partition_size,
+    position_column,
 )
-from client_aio.spark.positions import Offset, Place, position_column
-from client_aio.spark.source import LedgerReader, partitions_of
-from client_aio.spark.tags import Written
 from metadata.errors import InvalidArgumentError
 from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX
 
@@ -249,7 +251,7 @@ def test_filters_on_the_users_own_columns_are_left_to_spark(
 ) -> None:
     """Columns of JSON that the user has described, under names that are also ours."""
     written = Written("json", schema=schema)
-    monkeypatch.setattr("client_aio.spark.source.written_of", lambda options: written)
+    monkeypatch.setattr("client_aio.spark.batch.written_of", lambda options: written)
     options = parse_read(
         {"metadata": "sqlite:///unused.db", "log": "events", "encoding": "json", "pushFilters": "true"}
     )

@@ -9,14 +9,14 @@ import pyarrow
 import pytest
 from pyspark.sql.types import StructType
 
-from client_aio.spark import encoding, source, stream
+from client_aio.spark import batch, encoding, source, stream
 from client_aio.spark.catalog import Catalog
 from client_aio.spark.encoding import Format, make_encoder
-from client_aio.spark.jsonrows import to_json_rows
+from client_aio.spark.json_rows import to_json_rows
 from client_aio.spark.options import parse_read
+from client_aio.spark.provenance import Written
 from client_aio.spark.schemas import schema_of
 from client_aio.spark.source import LedgerDataSource
-from client_aio.spark.tags import Written
 from metadata.errors import (
     BookieUnavailableError,
     DigestMismatchError,
@@ -34,7 +34,7 @@ READ = {"metadata": "sqlite:///unused.db", "log": "orders"}
 
 @pytest.fixture(autouse=True)
 def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (source, stream):
+    for module in (batch, source, stream):
         monkeypatch.setattr(module, "written_of", lambda _: Written())
 
 

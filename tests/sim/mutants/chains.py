@@ -10,19 +10,20 @@ _LOGS = ("duelling-logs", "log-crashes", "added-logs")
 MUTANTS = [
     Mutant(
         21, "the content term is not compared on reads",
-        (Edit("bookie_aio.storage.reader:Reader.read",
+        (Edit("bookie_aio.storage.read.reader:Reader.read",
               "best is None or best.content_term < self._content_term", "best is None"),
-         Edit("bookie_aio.storage.reader:Reader.read", "best.content_term > self._content_term", "False"),
-         Edit("client_aio.core.reads:_in_order",
+         Edit("bookie_aio.storage.read.reader:Reader.read",
+              "best.content_term > self._content_term", "False"),
+         Edit("client_aio.core.read_plan:_in_order",
               "or block.content_term != asked.content_term", "or False")),
         _TERMS,
         note="neither by bookies nor by clients",
     ),
     Mutant(
         22, "a LAC of a newer term is used with old metadata",
-        (Edit("client_aio.reader:LedgerReader._is_behind",
+        (Edit("client_aio.ledger.reader:LedgerReader._is_behind",
               "statement.content_term > self._metadata.last_fragment.content_term", "False"),
-         Edit("client_aio.reading:EntryReader.blocks", "heeds_stale = self._refresh is not None",
+         Edit("client_aio.ledger.entry_reader:EntryReader.blocks", "heeds_stale = self._refresh is not None",
               "heeds_stale = False")),
         ("stale-followers", "dirty-entries"),
         note="nor is it heeded that a bookie knows a later term of the entry, which is a second guard",
@@ -37,12 +38,12 @@ MUTANTS = [
     ),
     Mutant(
         24, "only one of the last two ledgers of a log is fenced",
-        (Edit("client_aio.core.logs:to_recover", "head.newest[-NOT_CLOSED_MAX:]", "head.newest[-1:]"),),
+        (Edit("client_aio.core.log_chain:to_recover", "head.newest[-NOT_CLOSED_MAX:]", "head.newest[-1:]"),),
         _LOGS,
     ),
     Mutant(
         40, "a roll writes to the next ledger before the adds to the previous one are acknowledged",
-        (Edit("client_aio.log.rolling:Roller._switch", "await old.flush()", "pass"),),
+        (Edit("client_aio.log.roller:Roller._switch", "await old.flush()", "pass"),),
         _LOGS,
     ),
 ]  # fmt: skip

@@ -32,10 +32,10 @@ def _deleting(recover_ledger: Any) -> Any:
 MUTANTS = [
     Mutant(
         41, "a bookie drops ledgers that are there",
-        (Edit("bookie_aio.server.deletions:Deletions.drop_if_deleted",
+        (Edit("bookie_aio.server.ledger_gc:Deletions.drop_if_deleted",
               "if not await self._is_gone(ledger_id):",
               f"if self._cookie.bookie_id != {_ONE!r} and not await self._is_gone(ledger_id):"),
-         Edit("bookie_aio.server.deletions:Deletions._unlisted", "return unlisted + held[at:]",
+         Edit("bookie_aio.server.ledger_gc:Deletions._unlisted", "return unlisted + held[at:]",
               f"return list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:]")),
         ("chaos", "rolling-restarts", "deletions"),
     ),
@@ -46,7 +46,7 @@ MUTANTS = [
     ),
     Mutant(
         43, "some reads end in an error that nobody had foreseen",
-        (Edit("bookie_aio.server.requests:Requests._answer_read", "size = sum(map(len, found.buffers))",
+        (Edit("bookie_aio.server.dispatcher:Requests._answer_read", "size = sum(map(len, found.buffers))",
               "if not fences and request.first % 3 == 1 and self._hello.bookie_id == 'b1':\n"
               "        raise KeyError('an error of its own')\n"
               "    size = sum(map(len, found.buffers))"),),
@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         44, "a bookie says \"no such entry\" of what it holds of logs and of unbounded ledgers",
-        (Edit("bookie_aio.server.requests:Requests._answer_read", "answer = ReadAnswer(int(found.stop)",
+        (Edit("bookie_aio.server.dispatcher:Requests._answer_read", "answer = ReadAnswer(int(found.stop)",
               "if not fences and self._hello.bookie_id == 'b1':\n"
               "        found = type(found)([], Stop.NO_SUCH_ENTRY, request.first)\n"
               "    answer = ReadAnswer(int(found.stop)"),),
@@ -62,51 +62,52 @@ MUTANTS = [
     ),
     Mutant(
         45, "recovery deletes what it has closed",
-        (Swap("client_aio.recovery:recover_ledger", _deleting),),
+        (Swap("client_aio.ledger.recovery:recover_ledger", _deleting),),
         ("chaos", "duelling-recoverers"),
     ),
     Mutant(
         46, "what a recovery writes back is taken whatever the fence",
-        (Edit("bookie_aio.server.requests:Requests._write_back",
+        (Edit("bookie_aio.server.dispatcher:Requests._write_back",
               "if self._fence(peer, Op.ADD, request_id, request.ledger_id, request.term):", "if True:"),
-         Edit("bookie_aio.storage.rewriting:store_unless_outdated",
+         Edit("bookie_aio.storage.repair_writes:store_unless_outdated",
               "if engine.term(block.ledger_id) > term:", "if False:")),
         ("dirty-entries", "partial-takeovers"),
     ),
     Mutant(
         47, "a reader of a log reads an open ledger as if it were complete",
-        (Edit("client_aio.log.reading:LogReading._source", "if is_complete and not is_closed:",
+        (Edit("client_aio.log.reader:LogReading._source", "if is_complete and not is_closed:",
               "if not is_closed:"),),
         ("truncated-logs", "versatile-logs"),
     ),
     Mutant(
         48, "recovery says that it has closed the ledger, and has not",
-        (Edit("client_aio.recovery:recover_ledger",
+        (Edit("client_aio.ledger.recovery:recover_ledger",
               "if await held.update("
               "RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):", "if True:"),),
         ("rolling-restarts", "chaos"),
     ),
     Mutant(
         49, "a change of which a newcomer has failed is never abandoned",
-        (Edit("client_aio.core.changes:EnsembleChanger.copied",
+        (Edit("client_aio.core.ensemble_change:EnsembleChanger.copied",
               "return Abandon() if self._window.can_abandon else self.next()", "return self.next()"),),
         ("refusing-newcomers",),
     ),
     Mutant(
         50, "that data was lost is not heard from a tail",
-        (Edit("bookie_aio.storage.restart:Restart._take_tail", "any(row.marks_all for row in tail.rows)",
+        (Edit("bookie_aio.storage.crash_recovery:Restart._take_tail",
+              "any(row.marks_all for row in tail.rows)",
               "False"),),
         ("full-starts",),
     ),
     Mutant(
         51, "a start on a full disk cuts what a tail says that may be in the page cache only",
-        (Edit("bookie_aio.storage.restart:Restart._replay", "may_be_cut = not is_lone",
+        (Edit("bookie_aio.storage.crash_recovery:Restart._replay", "may_be_cut = not is_lone",
               "may_be_cut = True"),),
         tests=("tests/sim/test_sim_crashstates.py", "-k", "page_cache_only"),
     ),
     Mutant(
         52, "a start goes by names that are not durable",
-        (Edit("bookie_aio.storage.restart:Restart._run", "await self._disk.sync_directory(directory)",
+        (Edit("bookie_aio.storage.crash_recovery:Restart._run", "await self._disk.sync_directory(directory)",
               "pass"),),
         tests=("tests/sim/test_sim_crashstates.py", "-k", "makes_names_durable"),
     ),
@@ -118,29 +119,29 @@ MUTANTS = [
     ),
     Mutant(
         54, "recovery reads go to the ensemble as it has been changed meanwhile",
-        (Edit("client_aio.recovery:Recovery._read", "self._ensemble[ask.seat]",
+        (Edit("client_aio.ledger.recovery:Recovery._read", "self._ensemble[ask.seat]",
               "self.fragments[-1].bookies[ask.seat]"),
-         Edit("client_aio.recovery:Recovery._read", "await self._connection(bookie_id).call(",
+         Edit("client_aio.ledger.recovery:Recovery._read", "await self._connection(bookie_id).call(",
               "await (await self._context.pool.get(bookie_id)).call(")),
         ("short-answers",),
     ),
     Mutant(
         55, "recovery writes back to Qa where the write quorum is guaranteed",
-        (Edit("client_aio.recovery:Recovery._start_writing",
+        (Edit("client_aio.ledger.recovery:Recovery._start_writing",
               "ack_quorum=write_quorum if metadata.guaranteed_write_quorum else ack_quorum",
               "ack_quorum=ack_quorum"),),
         ("guaranteed-quorum",),
     ),
     Mutant(
         56, "recovery begins behind the LAC where the write quorum is guaranteed",
-        (Edit("client_aio.recovery:Recovery.run",
+        (Edit("client_aio.ledger.recovery:Recovery.run",
               "before = tally.lafr if self.metadata.guaranteed_write_quorum else tally.lac",
               "before = tally.lac"),),
         ("guaranteed-quorum",),
     ),
     Mutant(
         57, "recovery writes back to fewer than Qa",
-        (Edit("client_aio.recovery:Recovery._start_writing", "else ack_quorum,",
+        (Edit("client_aio.ledger.recovery:Recovery._start_writing", "else ack_quorum,",
               "else max(1, ack_quorum - 1),"),),
         ("chaos", "rolling-restarts", "power-cuts"),
     ),
@@ -153,25 +154,26 @@ MUTANTS = [
     ),
     Mutant(
         59, "a bookie that lost data takes ordinary adds",
-        (Edit("bookie_aio.server.requests:Requests._add", "if engine.is_damaged(ledger_id):", "if False:"),),
+        (Edit("bookie_aio.server.dispatcher:Requests._add",
+              "if engine.is_damaged(ledger_id):", "if False:"),),
         ("disk-faults", "full-starts", "refusals"),
     ),
     Mutant(
         60, "the LAFR that is stated is the LAC",
-        (Edit("client_aio.core.window:AddWindow.lafr_to_state",
+        (Edit("client_aio.core.add_window:AddWindow.lafr_to_state",
               "return self.lafr if self._stated_lafr is None",
               "return self.lac if self._is_guaranteed"),),
         ("guaranteed-quorum",),
     ),
     Mutant(
         61, "what a repair waits to hear of is forgotten meanwhile",
-        (Edit("bookie_aio.server.requests:Requests._list_entries",
+        (Edit("bookie_aio.server.dispatcher:Requests._list_entries",
               "self._engine.quiet.discard(request.ledger_id)", "pass"),),
         tests=("tests/bookie_aio/server/test_server_deletions.py", "-k", "waits_to_hear"),
     ),
     Mutant(
         62, "that a ledger has been deleted is believed of a bookie",
-        (Edit("client_aio.changing:EnsembleChanges._check_that_it_exists",
+        (Edit("client_aio.ledger.ensemble_change:EnsembleChanges._check_that_it_exists",
               "await self._context.ledgers.read(ledger_id, sync=True)",
               "raise type(self._replicator._seats[0].failure or KeyError())('deleted')"),),
         tests=("tests/integration/test_buried_ids.py",),

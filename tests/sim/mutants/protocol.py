@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.sim.mutants.planting import Edit, Mutant, Swap
 
-_WINDOW = "client_aio.core.window:AddWindow"
+_WINDOW = "client_aio.core.add_window:AddWindow"
 _RECOVERY = ("duelling-recoverers", "split-brain", "chaos", "power-cuts")
 _CHANGES = ("slow-bookie", "rolling-restarts", "chaos", "metadata-faults")
 
@@ -53,7 +53,7 @@ def _counting_answer(original: Any) -> Any:
 def _blind(kinds: str) -> Edit:
     """Write one's own version over whatever others have made of it."""
     return Edit(
-        "client_aio.core.changes:MetadataUpdate.conflicted",
+        "client_aio.core.ensemble_change:MetadataUpdate.conflicted",
         "self._wanted = self._apply(metadata)",
         f"if type(getattr(self._apply, '__self__', None)).__name__ not in {kinds!r}:\n"
         "        self._wanted = self._apply(metadata)",
@@ -93,13 +93,13 @@ MUTANTS = [
     ),
     Mutant(
         8, "recovery does not re-replicate",
-        (Edit("client_aio.recovery:Recovery._write_back", "self._replicator.schedule_flush()",
+        (Edit("client_aio.ledger.recovery:Recovery._write_back", "self._replicator.schedule_flush()",
               "self._window.ack_quorum = 0; self._window.flush(); self._window.advance()"),),
         _RECOVERY,
     ),
     Mutant(
         9, "close at the LAC without reading forward",
-        (Edit("client_aio.recovery:Recovery._search", "search = EntrySearch(",
+        (Edit("client_aio.ledger.recovery:Recovery._search", "search = EntrySearch(",
               "return first_entry - 1\n    search = EntrySearch("),),
         _RECOVERY,
     ),
@@ -162,7 +162,8 @@ MUTANTS = [
     ),
     Mutant(
         19, "recovery adds carry an advancing LAC",
-        (Edit("client_aio.recovery:Recovery._start_writing", "stated_lac=tally.lac", "stated_lac=None"),),
+        (Edit("client_aio.ledger.recovery:Recovery._start_writing",
+              "stated_lac=tally.lac", "stated_lac=None"),),
         _RECOVERY,
     ),
     Mutant(
@@ -173,9 +174,9 @@ MUTANTS = [
     ),
     Mutant(
         31, "unknown outcome of a compare-and-set taken for failure",
-        (Edit("client_aio.updating:HeldMetadata.update", "await self._pause(give_up_at, error)",
+        (Edit("client_aio.ledger.metadata_update:HeldMetadata.update", "await self._pause(give_up_at, error)",
               "update.conflicted(*await self._read(give_up_at))"),
-         Edit("client_aio.core.changes:NewEnsemble.is_met_by",
+         Edit("client_aio.core.ensemble_change:NewEnsemble.is_met_by",
               "return metadata.state is LedgerState.OPEN and", "return False and")),
         ("lost-changes", "metadata-faults"),
         note="what is there is then read as somebody else's doing: a writer withdraws for its own change. It "
@@ -183,7 +184,7 @@ MUTANTS = [
     ),
     Mutant(
         32, "unknown outcome of a compare-and-set taken for success",
-        (Edit("client_aio.updating:HeldMetadata.update", "await self._pause(give_up_at, error)",
+        (Edit("client_aio.ledger.metadata_update:HeldMetadata.update", "await self._pause(give_up_at, error)",
               "update.written(attempt.version)\n"
               "            self.current, self.version = update.metadata, update.version\n"
               "            return True"),),
@@ -191,20 +192,20 @@ MUTANTS = [
     ),
     Mutant(
         33, "ids drawn twice: the counter is written whatever its version is",
-        (Edit("metadata.zookeeper:ZooKeeperMetadataStore.allocate_ids",
+        (Edit("metadata.backends.zookeeper.store:ZooKeeperMetadataStore.allocate_ids",
               "seal_counter(start + count), stat.version)", "seal_counter(start + count), -1)"),),
         tests=("tests/metadata/test_contract.py", "-k", "ids_are_given_out_once and zookeeper"),
         note="there are no sequential nodes to be made twice: ids come from a counter under compare-and-set",
     ),
     Mutant(
         34, "an ephemeral is not created again after its session expired",
-        (Edit("metadata.zookeeper:ZooKeeperMetadataStore._session_began", "self._new_session.set()",
-              "pass"),),
+        (Edit("metadata.backends.zookeeper.store:ZooKeeperMetadataStore._session_began",
+              "self._new_session.set()", "pass"),),
         tests=("tests/metadata/test_contract.py", "-k", "expired_session_registers_anew and zookeeper"),
     ),
     Mutant(
         37, "repair raises the term of an open ledger",
-        (Edit("client_aio.repair:_Copier.__init__",
+        (Edit("client_aio.admin.repair:_Copier.__init__",
               "can_fence = metadata.is_closed and (metadata.digest == DIGEST_CRC or token is not None)",
               "can_fence = True"),),
         ("repair-in-parallel",),

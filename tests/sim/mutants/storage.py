@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants.planting import Edit, Mutant
 
 _POWER = ("power-cuts", "rolling-restarts", "chaos", "disk-faults")
-_REQUESTS = "bookie_aio.server.requests:Requests"
+_REQUESTS = "bookie_aio.server.dispatcher:Requests"
 
 MUTANTS = [
     Mutant(
@@ -29,16 +29,17 @@ MUTANTS = [
     ),
     Mutant(
         25, "replay stops silently at corruption in mid-file",
-        (Edit("bookie_aio.storage.replay:replay_segment",
+        (Edit("bookie_aio.storage.segment.replay:replay_segment",
               "if following is not None or is_proven:", "if following is not None or is_proven:\n"
               "                break\n            if False:"),),
         ("disk-faults", "chaos"),
     ),
     Mutant(
         26, "no directory sync at rotation",
-        (Edit("bookie_aio.storage.files:create_segment",
+        (Edit("bookie_aio.storage.segment.files:create_segment",
               "await file.sync()\n        await disk.sync_directory(directory)", "await file.sync()"),
-         Edit("bookie_aio.storage.directory:write_file", "await disk.sync_directory(directory)", "pass")),
+         Edit("bookie_aio.storage.data_directory:write_file",
+              "await disk.sync_directory(directory)", "pass")),
         ("recycling", *_POWER),
         note="the checkpoint that lists the new segment syncs the same directory, and would hide it: both "
         "are left out",
@@ -54,13 +55,14 @@ MUTANTS = [
     ),
     Mutant(
         28, "a checkpoint ahead of what it covers",
-        (Edit("bookie_aio.storage.tender:Tender._seal", "    await self._write_checkpoint(set())\n", ""),),
+        (Edit("bookie_aio.storage.maintenance.sealer:Tender._seal",
+              "    await self._write_checkpoint(set())\n", ""),),
         ("fenced-restarts", *_POWER),
         note="a segment counts as sealed, and is not replayed, before the checkpoint holds its fences",
     ),
     Mutant(
         29, "corrupt answered as absent",
-        (Edit("bookie_aio.storage.lookup:Lookup.read", "error)\n            return reader.unknown()",
+        (Edit("bookie_aio.storage.read.lookup:Lookup.read", "error)\n            return reader.unknown()",
               "error)\n            return ReadResult([], Stop.NO_SUCH_ENTRY, entry_ids[0])"),),
         ("disk-faults", "chaos"),
     ),
@@ -68,7 +70,7 @@ MUTANTS = [
         30, "an add after the deletion",
         (Edit(f"{_REQUESTS}.handle", "and self._engine.is_deleted(ledger_id) and request.op != Op.DELETE",
               "and self._engine.is_deleted(ledger_id) and request.op not in (Op.DELETE, Op.ADD)"),
-         Edit("bookie_aio.storage.ledgers:Ledgers.accept",
+         Edit("bookie_aio.storage.ledgers.ledger_states:Ledgers.accept",
               "if self.is_deleted(ledger_id):", "if False:")),
         ("deletions",),
     ),
@@ -92,7 +94,7 @@ MUTANTS = [
     ),
     Mutant(
         39, "stale records of a recycled segment are replayed",
-        (Edit("bookie_aio.storage.format:peek_group_header",
+        (Edit("bookie_aio.storage.segment.format:peek_group_header",
               "header.segment_id != segment.segment_id\n"
               "        or header.generation != segment.generation\n        or header",
               "header"),),

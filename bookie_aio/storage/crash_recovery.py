@@ -1,0 +1,536 @@
+"""Restart: from the directories to what the engine starts with.
+
+Owns the order in which they are read, and what is concluded from what is missing there. Reads the
+checkpoint, the table of ledgers that it names, and the segments that it does not call sealed: of those that
+it does, nothing but the names.
+Makes the names that it finds durable, and changes none but those of files that it cannot use. What has to
+be written follows in the engine: the tail and the marks into a new segment, before it serves, then the
+checkpoint, and only then are useless files removed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bookie_aio.storage.disk.atomic_files import TEMPORARY_SUFFIX
+from bookie_aio.storage.journal import Change, Record
+from bookie_aio.storage.ledgers.checkpoint import Checkpoint, parse_checkpoint
+from bookie_aio.storage.ledgers.id_ranges import IdRanges
+from bookie_aio.storage.ledgers.ledger_table import States, Table
+from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment import names
+from bookie_aio.storage.segment.replay import Group, Replayed, replay_segment
+from bookie_aio.storage.segment.segment import Segment, SegmentRow, UnreadIndexError, read_head
+from bookie_aio.wire.blocks import Block
+from metadata.errors import CorruptRecordError, DiskFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from bookie_aio.storage.disk.disk import Disk
+    from bookie_aio.storage.ledgers.checkpoint import LedgerState
+    from bookie_aio.storage.segment.index import IndexHead, LedgerRow
+    from bookie_aio.storage.segment.segment_set import Segments
+    from metadata.errors import StorageError
+
+DAMAGED_SUFFIX = ".damaged"
+
+
+@dataclass
+class Restarted:
+    """What a directory holds."""
+
+    deleted: IdRanges = field(default_factory=IdRanges)
+    ledgers: States = field(init=False)
+    home: str = ""  # the directory of the checkpoint and the reserve
+    spares: list[tuple[str, str]] = field(default_factory=list)  # directory and name of files to use again
+    is_all_damaged: bool = False
+    damaged: set[int] = field(default_factory=set)  # ledgers that are not marked yet
+    tail: Group | None = None
+    previous: tuple[int, int] = (0, 0)
+    next_id: int = 1
+    used: list[tuple[str, int]] = field(default_factory=list)  # replayed files, and where what counts ends
+    reserve_bytes: int = 0  # its size; 0 for none
+    needed: set[int] = field(default_factory=set)  # useless segments whose tail is not rewritten yet
+    useless: list[str] = field(default_factory=list)  # paths of files to remove in the end
+    unlisted: list[str] = field(default_factory=list)  # likewise, but no start needs them, whatever happens
+    notes: list[str] = field(default_factory=list)  # for the log: what was wrong
+
+    def __post_init__(self) -> None:
+        """Begin with no ledgers."""
+        self.ledgers = States(self.deleted)
+
+    def state(self, ledger_id: int) -> LedgerState:
+        """Give a ledger's state, a new one where there is none."""
+        return self.ledgers.make(ledger_id)
+
+    def lose_all(self, why: str) -> None:
+        """Conclude that data was lost that may concern any ledger."""
+        self.is_all_damaged = True
+        self.notes.append(why)
+
+    def forget_deleted(self) -> None:
+        """Leave out deleted ledgers, whatever segments and indexes still say of them (rule 15)."""
+        for ledger_id in [one for one in self.ledgers.live if one in self.deleted]:
+            self.ledgers.remove(ledger_id)
+        self.ledgers.count()
+        self.damaged = {one for one in self.damaged if one not in self.deleted}
+
+    def first_records(self) -> list[Record]:
+        """Give the records that a restart writes first: the tail's, and marks for the damage it found."""
+        records: list[Record] = []
+        if self.tail is not None:
+            packed = self.tail.packed_rows
+            for number, row in enumerate(self.tail.rows):
+                if row.ledger_id in self.deleted:
+                    continue  # the checkpoint knew of the tombstone before the tail was durable
+                if row.marks_all or (row.kind == form.KIND_MARK and row.ledger_id in self.damaged):
+                    continue  # one follows, whether it was found here or elsewhere
+                body = self.tail.bodies[number]
+                at = number * form.ROW_BYTES
+                size = form.ROW_BYTES + len(body)
+                event = _event_of(row, body)
+                records.append(Record(packed[at : at + form.ROW_BYTES], body or None, event, _ignore, size))
+        if self.is_all_damaged:
+            change = Change(form.KIND_MARK, 0, is_for_all=True)
+            row_of_all = form.mark_row(0, all_ledgers=True)
+            records.append(Record(row_of_all, None, change, _ignore, form.ROW_BYTES))
+        for ledger_id in sorted(self.damaged):
+            change = Change(form.KIND_MARK, ledger_id)
+            records.append(Record(form.mark_row(ledger_id), None, change, _ignore, form.ROW_BYTES))
+        return records
+
+
+def _event_of(row: form.Row, body: memoryview) -> Block | Change:
+    if row.kind == form.KIND_BLOCK:
+        return Block(body)
+    return Change(
+        row.kind,
+        row.ledger_id,
+        row.term,
+        row.statement(body) if row.kind == form.KIND_STATEMENT else None,
+        lock=bytes(body) if row.kind == form.KIND_LOCK else b"",
+        first=row.first if row.kind == form.KIND_TRIM else 0,
+    )
+
+
+def _ignore(error: StorageError | None) -> None:
+    """Nobody waits: the restart awaits a barrier behind the record."""
+
+
+class Restart:
+    """The reading of a bookie's directories."""
+
+    def __init__(self, disk: Disk, directories: Sequence[str], segments: Segments) -> None:
+        """Take where to look, and the segments to add to."""
+        self._disk = disk
+        self._directories = directories
+        self._segments = segments
+        self._at: dict[str, str] = {}  # the directory of each file's name
+        self._checkpoint: Checkpoint | None = None
+        self._is_table_lost = False
+        self._unread_indexes: dict[int, DiskFailedError] = {}
+        self._learnt: set[int] = set()  # ledgers of which nothing says since when their entries count
+        self._found = Restarted(home=directories[0])
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._at[name], name)
+
+    async def run(self, *, spare_bytes: int) -> Restarted:
+        """Read everything that has to be read.
+
+        Args:
+            spare_bytes: the size of files that can be used again.
+
+        Raises:
+            UnknownVersionError: something is of another format version.
+            CorruptRecordError: the directories cannot be those of one bookie.
+            DiskFailedError: the disk fails to give something. What it holds is neither lost nor known, and
+                nothing is concluded from it.
+        """
+        try:
+            return await self._run(spare_bytes)
+        except DiskFailedError as error:
+            raise DiskFailedError(
+                f"{error}. Nothing is concluded from what cannot be read: start again, and replace this "
+                "bookie if its disk never gives it"
+            ) from error
+
+    async def _run(self, spare_bytes: int) -> Restarted:
+        found = self._found
+        for directory in self._directories:
+            # The process before may have been killed between a change of a name and its sync. What is
+            # concluded here, of ids that are free and files that nobody lists, must hold after a power cut.
+            await self._disk.sync_directory(directory)
+            for name in await self._disk.list_directory(directory):
+                if name == names.CHECKPOINT and name in self._at:
+                    raise CorruptRecordError(
+                        f"{directory} and {self._at[name]} both hold a checkpoint, and a bookie has one: one "
+                        "of them is a copy, or belongs to another bookie"
+                    )
+                if name in self._at and names.id_of(name, names.SEGMENT_SUFFIX) is not None:
+                    raise CorruptRecordError(
+                        f"{directory} and {self._at[name]} both hold {name}, and a segment is one file: keep "
+                        "the one that the bookie wrote to, and move the other one away"
+                    )
+                self._at.setdefault(name, directory)
+                if name == names.RESERVE + TEMPORARY_SUFFIX:
+                    continue  # Written over when the next reserve is, which may be before all is cleaned up.
+                if name.endswith(TEMPORARY_SUFFIX):
+                    found.unlisted.append(os.path.join(directory, name))
+                elif name.endswith(names.SPARE_SUFFIX):
+                    await self._take_spare(directory, name, spare_bytes)
+        await self._read_checkpoint()
+        if self._at.get(names.RESERVE) == found.home:
+            found.reserve_bytes = await self._size_of(names.RESERVE)
+        on_disk = self._ids(names.SEGMENT_SUFFIX) | self._ids(names.INDEX_SUFFIX)
+        rows = self._checkpoint.segments if self._checkpoint is not None else {}
+        # Without a checkpoint the names are all that says which ids were used: a spare file's was, too, and a
+        # segment of that id, given up in its turn, would be renamed over it.
+        used = on_disk | self._ids(names.SPARE_SUFFIX)
+        found.next_id = max([found.next_id, *(one + 1 for one in used)])
+        await self._open(sorted(on_disk | set(rows)), rows)
+        found.forget_deleted()
+        is_empty = not self._segments.by_id and found.tail is None
+        if self._checkpoint is None and (not is_empty or names.COOKIE in self._at):
+            found.lose_all("there is no good checkpoint")
+        return found
+
+    def _ids(self, suffix: str) -> set[int]:
+        return {one for name in self._at if (one := names.id_of(name, suffix)) is not None}
+
+    async def _take_spare(self, directory: str, name: str, spare_bytes: int) -> None:
+        path = os.path.join(directory, name)
+        file = await self._disk.open(path)
+        is_of_use = file.size() == spare_bytes
+        file.close()
+        if is_of_use:
+            self._found.spares.append((directory, name))
+        else:
+            self._found.useless.append(path)
+
+    async def _size_of(self, name: str) -> int:
+        file = await self._disk.open(self._path(name))
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    async def _read_checkpoint(self) -> None:
+        if names.CHECKPOINT not in self._at:
+            return
+        self._found.home = self._at[names.CHECKPOINT]
+        file = await self._disk.open(self._path(names.CHECKPOINT))
+        try:
+            self._checkpoint = parse_checkpoint(await file.read(0, file.size()))
+        except form.UnknownVersionError:
+            raise
+        except CorruptRecordError as error:
+            # It may have held fences that are nowhere else.
+            self._found.lose_all(str(error))
+            return
+        finally:
+            file.close()
+        found = self._found
+        found.deleted = self._checkpoint.deleted
+        found.ledgers = States(found.deleted)
+        table = await self._read_table(self._checkpoint.table)
+        found.ledgers.load(self._checkpoint.ledgers, table, max(self._ids(names.TABLE_SUFFIX), default=0))
+        if self._checkpoint.is_all_damaged:
+            self._found.lose_all("data was lost before this start, and nobody knows of which ledgers")
+        self._found.next_id = self._checkpoint.next_segment
+
+    async def _read_table(self, number: int) -> Table:
+        """Read the table of ledgers that the checkpoint names; all others are of no use."""
+        wanted = names.table_name(number)
+        others = map(names.table_name, sorted(self._ids(names.TABLE_SUFFIX) - {number}))
+        self._found.useless += map(self._path, others)
+        if not number:
+            return Table()
+        try:
+            if wanted not in self._at:
+                raise CorruptRecordError(f"ledger table {number} is missing")
+            file = await self._disk.open(self._path(wanted))
+            try:
+                return Table.parse(number, await file.read(0, file.size()))
+            finally:
+                file.close()
+        except CorruptRecordError as error:
+            # It may have held fences that are nowhere else.
+            self._found.lose_all(str(error))
+            self._is_table_lost = True
+            return Table()
+
+    async def _open(self, segment_ids: list[int], rows: dict[int, SegmentRow]) -> None:
+        """Take over what is sealed, and replay the rest, newest first."""
+        opened: dict[int, Segment] = {}
+        for segment_id in segment_ids:
+            row = rows.get(segment_id)
+            name = names.segment_name(segment_id)
+            is_sealed = row is not None and row.is_sealed and names.index_name(segment_id) in self._at
+            if row is not None and is_sealed and name in self._at and await self._learn_from(row):
+                header = form.SegmentHeader(segment_id, row.generation, row.end)
+                self._segments.add_sealed(Segment(self._at[name], header, self._segments.shelf), row)
+                continue
+            segment = await self._open_unsealed(segment_id, is_listed=row is not None)
+            if segment is not None:
+                opened[segment_id] = segment
+                if row is not None and row.end:  # not sealed yet, or its index is missing
+                    segment.end, segment.said = row.end, row
+        for segment in opened.values():
+            await self._try_index(segment)
+        unsealed = {one: segment for one, segment in opened.items() if segment.sealed is None}
+        await self._replay(unsealed)
+
+    async def _open_unsealed(self, segment_id: int, *, is_listed: bool) -> Segment | None:
+        """Open a segment; None where it is of no use or lost."""
+        checkpoint = self._checkpoint
+        name, index_name = names.segment_name(segment_id), names.index_name(segment_id)
+        if not is_listed and checkpoint is not None and segment_id < checkpoint.next_segment:
+            # It was given up, and the crash came before its file was gone.
+            self._found.unlisted += [self._path(one) for one in (name, index_name) if one in self._at]
+            return None
+        if name not in self._at:
+            await self._lose(segment_id, f"segment {segment_id} is missing")
+            return None
+        path = self._path(name)
+        file = await self._disk.open(path)
+        try:
+            header = form.parse_segment_header(await file.read(0, form.DATA_OFFSET))
+            if header.segment_id != segment_id:
+                raise CorruptRecordError(f"it is segment {header.segment_id}")
+        except (form.UnknownVersionError, DiskFailedError):
+            file.close()
+            raise
+        except CorruptRecordError as error:
+            # A good index names the life of the file as well, and every block has its own checksums.
+            try:
+                index = await self._index_head(segment_id)
+            except DiskFailedError:
+                file.close()
+                raise
+            if index is None:
+                file.close()
+                if is_listed or index_name in self._at:
+                    await self._disk.rename(path, path + DAMAGED_SUFFIX)
+                    await self._lose(segment_id, f"segment {segment_id}: {error}")
+                else:
+                    self._found.useless.append(path)  # the crash came while it was created
+                return None
+            header = form.SegmentHeader(segment_id, index.generation, file.size())
+        return Segment(self._at[name], header, self._segments.shelf, file)
+
+    async def _index_head(self, segment_id: int) -> IndexHead | None:
+        name = names.index_name(segment_id)
+        if name not in self._at:
+            return None
+        file = await self._disk.open(self._path(name))
+        try:
+            head = await read_head(file, name)
+        except CorruptRecordError as error:
+            self._found.notes.append(f"{name}: {error}")
+            return None
+        finally:
+            file.close()
+        return head if head.segment_id == segment_id else None
+
+    async def _lose(self, segment_id: int, why: str) -> None:
+        """Conclude what is lost with a segment: what its index says, or anything."""
+        found = self._found
+        found.next_id = max(found.next_id, segment_id + 1)
+        head = await self._index_head(segment_id)
+        if head is None:
+            found.lose_all(why)
+            return
+        path = self._path(names.index_name(segment_id))
+        try:
+            rows = await self._segments.read_index(path, _row_of(head)).ledgers()
+        except UnreadIndexError as error:
+            raise DiskFailedError(str(error)) from error
+        except CorruptRecordError:
+            found.lose_all(why)
+        else:
+            found.damaged.update(row.ledger_id for row in rows)
+            found.notes.append(f"{why}; it held entries of {len(rows)} ledgers")
+        found.useless.append(path)
+
+    async def _try_index(self, segment: Segment) -> None:
+        """Take a segment as sealed if it has a good index, which the checkpoint does not know of yet."""
+        try:
+            head = await self._index_head(segment.segment_id)
+        except DiskFailedError as error:
+            self._unread_indexes[segment.segment_id] = error
+            return
+        if head is None or head.generation != segment.header.generation:
+            return
+        row = _row_of(head)
+        if not await self._learn_from(row):
+            segment.end, segment.said = head.end, row
+            return
+        segment.rest()
+        self._segments.add_sealed(segment, row)
+
+    @property
+    def _is_learning(self) -> bool:
+        """Tell whether what was known of ledgers, or of some, is lost."""
+        return self._checkpoint is None or self._is_table_lost
+
+    async def _learn_from(self, row: SegmentRow) -> bool:
+        """Learn of ledgers from an index, if what knew of them is lost; False where it cannot be read.
+
+        What the checkpoint and the table knew, or some of it, is in the indexes as well. Without it nothing
+        there would count, and the segment would be given up.
+        """
+        if not self._is_learning:
+            return True
+        index = self._segments.read_index(self._path(names.index_name(row.segment_id)), row)
+        try:
+            self._learn(row.segment_id, await index.ledgers())
+        except CorruptRecordError as error:
+            self._found.notes.append(str(error))
+            return False
+        return True
+
+    def _learn(self, segment_id: int, rows: list[LedgerRow]) -> None:
+        for row in rows:
+            state = self._found.state(row.ledger_id)
+            if not state.since:
+                self._learnt.add(row.ledger_id)
+            if row.ledger_id in self._learnt:
+                # The indexes do not come in order where one was rebuilt.
+                state.since = min(state.since or segment_id, segment_id)
+            if state.since <= segment_id:
+                state.last_entry = max(state.last_entry, row.highest)
+            if row.statement is not None:
+                state.learn_statement(row.statement)
+
+    async def _replay(self, unsealed: dict[int, Segment]) -> None:
+        """Replay what is not sealed, newest first: each says where the one before it ended."""
+        found = self._found
+        ask: Callable[[], Awaitable[tuple[int, int] | None]] | None = None
+        is_last = True
+        is_lone = False  # the tail is all that its segment holds
+        replayed: list[tuple[Segment, Replayed]] = []
+        for segment_id in sorted({*unsealed, *self._segments.by_id}, reverse=True):
+            segment = unsealed.get(segment_id)
+            if segment is None:
+                sealed = self._segments.by_id[segment_id]
+                if is_last:
+                    found.previous = (segment_id, sealed.end)
+                is_last = False
+                ask = partial(self._named_by, sealed)
+                continue
+            # It may be in the page cache only, of a process that was killed as it wrote it, and where one of
+            # the segments before it holds it as well, that may be the copy which was acknowledged.
+            may_be_cut = not is_lone
+            named = await ask() if ask is not None else None  # by the next newer one
+            known = None
+            if named is not None and named[0] <= segment_id:
+                known = named[1] if named[0] == segment_id else form.DATA_OFFSET  # passed over, never used
+            is_over = segment.end > form.DATA_OFFSET
+            if known is None and is_over:
+                # By the checkpoint, or by an index whose head is good and whose pages are not.
+                known = segment.end
+            assert segment.file is not None
+            # Where it is said to end, a tail behind that has been written elsewhere, and may be outdated.
+            result = await replay_segment(
+                segment.file, segment.header, proven_end=known, is_last=is_last and not is_over
+            )
+            if result.unread is not None:
+                # It may hold what was acknowledged, or may not: neither lost nor torn.
+                raise result.unread
+            if segment_id in self._unread_indexes and (result.damaged or result.is_all_damaged):
+                raise self._unread_indexes[segment_id]  # which may tell what was there
+            if result.previous is not None:
+                ask = partial(_known_already, result.previous)
+                # A first group that is torn says where the segment before it ended, but it may have been
+                # that one's tail on its way here: the tail is then still to be had there, and only there.
+                if is_last and (result.groups or result.tail is not None):
+                    self._take_tail(result.tail)
+                    # What is given up is soon gone, perhaps before the segment in front of it is sealed: only
+                    # what is written next then says where that one ends.
+                    is_given_up = not result.groups and not result.is_all_damaged
+                    is_lone = not result.groups
+                    found.previous = result.previous if is_given_up else (segment_id, result.end)
+                    is_last = False
+            elif not result.is_all_damaged:
+                await segment.close()  # prepared and never used
+                found.useless.append(segment.path)
+                found.used.append((segment.path, form.DATA_OFFSET))
+                continue
+            replayed.append((segment, result))
+            if may_be_cut and not (result.damaged or result.is_all_damaged):  # else it may be needed as proof
+                found.used.append((segment.path, result.written))
+        for segment, result in reversed(replayed):
+            await self._apply(segment, result)
+
+    def _take_tail(self, tail: Group | None) -> None:
+        found = self._found
+        found.tail = tail
+        # The damage itself is passed over from now on: the tail is proof that somebody has seen it, and what
+        # is in it counts like what is in any other group.
+        if tail is not None and not found.is_all_damaged and any(row.marks_all for row in tail.rows):
+            found.lose_all("data was lost before this start, and nobody knows of which ledgers")
+
+    async def _named_by(self, segment: Segment) -> tuple[int, int] | None:
+        """Give which segment came before a sealed one, and that one's end; None where it cannot tell."""
+        start = await segment.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
+        group = form.peek_group_header(start, segment.header, form.DATA_OFFSET, segment.end)
+        if group is None:
+            return None
+        head = memoryview(await segment.read(form.DATA_OFFSET, group.head_bytes))
+        if form.parse_group_rows(group, head) is None:
+            return None
+        return (group.previous_segment, group.previous_end)
+
+    async def _apply(self, segment: Segment, result: Replayed) -> None:
+        found = self._found
+        if result.is_all_damaged and not found.is_all_damaged:
+            found.lose_all(f"segment {segment.segment_id} has groups that cannot be read")
+        for ledger_id in result.damaged:
+            if not found.state(ledger_id).is_damaged:
+                found.damaged.add(ledger_id)
+                found.notes.append(f"segment {segment.segment_id} has damaged data of ledger {ledger_id}")
+        for ledger_id, term in result.terms.items():
+            state = found.state(ledger_id)
+            state.term = max(state.term, term)
+        for ledger_id, lock in result.locks.items():
+            found.state(ledger_id).lock = lock
+        for ledger_id in result.deleted:
+            found.deleted.add(ledger_id)
+        for ledger_id, statement in result.statements.items():
+            found.state(ledger_id).learn_statement(statement)
+        for ledger_id, first in result.trims.items():
+            state = found.state(ledger_id)
+            state.first = max(state.first, first)
+        for ledger_id in result.forgotten:
+            state = found.state(ledger_id)
+            if ledger_id in self._learnt:
+                state.since = segment.segment_id  # what was learnt may be of later segments
+            elif state.since < segment.segment_id:  # else the checkpoint knows of it, or of a later one
+                state.since, state.last_entry = segment.segment_id, -1
+        for ledger_id, runs in result.index.ledgers.items():
+            state = found.state(ledger_id)
+            if not state.since or ledger_id in self._learnt:
+                # What was learnt from the indexes of later segments does not make this one's outdated.
+                state.since = min(state.since or segment.segment_id, segment.segment_id)
+            if state.since <= segment.segment_id:
+                state.last_entry = max(state.last_entry, runs.highest)
+        if not result.groups and not result.is_all_damaged:
+            await segment.close()  # nothing but a tail, which is written elsewhere, or a torn group
+            found.useless.append(segment.path)
+            found.needed.add(segment.segment_id)
+            return
+        segment.index, segment.end = result.index, result.end
+        self._segments.add(segment)
+
+
+async def _known_already(previous: tuple[int, int]) -> tuple[int, int] | None:
+    return previous
+
+
+def _row_of(head: IndexHead) -> SegmentRow:
+    return SegmentRow(head.segment_id, head.generation, head.end, head.lowest_ledger, head.highest_ledger)

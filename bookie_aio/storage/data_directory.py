@@ -1,0 +1,115 @@
+"""A data directory: what lies where in it, whose it is, and who has it open.
+
+    DIR/cookie.json              whose it is (rule 6): a `metadata.access.bookies.Cookie`
+    DIR/lock                     flocked by the process that has the directory open
+    DIR/checkpoint               `bookie_aio.storage.ledgers.checkpoint`
+    DIR/NUMBER.ledgers           the table of ledgers that it names
+    (`bookie_aio.storage.ledgers.ledger_table`)
+    DIR/reserve                  preallocated space for fences and recovery adds
+    DIR/ID.segment, DIR/ID.index a segment (ID: 16 hexadecimal digits), and the index of a sealed one
+    DIR/ID.spare                 a file that was segment ID, kept to be made a segment again
+
+A bookie may have several. Each has a cookie and a lock; the checkpoint, the table of ledgers and the reserve
+are in one of them, the *home*; an index is beside its segment.
+
+Owns these names and the cookie file. Does not decide whether a cookie is the right one: that takes the
+metadata store, and is the startup's.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from bookie_aio.storage.disk.atomic_files import TEMPORARY_SUFFIX, write_file
+from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
+from bookie_aio.storage.segment.names import (
+    CHECKPOINT,
+    COOKIE,
+    INDEX_SUFFIX,
+    LOCK,
+    RESERVE,
+    SEGMENT_SUFFIX,
+    SPARE_SUFFIX,
+    TABLE_SUFFIX,
+    id_of,
+)
+from metadata.access.bookies import Cookie
+from metadata.errors import (
+    CookieMismatchError,
+    CorruptRecordError,
+    MetadataCorruptError,
+)
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.disk.disk import Disk
+
+
+_COOKIE_BYTES_MAX = 64 * 1024
+_SUFFIXES = (SEGMENT_SUFFIX, INDEX_SUFFIX, SPARE_SUFFIX, TABLE_SUFFIX)
+
+
+async def read_cookie(disk: Disk, directory: str) -> Cookie | None:
+    """Read whose directory it is; None where there is no directory, or no cookie in it.
+
+    Raises:
+        CorruptRecordError: there is a cookie that does not parse.
+    """
+    try:
+        file = await disk.open(os.path.join(directory, COOKIE))
+    except FileNotFoundError:
+        return None
+    try:
+        text = bytes(await file.read(0, min(file.size(), _COOKIE_BYTES_MAX)))
+    finally:
+        file.close()
+    try:
+        return Cookie.from_json(text)
+    except MetadataCorruptError as error:
+        raise CorruptRecordError(f"the cookie in {directory} is damaged: {error}") from error
+
+
+async def write_cookie(disk: Disk, directory: str, cookie: Cookie) -> None:
+    """Write, or replace, the directory's cookie. Durable on return."""
+    await write_file(disk, directory, COOKIE, [cookie.to_json()])
+
+
+async def is_empty(disk: Disk, directory: str) -> bool:
+    """Tell whether a directory is missing or holds nothing (but perhaps a lock)."""
+    try:
+        return set(await disk.list_directory(directory)) <= {LOCK}
+    except FileNotFoundError:
+        return True
+
+
+async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force: bool = False) -> None:
+    """Create the directory where it is missing, and make it this bookie's.
+
+    Args:
+        force: throw away what is in it. All that it held is lost.
+
+    Raises:
+        CookieMismatchError: it is not empty, and `force` is not given.
+        DirectoryInUseError: a bookie is running on it.
+    """
+    await disk.make_directory(directory)
+    lock = disk.lock_directory(directory)
+    try:
+        if not await is_empty(disk, directory):
+            if not force:
+                raise CookieMismatchError(f"{directory} is not empty; formatting it would lose what it holds")
+            for name in await disk.list_directory(directory):
+                if name != LOCK and _is_ours(name):
+                    await disk.unlink(os.path.join(directory, name))
+        # The checkpoint first: a directory with a cookie and without a checkpoint has lost something.
+        await write_file(disk, directory, CHECKPOINT, empty_checkpoint())
+        await write_cookie(disk, directory, cookie)
+        await disk.sync_directory(os.path.join(directory, os.pardir))
+    finally:
+        lock.release()
+
+
+def _is_ours(name: str) -> bool:
+    stem = name.removesuffix(TEMPORARY_SUFFIX)
+    known = (COOKIE, CHECKPOINT, RESERVE)
+    return stem in known or any(id_of(stem, suffix) is not None for suffix in _SUFFIXES)

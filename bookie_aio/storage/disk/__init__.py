@@ -1,0 +1,1 @@
+"""The `Disk` seam, and what stands directly on it: fail-stop, open files, atomic replacement."""

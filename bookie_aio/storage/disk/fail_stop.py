@@ -1,0 +1,83 @@
+"""Fail-stop for names (rule 2): once a change could not be made durable, none is made any more.
+
+Owns the `Disk` that an engine works on, in front of the one it was given. After a failed sync of a directory
+the system may count its changes as written: another sync that was under way, or one that comes later, then
+says that all is well. Whoever believed it would list a file in the checkpoint that the next power cut takes
+away. The journal keeps the rule for what is written to segments by itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from metadata.errors import DiskFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from bookie_aio.storage.disk.disk import DirectoryLock, Disk, File, Space
+    from metadata.errors import StorageError
+
+_T = TypeVar("_T")
+
+
+class FailStopDisk:
+    """A disk that changes no name once something has failed, or has failed elsewhere (`stop`)."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._error: StorageError | None = None
+
+    def stop(self, error: StorageError) -> None:
+        """Let nothing be changed from now on."""
+        self._error = self._error or error
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise DiskFailedError(f"nothing is changed on this disk any more: {self._error}")
+
+    async def _change(self, change: Callable[..., Awaitable[_T]], *paths: str) -> _T:
+        self._check()
+        try:
+            return await change(*paths)
+        except DiskFailedError as error:
+            self.stop(error)
+            raise
+
+    async def create(self, path: str) -> File:
+        """See `Disk`."""
+        return await self._change(self._disk.create, path)
+
+    async def make_directory(self, path: str) -> None:
+        """See `Disk`."""
+        await self._change(self._disk.make_directory, path)
+
+    async def rename(self, old: str, new: str) -> None:
+        """See `Disk`."""
+        await self._change(self._disk.rename, old, new)
+
+    async def unlink(self, path: str) -> None:
+        """See `Disk`."""
+        await self._change(self._disk.unlink, path)
+
+    async def sync_directory(self, path: str) -> None:
+        """See `Disk`."""
+        await self._change(self._disk.sync_directory, path)
+        # Where another sync failed meanwhile, this one is no word for what that was to write.
+        self._check()
+
+    async def open(self, path: str) -> File:
+        """See `Disk`."""
+        return await self._disk.open(path)
+
+    async def list_directory(self, path: str) -> list[str]:
+        """See `Disk`."""
+        return await self._disk.list_directory(path)
+
+    def lock_directory(self, path: str) -> DirectoryLock:
+        """See `Disk`."""
+        return self._disk.lock_directory(path)
+
+    def space(self, path: str) -> Space:
+        """See `Disk`."""
+        return self._disk.space(path)

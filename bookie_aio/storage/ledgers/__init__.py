@@ -1,0 +1,1 @@
+"""What a bookie remembers of each ledger beside its entries: terms, fences, marks, tombstones."""

@@ -1,0 +1,201 @@
+"""The checkpoint: what must outlive the segments it was journaled in, in one small file. Pure.
+
+It holds, for each ledger, its term, its damage, its lock, its highest entry and its highest LAC statement,
+which ledgers have been deleted, and which segments there are. Of ledgers that it has no row of, the table
+that it names has one (`states`). It covers at least every sealed segment; what it holds beyond is harmless,
+since all of it only grows. It is replaced atomically: when a segment is created (before its first group),
+when one is sealed, and before the file of one is given up. Little-endian:
+
+      0  4s   magic b"BKC1"
+      4  u32  crc            CRC32C of byte 8 up to the end
+      8  u32  version        5 (4: the same, no segment of generation 0; 3: without `table` as well)
+     12  u32  flags          1: data was lost that may concern any ledger
+     16  u64  next_segment   the lowest segment id that was never used
+     24  u64  segments
+     32  u64  ledgers
+     40  u64  ranges
+     48  u64  table          the number of the table of ledgers, 0: there is none
+     56  segments × 40 bytes: u64 id, u64 generation (0: it is not sealed, and what follows the end is 0), u64
+             where its groups end (0: it is written to, or nothing is known), u64 lowest, u64 highest ledger
+             in its index
+      …  ranges × 16 bytes:  u64 first, u64 last id of deleted ledgers, ascending
+      …  ledgers × 144 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: damaged, 2: locked),
+             u32 code's bytes (all ones: no statement), u64 content term, i64 LAC, i64 LAFR,
+             u32 crc, u32 reserved, 32s code, 32s lock, u64 the segment from which on entries count,
+             i64 the first entry that is kept
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
+
+from bookie_aio.storage.ledgers.id_ranges import IdRanges
+from bookie_aio.storage.segment.format import UnknownVersionError
+from bookie_aio.storage.segment.segment import SegmentRow
+from bookie_aio.wire.blocks import LacStatement
+from metadata.errors import CorruptRecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from bookie_aio.wire.blocks import Buffer
+
+VERSION = 5
+CHECKPOINT_MAGIC = b"BKC1"
+_HEAD = struct.Struct("<4sIIIQQQQQ")
+_VERSION_WITHOUT_TABLE = 3
+_VERSIONS_READ = (_VERSION_WITHOUT_TABLE, 4, VERSION)
+_TABLE_BYTES = 8
+_SEGMENT = struct.Struct("<QQQQQ")
+_RANGE = struct.Struct("<QQ")
+_LEDGER = struct.Struct("<QQqIIQqqII32s32sQq")
+_COVERED_FROM = 8
+_FLAG_ALL_DAMAGED = 1
+_FLAG_DAMAGED = 1
+_FLAG_LOCKED = 2
+_NO_STATEMENT = 0xFFFFFFFF
+LEDGER_BYTES = _LEDGER.size
+assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (56, 40, 144)
+
+
+class LedgerState:
+    """What the bookie knows of a ledger besides where its entries lie."""
+
+    __slots__ = ("accepted", "first", "is_damaged", "last_entry", "lock", "since", "statement", "term")
+
+    def __init__(self) -> None:
+        self.term = 0  # highest accepted, perhaps not durable yet
+        self.last_entry = -1
+        self.statement: LacStatement | None = None
+        self.is_damaged = False
+        self.lock = b""  # what a request's token is held against, perhaps not durable yet; empty: none
+        self.accepted = 0  # the number of the last record accepted for it
+        self.since = 0  # the segment from which on its entries count; 0: from the first
+        self.first = 0  # entries below are not kept
+
+    def learn_statement(self, statement: LacStatement) -> None:
+        """Keep the higher of two statements; of equal LACs the one with the higher LAFR."""
+        known = self.statement
+        if known is None or (statement.lac, statement.lafr) > (known.lac, known.lafr):
+            self.statement = statement
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint's contents."""
+
+    next_segment: int = 1
+    segments: dict[int, SegmentRow] = field(default_factory=dict)
+    is_all_damaged: bool = False
+    ledgers: dict[int, LedgerState] = field(default_factory=dict)
+    deleted: IdRanges = field(default_factory=IdRanges)
+    table: int = 0
+
+
+def pack_state(ledger_id: int, state: LedgerState) -> bytes:
+    """Give a ledger's row."""
+    statement = state.statement
+    term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
+    return _LEDGER.pack(
+        ledger_id, state.term, state.last_entry,
+        _FLAG_DAMAGED * state.is_damaged | _FLAG_LOCKED * bool(state.lock),
+        _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac, state.lock,
+        state.since, state.first,
+    )  # fmt: skip
+
+
+def unpack_state(row: Buffer) -> LedgerState:
+    """Give the state that a row says."""
+    return _state_of(_LEDGER.unpack(row))
+
+
+def _state_of(fields: tuple[Any, ...]) -> LedgerState:
+    _, term, last_entry, flags, mac_bytes, content_term, lac, lafr, crc, _, mac, lock, since, first = fields
+    state = LedgerState()
+    state.term, state.last_entry, state.since, state.first = term, last_entry, since, first
+    state.is_damaged = bool(flags & _FLAG_DAMAGED)
+    state.lock = lock if flags & _FLAG_LOCKED else b""
+    if mac_bytes != _NO_STATEMENT:
+        state.statement = LacStatement(content_term, lac, lafr, crc, mac[:mac_bytes])
+    return state
+
+
+def encode_checkpoint(
+    next_segment: int,
+    segments: Iterable[SegmentRow],
+    is_all_damaged: bool,
+    rows: Sequence[bytes],
+    deleted: bytes = b"",
+    table: int = 0,
+) -> list[bytes]:
+    """Give the file's bytes, in parts.
+
+    Args:
+        rows: what `pack_state` made of ledgers, one or several joined: of all of which the table has no row,
+            or another one.
+        deleted: the deleted ledgers, as `IdRanges.packed` gives them.
+        table: the number of the table.
+    """
+    segment_rows = [_SEGMENT.pack(*row) for row in sorted(segments)]
+    flags = _FLAG_ALL_DAMAGED if is_all_damaged else 0
+    count = sum(map(len, rows)) // _LEDGER.size
+    head = _HEAD.pack(
+        CHECKPOINT_MAGIC,
+        0,
+        VERSION,
+        flags,
+        next_segment,
+        len(segment_rows),
+        count,
+        len(deleted) // _RANGE.size,
+        table,
+    )
+    covered = [b"".join((head[_COVERED_FROM:], *segment_rows, deleted)), *rows]
+    crc = 0
+    for part in covered:
+        crc = crc32c(part, crc)
+    return [CHECKPOINT_MAGIC + crc.to_bytes(4, "little"), *covered]
+
+
+def empty_checkpoint() -> list[bytes]:
+    """Give the checkpoint of a bookie that holds nothing yet."""
+    return encode_checkpoint(1, (), False, ())
+
+
+def parse_checkpoint(data: Buffer) -> Checkpoint:
+    """Parse and check the file's bytes.
+
+    Raises:
+        CorruptRecordError: they do not parse.
+        UnknownVersionError: they are of another version.
+    """
+    head = bytes(data[: _HEAD.size]).ljust(_HEAD.size, b"\0")
+    _, crc, version, flags, next_segment, segments, ledgers, ranges, table = _HEAD.unpack(head)
+    segments_at = _HEAD.size
+    if version == _VERSION_WITHOUT_TABLE:
+        segments_at, table = _HEAD.size - _TABLE_BYTES, 0
+    if head[:4] != CHECKPOINT_MAGIC or len(data) < segments_at:
+        raise CorruptRecordError("the checkpoint is damaged")
+    ranges_at = segments_at + _SEGMENT.size * segments
+    ledgers_at = ranges_at + _RANGE.size * ranges
+    view = memoryview(data)
+    if crc32c(view[_COVERED_FROM:]) != crc:
+        raise CorruptRecordError("the checkpoint is damaged")
+    if version not in _VERSIONS_READ:
+        raise UnknownVersionError(
+            f"a checkpoint of format version {version}; this program knows {VERSION}. It cannot be taken "
+            "over: start a new bookie in an empty directory, and have the ledgers of the old one repaired"
+        )
+    if len(data) != ledgers_at + LEDGER_BYTES * ledgers:
+        raise CorruptRecordError("the checkpoint is damaged")
+    found = Checkpoint(next_segment, is_all_damaged=bool(flags & 1), table=table)
+    rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[segments_at:ranges_at]))
+    found.segments = {row.segment_id: row for row in rows}
+    found.deleted = IdRanges(_RANGE.iter_unpack(view[ranges_at:ledgers_at]))
+    for fields in _LEDGER.iter_unpack(view[ledgers_at:]):
+        found.ledgers[fields[0]] = _state_of(fields)
+    return found

@@ -1,0 +1,252 @@
+"""The states of all ledgers: those in use as objects, the rest packed and sorted. Pure.
+
+A bookie may hold millions of ledgers, of which few are in use at a time. So there is a *table*, the packed
+rows of all ledgers as they were at one moment, in a file of its own that is never changed; and there are
+*live* states, objects, of the ledgers that were asked for since. A checkpoint holds the live ones and names
+the table. When the live ones have become many, a new table is made of both.
+
+Invariants: a state that differs from its row in the table is live. Only what `make` gives may be changed, and
+nobody keeps it over an `await` to do so: `rest` may let go of it then, but never while something accepted
+for its ledger is on its way to the disk.
+
+The table's file, little-endian:
+
+      0  4s   magic b"BKT1"
+      4  u32  crc            CRC32C of byte 8 up to the end
+      8  u32  version        1
+     12  u32  reserved, 0
+     16  u64  number         of the table, which is in its name, too
+     24  u64  ledgers
+     32  ledgers × 144 bytes, ascending, as in the checkpoint
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left
+from heapq import merge
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from bookie_aio.storage.ledgers.checkpoint import LEDGER_BYTES, LedgerState, pack_state, unpack_state
+from metadata.errors import CorruptRecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from bookie_aio.storage.ledgers.id_ranges import IdRanges
+    from bookie_aio.wire.blocks import Buffer
+
+TABLE_MAGIC = b"BKT1"
+VERSION = 1
+_HEAD = struct.Struct("<4sIIIQQ")
+_COVERED_FROM = 8
+_FLAGS_AT = 24 // 4
+_ROWS_AT_ONCE = 512
+assert _HEAD.size == 32
+
+
+class Table:
+    """Packed rows, ascending by ledger."""
+
+    __slots__ = ("damaged", "ids", "number", "rows")
+
+    def __init__(self, number: int = 0, rows: Buffer = b"") -> None:
+        """Take the rows; table number 0 is the one without any."""
+        self.number = number
+        self.rows: Buffer = rows or bytearray()
+        self.ids = array("Q")
+        self.damaged: set[int] = set()
+        self._index(rows)
+
+    def extend(self, rows: Buffer) -> None:
+        """Take further rows, of a table that is being made: in parts, since it may be large."""
+        assert isinstance(self.rows, bytearray)
+        self.rows += rows
+        self._index(rows)
+
+    def _index(self, rows: Buffer) -> None:
+        if rows:
+            ids = memoryview(rows).cast("Q")[:: LEDGER_BYTES // 8].tolist()
+            flags = memoryview(rows).cast("I")[_FLAGS_AT :: LEDGER_BYTES // 4].tolist()
+            self.ids.extend(ids)
+            self.damaged.update(one for one, flag in zip(ids, flags, strict=True) if flag & 1)
+
+    def row(self, ledger_id: int) -> memoryview | None:
+        """Give a ledger's row."""
+        at = bisect_left(self.ids, ledger_id)
+        if at == len(self.ids) or self.ids[at] != ledger_id:
+            return None
+        return memoryview(self.rows)[at * LEDGER_BYTES : (at + 1) * LEDGER_BYTES]
+
+    def encode(self) -> list[Buffer]:
+        """Give the file's bytes, in parts."""
+        head = _HEAD.pack(TABLE_MAGIC, 0, VERSION, 0, self.number, len(self.ids))[_COVERED_FROM:]
+        crc = crc32c(self.rows, crc32c(head))
+        return [TABLE_MAGIC + crc.to_bytes(4, "little"), head, self.rows]
+
+    @classmethod
+    def parse(cls, number: int, data: Buffer) -> Table:
+        """Parse and check the file's bytes.
+
+        Raises:
+            CorruptRecordError: they do not parse, or are of another version or table.
+        """
+        view = memoryview(data)
+        if len(view) < _HEAD.size or view[:4] != TABLE_MAGIC:
+            raise CorruptRecordError(f"ledger table {number} is damaged")
+        _, crc, version, _, own_number, count = _HEAD.unpack_from(view)
+        rows = view[_HEAD.size :]
+        is_whole = crc32c(view[_COVERED_FROM:]) == crc and len(rows) == count * LEDGER_BYTES
+        if not is_whole or version != VERSION or own_number != number:
+            raise CorruptRecordError(f"ledger table {number} is damaged, or of another version")
+        return cls(number, rows)
+
+
+class States:
+    """The states of one bookie's ledgers."""
+
+    def __init__(self, deleted: IdRanges) -> None:
+        """Start with none; `deleted` ledgers have none, whatever the table still says of them."""
+        self.live: dict[int, LedgerState] = {}
+        self._table = Table()
+        self._deleted = deleted
+        self._sorted: list[int] | None = None
+        self._numbers_used = 0
+        self._new = 0  # how many more ledgers there are than the table has
+        self._stayed = 0  # how many live states did not rest in the last table that was made
+
+    def load(self, live: dict[int, LedgerState], table: Table, numbers_used: int) -> None:
+        """Take what a checkpoint and its table hold; `count` is to follow.
+
+        Args:
+            numbers_used: the highest number of any table that was found: files that are still to be removed
+                have such numbers, and no new table may come under their names.
+        """
+        self.live = live
+        self._numbers_used = numbers_used
+        self._table = table
+
+    def count(self) -> None:
+        """Count the ledgers, after `load`, or after deletions that `remove` was not told of."""
+        deleted, ids = self._deleted, self._table.ids
+        if len(deleted) < len(ids) // 4:
+            gone = sum(bisect_left(ids, last + 1) - bisect_left(ids, one) for one, last in deleted.ranges())
+        else:
+            gone = sum(one in deleted for one in ids)
+        self._new = sum(one in deleted or self._table.row(one) is None for one in self.live) - gone
+
+    def get(self, ledger_id: int) -> LedgerState | None:
+        """Give a ledger's state, to be looked at and not to be changed; None where there is none."""
+        state = self.live.get(ledger_id)
+        if state is None and self._table.number:
+            row = self._table.row(ledger_id)
+            if row is not None and ledger_id not in self._deleted:
+                state = unpack_state(row)
+        return state
+
+    def make(self, ledger_id: int) -> LedgerState:
+        """Give a ledger's state, a new one where there is none; now is the time to change it."""
+        state = self.live.get(ledger_id)
+        if state is None:
+            state = self.get(ledger_id)
+            if state is None:
+                state = LedgerState()
+                self._new += 1
+            self.live[ledger_id] = state
+            self._sorted = None
+        return state
+
+    def remove(self, ledger_id: int) -> None:
+        """Let go of the state of a ledger that is among the deleted ones."""
+        assert ledger_id in self._deleted
+        self._new -= 1
+        if self.live.pop(ledger_id, None) is not None:
+            self._sorted = None
+
+    def __len__(self) -> int:
+        return len(self._table.ids) + self._new
+
+    @property
+    def damaged_count(self) -> int:
+        """Give the number of ledgers of which data was lost."""
+        resting = sum(one not in self.live and one not in self._deleted for one in self._table.damaged)
+        return resting + sum(state.is_damaged for state in self.live.values())
+
+    @property
+    def table_number(self) -> int:
+        """Give the number of the table that a checkpoint must name; 0 for none."""
+        return self._table.number
+
+    @property
+    def next_table_number(self) -> int:
+        """Give the number of the next table."""
+        return max(self._table.number, self._numbers_used) + 1
+
+    def is_table_due(self, live_max: int) -> bool:
+        """Tell whether there are so many live states that a new table should be made.
+
+        Those of ledgers in use stay live whatever the table holds, so that their number alone is no reason.
+        """
+        return len(self.live) > max(live_max, len(self._table.ids) // 4, 2 * self._stayed)
+
+    def ids_from(self, first: int) -> Iterator[int]:
+        """Give the ledgers' ids from `first` on, ascending."""
+        if self._sorted is None:
+            self._sorted = sorted(self.live)
+        ids, live = self._table.ids, self._sorted
+        resting = (ids[at] for at in range(bisect_left(ids, first), len(ids)))
+        rising = merge(resting, (live[at] for at in range(bisect_left(live, first), len(live))))
+        last = -1
+        for one in rising:
+            if one != last and one not in self._deleted:
+                yield one
+            last = one
+
+    # --- making a new table ---
+
+    def new_rows(self, packed: dict[int, bytes]) -> Iterator[Buffer]:
+        """Give the rows of a new table, in parts: the present one's, with those of live states as packed."""
+        ids = self._table.ids
+        at = 0
+        for ledger_id in sorted(packed):
+            until = bisect_left(ids, ledger_id, at)
+            yield from self._kept(at, until)
+            yield packed[ledger_id]
+            at = until + (until < len(ids) and ids[until] == ledger_id)
+        yield from self._kept(at, len(ids))
+
+    def _kept(self, start: int, stop: int) -> Iterator[Buffer]:
+        """Give the rows number `start` to `stop` − 1 of the table, but for those of deleted ledgers."""
+        table, rows = self._table, memoryview(self._table.rows)
+        while start < stop:
+            end = stop
+            for first, last in self._deleted.ranges_from(table.ids[start]):
+                end = bisect_left(table.ids, first, start, stop)
+                then = bisect_left(table.ids, last + 1, end, stop)
+                break
+            else:
+                then = stop
+            end = min(end, start + _ROWS_AT_ONCE)
+            # Perhaps none of them: whoever asks may then pause.
+            yield rows[start * LEDGER_BYTES : end * LEDGER_BYTES]
+            start = end if end - start == _ROWS_AT_ONCE else then
+
+    def rest_on(self, table: Table) -> None:
+        """Go over to a new table, which a durable checkpoint names. Live states stay what they are."""
+        count = len(self)
+        self._table = table
+        self._new = count - len(table.ids)
+
+    def rest(self, ledger_ids: Iterable[int], is_pending: Callable[[LedgerState], bool]) -> None:
+        """Let go of those of these states that the table has as they are."""
+        for ledger_id in ledger_ids:
+            state, row = self.live.get(ledger_id), self._table.row(ledger_id)
+            if state is None or row is None or is_pending(state):
+                continue
+            if pack_state(ledger_id, state) == bytes(row):
+                del self.live[ledger_id]
+        self._sorted = None
+        self._stayed = len(self.live)

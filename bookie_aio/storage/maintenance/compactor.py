@@ -1,0 +1,377 @@
+"""Reclaiming space: segments of which little or nothing counts any more.
+
+Owns the decision which segments are given up, and the copying of what still counts out of mostly dead ones.
+Does not own the giving up itself (`tender`), nor spare files (`provision`).
+
+A segment's *live* bytes are what its index says of ledgers that are still there, above what was trimmed or
+forgotten. With none left it is given up. With few, what counts is appended to the journal again, ledger by
+ledger, like any add, and the segment is given up when all of that is durable. So a crash at any point leaves
+at most copies, of which one counts. Only the copy that counts is appended, and only while nothing that
+concerns its entries was accepted since it was looked up: or an older copy would become the newest one.
+
+Everything goes in small steps: at most so many bytes a second, and at most a share of the loop's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
+
+from bookie_aio.storage.background_task import Background
+from bookie_aio.storage.journal import when_durable
+from bookie_aio.storage.read.copy_order import winning
+from bookie_aio.storage.read.reader import DamagedBlockError, UnreadBlockError, fetch, gather, read_block
+from bookie_aio.storage.segment.format import DATA_OFFSET
+from bookie_aio.storage.segment.segment_set import DamagedIndexError, SegmentGoneError
+from bookie_aio.wire.blocks import Block
+from metadata.errors import (
+    CorruptRecordError,
+    DiskFullError,
+    EntryTooLargeError,
+    NoSuchLedgerError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bookie_aio.storage.journal import AddWatch, Done
+    from bookie_aio.storage.ledgers.ledger_states import Ledgers
+    from bookie_aio.storage.maintenance.sealer import Tender
+    from bookie_aio.storage.read.copy_order import Found
+    from bookie_aio.storage.read.lookup import Lookup
+    from bookie_aio.storage.segment.allocator import Provision
+    from bookie_aio.storage.segment.segment import Segment
+    from bookie_aio.storage.segment.segment_set import Segments
+    from metadata.errors import StorageError
+
+_RUNS_AT_ONCE = 256
+_FETCHED_BYTES = 512 * 1024
+_PAGES_AT_ONCE = 16
+_BYTES_PENDING_MAX = 256 * 1024
+"""Of copies on their way to the disk: adds wait for the groups that these are in."""
+_STEP_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimConfig:
+    """When space is reclaimed, and how fast."""
+
+    compact_below: float = 0.5
+    """A segment is compacted when less than this part of it counts."""
+    compact_below_when_low: float = 0.65
+    """The same while space is low. What is copied takes more than this part of where it is copied to, even
+    where each entry is alone in its group: else it would be copied again and again."""
+    bytes_per_s: int = 32 * 1024 * 1024
+    """How much compaction copies."""
+    loop_share: float = 0.2
+    """The part of the loop's time that it may take; looking for dead segments takes a quarter of that."""
+    pause_s: float = 2.0
+    """How long it waits after something was deleted, for more to be deleted."""
+
+
+class Appending(Protocol):
+    """What compaction needs of the engine."""
+
+    add_watches: set[AddWatch]
+
+    def append_copy(self, block: Block, done: Done) -> None:
+        """Accept a copy of what is stored already."""
+
+    def barrier(self, done: Done) -> None:
+        """Call back when everything accepted is durable."""
+
+
+class _Watch:
+    """Notices adds to a ledger."""
+
+    def __init__(self, ledger_id: int) -> None:
+        self._ledger_id = ledger_id
+        self._noted: list[tuple[int, int]] = []
+        self.is_muted = False
+
+    def note(self, block: Block) -> None:
+        """Take note of an add."""
+        if block.ledger_id == self._ledger_id and not self.is_muted:
+            self._noted.append((block.first_entry, block.last_entry))
+
+    def clear(self) -> None:
+        """Forget what was noted."""
+        self._noted.clear()
+
+    def touches(self, entry_ids: range) -> bool:
+        """Tell whether one of the adds may concern one of these entries."""
+        return any(first <= entry_ids[-1] and last >= entry_ids[0] for first, last in self._noted)
+
+
+class Reclaimer:
+    """Reclaims the space of one engine, in one task at a time."""
+
+    def __init__(
+        self,
+        config: ReclaimConfig,
+        appending: Appending,
+        ledgers: Ledgers,
+        segments: Segments,
+        lookup: Lookup,
+        tender: Tender,
+        provision: Provision,
+        on_failed: Callable[[StorageError], None],
+    ) -> None:
+        """Share the engine's parts. Nothing happens before `notice`."""
+        self._config = config
+        self._appending = appending
+        self._ledgers = ledgers
+        self._segments = segments
+        self._lookup = lookup
+        self._tender = tender
+        self._provision = provision
+        self._background = Background(self._work, on_failed)
+        self._loop = asyncio.get_running_loop()
+        self.close = self._background.close
+        self._noticed = 0
+        self._less = 0  # counts what was deleted, trimmed or forgotten
+        self._looked_s = 0.0
+        self._assessed: dict[int, tuple[int, int]] = {}  # live bytes, and `_less` by then
+        self._immovable: set[int] = set()  # segments with blocks that cannot be read
+        self._bytes_pending = 0
+        self._lost_copy: StorageError | None = None
+        self._owed_s = 0.0
+        self._is_stopped = False
+        self.given_up = 0
+        self.compacted = 0
+        self.copied_bytes = 0
+
+    def notice(self) -> None:
+        """Look, in a while, at segments that have not been looked at since they were sealed."""
+        self._noticed += 1
+        self._background.start()
+
+    def notice_less(self) -> None:
+        """Look, in a while, at all segments: less counts than before."""
+        self._less += 1
+        self.notice()
+
+    def go_on(self) -> None:
+        """Begin again where it stopped for want of space."""
+        if self._is_stopped:
+            self._is_stopped = False
+            self.notice()
+
+    def figures(self) -> dict[str, object]:
+        """Give the figures that `bookie info` shows."""
+        return {
+            "live_bytes": sum(live for live, _ in self._assessed.values()),
+            "given_up": self.given_up,
+            "compacted": self.compacted,
+            "copied_bytes": self.copied_bytes,
+        }
+
+    # --- looking -------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        config, seen = self._config, -1
+        try:
+            while seen != self._noticed:
+                # A store of many segments is looked through less often.
+                rest_s = min(self._looked_s * 4 / config.loop_share, 10 * config.pause_s)
+                await self._background.pause(max(config.pause_s, rest_s))
+                seen, self._looked_s = self._noticed, 0.0
+                await self._look()
+                while (segment := self._worst()) is not None:
+                    await self._compact(segment)
+                    if seen != self._noticed:
+                        break  # perhaps others are dead by now, and cost nothing to give up
+        except DiskFullError:
+            self._is_stopped = True
+
+    async def _look(self) -> None:
+        """Assess every sealed segment, and give up the dead ones."""
+        for segment in self._segments.sealed():
+            known = self._assessed.get(segment.segment_id)
+            if segment.is_gone or (known is not None and known[1] == self._less):
+                continue
+            less, started = self._less, self._loop.time()
+            try:
+                live = await self._live_bytes(segment)
+            except CorruptRecordError:
+                if not segment.is_gone:
+                    await self._tender.rebuild(segment)
+                continue
+            finally:
+                self._looked_s += self._loop.time() - started
+            self._assessed[segment.segment_id] = (live, less)
+            if not live:
+                await self._give_up(segment, is_dead=True)
+        for segment_id in [one for one in self._assessed if one not in self._segments.by_id]:
+            del self._assessed[segment_id]
+
+    async def _live_bytes(self, segment: Segment) -> int:
+        live = pages = 0
+        if segment.sealed is None:
+            return segment.end
+        async for page in segment.sealed.shares():
+            for ledger_id, lowest, highest, size in page:
+                state = self._ledgers.states.get(ledger_id)
+                if state is None or state.since > segment.segment_id or highest < state.first:
+                    continue
+                if lowest < state.first:
+                    size = size * (highest + 1 - state.first) // (highest + 1 - lowest) or 1
+                live += size
+            pages += 1
+            if pages % _PAGES_AT_ONCE == 0:
+                await self._background.pause(0)
+        return live
+
+    async def _give_up(self, segment: Segment, *, is_dead: bool = False) -> None:
+        await self._tender.give_up(segment, is_dead=is_dead)
+        self._assessed.pop(segment.segment_id, None)
+        self.given_up += 1
+
+    def _worst(self) -> Segment | None:
+        """Give the segment that is compacted next."""
+        config = self._config
+        limit = config.compact_below_when_low if self._provision.is_low else config.compact_below
+        worst: tuple[float, Segment] | None = None
+        for segment_id, (live, _) in self._assessed.items():
+            segment = self._segments.by_id.get(segment_id)
+            if segment is None or segment.sealed is None or segment_id in self._immovable:
+                continue
+            share = live / max(1, segment.end - DATA_OFFSET)
+            if share < limit and (worst is None or share < worst[0]):
+                worst = (share, segment)
+        return worst[1] if worst is not None else None
+
+    # --- compacting ----------------------------------------------------------------------------
+
+    async def _compact(self, segment: Segment) -> None:
+        """Copy what counts of a segment into the journal, and give the segment up."""
+        self._lost_copy = None
+        assert segment.sealed is not None
+        try:
+            async for page in segment.sealed.shares():
+                for ledger_id, lowest, highest, _ in page:
+                    await self._copy_ledger(segment, ledger_id, lowest, highest)
+        except DamagedBlockError:
+            self._immovable.add(segment.segment_id)  # its ledger is marked; what is intact stays where it is
+            return
+        except EntryTooLargeError:
+            self._immovable.add(segment.segment_id)  # segments have been made smaller since
+            return
+        except UnreadBlockError:
+            self._assessed.pop(segment.segment_id, None)  # until it is looked at the next time
+            return
+        except DamagedIndexError as error:
+            await self._tender.rebuild(error.segment)
+            self._assessed.pop(segment.segment_id, None)
+            return
+        except CorruptRecordError:
+            await self._tender.rebuild(segment)
+            self._assessed.pop(segment.segment_id, None)
+            return
+        await when_durable(self._appending.barrier)
+        if self._lost_copy is not None:
+            # Space ran out after copies were accepted: what counts of the segment is nowhere else.
+            raise self._lost_copy
+        await self._give_up(segment)
+        self.compacted += 1
+
+    async def _copy_ledger(self, segment: Segment, ledger_id: int, lowest: int, highest: int) -> None:
+        watch = _Watch(ledger_id)
+        self._appending.add_watches.add(watch)
+        try:
+            if self._ledgers.is_pending(ledger_id):
+                await when_durable(self._appending.barrier)  # what was accepted before we watch is found
+            while lowest <= highest:
+                state = self._ledgers.get(ledger_id)
+                if state is None or state.since > segment.segment_id or highest < state.first:
+                    return
+                lowest = max(lowest, state.first)
+                sources = await self._lookup.sources(ledger_id, lowest, highest)
+                found, horizon = await gather(sources, lowest, highest, _RUNS_AT_ONCE)
+                lowest, is_touched = await self._copy_runs(segment, ledger_id, found, lowest, horizon, watch)
+                if is_touched:
+                    watch.clear()
+                    await when_durable(self._appending.barrier)
+        except SegmentGoneError:
+            await self._copy_ledger(segment, ledger_id, lowest, highest)
+        except NoSuchLedgerError:
+            # Deleted meanwhile, unless there is no room for the tombstone: then nothing is given up here.
+            await when_durable(self._appending.barrier)
+        finally:
+            self._appending.add_watches.discard(watch)
+
+    async def _copy_runs(
+        self, segment: Segment, ledger_id: int, found: list[Found], low: int, horizon: int, watch: _Watch
+    ) -> tuple[int, bool]:
+        """Copy what counts of the segment's runs up to the horizon.
+
+        Returns:
+            Where to go on, and whether to look again first, since something newer has come.
+        """
+        mine = [one for one in found if one.segment is segment and one.run.first <= horizon]
+        is_plain = all(one.run.last < other.run.first for one, other in pairwise(found))
+        fetched: dict[int, memoryview] = {}
+        for number, one in enumerate(mine):
+            run = one.run
+            if run.last > horizon and run.first > low:
+                return run.first, False  # copied as a whole in the next round
+            whole = run.entry_ids
+            for winners in [whole] if is_plain and run.last <= horizon else winning(one, found, horizon):
+                entry_ids = winners[max(0, -(-(low - winners.start) // winners.step)) :]
+                if not entry_ids:
+                    continue
+                if run.offset not in fetched:
+                    fetched, _ = await fetch(segment, _batch(mine, number))
+                started = self._loop.time()
+                try:
+                    block = await read_block(one, ledger_id, fetched.get(run.offset, b""))
+                except DamagedBlockError as error:
+                    await self._lookup.mark(ledger_id, error)
+                    raise
+                if watch.touches(entry_ids):
+                    return low, True  # runs interleave: later ones may have entries below these
+                # No await from the look at the watch to the append.
+                start = whole.index(entry_ids[0])
+                if len(entry_ids) < block.count:
+                    block = Block.parse(block.whole(start, start + len(entry_ids)))
+                watch.is_muted = True  # this add is our own
+                self._append(block)
+                watch.is_muted = False
+                await self._keep_pace(block.total_bytes, self._loop.time() - started)
+        return horizon + 1, False
+
+    def _append(self, block: Block) -> None:
+        size = block.total_bytes
+
+        def done(error: StorageError | None) -> None:
+            self._bytes_pending -= size
+            if error is not None:
+                self._lost_copy = error
+
+        self._appending.append_copy(block, done)
+        self._bytes_pending += size
+        self.copied_bytes += size
+
+    async def _keep_pace(self, size: int, took_s: float) -> None:
+        config = self._config
+        self._owed_s += max(size / config.bytes_per_s, took_s / config.loop_share)
+        if self._owed_s >= _STEP_S:
+            owed_s, self._owed_s = self._owed_s, 0.0
+            await self._background.pause(owed_s)
+        if self._bytes_pending > _BYTES_PENDING_MAX:
+            await when_durable(self._appending.barrier)
+
+
+def _batch(mine: list[Found], start: int) -> list[tuple[int, int]]:
+    """Give where the next runs lie, as many as are fetched together."""
+    blocks: list[tuple[int, int]] = []
+    size = 0
+    for one in mine[start:]:
+        run = one.run
+        blocks.append((run.offset, run.head_bytes + run.payload_bytes))
+        size += blocks[-1][1]
+        if size >= _FETCHED_BYTES:
+            break
+    return blocks

@@ -1,0 +1,186 @@
+"""Scrubbing: sealed segments are read again and again, so that damage is found before the data is needed.
+
+Owns the order and the pace. What is damaged and still counts has its ledger marked (rule 4), as if a read
+had found it; a damaged index is rebuilt. Repair is for the client's side, which sees the marks.
+
+The groups are read in the order of the file. Where the head of a group fails, the blocks behind it are found
+through the index: they have their own checksums, so that the head alone is no loss once it is sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bookie_aio.storage.background_task import Background
+from bookie_aio.storage.read.copy_order import Found
+from bookie_aio.storage.read.reader import DamagedBlockError, UnreadBlockError, read_block
+from bookie_aio.storage.segment.format import KIND_BLOCK
+from bookie_aio.storage.segment.replay import Gap, walk_groups
+from bookie_aio.storage.segment.segment import UnreadIndexError
+from bookie_aio.storage.segment.segment_set import SegmentGoneError
+from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError, StorageError
+from metadata.ids import ENTRY_ID_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bookie_aio.storage.ledgers.ledger_states import Ledgers
+    from bookie_aio.storage.maintenance.sealer import Tender
+    from bookie_aio.storage.read.lookup import Lookup
+    from bookie_aio.storage.segment.segment import Segment
+    from bookie_aio.storage.segment.segment_set import Segments
+
+_STEP_BYTES = 256 * 1024
+_RUNS_MAX = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubConfig:
+    """How fast it is read, and how often; 0 bytes a second: never."""
+
+    bytes_per_s: int = 8 * 1024 * 1024
+    interval_s: float = 24 * 3600.0
+    """From the end of one pass to the begin of the next, and before the first."""
+
+
+class Scrubber:
+    """Scrubs the segments of one engine."""
+
+    def __init__(
+        self,
+        config: ScrubConfig,
+        ledgers: Ledgers,
+        segments: Segments,
+        lookup: Lookup,
+        tender: Tender,
+        on_failed: Callable[[StorageError], None],
+    ) -> None:
+        """Share the engine's parts."""
+        self._config = config
+        self._ledgers = ledgers
+        self._segments = segments
+        self._lookup = lookup
+        self._tender = tender
+        self._background = Background(self._work, on_failed)
+        self._owed_bytes = 0
+        self.passes = 0
+        self.bytes_read = 0
+        self.damaged = 0
+        self.unread = 0  # blocks and files that the disk failed to give
+        self.close = self._background.close
+
+    def start(self) -> None:
+        """Begin to wait for the first pass."""
+        if self._config.bytes_per_s > 0:
+            self._background.start()
+
+    def figures(self) -> dict[str, object]:
+        """Give the figures that `bookie info` shows."""
+        return {
+            "passes": self.passes,
+            "bytes": self.bytes_read,
+            "damaged": self.damaged,
+            "unread": self.unread,
+        }
+
+    async def _work(self) -> None:
+        while True:
+            await self._background.pause(self._config.interval_s)
+            await self.scrub()
+
+    async def scrub(self) -> None:
+        """Read all that is sealed, once."""
+        for segment in self._segments.sealed():
+            try:
+                await self._scrub_segment(segment)
+            except (CorruptRecordError, DiskFullError):
+                # Given up meanwhile, its index has failed since, or the mark or the file found no room: for
+                # the next pass.
+                continue
+        self.passes += 1
+
+    async def _scrub_segment(self, segment: Segment) -> None:
+        if segment.is_gone or segment.sealed is None:
+            return
+        try:
+            await segment.sealed.check()
+        except UnreadIndexError:
+            self.unread += 1
+            return
+        except CorruptRecordError:
+            if not segment.is_gone:
+                self.damaged += 1
+                await self._tender.rebuild(segment)
+            return  # the rebuilding has read all of it
+        gaps: list[Gap] = []  # and blocks that fail
+        try:
+            file = await segment.shelf.borrow(segment.path)
+        except FileNotFoundError:
+            gaps.append(Gap(0, segment.end))
+        except DiskFailedError:
+            self.unread += 1
+            return
+        else:
+            try:
+                async for group in walk_groups(file, segment.header, segment.end):
+                    if isinstance(group, Gap):
+                        gaps.append(group)
+                        continue
+                    for number in sorted(group.damaged):
+                        if group.rows[number].kind == KIND_BLOCK:
+                            at = group.offsets[number]
+                            gaps.append(Gap(at, at + 1))
+                    await self._keep_pace(segment, group.header.total_bytes)
+            finally:
+                segment.shelf.give_back(segment.path)
+        # Not before: a mark may wait for the next segment, that one for the checkpoint, and the checkpoint
+        # for a segment to be given up, which nobody may be reading then.
+        if gaps:
+            await self._check_blocks(segment, gaps)
+
+    async def _check_blocks(self, segment: Segment, gaps: list[Gap]) -> None:
+        """Check the blocks in gaps, which come in their order, one by one."""
+        sealed, starts = segment.sealed, [gap.start for gap in gaps]
+        if sealed is None:
+            return
+        for row in await sealed.ledgers():
+            where = (row.run_start, row.run_count, row.widest)
+            runs = await sealed.overlapping(*where, 0, ENTRY_ID_MAX, _RUNS_MAX)
+            if segment.sealed is not sealed:
+                return  # the index was rebuilt meanwhile, and all of the segment read for that
+            for run in runs:
+                at = bisect_right(starts, run.offset) - 1
+                if at < 0 or run.offset >= gaps[at].end:
+                    continue
+                try:
+                    found = Found(run.content_term, segment.segment_id, run.offset, run, segment)
+                    await read_block(found, row.ledger_id)
+                except DamagedBlockError:
+                    await self._lose(segment, row.ledger_id, run.last)
+                except UnreadBlockError:
+                    self.unread += 1
+                await self._keep_pace(segment, run.head_bytes + run.payload_bytes)
+            await asyncio.sleep(0)
+
+    async def _lose(self, segment: Segment, ledger_id: int, last: int) -> None:
+        """Mark a ledger of which something fails, up to the entry `last`, if that counts."""
+        state = self._ledgers.get(ledger_id)
+        if state is None or state.since > segment.segment_id or last < state.first or state.is_damaged:
+            return  # deleted, forgotten, trimmed, or known
+        self.damaged += 1
+        error = DiskFailedError(f"the scrubber found damage in segment {segment.segment_id}")
+        await self._lookup.mark(ledger_id, error)
+
+    async def _keep_pace(self, segment: Segment, size: int) -> None:
+        self.bytes_read += size
+        self._owed_bytes += size
+        if self._owed_bytes >= _STEP_BYTES:
+            owed, self._owed_bytes = self._owed_bytes, 0
+            await self._background.pause(owed / self._config.bytes_per_s)
+        else:
+            await asyncio.sleep(0)
+        if segment.is_gone:
+            raise SegmentGoneError(f"segment {segment.segment_id} was given up")

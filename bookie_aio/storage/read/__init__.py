@@ -1,0 +1,1 @@
+"""Reads: from the entries asked for to checked bytes."""

@@ -1,0 +1,153 @@
+"""Lookup: in which segments a read looks, and what follows from the damage that it finds there.
+
+Owns the choice of segments, and the mark of a ledger whose bytes fail (rule 4): it counts from the first
+moment on, and is durable before the answer leaves. Does not own the reading itself (`reader`), nor the
+rebuilding of an index (`tender`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from bookie_aio.storage.read.reader import DamagedBlockError, Reader, ReadResult, UnreadBlockError, list_runs
+from bookie_aio.storage.segment.segment_set import DamagedIndexError, SegmentGoneError
+from bookie_aio.wire.messages import Stop
+from metadata.errors import DiskFailedError, DiskFullError
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.journal import Done
+    from bookie_aio.storage.ledgers.ledger_states import Ledgers
+    from bookie_aio.storage.maintenance.sealer import Tender
+    from bookie_aio.storage.read.reader import ListedRun
+    from bookie_aio.storage.segment.segment_set import Segments, Source
+    from metadata.errors import StorageError
+
+
+class Marking(Protocol):
+    """What lookup needs of the engine."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether nothing can be marked any more."""
+
+    def is_damaged(self, ledger_id: int) -> bool:
+        """Tell whether data of the ledger was lost."""
+
+    def append_mark(self, ledger_id: int, done: Done) -> None:
+        """Accept a mark."""
+
+    def barrier(self, done: Done) -> None:
+        """Call back when everything accepted is durable."""
+
+
+class Lookup:
+    """Reads of one engine."""
+
+    def __init__(self, marking: Marking, ledgers: Ledgers, segments: Segments, tender: Tender) -> None:
+        """Share the engine's ledgers and segments."""
+        self._marking = marking
+        self._ledgers = ledgers
+        self._segments = segments
+        self._tender = tender
+        self._on_their_way: set[int] = set()  # ledgers whose mark is not durable yet
+        self.damaged_blocks = self.unread_blocks = 0
+
+    async def sources(self, ledger_id: int, low: int, high: int) -> list[Source]:
+        """Give where entries of the ledger from `low` to `high` may lie.
+
+        Raises:
+            DamagedIndexError: rebuild the index, and look again.
+        """
+        state = self._ledgers.get(ledger_id)
+        if state is None:  # never heard of, or deleted, whatever the indexes still say
+            return []
+        return await self._segments.find(ledger_id, state.since, low, high)
+
+    async def read(self, ledger_id: int, content_term: int, entry_ids: range, bytes_max: int) -> ReadResult:
+        """Read as `Engine.read` says."""
+        state = self._ledgers.get(ledger_id)
+        if state is not None and entry_ids and entry_ids[0] < state.first:
+            return ReadResult([], Stop.NO_SUCH_ENTRY, entry_ids[0])  # dropped on purpose, damaged or not
+        rebuilt: set[int] = set()
+        while True:
+            low, high = (entry_ids[0], entry_ids[-1]) if entry_ids else (0, -1)
+            try:
+                sources = await self.sources(ledger_id, low, high)
+                reader = Reader(ledger_id, sources, content_term, bytes_max)
+                found = await reader.read(entry_ids, self._marking.is_damaged(ledger_id))
+                if reader.is_cold and found.stop is Stop.BUDGET:
+                    # A scan that reads from the device: what it will ask for next is fetched meanwhile.
+                    for segment, ranges in reader.ahead():
+                        await segment.will_need(ranges)
+                return found
+            except SegmentGoneError:
+                continue
+            except DamagedIndexError as error:
+                if not await self._rebuild(error, rebuilt):
+                    return ReadResult([], Stop.UNKNOWN, low)
+            except DamagedBlockError as error:
+                if self._marking.is_closed:
+                    raise
+                await self.mark(ledger_id, error)
+                return reader.unknown()
+            except UnreadBlockError:
+                self.unread_blocks += 1
+                return reader.unknown()  # not lost: what the index says it holds, it never says it has not
+
+    async def list_entries(
+        self, ledger_id: int, from_entry: int, to_entry: int, rows_max: int
+    ) -> tuple[list[ListedRun], int]:
+        """List as `Engine.list_entries` says."""
+        rebuilt: set[int] = set()
+        while True:
+            state = self._ledgers.get(ledger_id)
+            last = state.last_entry if state is not None else -1
+            from_entry = max(from_entry, state.first if state is not None else 0)
+            try:
+                sources = await self.sources(ledger_id, from_entry, min(last, to_entry))
+                return await list_runs(sources, from_entry, to_entry, rows_max)
+            except SegmentGoneError:
+                continue
+            except DamagedIndexError as error:
+                if not await self._rebuild(error, rebuilt):
+                    raise DiskFailedError(
+                        f"what is stored of ledger {ledger_id} cannot be read: {error}"
+                    ) from error
+
+    async def _rebuild(self, error: DamagedIndexError, rebuilt: set[int]) -> bool:
+        """Rebuild an index once; False where that does not help, for the disk still fails to give it."""
+        segment_id = error.segment.segment_id
+        if segment_id in rebuilt:
+            return False
+        rebuilt.add(segment_id)
+        return await self._tender.rebuild(error.segment)
+
+    async def mark(self, ledger_id: int, cause: Exception) -> None:
+        """Mark a ledger damaged and wait until that is durable."""
+        if self._ledgers.is_deleted(ledger_id):
+            return
+        state = self._ledgers.state(ledger_id)
+        if state.is_damaged and ledger_id not in self._on_their_way:
+            return
+        self.damaged_blocks += 1
+        self._on_their_way.add(ledger_id)
+        durable: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+
+        def done(error: StorageError | None) -> None:
+            self._on_their_way.discard(ledger_id)
+            if not durable.done():  # cancelled with the connection of whoever read
+                durable.set_result(error)
+
+        try:
+            if state.is_damaged:
+                self._marking.barrier(done)
+            else:
+                self._marking.append_mark(ledger_id, done)
+        except DiskFullError:
+            self._on_their_way.discard(ledger_id)
+            state.is_damaged = True  # at least until the next start, which finds the damage again
+            return
+        error = await durable
+        if error is not None:
+            raise error from cause

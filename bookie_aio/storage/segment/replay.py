@@ -1,0 +1,312 @@
+"""Replay: what a segment without a good index holds, found by walking its groups.
+
+Owns the decision between torn and damaged (rule 5). The groups of a segment were made durable one after
+another, so whatever proves that a later group was begun proves that all earlier ones were durable: a later
+group of the segment, any group of a later segment (each says where its predecessor ended), or the head of
+the sealed index. Then:
+
+- a body that fails its checksum in a proven group: the ledger is damaged;
+- a group whose header or rows fail, below a proven end: nobody knows whose records they were, so every
+  ledger is damaged. The walk goes on at the next bytes that are a group's head by magic, checksum, segment
+  id, generation and own offset at once; the generation is random and never leaves the bookie, so that no
+  payload can imitate one;
+- a last group that nothing proves: if it is intact it is the *tail*. Its fdatasync may have failed or never
+  run while the page cache looks good, so the tail is handed back to be written elsewhere (rule 2).
+  If it is not intact it was never acknowledged, and is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment.index import MemoryIndex, Runs, pack_run
+from metadata.errors import DiskFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from bookie_aio.storage.disk.disk import File
+    from bookie_aio.wire.blocks import LacStatement
+
+_WINDOW_BYTES = 4 * 1024 * 1024
+
+
+@dataclass
+class Group:
+    """A group as replay found it: `bodies` and `offsets` go with `rows`; `damaged` holds rows' numbers."""
+
+    header: form.GroupHeader
+    rows: list[form.Row]
+    packed_rows: bytes
+    bodies: list[memoryview]
+    offsets: list[int]
+    damaged: set[int]
+
+
+@dataclass
+class Replayed:
+    """What a segment holds."""
+
+    index: MemoryIndex = field(default_factory=MemoryIndex)
+    end: int = form.DATA_OFFSET  # of the proven groups
+    groups: int = 0  # proven ones
+    written: int = form.DATA_OFFSET  # where the last group ends whose head is whole, proven or not
+    previous: tuple[int, int] | None = None  # said by any group, proven or not
+    tail: Group | None = None
+    terms: dict[int, int] = field(default_factory=dict)
+    statements: dict[int, LacStatement] = field(default_factory=dict)
+    locks: dict[int, bytes] = field(default_factory=dict)
+    deleted: set[int] = field(default_factory=set)
+    trims: dict[int, int] = field(default_factory=dict)
+    forgotten: set[int] = field(default_factory=set)
+    damaged: set[int] = field(default_factory=set)
+    is_all_damaged: bool = False
+    unread: DiskFailedError | None = None
+    """How the disk failed to give some of it, which may be there all the same."""
+
+    def apply(self, group: Group) -> None:
+        """Take in a proven group."""
+        self.groups += 1
+        self.end = group.header.end
+        for number, row in enumerate(group.rows):
+            ledger_id = row.ledger_id
+            if row.kind == form.KIND_BLOCK:
+                if number in group.damaged:
+                    self.damaged.add(ledger_id)
+                    continue
+                runs = self.index.ledgers.get(ledger_id)
+                if runs is None:
+                    runs = self.index.ledgers[ledger_id] = Runs()
+                last = row.first + (row.entries - 1) * row.stride
+                packed = pack_run(
+                    row.first, row.term, group.offsets[number],
+                    row.entries, row.stride, row.head_bytes, row.rest_bytes,
+                )  # fmt: skip
+                runs.add(row.first, last, form.ROW_BYTES + row.body_bytes, packed)
+                known = self.statements.get(ledger_id)
+                if (known is None or row.lac > known.lac) and not row.flags & form.STATES_NOTHING:
+                    self.statements[ledger_id] = row.statement(group.bodies[number])
+            elif row.kind == form.KIND_TERM:
+                self.terms[ledger_id] = max(row.term, self.terms.get(ledger_id, 0))
+            elif row.kind == form.KIND_STATEMENT:
+                if number in group.damaged:
+                    self.damaged.add(ledger_id)
+                    continue
+                known = self.statements.get(ledger_id)
+                if known is None or (row.lac, row.first) > (known.lac, known.lafr):
+                    self.statements[ledger_id] = row.statement(group.bodies[number])
+            elif row.kind == form.KIND_TOMBSTONE:
+                self.deleted.add(ledger_id)
+            elif row.kind == form.KIND_TRIM:
+                self.trims[ledger_id] = max(row.first, self.trims.get(ledger_id, 0))
+            elif row.kind == form.KIND_FORGET:
+                self.index.ledgers.pop(ledger_id, None)
+                self.forgotten.add(ledger_id)
+            elif row.kind == form.KIND_LOCK:
+                if number in group.damaged:
+                    self.damaged.add(ledger_id)  # without it, whoever comes first would lock the ledger
+                else:
+                    self.locks[ledger_id] = bytes(group.bodies[number])
+            elif row.kind == form.KIND_MARK:
+                if row.marks_all:
+                    self.is_all_damaged = True
+                else:
+                    self.damaged.add(ledger_id)
+
+
+class _Window:
+    """Reads a file forward in large pieces. What cannot be read is missing, not an error."""
+
+    def __init__(self, file: File, limit: int) -> None:
+        self._file = file
+        self._limit = limit
+        self._start = 0
+        self._data = memoryview(b"")
+        self.failure: DiskFailedError | None = None
+
+    async def view(self, offset: int, size: int) -> memoryview:
+        """Give bytes; fewer than asked for at the limit or where the disk fails."""
+        at = offset - self._start
+        if at < 0 or at + size > len(self._data):
+            wanted = min(max(size, _WINDOW_BYTES), max(0, self._limit - offset))
+            self._data = memoryview(await self._read(offset, wanted))
+            if len(self._data) < min(size, wanted):
+                # Something in the window cannot be read; perhaps not what was asked for.
+                self._data = memoryview(await self._read(offset, min(size, wanted), is_needed=True))
+            self._start, at = offset, 0
+        return self._data[at : at + size]
+
+    async def _read(
+        self, offset: int, size: int, *, is_needed: bool = False
+    ) -> bytes | bytearray | memoryview:
+        try:
+            return await self._file.read(offset, size) if size else b""
+        except DiskFailedError as error:
+            if is_needed:
+                self.failure = error
+            return b""
+
+
+class _Walk:
+    """The walk over one segment's groups, whose heads are searched for in the `written` ranges only."""
+
+    def __init__(
+        self, file: File, header: form.SegmentHeader, limit: int, written: list[tuple[int, int]]
+    ) -> None:
+        self._window = _Window(file, limit)
+        self._segment = header
+        self._limit = limit
+        self._written = written
+
+    @property
+    def failure(self) -> DiskFailedError | None:
+        """Give how the disk failed to give something, None where it gave all."""
+        return self._window.failure
+
+    async def group_at(self, offset: int) -> Group | None:
+        """Give the group at an offset, its bodies checked; None where its header or rows fail."""
+        start = await self._window.view(offset, form.GROUP_HEADER_BYTES)
+        header = form.peek_group_header(start, self._segment, offset, self._limit)
+        if header is None:
+            return None
+        head = await self._window.view(offset, header.head_bytes)
+        rows = form.parse_group_rows(header, head)
+        if rows is None:
+            return None
+        packed = bytes(head[form.GROUP_HEADER_BYTES :])
+        group = Group(header, rows, packed, [], [], set())
+        whole = await self._window.view(offset, header.total_bytes)
+        can_read = len(whole) == header.total_bytes  # else each body for itself: some may be readable
+        at = offset + header.head_bytes
+        for number, row in enumerate(rows):
+            size = row.head_bytes + row.rest_bytes
+            if can_read:
+                body = whole[at - offset : at - offset + size]
+            else:
+                body = await self._window.view(at, size)
+            if not row.is_plausible() or not row.body_is_intact(body):
+                group.damaged.add(number)
+            group.bodies.append(body)
+            group.offsets.append(at)
+            at += size
+        return group
+
+    async def following(self, offset: int, number: int) -> Group | None:
+        """Give the group of that number, if it begins at `offset` or on the page that follows."""
+        group = await self.group_at(offset)
+        on_page = form.next_page(offset)
+        if group is None and on_page != offset and on_page < self._limit:
+            group = await self.group_at(on_page)
+        # Another number says that a group which lay between is not to be found.
+        return group if group is not None and group.header.number == number else None
+
+    async def next_group(self, offset: int) -> int | None:
+        """Give where the next group head lies from `offset` on; None where there is none."""
+        for start, end in self._written:
+            found = await self._find_head(max(offset, start), min(end, self._limit))
+            if found is not None:
+                return found
+        return None
+
+    async def _find_head(self, offset: int, end: int) -> int | None:
+        overlap = len(form.GROUP_MAGIC) - 1
+        while offset < end:
+            data = bytes(await self._window.view(offset, min(_WINDOW_BYTES, end - offset)))
+            at = data.find(form.GROUP_MAGIC)
+            while at >= 0:
+                if await self._is_group(offset + at):
+                    return offset + at
+                at = data.find(form.GROUP_MAGIC, at + 1)
+            offset += max(len(data) - overlap, 1) if len(data) > overlap else _WINDOW_BYTES
+        return None
+
+    async def _is_group(self, offset: int) -> bool:
+        start = await self._window.view(offset, form.GROUP_HEADER_BYTES)
+        header = form.peek_group_header(start, self._segment, offset, self._limit)
+        if header is None:
+            return False
+        return form.parse_group_rows(header, await self._window.view(offset, header.head_bytes)) is not None
+
+
+class Gap(NamedTuple):
+    """Where no group could be read."""
+
+    start: int
+    end: int
+
+
+async def walk_groups(file: File, header: form.SegmentHeader, end: int) -> AsyncIterator[Group | Gap]:
+    """Give the groups of a sealed segment, which ends at `end`, and the gaps between them."""
+    walk = _Walk(file, header, end, [(form.DATA_OFFSET, end)])
+    offset, number = form.DATA_OFFSET, 0
+    while offset < end:
+        group = await walk.following(offset, number)
+        if group is None:
+            at = await walk.next_group(offset)
+            group = await walk.group_at(at) if at is not None else None
+            if at is None or group is None:  # none, or the disk has failed since
+                yield Gap(offset, end)
+                return
+            yield Gap(offset, at)
+        yield group
+        offset, number = group.header.end, group.header.number + 1
+
+
+async def replay_segment(
+    file: File, header: form.SegmentHeader, *, proven_end: int | None, is_last: bool
+) -> Replayed:
+    """Walk a segment's groups.
+
+    Args:
+        proven_end: where its durable groups end, or a tail begins, if something else says so.
+        is_last: no later segment holds an intact group, and it may have a tail.
+
+    Returns:
+        What it holds; nothing that counts where `unread` is set, since the walk ends there.
+    """
+    size = file.size()
+    limit = size if is_last or proven_end is None else proven_end
+    # The rest of a segment is mostly room that was reserved. Asked before the first read, since the system
+    # counts what was read ahead as written. Magic has no zeros, so that none straddles the end of a range.
+    try:
+        written = await file.written()
+    except DiskFailedError:
+        written = [(0, size)]
+    walk = _Walk(file, header, limit, written)
+    found = Replayed()
+    beginning = _Walk(file, header, size, written)
+    first = await beginning.group_at(form.DATA_OFFSET)
+    if first is not None:  # even where it was rewritten elsewhere, and nothing here counts any more
+        found.previous = (first.header.previous_segment, first.header.previous_end)
+    unproven: Group | None = None
+    offset, number = form.DATA_OFFSET, 0
+    while offset < limit and walk.failure is None:
+        group = await walk.following(offset, number)
+        if group is None:
+            following = await walk.next_group(offset)
+            is_proven = not is_last if proven_end is None else offset < proven_end
+            if following is not None or is_proven:
+                found.is_all_damaged = True
+            if following is None:
+                break
+            group = await walk.group_at(following)
+            if group is None:  # the disk has failed since
+                break
+        if unproven is not None:
+            found.apply(unproven)
+        unproven = group
+        found.previous = (group.header.previous_segment, group.header.previous_end)
+        found.written = group.header.end
+        offset, number = group.header.end, group.header.number + 1
+    if unproven is not None:
+        if not is_last or (proven_end is not None and unproven.header.end <= proven_end):
+            found.apply(unproven)
+        elif not unproven.damaged:
+            found.tail = unproven
+    if proven_end is not None:
+        found.end = max(found.end, proven_end)
+    found.written = max(found.written, found.end)
+    found.unread = beginning.failure or walk.failure
+    return found

@@ -1,0 +1,290 @@
+"""A segment: its file, its index, and how runs are found in it.
+
+Owns one segment's file and the lookup in its index, in memory while the segment is not sealed, and in the
+index file afterwards, of which nothing but the head is kept, and that only while there is room for it.
+Does not own which segments there are, nor what is written into them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment import names
+from bookie_aio.storage.segment.index import (
+    PAGE_BYTES,
+    RUNS_PER_PAGE,
+    RUNS_PER_TURN,
+    IndexHead,
+    LedgerRow,
+    MemoryIndex,
+    Run,
+    find_ledger,
+    find_runs,
+    unpack_ledgers,
+    unpack_runs,
+    unpack_shares,
+)
+from metadata.errors import CorruptRecordError, DiskFailedError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from bookie_aio.storage.disk.disk import File
+    from bookie_aio.storage.disk.file_cache import Shelf
+    from bookie_aio.storage.segment.lru_cache import Cache
+    from bookie_aio.wire.blocks import Buffer
+
+
+class SegmentRow(NamedTuple):
+    """What the checkpoint says of a segment: of one that is not sealed at most where its groups end."""
+
+    segment_id: int
+    generation: int = 0
+    end: int = 0
+    lowest_ledger: int = 0
+    highest_ledger: int = 0
+
+    @property
+    def is_sealed(self) -> bool:
+        """Tell whether it is of a segment with an index. (A generation drawn as 0 costs a look at it.)"""
+        return self.generation != 0
+
+
+class UnreadIndexError(CorruptRecordError):
+    """The disk fails to give some of an index, which may be there all the same."""
+
+
+class SealedIndex:
+    """The index file of a sealed segment. Everything read from it is checked."""
+
+    __slots__ = ("_heads", "_shelf", "path", "row")
+
+    def __init__(self, path: str, row: SegmentRow, shelf: Shelf, heads: Cache[int, IndexHead]) -> None:
+        """Take what the checkpoint says of the segment; nothing is read yet."""
+        self.path = path
+        self.row = row
+        self._shelf = shelf
+        self._heads = heads
+
+    async def head(self) -> IndexHead:
+        """Give its head.
+
+        Raises:
+            CorruptRecordError: it is damaged, missing, or of another segment or life.
+        """
+        head = self._heads.get(self.row.segment_id)
+        if head is None:
+            file = await self._borrow()
+            try:
+                head = await read_head(file, self.path)
+            except DiskFailedError as error:
+                raise UnreadIndexError(f"{self.path} cannot be read: {error}") from error
+            finally:
+                self._shelf.give_back(self.path)
+            if (head.segment_id, head.generation, head.end) != self.row[:3]:
+                raise CorruptRecordError(f"{self.path} is of another segment, or of an earlier life of it")
+            self._heads.put(self.row.segment_id, head, head.memory_bytes)
+        return head
+
+    async def _borrow(self) -> File:
+        try:
+            return await self._shelf.borrow(self.path)
+        except DiskFailedError as error:
+            raise UnreadIndexError(f"{self.path} cannot be opened: {error}") from error
+        except FileNotFoundError as error:
+            raise CorruptRecordError(f"{self.path} cannot be opened: {error}") from error
+
+    async def _page(self, head: IndexHead, page: int) -> memoryview:
+        file = await self._borrow()
+        try:
+            data = await file.read(head.page_offset(page), PAGE_BYTES)
+        except DiskFailedError as error:
+            raise UnreadIndexError(f"{self.path} cannot be read: {error}") from error
+        finally:
+            self._shelf.give_back(self.path)
+        if not head.page_is_intact(page, data):
+            raise CorruptRecordError(f"page {page} of {self.path} is damaged")
+        return memoryview(data)
+
+    async def ledgers(self) -> list[LedgerRow]:
+        """Give what it says of every ledger. Raises CorruptRecordError."""
+        head = await self.head()
+        rows: list[LedgerRow] = []
+        for page in range(head.ledger_pages):
+            rows += unpack_ledgers(await self._page(head, page), head.ledgers_on(page))
+        return rows
+
+    async def shares(self) -> AsyncIterator[list[tuple[int, int, int, int]]]:
+        """Give ledger, lowest entry, highest entry and bytes of all ledgers, page by page.
+
+        Raises CorruptRecordError.
+        """
+        head = await self.head()
+        for page in range(head.ledger_pages):
+            yield list(unpack_shares(await self._page(head, page), head.ledgers_on(page)))
+
+    async def ledger(self, ledger_id: int) -> LedgerRow | None:
+        """Give what it says of one ledger. Raises CorruptRecordError."""
+        if not self.row.lowest_ledger <= ledger_id <= self.row.highest_ledger:
+            return None
+        head = await self.head()
+        page = head.page_of_ledger(ledger_id)
+        if page < 0:
+            return None
+        return find_ledger(await self._page(head, page), head.ledgers_on(page), ledger_id)
+
+    async def overlapping(
+        self, run_start: int, run_count: int, widest: int, low: int, high: int, count_max: int
+    ) -> list[Run]:
+        """Give one ledger's runs as `Runs.overlapping` does. Raises CorruptRecordError."""
+        head = await self.head()
+        found: list[Run] = []
+        above = looked_at = 0
+        run_end = run_start + run_count
+        from_first = max(0, low - widest)
+        for page in head.pages_of_runs(run_start, run_count, from_first, high):
+            data = await self._page(head, head.ledger_pages + page)
+            base = page * RUNS_PER_PAGE
+            start = max(run_start, base) - base
+            stop = min(run_end, base + RUNS_PER_PAGE) - base
+            start, stop = find_runs(data, start, stop, from_first, high)
+            looked_at += stop - start
+            if looked_at >= RUNS_PER_TURN:  # pages that are in memory are read without a wait
+                looked_at = 0
+                await asyncio.sleep(0)
+            for run in unpack_runs(data, start, stop, low):
+                above += run.first > low
+                if above > count_max:
+                    return found
+                found.append(run)
+        return found
+
+    async def check(self) -> None:
+        """Read all of it. Raises CorruptRecordError."""
+        head = await self.head()
+        for page in range(len(head.crcs)):
+            await self._page(head, page)
+
+
+async def read_head(file: File, path: str) -> IndexHead:
+    """Read and check the head of an index. Raises CorruptRecordError."""
+    size = IndexHead.size(await file.read(0, PAGE_BYTES))
+    if size > file.size():
+        raise CorruptRecordError(f"{path} ends early")
+    return IndexHead(await file.read(0, size))
+
+
+class Segment:
+    """A segment's file; `index` while it is not sealed, `sealed` afterwards."""
+
+    __slots__ = (
+        "directory", "end", "file", "has_unread", "header", "index", "is_gone", "is_reused", "path",
+        "previous", "said", "sealed", "shelf",
+    )  # fmt: skip
+
+    def __init__(
+        self, directory: str, header: form.SegmentHeader, shelf: Shelf, file: File | None = None
+    ) -> None:
+        """Take a segment, and its file where that is open; it stays open until it is `rested`."""
+        self.directory = directory
+        self.path = os.path.join(directory, names.segment_name(header.segment_id))
+        self.header = header
+        self.shelf = shelf
+        self.file = file
+        self.previous = (0, 0)  # the segment before it, and where that one's durable groups end
+        self.end = form.DATA_OFFSET  # where its own durable groups end
+        self.index: MemoryIndex | None = MemoryIndex()
+        self.sealed: SealedIndex | None = None
+        self.said: SegmentRow | None = None
+        """What the checkpoint says of it when it is written to no more and has no index, or none any more."""
+        self.is_reused = False  # its file was a segment before, so that all of it has been written
+        self.is_gone = False  # given up, while somebody may still be reading from it
+        self.has_unread = False  # the disk has failed to give some of it: not to be used again
+        if file is not None:
+            shelf.adopt(self.path, file)
+
+    @property
+    def segment_id(self) -> int:
+        """Give its id."""
+        return self.header.segment_id
+
+    @property
+    def index_path(self) -> str:
+        """Give where its index is, or will be."""
+        return os.path.join(self.directory, names.index_name(self.segment_id))
+
+    async def read(self, offset: int, size: int) -> Buffer:
+        """Read some of its bytes; fewer where the file ends.
+
+        Raises:
+            FileNotFoundError: it has been given up meanwhile.
+        """
+        file = await self.shelf.borrow(self.path)
+        try:
+            return await file.read(offset, size)
+        except DiskFailedError:
+            self.has_unread = True
+            raise
+        finally:
+            self.shelf.give_back(self.path)
+
+    async def read_many(self, ranges: list[tuple[int, int]]) -> tuple[list[Buffer], bool]:
+        """Read several ranges (offset, size) as `read` does, waiting once for all that is not in memory.
+
+        Tells whether something was not. Raises:
+            FileNotFoundError: it has been given up meanwhile.
+        """
+        file = await self.shelf.borrow(self.path)
+        try:
+            found: list[Buffer] = []
+            for offset, size in ranges:
+                data = file.read_nowait(offset, size)
+                if data is None:
+                    return found + await file.read_many(ranges[len(found) :]), True
+                found.append(data)
+            return found, False
+        except DiskFailedError:
+            self.has_unread = True
+            raise
+        finally:
+            self.shelf.give_back(self.path)
+
+    async def will_need(self, ranges: list[tuple[int, int]]) -> None:
+        """Have it brought into memory if there is time; errors say nothing."""
+        try:
+            file = await self.shelf.borrow(self.path)
+        except (FileNotFoundError, StorageError):
+            return
+        try:
+            file.will_need(ranges)
+        finally:
+            self.shelf.give_back(self.path)
+
+    async def will_not_need(self) -> None:
+        """Let the system drop what it holds of it in memory; errors say nothing."""
+        try:
+            file = await self.shelf.borrow(self.path)
+        except (FileNotFoundError, StorageError):
+            return
+        try:
+            with suppress(StorageError):
+                await file.will_not_need()
+        finally:
+            self.shelf.give_back(self.path)
+
+    def rest(self) -> None:
+        """Let its file be closed while nobody reads from it."""
+        if self.file is not None:
+            self.file = None
+            self.shelf.give_back(self.path)
+
+    async def close(self) -> None:
+        """Close its files, once nobody reads from them any more."""
+        self.rest()
+        await self.shelf.drop(self.path)
+        if self.sealed is not None:
+            await self.shelf.drop(self.sealed.path)

@@ -1,0 +1,441 @@
+"""Repairing a ledger: copying what a lost bookie owed to another one, and naming that instead (rule 14).
+
+The shell around `client_aio.core.repair_plan`. It works beside live writers, recoveries and other repairs,
+and
+copying needs no password: stored bytes are copied as they are, after their checksums were checked. With the
+password it may also put entries above what a bookie has of them from former terms.
+
+Invariants: a bookie is named in a fragment only after all that it owes there is durable on it; what it holds
+is read again after that, since until then nothing kept it from being dropped; a fragment that may still
+change is not touched. So a repair that ends anywhere leaves the ledger as good as it was, or better, and
+may be run again: what was copied is found there.
+
+Fragments are repaired one after another, oldest first, and looked for page after page, until a pass over the
+ledger finds no more: memory does not grow with the ledger, but for the report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from bookie_aio.wire.messages import (
+    NO_TERM,
+    Add,
+    AddFlag,
+    Done,
+    Read,
+    ReadAnswer,
+    Stop,
+)
+from client_aio.admin.replicas import list_entries
+from client_aio.core.digest import Digest
+from client_aio.core.read_plan import ClassRange, checked_blocks
+from client_aio.core.repair_plan import Part, complete_parts, owed, plan, replaced, split
+from client_aio.ledger.metadata_update import HeldMetadata
+from client_aio.ledger.recovery import recover_ledger
+from client_aio.unbounded.paged_fragments import HeldFragments, spans
+from metadata.errors import (
+    BookieError,
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerRepairError,
+    NoSuchLedgerError,
+    OperationTimeoutError,
+    UnauthorizedAccessError,
+)
+from metadata.ids import TERM_FINAL, TERM_WRITER
+from metadata.model.ledger import DIGEST_CRC, LedgerMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from bookie_aio.wire.blocks import Block
+    from client_aio.bookies.connection import BookieConnection
+    from client_aio.context import ClientContext
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_PIECE_ENTRIES = 4096
+_PIECES_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RepairProgress:
+    """How far the repair of one fragment is; entries are counted once for copying, once for verifying."""
+
+    first_entry: int
+    last_entry: int
+    is_verifying: bool
+    entries_done: int
+    entries_total: int
+    bytes_copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedFragment:
+    """A fragment that was repaired: who replaced the bookie there, and what was copied for it."""
+
+    first_entry: int
+    last_entry: int
+    replacement: str
+    entries_copied: int
+    bytes_copied: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a repair did."""
+
+    ledger_id: int
+    replaced: str
+    fragments: tuple[RepairedFragment, ...]
+    was_recovered: bool
+    """Whether the ledger was recovered, and so closed, on the way."""
+    is_last_fragment_left: bool
+    """Whether the last fragment still names the bookie, since the ledger is not CLOSED (rule 14)."""
+
+
+class _TargetFailed(Exception):
+    """The bookie that is copied to cannot take it."""
+
+    def __init__(self, error: BookKeeperError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Repair:
+    """One repair of one ledger."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        ledger_id: int,
+        lost: str,
+        *,
+        by: str | None,
+        recover_after_s: float | None,
+        password: bytes,
+        on_progress: Callable[[RepairProgress], None],
+    ) -> None:
+        self._context = context
+        self._ledger_id = ledger_id
+        self._lost = lost
+        self._by = by
+        self._recover_after_s = recover_after_s
+        self._password = password
+        self._digest: Digest | None = None
+        self._on_progress = on_progress
+        self._unfit: set[str] = set()
+        self._fragments: dict[int, RepairedFragment] = {}
+        self._following = 0  # what begins below has been seen to
+        self._was_recovered = False
+
+    async def run(self) -> RepairReport:
+        """Repair all that can be repaired; see `Client.repair_ledger`."""
+        if self._password:
+            await self._unlock()
+        while True:
+            metadata, _ = await self._context.ledgers.read(self._ledger_id)
+            if metadata.is_unbounded and self._recover_after_s is not None:
+                raise InvalidArgumentError(
+                    f"ledger {self._ledger_id} is unbounded: nobody recovers it. A takeover by "
+                    "open_unbounded_ledger leaves its last fragment to be repaired like any other",
+                    ledger_id=self._ledger_id,
+                )
+            metadata, part = await self._next(metadata)
+            is_last_left = plan(metadata, self._lost).is_last_left
+            if part is not None:
+                try:
+                    await self._repair_part(metadata, part)
+                except LedgerRepairError:
+                    if not await self._is_trimmed(part):
+                        raise
+            elif is_last_left and self._recover_after_s is not None:
+                await self._recover(metadata, self._recover_after_s)
+            elif self._following:
+                self._following = 0  # Others may have named the bookie where it was not named before.
+            else:
+                break
+        return RepairReport(
+            self._ledger_id,
+            self._lost,
+            tuple(self._fragments[first_entry] for first_entry in sorted(self._fragments)),
+            self._was_recovered,
+            is_last_left,
+        )
+
+    async def _unlock(self) -> None:
+        metadata, _ = await self._context.ledgers.read(self._ledger_id)
+        if metadata.password is not None:
+            try:
+                self._digest = await self._context.unlock(metadata, self._password)
+            except UnauthorizedAccessError as error:  # most copying goes without; taking over will say so
+                logger.warning("ledger=%d is repaired without its password: %s", self._ledger_id, error)
+
+    async def _next(self, metadata: LedgerMetadata) -> tuple[LedgerMetadata, Part | None]:
+        """Give the next fragment to repair, None for no more, and the metadata as they are found by then."""
+        async with aclosing(spans(self._context, metadata, self._following)) as found:
+            async for span in found:
+                metadata = span.metadata
+                for part in complete_parts(span.fragments, span.last_entry):
+                    # A bookie that is repaired in its own place stays named.
+                    if self._lost in part.bookies and part.first_entry not in self._fragments:
+                        return metadata, part
+        return metadata, None
+
+    async def _repair_part(self, metadata: LedgerMetadata, part: Part) -> None:
+        """Repair one fragment, or find that it needs another plan or another bookie."""
+        connection = await self._target(metadata, part)
+        target = connection.bookie_id
+        token = self._digest.token(target) if self._digest is not None else None
+        copier = _Copier(self._context, metadata, part, self._lost, connection, token, self._on_progress)
+        try:
+            await copier.copy()
+        except _TargetFailed as failure:
+            if self._by is not None:
+                raise failure.error from failure
+            logger.warning("ledger=%d repair looks for another bookie: %s", self._ledger_id, failure.error)
+            self._unfit.add(target)
+            return
+        if target != self._lost and not await self._name(part, target):
+            return  # Others changed the fragment: it needs another plan.
+        try:
+            await copier.verify()
+        except _TargetFailed as failure:
+            raise failure.error from failure
+        self._fragments[part.first_entry] = copier.result()
+        self._following = part.first_entry + 1
+        logger.info(
+            "ledger=%d fragment=%d bookie=%s repaired by=%s entries=%d bytes=%d",
+            self._ledger_id, part.first_entry, self._lost, target,
+            copier.entries_copied, copier.bytes_copied,
+        )  # fmt: skip
+
+    async def _name(self, part: Part, target: str) -> bool:
+        """Name the bookie in the place of the lost one; False where the fragment is another by now."""
+        metadata, version = await self._context.ledgers.read(self._ledger_id)
+        if metadata.is_unbounded:
+            held = HeldFragments(self._context, metadata, version)
+            return await held.replace_bookie(part, self._lost, target)
+        return await HeldMetadata(self._context, metadata, version).update(
+            lambda now: replaced(now, part, self._lost, target)
+        )
+
+    async def _is_trimmed(self, part: Part) -> bool:
+        """Tell whether the fragment is no part of the ledger any more, so that nobody needs to have it."""
+        metadata, _ = await self._context.ledgers.read(self._ledger_id, sync=True)
+        return part.first_entry < metadata.first_entry
+
+    async def _target(self, metadata: LedgerMetadata, part: Part) -> BookieConnection:
+        if self._by is None:
+            seat = part.bookies.index(self._lost)
+            ensemble, connections = await self._context.finder.replace(
+                metadata, part.bookies, 1 << seat, excluded={self._lost, *self._unfit}
+            )
+            return connections[ensemble[seat]]
+        if self._by != self._lost and self._by in part.bookies:
+            raise InvalidArgumentError(
+                f"bookie {self._by} is in the fragment of ledger {self._ledger_id} at entry "
+                f"{part.first_entry} already, so it cannot replace {self._lost} there",
+                ledger_id=self._ledger_id,
+                bookie_id=self._by,
+            )
+        return await self._context.pool.get(self._by)
+
+    async def _recover(self, metadata: LedgerMetadata, after_s: float) -> None:
+        """Close the ledger, unless its writer has replaced the bookie by itself in the meantime."""
+        # Only somebody who has the password may fence a ledger that has one.
+        digest = self._digest or await self._context.unlock(metadata, self._password)
+        await asyncio.sleep(after_s)
+        now, _ = await self._context.ledgers.read(self._ledger_id)
+        if now.last_fragment == metadata.last_fragment and not now.is_closed:
+            only = metadata.last_fragment
+            found, _ = await recover_ledger(self._context, self._ledger_id, digest, only=only)
+            self._was_recovered = found.is_closed
+
+
+class _Copier:
+    """Copies what a bookie owed of one fragment to the target, and reads it there again."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        part: Part,
+        lost: str,
+        target: BookieConnection,
+        token: bytes | None,
+        on_progress: Callable[[RepairProgress], None],
+    ) -> None:
+        self._context = context
+        self._token = token
+        self._config = context.config
+        self._ledger_id = metadata.ledger_id
+        self._part = part
+        self._lost = lost
+        self._target = target
+        self._on_progress = on_progress
+        self._pieces = list(owed(metadata, part, lost, _PIECE_ENTRIES))
+        self._entries_total = sum(piece.entries for piece in self._pieces)
+        self._entries_done = 0
+        self.entries_copied = 0
+        self.bytes_copied = 0
+        # The final term keeps a writer of the past out of a bookie that never heard of the ledger's end. A
+        # ledger that has a key is fenced only by those who have it.
+        can_fence = metadata.is_closed and (metadata.digest == DIGEST_CRC or token is not None)
+        self._add = Add(metadata.ledger_id, TERM_FINAL if can_fence else TERM_WRITER, int(AddFlag.REPAIR))
+
+    def result(self) -> RepairedFragment:
+        """Give what was done."""
+        part = self._part
+        return RepairedFragment(
+            part.first_entry, part.last_entry, self._target.bookie_id, self.entries_copied, self.bytes_copied
+        )
+
+    async def copy(self) -> None:
+        """Copy what the target lacks; all that is owed is durable and readable there on return.
+
+        Raises:
+            _TargetFailed, LedgerRepairError.
+        """
+        await self._for_each_piece(self._copy_piece, is_verifying=False)
+
+    async def verify(self) -> None:
+        """Read all of it at the target, and copy once more what cannot be read."""
+        await self._for_each_piece(self._read_again, is_verifying=True)
+
+    async def _for_each_piece(
+        self, work: Callable[[ClassRange], Awaitable[None]], *, is_verifying: bool
+    ) -> None:
+        self._entries_done = 0
+        waiting = iter(self._pieces)
+
+        async def take_turns() -> None:
+            for piece in waiting:
+                await work(piece)
+                self._entries_done += piece.entries
+                self._on_progress(
+                    RepairProgress(
+                        self._part.first_entry, self._part.last_entry, is_verifying,
+                        self._entries_done, self._entries_total, self.bytes_copied,
+                    )
+                )  # fmt: skip
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(_PIECES_AT_ONCE):
+                    group.create_task(take_turns())
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _copy_piece(self, piece: ClassRange) -> None:
+        rows, _ = await self._ask_target(
+            list_entries(self._target, self._ledger_id, piece.first, piece.last, self._config.read_timeout_s)
+        )
+        lacking, there = split(piece, rows)
+        for run in lacking:
+            await self._copy_run(run)
+        for run in there:
+            await self._read_again(run)
+
+    async def _copy_run(self, run: ClassRange) -> None:
+        rest: ClassRange | None = run
+        while rest is not None:
+            blocks = await self._from_source(rest)
+            await self._ask_target(asyncio.gather(*map(self._store, blocks)))
+            rest = rest.after(blocks[-1].last_entry)
+
+    async def _store(self, block: Block) -> None:
+        data = block.whole(0, block.count)
+        await self._target.call(
+            self._add,
+            Done,
+            body=data,
+            timeout_s=self._config.add_timeout_s,
+            ledger_id=self._ledger_id,
+            auth=self._token,
+        )
+        self.entries_copied += block.count
+        self.bytes_copied += block.payload_bytes
+
+    async def _read_again(self, run: ClassRange) -> None:
+        """Read what the target holds; copy what it cannot give, once."""
+        rest: ClassRange | None = run
+        is_mended = False
+        while rest is not None:
+            blocks, answer = await self._ask_target(self._read(self._target, rest))
+            if blocks:
+                rest = rest.after(blocks[-1].last_entry)
+            if rest is None or answer.stop in (Stop.END, Stop.BUDGET):
+                continue
+            if is_mended:
+                raise LedgerRepairError(
+                    f"bookie {self._target.bookie_id} does not give entry {rest.first} of ledger "
+                    f"{self._ledger_id} although it took it: {Stop(answer.stop).name}",
+                    ledger_id=self._ledger_id,
+                    entry_id=rest.first,
+                    bookie_id=self._target.bookie_id,
+                )
+            # All of the rest, since a read fails at the first entry of a block that has damage anywhere.
+            await self._copy_run(rest)
+            is_mended = True
+
+    async def _from_source(self, wanted: ClassRange) -> list[Block]:
+        """Read the beginning of a range from whichever bookie has it; the lost one is asked last."""
+        directory = self._context.pool.directory
+        quarantined = directory.quarantined()
+        order = [*sorted(wanted.bookies, key=quarantined.__contains__), self._lost]
+        failures: list[str] = []
+        for bookie_id in order:
+            if bookie_id == self._target.bookie_id:
+                continue
+            try:
+                blocks, answer = await self._read(await self._context.pool.get(bookie_id), wanted)
+            except BookKeeperError as error:
+                if isinstance(error, OperationTimeoutError):
+                    directory.note_failure(bookie_id)
+                failures.append(f"{bookie_id}: {error}")
+                continue
+            if blocks:
+                return blocks
+            failures.append(f"{bookie_id}: {Stop(answer.stop).name}")
+        raise LedgerRepairError(
+            f"entry {wanted.first} of ledger {self._ledger_id} can be had from no bookie "
+            f"({'; '.join(failures)}). Run the repair again when they are back",
+            ledger_id=self._ledger_id,
+            entry_id=wanted.first,
+        )
+
+    async def _read(self, connection: BookieConnection, wanted: ClassRange) -> tuple[list[Block], ReadAnswer]:
+        answer, body = await connection.call(
+            Read(
+                wanted.ledger_id, NO_TERM, wanted.content_term, wanted.first, wanted.last,
+                wanted.stride, self._config.read_ahead_bytes,
+            ),
+            ReadAnswer,
+            timeout_s=self._config.read_timeout_s,
+            ledger_id=wanted.ledger_id,
+        )  # fmt: skip
+        # The checksums are all that can be checked without a password.
+        return checked_blocks(wanted, answer, body, Digest(wanted.ledger_id)), answer
+
+    async def _ask_target(self, asking: Awaitable[Answer]) -> Answer:
+        try:
+            return await asking
+        except (BookieError, OperationTimeoutError) as error:
+            self._context.pool.directory.note_failure(self._target.bookie_id)
+            raise _TargetFailed(error) from error
+        except NoSuchLedgerError as error:
+            # Only the metadata store knows, and is asked next.
+            refused = LedgerRepairError(
+                f"bookie {self._target.bookie_id} refuses copies: {error}",
+                ledger_id=self._ledger_id,
+                bookie_id=self._target.bookie_id,
+            )
+            raise _TargetFailed(refused) from error

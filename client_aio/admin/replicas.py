@@ -1,0 +1,258 @@
+"""What the bookies of a ledger hold of it, by their own word. Never fences.
+
+Owns the asking and the comparison with what is owed. A listing may name entries whose bytes have rotted:
+only reading them tells. What a bookie knows to have lost (rule 4) it says here.
+
+Reading what one bookie holds of one fragment, entry by entry, and checking it against what it owes.
+
+A listing says what a bookie believes to hold; this reads the bytes. Never fences, and asks no other bookie:
+what is found is that one replica's state. Owns the counting. What is owed is `client_aio.core.repair`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bookie_aio.wire.blocks import parse_blocks
+from bookie_aio.wire.listing import Row, parse_rows
+from bookie_aio.wire.messages import NO_TERM, ListEntries, ListEntriesAnswer, Read, ReadAnswer, Stop
+from client_aio.core.repair_plan import Part, complete_parts, owed, split
+from client_aio.unbounded.paged_fragments import spans
+from metadata.errors import BookKeeperError, MalformedFrameError, ProtocolError
+from metadata.ids import ENTRY_ID_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from client_aio.bookies.connection import BookieConnection
+    from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
+    from client_aio.core.read_plan import ClassRange
+    from client_aio.unbounded.paged_fragments import Span
+    from metadata.model.ledger import LedgerMetadata
+
+
+_RANGE_ENTRIES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One bookie's part of one fragment."""
+
+    bookie_id: str
+    first_entry: int
+    """Of the fragment."""
+    entries_owed: int | None
+    """How many entries it is to hold; None in the last fragment of a ledger that is not CLOSED."""
+    entries_missing: int | None
+    """How many of them it does not list; None where that is not known."""
+    is_damaged: bool
+    """Whether it lost data of this ledger: what it does not hold, it may have held."""
+    error: str
+    """Why it could not be asked; empty when it answered."""
+
+
+async def list_entries(
+    connection: BookieConnection, ledger_id: int, first: int, last: int, timeout_s: float
+) -> tuple[list[Row], bool]:
+    """Ask a bookie which entries from `first` to `last` it holds, and whether it lost any of the ledger."""
+    rows: list[Row] = []
+    following, is_damaged = first, False
+    while 0 <= following <= last:
+        answer, body = await connection.call(
+            ListEntries(ledger_id, following), ListEntriesAnswer, timeout_s=timeout_s, ledger_id=ledger_id
+        )
+        rows += parse_rows(body)
+        if 0 <= answer.next_entry <= following:
+            raise ProtocolError(
+                f"a list of entries from {following} on is said to go on at {answer.next_entry}",
+                ledger_id=ledger_id,
+            )
+        following, is_damaged = answer.next_entry, answer.is_damaged
+    return rows, is_damaged
+
+
+async def list_replicas(context: ClientContext, ledger_id: int) -> list[Replica]:
+    """Ask every bookie named by the ledger's metadata; see `Client.ledger_replicas`.
+
+    Page after page where an unbounded ledger has them: no more than one page's listings are held at a time.
+    """
+    metadata, _ = await context.ledgers.read(ledger_id)
+    replicas: list[Replica] = []
+    unreachable: dict[str, str] = {}
+    async with aclosing(spans(context, metadata)) as found:
+        async for span in found:
+            replicas += await _replicas_of(context, span, unreachable)
+    if metadata.is_unbounded:
+        # Bookies drop what is trimmed: that is not missing.
+        metadata, _ = await context.ledgers.read(ledger_id, sync=True)
+        replicas = [each for each in replicas if each.first_entry >= metadata.first_entry]
+    return replicas
+
+
+async def _replicas_of(context: ClientContext, span: Span, unreachable: dict[str, str]) -> list[Replica]:
+    """Ask about some fragments.
+
+    Args:
+        unreachable: who could not be asked before, and why; those are not asked again.
+    """
+    ledger_id, fragments = span.metadata.ledger_id, span.fragments
+    names = sorted({name for fragment in fragments for name in fragment.bookies})
+    last = ENTRY_ID_MAX if span.last_entry is None else max(span.last_entry, fragments[0].first_entry)
+
+    async def ask(bookie_id: str) -> tuple[list[Row], bool]:
+        if bookie_id not in unreachable:
+            try:
+                connection = await context.pool.get(bookie_id)
+                return await list_entries(
+                    connection, ledger_id, fragments[0].first_entry, last, context.config.read_timeout_s
+                )
+            except BookKeeperError as error:
+                unreachable[bookie_id] = str(error)
+        return [], False
+
+    answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+    parts = {part.first_entry: part for part in complete_parts(fragments, span.last_entry)}
+    replicas: list[Replica] = []
+    for fragment in fragments:
+        part = parts.get(fragment.first_entry)
+        for bookie_id in fragment.bookies:
+            rows, is_damaged = answers[bookie_id]
+            error = unreachable.get(bookie_id, "")
+            owing = missing = None
+            if part is not None:
+                owing, missing = _compare(span.metadata, part, bookie_id, None if error else rows)
+            replicas.append(Replica(bookie_id, fragment.first_entry, owing, missing, is_damaged, error))
+    return replicas
+
+
+def _compare(
+    metadata: LedgerMetadata, part: Part, bookie_id: str, rows: list[Row] | None
+) -> tuple[int, int | None]:
+    owing = missing = 0
+    for wanted in owed(metadata, part, bookie_id, _RANGE_ENTRIES):
+        owing += wanted.entries
+        if rows is not None:
+            missing += sum(run.entries for run in split(wanted, rows)[0])
+    return owing, None if rows is None else missing
+
+
+_RANGE_ENTRIES = 1_000_000
+_CAREFUL_ENTRIES = 4096
+"""A block holds no more: behind so many entries, ranges are read again."""
+
+
+@dataclass(slots=True)
+class VerifiedReplica:
+    """What one bookie holds of the entries that it owes in a range of one fragment."""
+
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    bookie_id: str
+    owed: int = 0
+    intact: int = 0
+    missing: int = 0
+    """It says that there is no such entry."""
+    damaged: int = 0
+    """Its bytes do not match their checksum, or it knows that it lost them."""
+    first_bad_entry: int | None = None
+    error: str = ""
+    """Why it could not be asked; what is owed then counts as missing."""
+
+    @property
+    def status(self) -> str:
+        """Sum it up in a word."""
+        if self.error:
+            return "unreachable"
+        if self.damaged:
+            return "damaged"
+        return "missing" if self.missing else "ok"
+
+
+def parts_of(metadata: LedgerMetadata) -> list[Part]:
+    """Give the fragments whose entries are known: all but the last one of a ledger that is not CLOSED."""
+    parts = complete_parts(metadata.fragments, metadata.last_entry)
+    return [part for part in parts if part.last_entry >= part.first_entry]
+
+
+async def verify_replica(
+    context: ClientContext,
+    metadata: LedgerMetadata,
+    part: Part,
+    bookie_id: str,
+    digest: Digest | None = None,
+) -> VerifiedReplica:
+    """Read everything that a bookie owes of a fragment (or of a part of one), and check it.
+
+    Checksums are checked; with the digest of a ledger that has a password, authentication codes as well.
+    Cancelling leaves nothing behind.
+    """
+    found = VerifiedReplica(metadata.ledger_id, part.first_entry, part.last_entry, bookie_id)
+    ranges = list(owed(metadata, part, bookie_id, _RANGE_ENTRIES))
+    found.owed = sum(wanted.entries for wanted in ranges)
+    try:
+        for wanted in ranges:
+            await _verify_range(context, await context.pool.get(bookie_id), wanted, found, digest)
+    except BookKeeperError as error:
+        found.error = str(error)
+        found.missing = found.owed - found.intact - found.damaged
+    return found
+
+
+async def _verify_range(
+    context: ClientContext,
+    connection: BookieConnection,
+    wanted: ClassRange,
+    found: VerifiedReplica,
+    digest: Digest | None,
+) -> None:
+    rest: ClassRange | None = wanted
+    is_careful = False  # after a refusal: entry by entry, since a block is refused as a whole
+    careful_until = wanted.first
+    while rest is not None:
+        asked = rest._replace(last=rest.first) if is_careful else rest
+        answer, body = await connection.call(
+            Read(
+                asked.ledger_id, NO_TERM, asked.content_term, asked.first, asked.last, asked.stride,
+                context.config.read_ahead_bytes,
+            ),
+            ReadAnswer,
+            timeout_s=context.config.read_timeout_s,
+            ledger_id=asked.ledger_id,
+        )  # fmt: skip
+        last = None
+        try:
+            for block in parse_blocks(body):
+                # Each entry's own checksum, which a read may leave aside where that of the block holds.
+                wrong = block.damaged_entries()
+                if digest is not None:
+                    wrong = sorted({*wrong, *digest.wrong_entries(block)})
+                _note(found, wrong, "damaged")
+                found.intact += block.count - len(wrong)
+                last = block.last_entry
+        except MalformedFrameError:
+            _note(found, [asked.first], "damaged")
+            last = asked.first
+        if last is not None:
+            rest = rest.after(last)
+        elif answer.stop == Stop.NO_SUCH_ENTRY:
+            _note(found, [asked.first], "missing")
+            rest = rest.after(asked.first)
+        elif is_careful:
+            _note(found, [asked.first], "damaged")
+            rest = rest.after(asked.first)
+        else:
+            is_careful, careful_until = True, asked.first + _CAREFUL_ENTRIES * asked.stride
+        if rest is not None and rest.first >= careful_until:
+            is_careful = False
+
+
+def _note(found: VerifiedReplica, entry_ids: Iterable[int], what: str) -> None:
+    for entry_id in entry_ids:
+        setattr(found, what, getattr(found, what) + 1)
+        if found.first_bad_entry is None or entry_id < found.first_bad_entry:
+            found.first_bad_entry = entry_id

@@ -1,0 +1,98 @@
+"""Exit codes, and what to tell the user about an error.
+
+The codes are stable: scripts rely on them, and README.md lists them.
+"""
+
+import enum
+
+from client_aio.cli.local_cluster import BookieStartError
+from metadata import errors
+
+
+class Exit(enum.IntEnum):
+    """How a command ended."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNAVAILABLE = 4  # or no answer in time
+    DAMAGED = 5  # stored bytes or metadata are wrong
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141  # the reader of our standard output went away, as with any filter
+
+
+# The first row whose class fits decides; the hint says what to do.
+_TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
+    (errors.InvalidArgumentError, Exit.USAGE, ""),
+    (errors.NoSuchLedgerError, Exit.NOT_FOUND, "`bookie-aio ledger list` shows the ledgers there are"),
+    (errors.NoSuchLogError, Exit.NOT_FOUND, "`bookie-aio log list` shows the logs there are"),
+    (errors.LogTruncatedError, Exit.NOT_FOUND, "`bookie-aio log show` says where the log begins"),
+    (errors.NoSuchEntryError, Exit.NOT_FOUND, ""),
+    (
+        errors.UnauthorizedAccessError,
+        Exit.FAILURE,
+        "--password-file or BOOKIE_AIO_PASSWORD gives the password",
+    ),
+    (errors.NoSuchKeyError, Exit.NOT_FOUND, ""),
+    (
+        errors.NotEnoughBookiesError,
+        Exit.UNAVAILABLE,
+        "`bookie-aio bookie list` shows the bookies that run; start more, or ask for a smaller ensemble",
+    ),
+    (
+        errors.MetadataUnavailableError,
+        Exit.UNAVAILABLE,
+        "is the metadata store running, and does --metadata name it?",
+    ),
+    (errors.BookieUnavailableError, Exit.UNAVAILABLE, "`bookie-aio bookie list` shows the bookies that run"),
+    (errors.NotABookieError, Exit.UNAVAILABLE, "`bookie-aio bookie list` shows where the bookies listen"),
+    (errors.LedgerRecoveryError, Exit.UNAVAILABLE, "start the bookies named and run it again"),
+    (errors.LedgerRepairError, Exit.UNAVAILABLE, ""),
+    (errors.TooManyRequestsError, Exit.UNAVAILABLE, "try again later"),
+    (errors.BookieReadOnlyError, Exit.UNAVAILABLE, "free space on the bookie's disk"),
+    (
+        errors.OperationTimeoutError,
+        Exit.UNAVAILABLE,
+        "it may have taken effect all the same: look before trying again",
+    ),
+    (TimeoutError, Exit.UNAVAILABLE, ""),
+    (errors.DigestMismatchError, Exit.DAMAGED, ""),
+    (errors.EntryUnknownError, Exit.DAMAGED, ""),
+    (errors.MetadataCorruptError, Exit.DAMAGED, ""),
+    (errors.CorruptRecordError, Exit.DAMAGED, ""),
+    (
+        errors.CookieMismatchError,
+        Exit.FAILURE,
+        "each bookie has one id and one directory; a new bookie takes a new id and an empty directory",
+    ),
+    (errors.DirectoryInUseError, Exit.FAILURE, "stop the process that uses it, or name another directory"),
+    (
+        errors.LogFencedError,
+        Exit.FAILURE,
+        "another writer took the log over; read it back to see what was kept",
+    ),
+    (
+        errors.LedgerFencedError,
+        Exit.FAILURE,
+        "another client took the ledger over; read it back to see what was kept",
+    ),
+)  # fmt: skip
+
+
+def exit_code_of(error: BaseException) -> Exit:
+    """Give the exit code for an error that ended a command."""
+    if isinstance(error, BookieStartError) and error.exit_code in set(Exit):
+        return Exit(error.exit_code)
+    return next((code for kind, code, _ in _TABLE if isinstance(error, kind)), Exit.FAILURE)
+
+
+def describe(error: BaseException) -> str:
+    """Give the one line that says what went wrong and, where something helps, what to do."""
+    message = " ".join(str(error).split())
+    if not message:
+        message = type(error).__name__
+    elif not isinstance(error, errors.BookKeeperError | OSError):
+        message = f"{type(error).__name__}: {message}"
+    hint = next((hint for kind, _, hint in _TABLE if isinstance(error, kind)), "")
+    return f"{message} ({hint})" if hint else message

@@ -1,0 +1,362 @@
+"""What a writer does to its ledger's metadata: ensemble changes, the close, and conflicts over both.
+
+The theory, in the terms of ARCHITECTURE.md's rules.
+
+*One change to the metadata* (`MetadataUpdate`, rule 10). A compare-and-set ends in one of three ways: it has
+happened; it has definitely not happened, since the version was another; or its outcome is unknown. After the
+first the change is done. After the second the metadata are read again and the change is applied to what is
+there now, or refused by it. After the third nothing is known, and reading settles nothing, since the request
+may still land: the *same* compare-and-set is tried again, with the same token, until it has definitely
+happened or definitely conflicted.
+
+*What refuses a change.* A writer's ledger is changed by others in two ways. A repair exchanges bookies of
+fragments before the last one: the writer applies its change to that. A recovery makes it IN_RECOVERY, and
+then CLOSED: the writer is displaced, and withdraws. Nobody but the writer and a recovery ever touches the
+last fragment of a ledger that is not CLOSED (rule 14), so if that is not the one the writer knows, the writer
+is displaced as well.
+
+*An ensemble change* (`EnsembleChanger`, rule 9), step by step:
+
+    failed ─▶ Find ─found─▶ [Copy ─copied─▶] Write ─written─▶ Reseat ─▶ done, or Find for what failed since
+               │ ▲            │                └─refused: the writer withdraws
+               │ └─Wait       └─a newcomer failed: Abandon, then Find; below the ack quorum Find at once
+               └─none found: Wait, or GiveUp below the ack quorum
+
+- Failures found while bookies are looked for are not: the mask asked for is taken when `Find` is given, and
+  what failed since is the next change. So failures found in the meantime are handled together.
+- From `found` on the window is frozen: the first entry of the new fragment is captured there, once, and stays
+  however often the bookies are chosen again. It is unfrozen by the reseating, by an `Abandon`, or never.
+- The same bookies as before came back: nothing is written, but they get what they owe.
+- With guaranteed write quorum the newcomers hold what they owe of the acknowledged entries before the
+  compare-and-set (`Copy`, rule 11). If one of them fails meanwhile nobody has been told of the change yet:
+  where the ack quorum holds without the newcomers it is abandoned, and writing goes on (rule 9) while bookies
+  are looked for anew. Below that the window stays frozen, and the change goes on with others.
+
+*A roll* begins a new fragment because the last one is large. It is a change of the whole ensemble, with
+nothing outstanding:
+
+    asked for ─▶ FindAll ─found─▶ Drain ─drained─▶ Write ─written─▶ Reseat ─▶ done
+                    └─none found, or only seats that stay empty: the same ensemble goes on, and is written
+
+- While it drains the window holds what is added. A seat that fails meanwhile is replaced first where the rest
+  waits for it; else the new fragment does without it.
+- So every entry below the new fragment's first is acknowledged when it is written, and none is sent again.
+
+Owns the order of these steps. Does not own how bookies are chosen, sending, retries' timing, or the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+
+from metadata.model.ledger import LedgerMetadata, LedgerState
+
+if TYPE_CHECKING:
+    from client_aio.core.add_window import AddWindow
+    from metadata.model.ledger import Fragment
+    from metadata.store import Version
+
+Token = TypeVar("Token")
+Apply = Callable[[LedgerMetadata], LedgerMetadata | None]
+
+
+@dataclass(frozen=True, slots=True)
+class NewEnsemble:
+    """The change to a new last fragment. `known` is the last fragment that the writer knows."""
+
+    first_entry: int
+    bookies: tuple[str, ...]
+    known: Fragment
+    length: int = 0
+    """Payload bytes below `first_entry`; an unbounded ledger's metadata keep it."""
+
+    def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
+        """Give what to write in place of these metadata; None where they show that others took over."""
+        if metadata.state is not LedgerState.OPEN or metadata.last_fragment != self.known:
+            return None
+        return metadata.change_ensemble(self.first_entry, self.bookies, length=self.length)
+
+    def is_met_by(self, metadata: LedgerMetadata) -> bool:
+        """Tell whether it has happened, by metadata that refuse it: nobody else begins such a fragment.
+
+        So it is where its answer was lost and more repairs followed than the store remembers writers.
+        """
+        made = replace(self.known, first_entry=self.first_entry, bookies=self.bookies)
+        return metadata.state is LedgerState.OPEN and metadata.last_fragment == made
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The change to CLOSED behind the writer's LAC."""
+
+    last_entry: int
+    length: int
+    known: Fragment
+
+    def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
+        """Give what to write in place of these metadata; None where they are not the writer's to close."""
+        if metadata.state is not LedgerState.OPEN or metadata.last_fragment != self.known:
+            return None
+        return metadata.close(self.last_entry, self.length)
+
+    def is_met_by(self, metadata: LedgerMetadata) -> bool:
+        """Tell whether a recovery came to the same end: the close has then succeeded (rule 10)."""
+        return metadata.is_closed and metadata.last_entry == self.last_entry
+
+
+class Attempt(NamedTuple):
+    """A compare-and-set to make. A new token is drawn for each value of `number`."""
+
+    metadata: LedgerMetadata
+    version: Version
+    number: int
+
+
+class MetadataUpdate:
+    """One change to the metadata, until its outcome is definite.
+
+    Make each `attempt` that it gives, and tell what came of it. An attempt whose outcome is unknown is not
+    told: it is given again.
+    """
+
+    def __init__(self, metadata: LedgerMetadata, version: Version, apply: Apply) -> None:
+        self.metadata = metadata
+        self.version = version
+        self._apply = apply
+        self._number = 0
+        self._wanted = apply(metadata)
+
+    @property
+    def is_refused(self) -> bool:
+        """Tell whether `metadata`, as others made them, leave no room for the change."""
+        return self._wanted is None
+
+    def attempt(self) -> Attempt:
+        """Give the compare-and-set to make now; not when the change is refused."""
+        assert self._wanted is not None
+        return Attempt(self._wanted, self.version, self._number)
+
+    def written(self, version: Version) -> None:
+        """Note that the attempt has definitely happened."""
+        assert self._wanted is not None
+        self.metadata, self.version = self._wanted, version
+
+    def conflicted(self, metadata: LedgerMetadata, version: Version) -> None:
+        """Note that it definitely has not, and what is there instead."""
+        self.metadata, self.version = metadata, version
+        self._number += 1
+        self._wanted = self._apply(metadata)
+
+
+class Find(NamedTuple):
+    """Find bookies for these seats, a mask of `target`; answer with `found` or `not_found`."""
+
+    seats: int
+
+
+class Wait(NamedTuple):
+    """There are none now: ask for the `next` step again in a while.
+
+    `is_frozen`: nothing is acknowledged until there are; else writing goes on at the ack quorum.
+    """
+
+    is_frozen: bool
+
+
+class Copy(NamedTuple):
+    """Seat the newcomers and send them what they owe (`window.seat_newcomers`).
+
+    Answer with `copied` once the window awaits no copies: all are made, or a newcomer has failed, be it one
+    of an earlier `Copy` of the same change.
+    """
+
+    bookies: tuple[str, ...]
+    seats: int
+
+
+class Abandon(NamedTuple):
+    """Vacate the newcomers' seats and unfreeze (`window.abandon_change`); answer with `abandoned`."""
+
+
+class FindAll(NamedTuple):
+    """Find bookies for a whole new fragment; answer with `found_all`, `not_found_all`, or `roll_later`."""
+
+
+class Drain(NamedTuple):
+    """Wait until what was sent has been acknowledged, or a seat fails that is not in the mask `failed`.
+
+    Then ask for the step after it: `drained`.
+    """
+
+    failed: int
+
+
+class Write(NamedTuple):
+    """Write the change; answer with `written`, or withdraw if it is refused."""
+
+    change: NewEnsemble
+
+
+class Reseat(NamedTuple):
+    """Put the bookies into these seats and unfreeze (`window.commit_change`); answer with `reseated`."""
+
+    bookies: tuple[str, ...]
+    seats: int
+
+
+class GiveUp(NamedTuple):
+    """Writing cannot go on."""
+
+    why: str
+
+
+Step = Find | Wait | Copy | Abandon | FindAll | Drain | Write | Reseat | GiveUp | None
+"""None: nothing is to be done."""
+
+
+class EnsembleChanger(Generic[Token]):
+    """Decides the steps of ensemble changes, one change at a time.
+
+    Args:
+        fragment: the last one of the ledger's metadata.
+        changes_max: how many changes there may be in all; after a roll they are counted anew.
+    """
+
+    def __init__(self, window: AddWindow[Token], fragment: Fragment, changes_max: int) -> None:
+        self._window = window
+        self._changes_max = changes_max
+        self._asked = 0  # seats that bookies were last asked for
+        self._seats = 0  # seats of the change under way
+        self._first_entry: int | None = None
+        self.is_roll_due = False
+        self._is_another_due = False  # asked for when a roll had begun
+        # To these bookies, of them new in these seats; to none: to whoever is seated when it is written.
+        self._rolling: tuple[tuple[str, ...], int] | None = None
+        self._is_rolled = False  # the change under way is the roll itself
+        self.fragment = fragment
+        self.target = fragment.bookies
+        self.changes = 0
+
+    @classmethod
+    def of(cls, window: AddWindow[Token], metadata: LedgerMetadata, changes_max: int) -> Self:
+        """Begin with the last fragment, and with no more changes than the metadata have room for."""
+        return cls(window, metadata.last_fragment, metadata.changes_that_fit(changes_max))
+
+    @property
+    def is_rolling(self) -> bool:
+        """Tell whether a roll has begun."""
+        return self._rolling is not None
+
+    def roll(self) -> None:
+        """Ask for a new fragment, after what is under way; `next` gives the steps.
+
+        A roll that has begun holds back what was added since: that lies behind it, and before another one.
+        """
+        self._is_another_due = self._rolling is not None
+        self.is_roll_due = True
+
+    def next(self) -> Step:
+        """Give what is to be done about the seats that have failed, and about a roll that is due."""
+        if self._rolling is not None and self._first_entry is None:
+            return self.drained()
+        self._asked = self._window.failed
+        if not self._asked:
+            return FindAll() if self.is_roll_due else None
+        if self.changes >= self._changes_max and self._first_entry is None:
+            return self._go_on_without(
+                f"its ensemble has been changed {self.changes} times, which is all there may be"
+            )
+        return Find(self._asked)
+
+    def not_found(self) -> Step:
+        """Go on without replacements while every write set keeps its ack quorum (rule 9)."""
+        return self._go_on_without("there is no other bookie")
+
+    def _go_on_without(self, why: str) -> Step:
+        if self._first_entry is not None:
+            return Wait(is_frozen=True)
+        if not self._window.can_acknowledge:
+            return GiveUp(f"some write set has fewer than {self._window.ack_quorum} bookies left, and {why}")
+        if self._rolling is not None:
+            return Drain(self._window.failed)
+        if self.is_roll_due:
+            return self.not_found_all()
+        return Wait(is_frozen=False)
+
+    def found_all(self, bookies: tuple[str, ...]) -> Step:
+        """Begin a roll to new bookies, which can be reached."""
+        return self._begin_roll(bookies, (1 << len(bookies)) - 1)
+
+    def not_found_all(self) -> Step:
+        """Begin a roll to the same bookies, whichever of them have failed."""
+        return self._begin_roll((), 0)
+
+    def roll_later(self) -> Step:
+        """Give the roll up: it is asked for again some other time."""
+        self.is_roll_due = False
+        return self.next()
+
+    def _begin_roll(self, bookies: tuple[str, ...], seats: int) -> Step:
+        self._rolling = bookies, seats
+        self._window.is_holding = True
+        return self.drained()
+
+    def drained(self) -> Step:
+        """Write the new fragment once all that was sent is acknowledged, or see to that first."""
+        assert self._rolling is not None
+        if not self._window.is_drained:
+            self._asked = self._window.failed
+            is_stuck = self._asked and not self._window.can_acknowledge
+            return Find(self._asked) if is_stuck else Drain(self._window.failed)
+        self._is_rolled = True
+        self._first_entry = self._window.begin_change()
+        bookies, self._seats = self._rolling
+        # Those that go on may be others by now than when it began.
+        self.target = bookies or self.fragment.bookies
+        return Write(NewEnsemble(self._first_entry, self.target, self.fragment))
+
+    def found(self, bookies: tuple[str, ...]) -> Step:
+        """Begin the change to an ensemble whose new bookies can be reached, or go on with it."""
+        if self._first_entry is None:
+            self._first_entry = self._window.begin_change()
+        self.target = bookies
+        self._seats |= self._asked
+        if self._window.copies_first:
+            return Copy(bookies, self._asked)
+        return self._write()
+
+    def copied(self) -> Step:
+        """Go on once the newcomers hold their copies, or without them if one has failed."""
+        if self._window.failed & self._seats:
+            return Abandon() if self._window.can_abandon else self.next()
+        assert not self._window.owes_copies
+        return self._write()
+
+    def abandoned(self) -> Step:
+        """Note that the window goes on as the metadata say; bookies are looked for anew."""
+        self.target = self.fragment.bookies
+        self._first_entry, self._seats = None, 0
+        return self.next()
+
+    def _write(self) -> Step:
+        assert self._first_entry is not None
+        if self.target == self.fragment.bookies:
+            return Reseat(self.target, self._seats)
+        return Write(NewEnsemble(self._first_entry, self.target, self.fragment))
+
+    def written(self) -> Step:
+        """Note that the compare-and-set has definitely happened."""
+        assert self._first_entry is not None
+        self.fragment = replace(self.fragment, first_entry=self._first_entry, bookies=self.target)
+        self.changes = 0 if self._is_rolled else self.changes + 1
+        return Reseat(self.target, self._seats)
+
+    def reseated(self) -> Step:
+        """Note that the window goes on; what failed meanwhile is the next change."""
+        if self._is_rolled:
+            self._rolling, self._window.is_holding = None, False
+            self.is_roll_due, self._is_another_due = self._is_another_due, False
+        self._first_entry, self._seats, self._is_rolled = None, 0, False
+        return self.next()

@@ -1,0 +1,110 @@
+"""What a writer does by the clock: publishing its LAC when it is idle, and noticing that nothing moves.
+
+Owns the timers. Does not own the window that they look at, nor what a writer that is stuck leads to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from metadata.ids import NO_ENTRY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from client_aio.core.add_window import AddWindow
+
+_NEVER = NO_ENTRY - 1
+_PUBLISHED_PER_TICK = 32
+
+
+class LacClock:
+    """The one timer by which all writers of a client notice that they are idle.
+
+    It ticks twice within the delay, and only while some LAC has moved lately: a timer for each writer would
+    cost more than its adds do where there are a thousand of them. For the same reason only so many publish at
+    a tick; where more have become idle at once, the others follow at the next ones, in turn.
+    """
+
+    def __init__(self, delay_s: float) -> None:
+        self._period_s = delay_s / 2
+        self._moved: dict[LacPublisher, None] = {}  # in the order in which they moved
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, publisher: LacPublisher) -> None:
+        """Look at a publisher at each tick from now on, until it says that it is done."""
+        self._moved[publisher] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._period_s, self._tick)
+
+    def forget(self, publisher: LacPublisher) -> None:
+        """Look at a publisher no more."""
+        self._moved.pop(publisher, None)
+        if not self._moved and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        moved, self._moved = self._moved, {}
+        may_publish = _PUBLISHED_PER_TICK
+        for publisher in moved:
+            if not publisher.look(may_publish=may_publish > 0):
+                self._moved[publisher] = None
+            elif publisher.has_published:
+                may_publish -= 1
+        if self._moved and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._period_s, self._tick)
+
+
+class LacPublisher:
+    """Tells the bookies the LAC once no entry has told it for a while (rule 13).
+
+    Args:
+        publish: sends the window's LAC to the bookies.
+    """
+
+    def __init__(self, window: AddWindow[Any], publish: Callable[[], None], clock: LacClock) -> None:
+        self._window = window
+        self._publish = publish
+        self._clock = clock
+        self._published = NO_ENTRY
+        self._seen = _NEVER
+        self._is_watched = False
+        self._is_stopped = False
+        self.has_published = False  # at the last look
+
+    def moved(self) -> None:
+        """Note that the LAC may have moved."""
+        if not self._is_watched and not self._is_stopped:
+            self._is_watched, self._seen = True, _NEVER
+            self._clock.watch(self)
+
+    def again(self) -> None:
+        """Note that some bookie may not have been told, or is another one now."""
+        self._published = NO_ENTRY
+        self.moved()
+
+    def stop(self) -> None:
+        """Publish nothing more, whatever late answers still come."""
+        self._is_stopped = True
+        self._clock.forget(self)
+
+    def look(self, *, may_publish: bool = True) -> bool:
+        """Publish if nothing has moved since the last look; gives False to be looked at again."""
+        window = self._window
+        self.has_published = False
+        if self._is_stopped or window.lac == self._published:
+            self._is_watched = False
+            return True
+        if window.lac != self._seen or window.last_add_pushed != window.last_entry_reported:
+            # Still writing: what follows states the LAC.
+            self._seen = window.lac
+            return False
+        if not may_publish:
+            return False
+        self._is_watched, self._published = False, window.lac
+        self.has_published = True
+        self._publish()
+        return True

@@ -1,0 +1,1 @@
+"""One ledger: create, write, replicate, read, recover."""

@@ -1,0 +1,351 @@
+"""Ensemble changes of one window: the shell around `client_aio.core.ensemble_change.EnsembleChanger`.
+
+Shared by a ledger's writer, which writes each change to the metadata store, and by recovery, which keeps them
+in memory until it closes the ledger (rule 12d). Owns the one task that carries out the steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from client_aio.core.ensemble_change import (
+    Abandon,
+    Copy,
+    Drain,
+    Find,
+    FindAll,
+    GiveUp,
+    NewEnsemble,
+    Reseat,
+    Step,
+    Wait,
+    Write,
+)
+from client_aio.core.quorum import indexes_of
+from metadata.errors import (
+    BookKeeperError,
+    InvalidTransitionError,
+    MetadataError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+    WriterAbortedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from client_aio.bookies.connection import BookieConnection
+    from client_aio.context import ClientContext
+    from client_aio.core.ensemble_change import EnsembleChanger
+    from client_aio.ledger.replicator import Replicator
+    from metadata.model.ledger import Fragment, LedgerMetadata
+
+logger = logging.getLogger(__name__)
+
+Token = TypeVar("Token")
+
+
+class EnsembleChanges(Generic[Token]):
+    """Replaces failed bookies, one change at a time.
+
+    Args:
+        metadata: gives the ledger's metadata as they are known now.
+        write: writes a change; gives False when it has been refused, and everything has been withdrawn.
+        is_needed: tells whether anything is still owed to anybody.
+        on_given_up: called when the ledger cannot be written to any more.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        changer: EnsembleChanger[Token],
+        replicator: Replicator[Token],
+        *,
+        metadata: Callable[[], LedgerMetadata],
+        write: Callable[[NewEnsemble], Awaitable[bool]],
+        is_needed: Callable[[], bool],
+        on_given_up: Callable[[BookKeeperError], None],
+    ) -> None:
+        self._context = context
+        self._changer = changer
+        self._replicator = replicator
+        self._metadata = metadata
+        self._write = write
+        self._is_needed = is_needed
+        self._on_given_up = on_given_up
+        self._connections: dict[str, BookieConnection] = {}
+        self._disowning: set[str] = set()  # bookies that have buried the id of the ledger, which is there
+        self._seated_at: dict[str, float] = {}  # by the loop's clock, of those that took a seat
+        self._progress = asyncio.Event()
+        self._is_finishing = asyncio.Event()
+        self._patience = _Patience(context.config.ensemble_change_timeout_s)
+        self._rolls: list[asyncio.Future[None]] = []
+        self._later_rolls: list[asyncio.Future[None]] = []  # asked for when a roll had begun
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def fragment(self) -> Fragment:
+        """Give the last fragment as this window's owner last wrote it, whatever others have made of it."""
+        return self._changer.fragment
+
+    def begin(self) -> None:
+        """Look after the seats that have failed, now or after the change that is under way."""
+        self._progress.set()
+        if self._task is None or self._task.done():
+            # Failures found until the task first runs, or while it waits, are handled together.
+            self._task = asyncio.get_running_loop().create_task(
+                self._run(), name=f"ensemble change of ledger {self._replicator.window.ledger_id}"
+            )
+
+    def roll(self) -> asyncio.Future[None]:
+        """Begin a new fragment, after what is under way.
+
+        Returns:
+            A future, done when it is written, or when everything has been withdrawn; with an error where the
+            roll is given up: the metadata store cannot be reached, or the metadata are full.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        (self._later_rolls if self._changer.is_rolling else self._rolls).append(future)
+        self._changer.roll()
+        self.begin()
+        return future
+
+    def moved(self) -> None:
+        """Look again whether the newcomers hold their copies, and whether what was sent is acknowledged."""
+        self._progress.set()
+
+    async def finish(self) -> None:
+        """Wait until no change is under way, and begin none any more; nothing is owed to anybody."""
+        self._is_finishing.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def stop(self) -> None:
+        """Stop where it stands; the outcome of a change under way stays open."""
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+            self._end_all_rolls()  # A task that is cancelled before it first runs sees to nothing.
+
+    async def cancel(self) -> None:
+        """Do as `stop`, and wait until it has."""
+        self.stop()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            step = self._changer.next()
+            while step is not None and self._is_needed():
+                if isinstance(step, (Find, Wait, Drain, GiveUp)) and self._replicator.disowning:
+                    await self._check_that_it_exists()
+                step = await self._carry_out(step)
+        except BookKeeperError as error:
+            self._on_given_up(error)
+        except Exception as error:
+            # A mistake of ours must not leave everybody waiting for a task that has ended.
+            ledger_id, why = self._replicator.window.ledger_id, f"an ensemble change failed: {error!r}"
+            logger.exception("ledger=%d %s", ledger_id, why)
+            self._on_given_up(WriterAbortedError(why, ledger_id=ledger_id))
+        finally:
+            self._end_all_rolls()
+
+    def _end_all_rolls(self) -> None:
+        self._rolls += self._later_rolls
+        self._later_rolls = []
+        self._end_rolls(None)
+
+    def _end_rolls(self, error: MetadataError | None) -> None:
+        rolls, self._rolls = self._rolls, []
+        for future in rolls:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+                future.exception()  # looked at: nobody need wait for it
+
+    async def _carry_out(self, step: Step) -> Step:
+        changer, replicator = self._changer, self._replicator
+        match step:
+            case Find(seats):
+                return await self._find(seats)
+            case Wait(is_frozen):
+                await self._wait(is_frozen)
+                return changer.next()
+            case Copy(bookies, seats):
+                replicator.seat_newcomers(bookies, seats, self._connections)
+                await self._copy()
+                if replicator.disowning:
+                    await self._check_that_it_exists()
+                self._note_seated(bookies, replicator.window.newcomers)
+                return changer.copied()
+            case Abandon():
+                replicator.abandon()
+                return changer.abandoned()
+            case FindAll():
+                return await self._find_all()
+            case Drain(failed):
+                await self._drain(failed)
+                return changer.drained()
+            case Write(change):
+                return changer.written() if await self._write(change) else None
+            case Reseat(bookies, seats):
+                replicator.reseat(bookies, seats, self._connections)
+                self._note_seated(bookies, seats)
+                is_rolling = changer.is_rolling
+                following = changer.reseated()
+                if not changer.is_roll_due:
+                    self._connections = {}  # else those found for the roll wait for it
+                if is_rolling and not changer.is_rolling:
+                    self._end_rolls(None)
+                    self._rolls, self._later_rolls = self._later_rolls, []
+                replicator.flush()  # What a roll held back; it lies before the next one.
+                # A seat that failed by that has been looked after by nobody: this task has not ended yet.
+                return changer.next() if following is None else following
+            case GiveUp(why):
+                raise self._not_enough(why)
+        raise AssertionError(step)
+
+    async def _check_that_it_exists(self) -> None:
+        """Ask the metadata store where a bookie says that the ledger has been deleted: only that knows.
+
+        A bookie that is wrong will be wrong for ever, and gets no seat again. While the store cannot be asked
+        it counts as any other that refuses adds.
+
+        Raises:
+            NoSuchLedgerError: it has been deleted.
+            NotEnoughBookiesError: it cannot be asked, and nothing has been acknowledged for too long.
+        """
+        ledger_id = self._metadata().ledger_id
+        try:
+            await self._context.ledgers.read(ledger_id, sync=True)
+        except MetadataUnavailableError as error:
+            logger.warning("ledger=%d whether it exists: %s", ledger_id, error)
+            # Asking may take longer than a bookie counts as just seated: nothing else would look at the time.
+            if self._is_stuck:
+                self._check_patience(f"whether it exists cannot be asked: {error}")
+            return
+        self._disowning.update(self._replicator.disowning)
+
+    async def _find(self, seats: int) -> Step:
+        changer = self._changer
+        try:
+            bookies, connections = await self._context.finder.replace(
+                self._metadata(), changer.target, seats, excluded=self._disowning
+            )
+        except NotEnoughBookiesError as error:
+            step = changer.not_found()
+            if isinstance(step, Wait):
+                names = ", ".join(changer.target[index] for index in indexes_of(seats))
+                logger.warning(
+                    "ledger=%d writing %s without %s: %s",
+                    self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on", names, error,
+                )  # fmt: skip
+            return step
+        if any(self._has_just_been_seated(bookie_id) for bookie_id in connections):
+            # One that takes connections and refuses adds would be resent everything without end.
+            await self._wait(is_frozen=self._is_stuck)
+            return changer.next()
+        if not self._is_needed():
+            return None  # All is acknowledged by now: nothing is frozen for a change that nobody makes.
+        self._connections |= connections
+        return changer.found(bookies)
+
+    async def _find_all(self) -> Step:
+        changer, metadata = self._changer, self._metadata()
+        try:
+            # A roll can wait for the metadata store; once its compare-and-set has begun, all adds wait too.
+            await self._context.ledgers.read(metadata.ledger_id)
+        except MetadataUnavailableError as error:
+            logger.warning("ledger=%d its next fragment waits: %s", metadata.ledger_id, error)
+            self._end_rolls(error)
+            return changer.roll_later()
+        if metadata.is_crowded:
+            crowded = InvalidTransitionError(
+                f"ledger {metadata.ledger_id} has so many fragments that its metadata have no room for more: "
+                "trim it",
+                ledger_id=metadata.ledger_id,
+            )
+            logger.warning("%s", crowded)
+            self._end_rolls(crowded)
+            return changer.roll_later()
+        try:
+            bookies, self._connections = await self._context.finder.find_next(
+                metadata, excluded=self._disowning
+            )
+        except NotEnoughBookiesError as error:
+            logger.warning("ledger=%d its next fragment has the same bookies: %s", metadata.ledger_id, error)
+            return changer.not_found_all()
+        return changer.found_all(bookies)
+
+    async def _drain(self, failed: int) -> None:
+        window = self._replicator.window
+        while not window.is_drained and window.failed == failed and self._is_needed():
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _note_seated(self, bookies: tuple[str, ...], seats: int) -> None:
+        now = asyncio.get_running_loop().time()
+        self._seated_at |= {bookies[index]: now for index in indexes_of(seats)}
+
+    def _has_just_been_seated(self, bookie_id: str) -> bool:
+        seated_at = self._seated_at.get(bookie_id)
+        now = asyncio.get_running_loop().time()
+        return seated_at is not None and now < seated_at + self._context.config.replacement_retry_s
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Tell whether nothing is acknowledged until bookies are found."""
+        window = self._replicator.window
+        return window.is_frozen or not window.can_acknowledge
+
+    def _check_patience(self, why: str) -> None:
+        """Raise NotEnoughBookiesError if it has been so for too long."""
+        if self._patience.is_over(asyncio.get_running_loop().time(), self._replicator.window.lac):
+            raise self._not_enough(why)
+
+    async def _wait(self, is_frozen: bool) -> None:
+        if is_frozen:
+            self._check_patience("no other bookie came up, and stayed, in time")
+        retry_s = self._context.config.replacement_retry_s
+        waits = [
+            asyncio.ensure_future(self._context.pool.directory.wait_for_change(retry_s)),
+            asyncio.ensure_future(self._is_finishing.wait()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _copy(self) -> None:
+        while self._replicator.window.awaits_copies and self._is_needed():
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _not_enough(self, why: str) -> NotEnoughBookiesError:
+        window = self._replicator.window
+        return NotEnoughBookiesError(
+            f"ledger {window.ledger_id} has lost {self._replicator.describe_failed()}: {why}",
+            ledger_id=window.ledger_id,
+        )
+
+
+class _Patience:
+    """How long a frozen window waits: bookies that come, refuse and come again do not begin it anew."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._since = self._asked_at = float("-inf")
+        self._lac: int | None = None
+
+    def is_over(self, now: float, lac: int) -> bool:
+        """Tell whether it has been frozen at this LAC for the whole time."""
+        if lac != self._lac or now > self._asked_at + self._timeout_s:
+            self._since, self._lac = now, lac
+        self._asked_at = now
+        return now > self._since + self._timeout_s

@@ -1,0 +1,86 @@
+"""A ledger's metadata as one client holds them, and changes to them by compare-and-set.
+
+The shell around `client_aio.core.ensemble_change.MetadataUpdate`: it makes the attempts, draws tokens, waits
+while the store is away. Owns the metadata and version last known, which change only here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from client_aio.core.ensemble_change import Apply, Attempt, MetadataUpdate
+from metadata.errors import MetadataUnavailableError, VersionConflictError
+from metadata.write_outcome import is_overwritten
+
+if TYPE_CHECKING:
+    from client_aio.context import ClientContext
+    from metadata.model.ledger import LedgerMetadata
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.2
+
+
+class HeldMetadata:
+    """The metadata of one ledger. Updates do not run side by side."""
+
+    def __init__(self, context: ClientContext, metadata: LedgerMetadata, version: Version) -> None:
+        self._context = context
+        self.current = metadata
+        self.version = version
+
+    async def update(self, apply: Apply) -> bool:
+        """Apply a change, until its outcome is definite (rule 10).
+
+        Cancelling leaves the outcome open.
+
+        Returns:
+            True when it has happened. False when `apply` gave None for what others made of the metadata,
+            which `current` then is.
+
+        Raises:
+            MetadataUnavailableError: no definite outcome within `ensemble_change_timeout_s`.
+            NoSuchLedgerError: the ledger has been deleted.
+        """
+        ledgers, loop = self._context.ledgers, asyncio.get_running_loop()
+        give_up_at = loop.time() + self._context.config.ensemble_change_timeout_s
+        update = MetadataUpdate(self.current, self.version, apply)
+        attempt: Attempt | None = None
+        token = ""
+        while not update.is_refused:
+            # One token for all tries of an attempt: the store knows one that took effect and seemed lost.
+            if attempt is None or attempt.number != update.attempt().number:
+                token = self._context.draw_token()
+            attempt = update.attempt()
+            try:
+                version = await ledgers.compare_and_set(attempt.metadata, attempt.version, token=token)
+            except VersionConflictError:
+                update.conflicted(*await self._read(give_up_at))
+            except MetadataUnavailableError as error:
+                # Unknown: the request may still land. The same one is tried until that is settled.
+                await self._pause(give_up_at, error)
+                found, now = await self._read(give_up_at)
+                if is_overwritten(attempt.version, now):  # be it before this was sent at all
+                    update.conflicted(found, now)
+            else:
+                update.written(version)
+                self.current, self.version = update.metadata, update.version
+                return True
+        self.current, self.version = update.metadata, update.version
+        return False
+
+    async def _read(self, give_up_at: float) -> tuple[LedgerMetadata, Version]:
+        while True:
+            try:
+                return await self._context.ledgers.read(self.current.ledger_id)
+            except MetadataUnavailableError as error:
+                await self._pause(give_up_at, error)
+
+    async def _pause(self, give_up_at: float, error: MetadataUnavailableError) -> None:
+        if asyncio.get_running_loop().time() > give_up_at:
+            raise error
+        logger.warning("ledger=%d metadata not reachable, trying again: %s", self.current.ledger_id, error)
+        await asyncio.sleep(_RETRY_S)

@@ -1,0 +1,430 @@
+"""The reader's handle of a ledger: reads, the LAC, tailing. Never fences.
+
+Owns the highest LAC this handle has verified, and the ledger's metadata as last read.
+
+Invariants: the LAC of a handle never goes back; nothing above it is read; a statement counts only when its
+checksum holds and the last fragment known here has at least its content term (rule 13).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Self
+
+from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
+from client_aio.core.quorum import covers_all_write_sets
+from client_aio.ledger.entry_reader import BatchStream, EntryStream, check_range, entries_of
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    ClientClosedError,
+    DigestMismatchError,
+    MetadataUnavailableError,
+    StaleMetadataError,
+)
+from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from types import TracebackType
+
+    from bookie_aio.wire.blocks import LacStatement
+    from client_aio.bookies.connection import BookieConnection
+    from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
+    from client_aio.ledger.entries import EntryBatch
+    from client_aio.ledger.entry_reader import EntrySource
+    from metadata.model.ledger import LedgerMetadata
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+_POLLS = 2
+"""How many bookies a tailing reader polls at a time: one may hang."""
+_POLL_RETRY_S = 0.2
+
+
+class LedgerReader:
+    """Reads a ledger; made by `Client.open_ledger`. An async context manager; leaving it frees it."""
+
+    def __init__(
+        self, context: ClientContext, metadata: LedgerMetadata, version: Version, digest: Digest
+    ) -> None:
+        self._context = context
+        self._config = context.config
+        self._metadata = metadata
+        self._version = version
+        self._lac = self._lac_of_metadata()
+        self._length: int | None = metadata.length
+        self._digest = digest
+        self._false_statements = 0
+        self._entries = self._make_entries()
+
+    def _make_entries(self) -> EntrySource:
+        return self._context.entry_reader(
+            lambda: self._metadata, self._digest, on_statement=self._note, refresh=self._refresh_now
+        )
+
+    # --- what is known ---
+
+    @property
+    def ledger_id(self) -> int:
+        """Give the ledger's id."""
+        return self._metadata.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """Give the metadata as last read."""
+        return self._metadata
+
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether the ledger is known to be closed, so that no entry will follow."""
+        return self._metadata.is_closed
+
+    @property
+    def last_add_confirmed(self) -> int:
+        """Give the highest LAC that this handle has seen; −1 for none. The last entry of a closed ledger."""
+        return self._lac
+
+    @property
+    def length(self) -> int | None:
+        """Give the payload bytes of a closed ledger; None while it is not known to be closed."""
+        return self._metadata.length
+
+    @property
+    def digest_mismatches(self) -> int:
+        """Give how many answers this handle has met, and passed over, that were damaged or forged."""
+        return self._entries.digest_mismatches + self._false_statements
+
+    # --- reading ---
+
+    def read(self, first: int, last: int) -> EntryStream:
+        """Read the entries first to last, inclusive, in order; `read(n, n − 1)` is empty.
+
+        `aclose()` the iterator when it is not read to its end. Cancelling a read leaves nothing behind.
+
+        Raises:
+            InvalidArgumentError: no range of entries.
+            NoSuchEntryError: `last` lies beyond `last_add_confirmed`.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
+                give an entry intact.
+        """
+        return self._entries.stream(first, last, self._lac)
+
+    def read_batches(self, first: int, last: int, *, known_lac: int = NO_ENTRY) -> BatchStream:
+        """Read as `read` does, in batches: one buffer and a list of offsets for many entries.
+
+        Args:
+            known_lac: a LAC of this ledger that another reader has verified: it may be read up to there.
+        """
+        return self._entries.batches(first, last, max(self._lac, known_lac))
+
+    def read_unconfirmed(self, first: int, last: int) -> EntryStream:
+        """Read the entries first to last whether they are acknowledged or not, in order.
+
+        Ends before the first entry that no bookie of its write set has. **What lies above the LAC is not part
+        of the ledger yet and may never be**: a recovery may cut it off after it was read here.
+
+        Raises:
+            InvalidArgumentError: no range of entries.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: whether there is
+                such an entry could not be told.
+        """
+        return self._entries.stream_unconfirmed(first, last)
+
+    def read_rest(self, first: int) -> EntryStream:
+        """Read from an entry on to the end of a bounded ledger that is complete, though nobody has closed it.
+
+        For logs. It must be known from elsewhere that everything that was added has been acknowledged and
+        nothing more will be; the metadata must have been read since. Every entry then lies on an ack quorum
+        of its write set, so that some of them can tell that there is none (as in recovery, rule 8).
+
+        Raises:
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: whether there is
+                such an entry could not be told.
+        """
+        entries = self._context.entry_reader(
+            lambda: self._metadata,
+            self._digest,
+            on_statement=self._note,
+            refresh=self._refresh_now,
+            absent_at=self._metadata.write_quorum - self._metadata.ack_quorum + 1,
+        )
+        return entries.stream_unconfirmed(first, ENTRY_ID_MAX)
+
+    def tail(self, from_entry: int = 0) -> EntryStream:
+        """Read from an entry on, and go on with what is acknowledged later, until the ledger is closed.
+
+        Survives ensemble changes, recovery, and bookies that come and go. `aclose()` the iterator when
+        it is not read to its end.
+
+        Raises:
+            NoSuchLedgerError, MetadataCorruptError: while iterating: the ledger has been deleted, or its
+                metadata are damaged.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
+                give an entry intact.
+        """
+        return entries_of(self.tail_batches(from_entry))
+
+    def tail_batches(self, from_entry: int = 0) -> BatchStream:
+        """Read as `tail` does, in batches: one buffer and a list of offsets for many entries."""
+        check_range(from_entry, from_entry)
+        return self._tail(from_entry)
+
+    async def read_last_add_confirmed(self) -> int:
+        """Ask the bookies for the LAC until every write set has answered well enough, and return it.
+
+        Raises:
+            BookieUnavailableError: too few bookies answered that have lost nothing of the ledger. What any
+                of them said is noted all the same.
+            NoSuchLedgerError: it has been deleted. MetadataUnavailableError, MetadataCorruptError.
+        """
+        if not self.is_closed:
+            # Those who cover the write sets of an ensemble of the past know nothing of the present one.
+            await self.refresh(sync=True)
+        if not self.is_closed:
+            await self._ask_for_lac(needs_coverage=True)
+        return self._lac
+
+    async def try_read_last_add_confirmed(self) -> int:
+        """Ask the bookies for the LAC, take the first answer, and return the highest seen.
+
+        Raises:
+            BookieUnavailableError: nobody answered. NoSuchLedgerError: it has been deleted.
+            MetadataCorruptError: the metadata, which were read again then, are damaged.
+        """
+        if not self.is_closed:
+            await self._ask_for_lac(needs_coverage=False)
+        return self._lac
+
+    async def refresh(self, *, sync: bool = False) -> None:
+        """Read the metadata again. They never go back, whichever of several calls is answered last.
+
+        Args:
+            sync: see everything that any client completed before this call.
+
+        Raises:
+            NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
+        """
+        metadata, version = await self._context.ledgers.read(self.ledger_id, sync=sync)
+        if version.is_before(self._version):
+            return  # overtaken: a tail that had seen the ledger closed would wait for its end for ever
+        self._metadata, self._version = metadata, version
+        self._lac = max(self._lac, self._lac_of_metadata())
+
+    async def _refresh_now(self) -> None:
+        # A metadata server that lags must not decide that an acknowledged entry is not there (rule 13).
+        await self.refresh(sync=True)
+
+    async def close(self) -> None:
+        """Free the handle. The ledger is not touched."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- the LAC ---
+
+    def _lac_of_metadata(self) -> int:
+        if self._metadata.last_entry is not None:
+            return self._metadata.last_entry
+        # Fragments begin at LAC + 1: everything before the last one is acknowledged (rule 9).
+        return self._metadata.last_fragment.first_entry - 1
+
+    def _note(self, statement: LacStatement) -> bool:
+        """Raise the LAC by a bookie's statement, where it can be used; gives False for a false one."""
+        if statement.lac <= self._lac or self.is_closed:
+            return True
+        if not self._digest.is_genuine(statement):
+            self._false_statements += 1
+            logger.error(
+                "ledger=%d a bookie stated a LAC that fails its %s", self.ledger_id, self._digest.name
+            )
+            return False
+        if not self._is_behind(statement):
+            self._lac = statement.lac
+        return True
+
+    def _is_behind(self, statement: LacStatement) -> bool:
+        """Tell whether a statement is of a later term than the fragments known here are (rule 13)."""
+        return statement.content_term > self._metadata.last_fragment.content_term
+
+    async def _ask_for_lac(self, *, needs_coverage: bool) -> None:
+        metadata = self._metadata
+        ensemble = metadata.last_fragment.bookies
+        tasks = {
+            asyncio.create_task(self._poll(bookie, NO_ENTRY, 0)): seat for seat, bookie in enumerate(ensemble)
+        }
+        answered, errors = 0, []
+        waiting = set(tasks)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    error = task.exception()
+                    if isinstance(error, BookKeeperError):
+                        errors.append(str(error))
+                    elif error is not None:
+                        raise error
+                    elif needs_coverage and task.result().is_damaged:
+                        # What it states is true. Of what it lost, nobody knows that it was not higher.
+                        errors.append(f"bookie {ensemble[tasks[task]]} has lost data of the ledger")
+                    else:
+                        answered |= 1 << tasks[task]
+                is_enough = answered and (
+                    not needs_coverage
+                    or covers_all_write_sets(
+                        answered, metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
+                    )
+                )
+                if is_enough:
+                    return
+        finally:
+            for task in waiting:
+                task.cancel()
+        with contextlib.suppress(MetadataUnavailableError):
+            await self.refresh(sync=True)  # it may be that it has been deleted
+        if self.is_closed:
+            return
+        raise BookieUnavailableError(
+            f"too few bookies of ledger {self.ledger_id} answered for its LAC: {'; '.join(errors)}",
+            ledger_id=self.ledger_id,
+        )
+
+    async def _poll(self, bookie_id: str, known_lac: int, wait_ms: int) -> ReadLacAnswer:
+        """Ask one bookie for the LAC, waiting there for one above `known_lac`, and note it."""
+        connection: BookieConnection = await self._context.pool.get(bookie_id)
+        answer, _ = await connection.call(
+            ReadLac(self.ledger_id, NO_TERM, known_lac, wait_ms),
+            ReadLacAnswer,
+            timeout_s=self._config.read_timeout_s + wait_ms / 1000,
+            ledger_id=self.ledger_id,
+        )
+        statement = answer.statement
+        if statement is not None and self._is_behind(statement) and self._digest.is_genuine(statement):
+            await self._catch_up(statement, bookie_id)
+        if statement is not None and not self._note(statement):
+            # No answer at all: one that is polled again at once would say so again at once.
+            raise DigestMismatchError(
+                f"the LAC that bookie {bookie_id} states fails its {self._digest.name}",
+                ledger_id=self.ledger_id,
+                bookie_id=bookie_id,
+            )
+        return answer
+
+    async def _catch_up(self, statement: LacStatement, bookie_id: str) -> None:
+        """Read the metadata as they are now: they were written before such a statement could be made."""
+        await self.refresh(sync=True)
+        if self._is_behind(statement) and not self.is_closed:
+            raise StaleMetadataError(
+                f"bookie {bookie_id} states a LAC of content term {statement.content_term}, of which the "
+                f"metadata of ledger {self.ledger_id} know nothing",
+                ledger_id=self.ledger_id,
+                bookie_id=bookie_id,
+            )
+
+    # --- tailing ---
+
+    async def _tail(self, following: int) -> AsyncGenerator[EntryBatch, None]:
+        progress = _Progress(self)
+        try:
+            while True:
+                if following <= self._lac:
+                    async with contextlib.aclosing(
+                        self._entries.batches(following, self._lac, self._lac)
+                    ) as run:
+                        async for batch in run:
+                            following = batch.last_entry_id + 1
+                            yield batch
+                elif self.is_closed:
+                    return
+                else:
+                    await progress.wait()
+        finally:
+            await progress.close()
+
+
+class _Progress:
+    """Waits for a ledger's LAC to move or its metadata to change, by long polls and a watch."""
+
+    def __init__(self, reader: LedgerReader) -> None:
+        self._reader = reader
+        self._changed = asyncio.Event()
+        self._polls: dict[str, asyncio.Task[ReadLacAnswer]] = {}
+        self._not_before: dict[str, float] = {}  # by the loop's clock
+        self._watch = asyncio.create_task(self._follow_metadata())
+        self._next_seat = reader.ledger_id  # spreads the readers of many ledgers over the seats
+
+    async def wait(self) -> None:
+        """Return when there may be something new; raises what ends the tailing."""
+        reader = self._reader
+        is_complete = self._keep_polling(reader.last_add_confirmed)
+        changed = asyncio.create_task(self._changed.wait())
+        try:
+            done, _ = await asyncio.wait(
+                [changed, self._watch, *self._polls.values()],
+                timeout=None if is_complete else _POLL_RETRY_S,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            changed.cancel()
+        self._changed.clear()
+        if self._watch in done:
+            self._watch.result()
+        for bookie_id, task in list(self._polls.items()):
+            if not task.done():
+                continue
+            del self._polls[bookie_id]
+            error = task.exception()
+            if isinstance(error, BookKeeperError) and not isinstance(error, ClientClosedError):
+                self._not_before[bookie_id] = asyncio.get_running_loop().time() + _POLL_RETRY_S
+                logger.debug("ledger=%d poll at %s failed: %s", reader.ledger_id, bookie_id, error)
+            elif error is not None:
+                raise error
+
+    async def close(self) -> None:
+        """Stop polling and watching."""
+        tasks = [self._watch, *self._polls.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _keep_polling(self, lac: int) -> bool:
+        """Have polls outstanding; returns False when some bookie is to be tried again later."""
+        reader = self._reader
+        ensemble = reader.metadata.last_fragment.bookies
+        for bookie_id in [name for name in self._polls if name not in ensemble]:
+            self._polls.pop(bookie_id).cancel()
+        wanted = min(_POLLS, len(ensemble))
+        now = asyncio.get_running_loop().time()
+        wait_ms = min(WAIT_MS_MAX, int(reader._config.long_poll_s * 1000))
+        for _ in ensemble:
+            if len(self._polls) == wanted:
+                break
+            self._next_seat += 1
+            bookie_id = ensemble[self._next_seat % len(ensemble)]
+            if bookie_id not in self._polls and self._not_before.get(bookie_id, now) <= now:
+                self._polls[bookie_id] = asyncio.create_task(reader._poll(bookie_id, lac, wait_ms))
+        return len(self._polls) == wanted
+
+    async def _follow_metadata(self) -> None:
+        reader = self._reader
+        while True:
+            try:
+                async with contextlib.aclosing(reader._context.ledgers.watch(reader.ledger_id)) as changes:
+                    async for _ in changes:
+                        await reader.refresh()
+                        self._changed.set()
+                        if reader.is_closed:
+                            await asyncio.Event().wait()  # nothing will change any more
+            except MetadataUnavailableError as error:
+                # Reading goes on while the metadata store is away (rule 9).
+                logger.warning("ledger=%d metadata not reachable: %s", reader.ledger_id, error)
+            await asyncio.sleep(_POLL_RETRY_S)

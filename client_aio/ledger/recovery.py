@@ -1,0 +1,373 @@
+"""Recovering the ledger of a dead (or displaced) writer: fence, find the end, write back, close (rule 12).
+
+A takeover of an unbounded ledger (`client_aio.unbounded.writer`) does all of it but the closing.
+
+The shell around `client_aio.core.recovery`. Several clients may recover one ledger at once: all use the final
+term, all find an end that holds everything acknowledged, and the compare-and-set to CLOSED lets one win; the
+others adopt its result. A recovery that dies has changed nothing but fences, copies and the state
+IN_RECOVERY, and may be run again by anybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from bookie_aio.wire.messages import AddFlag, ReadAnswer, ReadLacAnswer, Stop
+from client_aio.core.add_window import AddWindow
+from client_aio.core.ensemble_change import EnsembleChanger, NewEnsemble
+from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges
+from client_aio.core.recovery import (
+    Ask,
+    End,
+    EntrySearch,
+    FenceTally,
+    Found,
+    Inconclusive,
+    RecoveredEnd,
+    believed,
+    entered,
+    fencing_lac_read,
+    recovery_read,
+    recovery_term,
+)
+from client_aio.ledger.ensemble_change import EnsembleChanges
+from client_aio.ledger.failures import displaced
+from client_aio.ledger.metadata_update import HeldMetadata
+from client_aio.ledger.replicator import Replicator
+from metadata.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerFencedError,
+    LedgerRecoveryError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+)
+from metadata.ids import NO_ENTRY
+from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, with_ensemble
+
+if TYPE_CHECKING:
+    from bookie_aio.wire.blocks import Block, LacStatement
+    from client_aio.bookies.connection import BookieConnection
+    from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+
+async def recover_ledger(
+    context: ClientContext, ledger_id: int, digest: Digest, *, only: Fragment | None = None
+) -> tuple[LedgerMetadata, Version]:
+    """Close a ledger behind its last recoverable entry; returns its metadata, CLOSED.
+
+    Args:
+        only: leave the ledger as it is where it is OPEN with another last fragment than this one.
+
+    Its writer, if it lives, is fenced: it acknowledges nothing more. Cancellation leaves the ledger
+    IN_RECOVERY, to be recovered again.
+
+    Raises:
+        NoSuchLedgerError: there is no such ledger.
+        InvalidArgumentError: it is unbounded. Nothing was done.
+        LedgerRecoveryError: too few bookies answered to decide; the message names those missing.
+        MetadataUnavailableError: the metadata store did not answer in time.
+    """
+    held = HeldMetadata(context, *await context.ledgers.read(ledger_id))
+    if held.current.is_unbounded:
+        raise InvalidArgumentError(
+            f"ledger {ledger_id} is unbounded: it is not recovered, but taken over by open_unbounded_ledger",
+            ledger_id=ledger_id,
+        )
+
+    def enter(now: LedgerMetadata) -> LedgerMetadata | None:
+        return entered(now) if only in (None, now.last_fragment) else None
+
+    await held.update(enter)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
+    if only is not None and held.current.state is LedgerState.OPEN:
+        return held.current, held.version
+    while not held.current.is_closed:
+        recovery = Recovery(context, held.current, digest)
+        try:
+            last_entry, length = await recovery.run()
+        except LedgerRecoveryError:
+            with suppress(MetadataUnavailableError):
+                # Bookies of a ledger that was deleted meanwhile do not give the answers either.
+                await context.ledgers.read(ledger_id, sync=True)
+            raise
+        if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):
+            break
+        # Another recovery came first: it has closed the ledger, or changed what this one started from.
+    return held.current, held.version
+
+
+class Recovery:
+    """One attempt, from the metadata as they were when it began: they are IN_RECOVERY.
+
+    `fragments` are theirs, with the ensemble changes that were made on the way (rule 12d).
+    """
+
+    def __init__(self, context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> None:
+        self._context = context
+        self._digest = digest
+        self._config = context.config
+        self.metadata = metadata
+        self._sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
+        self._ensemble = metadata.last_fragment.bookies
+        self._connections: dict[str, BookieConnection | BookKeeperError] = {}
+        self.fragments = metadata.fragments
+        self._events: asyncio.Queue[tuple[Ask, tuple[list[Block], ReadAnswer] | BookKeeperError]] = (
+            asyncio.Queue()
+        )
+        self._written = asyncio.Event()
+        self._failure: BookKeeperError | None = None
+        self._changes: EnsembleChanges[None] | None = None
+        self._reads: set[asyncio.Task[None]] = set()
+        self._window: AddWindow[None] | None = None
+        self._replicator: Replicator[None] | None = None
+
+    async def run(self) -> tuple[int, int]:
+        """Fence, find and write back; returns the last entry and the ledger's length up to it.
+
+        Cancelling leaves fences and copies, as a failure does.
+
+        Raises:
+            LedgerRecoveryError: too few bookies answered to decide, or to write back to.
+            LedgerFencedError: a later takeover of the unbounded ledger has begun.
+        """
+        self._connections = await self._context.pool.get_all(self._ensemble)
+        try:
+            tally = await self._fence()
+            logger.info("ledger=%d fenced, last add confirmed is %d", self.metadata.ledger_id, tally.lac)
+            # With guaranteed write quorum what only some of a write set have is written back too (rule 11).
+            before = tally.lafr if self.metadata.guaranteed_write_quorum else tally.lac
+            window = self._start_writing(before, tally, await self._length_at(before))
+            last_entry = await self._search(before + 1, tally.lac)
+            await self._finish_writing()
+        finally:
+            if self._replicator is not None:
+                self._replicator.stop()
+            if self._changes is not None:
+                await self._changes.cancel()
+            for task in self._reads:
+                task.cancel()
+            await asyncio.gather(*self._reads, return_exceptions=True)
+        assert window.lac == last_entry
+        return last_entry, window.length_confirmed
+
+    # --- (b) fencing ---
+
+    async def _fence(self) -> FenceTally:
+        last = self.metadata.last_fragment
+        tally = FenceTally(*self._sizes, last.first_entry)
+        tasks = {
+            asyncio.create_task(self._fence_one(bookie_id)): seat
+            for seat, bookie_id in enumerate(self._ensemble)
+        }
+        waiting, errors = set(tasks), dict[str, str]()
+        try:
+            while waiting and not tally.is_covered:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    seat = tasks[task]
+                    error = task.exception()
+                    if error is None:
+                        statement = task.result()
+                        if statement is None:
+                            tally.answer(seat, None)
+                        else:
+                            tally.answer(seat, statement.lac, statement.lafr)
+                    elif isinstance(error, LedgerFencedError):
+                        raise displaced(self.metadata.ledger_id, error)
+                    elif isinstance(error, BookKeeperError):
+                        errors[self._ensemble[seat]] = str(error)
+                    else:
+                        raise error
+        finally:
+            for task in waiting:
+                task.cancel()
+        if not tally.is_covered:
+            missing = "; ".join(f"{name} ({errors[name]})" for name in self._ensemble if name in errors)
+            raise LedgerRecoveryError(
+                f"ledger {self.metadata.ledger_id} cannot be fenced: too few of its bookies answered; "
+                f"missing: {missing}. Run recovery again when they are back",
+                ledger_id=self.metadata.ledger_id,
+            )
+        return tally
+
+    async def _fence_one(self, bookie_id: str) -> LacStatement | None:
+        answer, _ = await self._connection(bookie_id).call(
+            fencing_lac_read(self.metadata),
+            ReadLacAnswer,
+            timeout_s=self._config.read_timeout_s,
+            ledger_id=self.metadata.ledger_id,
+            auth=self._digest.token(bookie_id),
+        )
+        return believed(answer.statement, self.metadata, self._digest)
+
+    def _connection(self, bookie_id: str) -> BookieConnection:
+        found = self._connections[bookie_id]
+        if isinstance(found, BookKeeperError):
+            raise type(found)(str(found), bookie_id=bookie_id)
+        return found
+
+    async def _length_at(self, lac: int) -> int:
+        """Give the ledger's payload bytes up to its last confirmed entry, as that entry says."""
+        if lac == NO_ENTRY:
+            return 0
+        if self.metadata.unbounded is not None and lac < self.metadata.last_fragment.first_entry:
+            return self.metadata.unbounded.length_before
+        reader = self._context.entry_reader(lambda: self.metadata, self._digest)
+        try:
+            blocks = await reader.blocks(class_ranges(self.metadata, lac, lac)[0])
+        except BookKeeperError as error:
+            raise LedgerRecoveryError(
+                f"ledger {self.metadata.ledger_id}: its last confirmed entry {lac} cannot be read: {error}",
+                ledger_id=self.metadata.ledger_id,
+                entry_id=lac,
+            ) from error
+        return int(blocks[0].running[0])
+
+    # --- (c) recovery reads ---
+
+    async def _search(self, first_entry: int, lac: int) -> int:
+        search = EntrySearch(*self._sizes, first_entry, lac=lac)
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            match search.step():
+                case Found(_, payload):
+                    self._write_back(payload)
+                case End(last_entry):
+                    return last_entry
+                case Inconclusive(entry_id, seats):
+                    raise self._inconclusive(entry_id, seats)
+                case None:
+                    ask, outcome = await self._events.get()
+                    if isinstance(outcome, LedgerFencedError):
+                        raise displaced(self.metadata.ledger_id, outcome)
+                    if isinstance(outcome, BookKeeperError):
+                        logger.warning("ledger=%d recovery read: %s", self.metadata.ledger_id, outcome)
+                        search.error(ask)
+                    else:
+                        blocks, answer = outcome
+                        search.answer(ask, blocks, Stop(answer.stop), answer.stop_entry)
+                case asks:
+                    for ask in asks:
+                        task = asyncio.create_task(self._read(ask))
+                        self._reads.add(task)
+                        task.add_done_callback(self._reads.discard)
+
+    async def _read(self, ask: Ask) -> None:
+        bookie_id = self._ensemble[ask.seat]
+        read = recovery_read(self.metadata, ask, self._config.read_ahead_bytes)
+        wanted = ClassRange(
+            read.ledger_id, read.content_term, read.first, read.last, read.stride, (bookie_id,)
+        )
+        try:
+            answer, body = await self._connection(bookie_id).call(
+                read,
+                ReadAnswer,
+                timeout_s=self._config.read_timeout_s,
+                ledger_id=wanted.ledger_id,
+                auth=self._digest.token(bookie_id),
+            )
+            # An answer that fails its digests counts for nothing, neither way.
+            self._events.put_nowait((ask, (checked_blocks(wanted, answer, body, self._digest), answer)))
+        except BookKeeperError as error:
+            self._events.put_nowait((ask, error))
+
+    def _inconclusive(self, entry_id: int, seats: list[int]) -> LedgerRecoveryError:
+        names = ", ".join(self._ensemble[seat] for seat in seats)
+        return LedgerRecoveryError(
+            f"whether ledger {self.metadata.ledger_id} has an entry {entry_id} cannot be decided without "
+            f"{names}. Run recovery again when they are back",
+            ledger_id=self.metadata.ledger_id,
+            entry_id=entry_id,
+        )
+
+    # --- (c, d) writing back ---
+
+    def _start_writing(self, before: int, tally: FenceTally, length: int) -> AddWindow[None]:
+        metadata = self.metadata
+        ensemble_size, write_quorum, ack_quorum = self._sizes
+        window: AddWindow[None] = AddWindow(
+            ledger_id=metadata.ledger_id,
+            content_term=metadata.last_fragment.content_term,
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            # Each write-back reaches all of its write set before the close (rules 11 and 12c).
+            ack_quorum=write_quorum if metadata.guaranteed_write_quorum else ack_quorum,
+            next_entry=before + 1,
+            length=length,
+            # Frozen: an advancing one would let a tailing reader see an entry that a concurrent
+            # recovery then cuts off.
+            stated_lac=tally.lac,
+            stated_lafr=tally.lafr if metadata.guaranteed_write_quorum else NO_ENTRY,
+            codes=self._digest.codes(metadata.last_fragment.content_term),
+        )
+        self._window = window
+        self._replicator = Replicator(
+            window,
+            term=recovery_term(metadata),
+            flags=AddFlag.RECOVERY,
+            digest=self._digest,
+            config=self._config,
+            on_turns=lambda _: self._written.set(),
+            on_seat_failed=self._on_seat_failed,
+            on_fenced=self._fail,
+        )
+        self._changes = EnsembleChanges(
+            self._context,
+            EnsembleChanger.of(window, metadata, self._config.ensemble_changes_max),
+            self._replicator,
+            metadata=lambda: metadata,
+            write=self._change_in_memory,
+            # Nothing is owed: a bookie that is down need not be replaced for a ledger's last rites.
+            is_needed=lambda: not window.is_idle,
+            on_given_up=self._fail,
+        )
+        self._replicator.seat(self._ensemble, self._connections)
+        return window
+
+    async def _change_in_memory(self, change: NewEnsemble) -> bool:
+        """Note an ensemble change; the closing compare-and-set writes it (rule 12d)."""
+        self.fragments = with_ensemble(self.fragments, change.first_entry, change.bookies)
+        return True
+
+    def _write_back(self, payload: bytes) -> None:
+        assert self._window is not None
+        assert self._replicator is not None
+        self._window.add(payload, None)
+        self._replicator.schedule_flush()
+        self._on_seats_failed()
+
+    async def _finish_writing(self) -> None:
+        assert self._window is not None
+        while not self._window.is_idle and self._failure is None:
+            self._on_seats_failed()
+            self._written.clear()
+            await self._written.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
+        self._context.pool.directory.note_refusal(bookie_id, error)
+        self._on_seats_failed()
+
+    def _on_seats_failed(self) -> None:
+        window = self._window
+        if window is not None and self._changes is not None and window.failed and not window.is_idle:
+            self._changes.begin()
+
+    def _fail(self, error: BookKeeperError) -> None:
+        if self._failure is None:
+            if isinstance(error, NotEnoughBookiesError):
+                error = LedgerRecoveryError(
+                    f"recovery cannot write back: {error}. Run it again when they are back",
+                    ledger_id=self.metadata.ledger_id,
+                )
+            self._failure = error
+            self._written.set()

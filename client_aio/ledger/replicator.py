@@ -1,0 +1,336 @@
+"""Sends the batches of an add window to the bookies of an ensemble, and reports what comes of it.
+
+The shell around `client_aio.core.add_window`, shared by a ledger's writer and by recovery. Owns the seats:
+which
+bookie sits where, over which connection, and how many bytes it owes acknowledgements for. Does not own what
+a failure leads to: its owner decides on ensemble changes and calls `reseat`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from bookie_aio.wire.messages import (
+    Add,
+    AddFlag,
+    Done,
+    Failure,
+    Force,
+    Message,
+    PreparedRequest,
+    Status,
+    WriteLac,
+)
+from client_aio.bookies.connection import BookieConnection, Outcome, error_of
+from client_aio.core.quorum import indexes_of
+from client_aio.ledger.failures import displaced
+from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError, NoSuchLedgerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from client_aio.config import ClientConfig
+    from client_aio.core.add_window import AddWindow, Send, Turn
+    from client_aio.core.digest import Digest
+
+logger = logging.getLogger(__name__)
+
+Token = TypeVar("Token")
+
+_GATHERING_S = 0.001
+"""How long what is little waits at most for what is under way: beyond the loopback that takes longer."""
+
+# What somebody else has done to the ledger, and not what is wrong with the bookie that says so. That it has
+# been deleted is not among them: a bookie that buried its id by mistake says so too, and only the metadata
+# store knows.
+_WITHDRAWALS = (Status.INVALID_TERM, Status.STALE_METADATA)
+
+
+@dataclass(slots=True)
+class _Seat:
+    bookie_id: str
+    connection: BookieConnection | None
+    token: bytes | None = field(repr=False)
+    add: PreparedRequest
+    bytes_owed: int = 0
+    failure: BookKeeperError | None = None
+
+
+class Replicator(Generic[Token]):
+    """Replicates the entries of one window to one ensemble.
+
+    Args:
+        term: the term that every add carries (rule 7).
+        digest: gives the token that authorises requests at each bookie.
+        on_turns: called with the turns that have just been acknowledged, in order; where the window retains
+            some, also with none, since what it retains may have changed.
+        on_seat_failed: called once for each seat whose bookie has newly failed.
+        on_fenced: called when a bookie refuses the term, or holds an entry under a later content term.
+        on_reseated: called when new occupants, or the same ones anew, have what they owe.
+    """
+
+    def __init__(
+        self,
+        window: AddWindow[Token],
+        *,
+        term: int,
+        flags: AddFlag,
+        digest: Digest,
+        config: ClientConfig,
+        on_turns: Callable[[list[Turn[Token]]], None],
+        on_seat_failed: Callable[[str, BookKeeperError], None],
+        on_fenced: Callable[[BookKeeperError], None],
+        on_reseated: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.window = window
+        self._config = config
+        self._lag_bytes_max = config.lag_bytes_max
+        self._add = Add(window.ledger_id, term, int(flags))
+        self._digest = digest
+        self._force = Force(window.ledger_id, term)
+        self._on_turns = on_turns
+        self._on_seat_failed = on_seat_failed
+        self._on_fenced = on_fenced
+        self._on_reseated = on_reseated
+        self._loop = asyncio.get_running_loop()
+        self._seats: list[_Seat] = []
+        self._former: dict[int, _Seat] = {}  # of the seats that newcomers have, who sat there before
+        self.flush_is_due = False
+        self._gathering: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+
+    @property
+    def bookies(self) -> tuple[str, ...]:
+        """Give the ensemble, in seat order."""
+        return tuple(seat.bookie_id for seat in self._seats)
+
+    @property
+    def failed_bookies(self) -> list[str]:
+        """Give the bookies of the failed seats."""
+        return [self._seats[index].bookie_id for index in indexes_of(self.window.failed)]
+
+    @property
+    def disowning(self) -> list[str]:
+        """Give the bookies of the failed seats that say that the ledger has been deleted."""
+        failed = [self._seats[index] for index in indexes_of(self.window.failed)]
+        return [seat.bookie_id for seat in failed if isinstance(seat.failure, NoSuchLedgerError)]
+
+    def describe_failed(self) -> str:
+        """Name the bookies of the failed seats, and what failed them."""
+        failed = [self._seats[index] for index in indexes_of(self.window.failed)]
+        return ", ".join(f"{seat.bookie_id} ({seat.failure})" for seat in failed)
+
+    def seat(
+        self, bookies: Sequence[str], connections: dict[str, BookieConnection | BookKeeperError]
+    ) -> None:
+        """Take the first ensemble; a bookie that could not be reached counts as failed."""
+        for bookie_id in bookies:
+            found = connections[bookie_id]
+            self._seats.append(self._occupant(bookie_id, found))
+        for index, bookie_id in enumerate(bookies):
+            found = connections[bookie_id]
+            if isinstance(found, BookKeeperError):
+                self._fail(index, self.window.epoch(index), found)
+
+    def seat_newcomers(
+        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+    ) -> None:
+        """Put new bookies into seats before the compare-and-set, and send them their copies (rule 11)."""
+        for index in indexes_of(replaced & ~self.window.newcomers):
+            self._former[index] = self._seats[index]
+        self._occupy(bookies, replaced, connections)
+        self._transmit(self.window.seat_newcomers(replaced))
+
+    def abandon(self) -> None:
+        """Take the newcomers out of their seats again, which are those of the former bookies: they failed."""
+        for index, seat in self._former.items():
+            self._seats[index] = seat
+        self._former = {}
+        self.window.abandon_change()
+        self.advance()
+
+    def reseat(self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]) -> None:
+        """Put new bookies into the seats of the mask `replaced` and send them what they owe."""
+        self._occupy(bookies, replaced & ~self.window.newcomers, connections)
+        self._former = {}
+        self._transmit(self.window.commit_change(replaced))
+        self.advance()
+        self._on_reseated()
+
+    def _occupy(
+        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+    ) -> None:
+        for index in indexes_of(replaced):
+            self._seats[index] = self._occupant(bookies[index], connections[bookies[index]])
+
+    def _occupant(self, bookie_id: str, found: BookieConnection | BookKeeperError) -> _Seat:
+        token = self._digest.token(bookie_id)
+        connection = found if isinstance(found, BookieConnection) else None
+        return _Seat(bookie_id, connection, token, PreparedRequest(self._add, token))
+
+    async def lock(self) -> None:
+        """Lock a ledger with a password at its bookies, before anybody else hears of it.
+
+        A bookie that does not answer is locked by the first add that reaches it.
+        """
+        if any(seat.token is not None for seat in self._seats):
+            await self.ask_all(self._force)
+
+    async def ask_all(self, request: Message) -> None:
+        """Send a request that is answered with nothing to every seat, and wait until it is, or fails."""
+        asking = [
+            seat.connection.call(request, Done, timeout_s=self._config.add_timeout_s, auth=seat.token)
+            for seat in self._seats
+            if seat.connection is not None
+        ]
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    async def force(self) -> None:
+        """Make durable what the bookies have received (deferred sync).
+
+        Returns once every seat that has not failed has answered, or failed meanwhile; the window then knows
+        what that made durable. Cancelling leaves the forces running.
+        """
+        window = self.window
+        last_entry = window.last_entry_sent
+        answered = [
+            self._force_one(index, window.epoch(index), seat, last_entry)
+            for index, seat in enumerate(self._seats)
+            if seat.connection is not None
+        ]
+        if answered:
+            await asyncio.wait(answered)
+
+    def _force_one(self, index: int, epoch: int, seat: _Seat, last_entry: int) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def answered(outcome: Outcome, body: memoryview) -> None:
+            if isinstance(outcome, Done):
+                self._on_turns(self.window.forced(index, epoch, last_entry))
+            else:
+                self._refused(index, epoch, seat, outcome)
+            done.set_result(None)
+
+        assert seat.connection is not None
+        seat.connection.request(self._force, answered, timeout_s=self._config.add_timeout_s, auth=seat.token)
+        return done
+
+    def advance(self) -> None:
+        """Report the turns that are acknowledged by now."""
+        turns = self.window.advance()
+        if turns or self.window.retains:  # else, all that was retained may just have been let go
+            self._on_turns(turns)
+
+    def tell_lac(self, message: WriteLac) -> None:
+        """Tell every seat that has not failed. One that does not answer has failed, as by an add.
+
+        Nothing else tells readers of an idle writer's last entries. After the change that follows it is told
+        again.
+        """
+        for index, seat in enumerate(self._seats):
+            if seat.connection is None:
+                continue
+            epoch, error = self.window.epoch(index), seat.connection.error
+            if error is not None:
+                self._fail(index, epoch, error)
+                continue
+            told = partial(self._told, index, epoch)
+            seat.connection.request(message, told, timeout_s=self._config.add_timeout_s, auth=seat.token)
+
+    def _told(self, index: int, epoch: int, outcome: Outcome, body: memoryview) -> None:
+        if isinstance(outcome, BookKeeperError):  # no answer; what is refused is the next add's to find out
+            self._fail(index, epoch, outcome)
+
+    def stop(self) -> None:
+        """Take no more notice of what bookies refuse, or that they fail: nothing will be sent any more."""
+        self._is_stopped = True
+
+    def schedule_flush(self) -> None:
+        """Send what was added, once this turn of the loop is over: the batch is the unit.
+
+        What is little waits for what is under way to be acknowledged, for a millisecond at most. Else many
+        tasks that add an entry each have batches of one, which fill the processors long before the disk.
+        """
+        if not self.flush_is_due:
+            self.flush_is_due = True
+            self._loop.call_soon(self._flush_or_gather)
+
+    def _flush_or_gather(self) -> None:
+        if not self.flush_is_due or self._gathering is not None:
+            return  # Somebody has sent it in between.
+        if self.window.should_gather:
+            self._gathering = self._loop.call_later(_GATHERING_S, self.flush)
+        else:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was added now."""
+        self.flush_is_due = False
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        self._transmit(self.window.flush())
+
+    def _transmit(self, sends: list[Send]) -> None:
+        seats, answered, timeout_s = self._seats, self._answered, self._config.add_timeout_s
+        for send in sends:
+            index, epoch, batch = send
+            seat = seats[index]
+            connection = seat.connection
+            if connection is None:
+                continue
+            if connection.error is not None:
+                self._fail(index, epoch, connection.error)
+                continue
+            block = batch.block
+            size = len(block)
+            seat.bytes_owed += size
+            connection.send_prepared(seat.add, partial(answered, send, seat), block, size, timeout_s)
+            # Beyond what nobody has acknowledged yet: a full window is no lag.
+            if seat.bytes_owed > self._lag_bytes_max + self.window.bytes_held:
+                error = BookieUnavailableError(
+                    f"bookie {seat.bookie_id} owes acknowledgements for {seat.bytes_owed:,} bytes",
+                    bookie_id=seat.bookie_id,
+                )
+                self._fail(index, epoch, error)
+                # With all that waits in it to be sent. Everybody else's requests would wait behind that.
+                connection.close(error)
+
+    def _answered(self, send: Send, seat: _Seat, outcome: Outcome, body: memoryview) -> None:
+        seat.bytes_owed -= len(send.batch.block)
+        if isinstance(outcome, Done):
+            turns = self.window.acknowledged(send)
+            if turns or self.window.retains:
+                self._on_turns(turns)
+            if self._gathering is not None and not self.window.should_gather:
+                self.flush()
+            return
+        self._refused(send.seat, send.epoch, seat, outcome)
+
+    def _refused(self, index: int, epoch: int, seat: _Seat, outcome: Outcome) -> None:
+        if self._is_stopped:
+            return
+        if isinstance(outcome, Failure):
+            error = error_of(outcome, bookie_id=seat.bookie_id, ledger_id=self.window.ledger_id)
+            if outcome.status in _WITHDRAWALS:
+                if epoch == self.window.epoch(index):
+                    is_fenced = isinstance(error, LedgerFencedError)
+                    self._on_fenced(displaced(self.window.ledger_id, error) if is_fenced else error)
+                return
+        else:
+            assert isinstance(outcome, BookKeeperError)
+            error = outcome
+        self._fail(index, epoch, error)
+
+    def _fail(self, index: int, epoch: int, error: BookKeeperError) -> None:
+        if self._is_stopped or not self.window.fail(index, epoch):
+            return
+        seat = self._seats[index]
+        logger.warning("ledger=%d bookie=%s failed: %s", self.window.ledger_id, seat.bookie_id, error)
+        # A bookie that answered with an error keeps its connection: others may be using it.
+        seat.connection, seat.failure = None, error
+        self._on_seat_failed(seat.bookie_id, error)

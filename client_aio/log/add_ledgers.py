@@ -1,0 +1,265 @@
+"""Making closed ledgers a part of a log, all at once: what a batch job writes becomes visible in one step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from client_aio.core.log_chain import Listing
+from client_aio.log.log_ledger import TAG
+from client_aio.log.metadata import is_met, read_log_metadata
+from client_aio.log.takeover import recovered
+from client_aio.log.truncation import ensure_log, finish_dropping
+from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError, NoSuchLogError
+from metadata.ids import LEDGER_ID_MAX, check_ledger_id
+from metadata.model.log import LogRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from client_aio.context import ClientContext
+    from metadata.access.logs import LogChanged, LogList
+    from metadata.model.ledger import LedgerMetadata
+    from metadata.model.log import LogHead
+
+logger = logging.getLogger(__name__)
+
+
+CONDEMNED = "condemned"
+"""In a ledger's custom metadata: it is about to be deleted as left over, and must not be added to a log.
+
+A sweeper sets it, then bumps the version of the log's list, then looks whether the ledger is listed after
+all. Whoever adds reads the list, then looks for this mark, then changes the list from the version read. So
+either the sweeper finds the ledger listed, or it is never listed."""
+
+JOBS_LOG = "spark.log"
+"""In a ledger's custom metadata: the log that a job made it for, whose sweep deletes it unless it is listed
+there. (`client_aio.spark.provenance` has the other keys of such a ledger.)"""
+
+_CHECKS_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToLog:
+    """What `Client.add_to_log` has done."""
+
+    repeated: bool
+    """The transaction had been recorded before; nothing was changed."""
+    rows: tuple[LogRow, ...]
+    """The rows added, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What is to be added."""
+
+    ledger_ids: tuple[int, ...]
+    transaction: tuple[str, int] | None
+    replace: bool
+    custom: Mapping[str, bytes]
+    fits: Callable[[LogHead], None] | None = None
+    """Looks at the log's head in the same step, unless all is replaced; raises what is wrong."""
+
+    @classmethod
+    def check(
+        cls,
+        ledger_ids: Sequence[int],
+        transaction: tuple[str, int] | None,
+        replace: bool,
+        custom: Mapping[str, bytes],
+    ) -> Addition:
+        """Check what the caller gave, or raise InvalidArgumentError."""
+        if not isinstance(ledger_ids, Sequence):
+            raise InvalidArgumentError(f"{ledger_ids!r} is no sequence of ledger ids")
+        ids = tuple(check_ledger_id(each) for each in ledger_ids)
+        if len(set(ids)) != len(ids):
+            raise InvalidArgumentError(f"a ledger is given twice in {list(ids)}")
+        if transaction is not None:
+            if not isinstance(transaction, Sequence) or len(transaction) != 2:
+                raise InvalidArgumentError(f"transaction {transaction!r} is not a query id and a batch id")
+            query_id, batch_id = transaction
+            if not isinstance(query_id, str) or not 1 <= len(query_id) <= 200:
+                raise InvalidArgumentError(f"query id {query_id!r} is not a string of 1 to 200 characters")
+            if not isinstance(batch_id, int) or not 0 <= batch_id <= LEDGER_ID_MAX:
+                raise InvalidArgumentError(f"batch id {batch_id!r} is not an integer from 0 to 2**63 - 1")
+        return cls(ids, transaction, replace, custom)
+
+    def is_repeated(self, head: LogHead) -> bool:
+        """Tell whether the log has recorded this transaction, or a later one of its query."""
+        if self.transaction is None:
+            return False
+        last = head.last_batch(self.transaction[0])
+        return last is not None and last >= self.transaction[1]
+
+    def change(self, head: LogHead, rows: Sequence[LogRow]) -> LogHead:
+        """Give the head with all of it."""
+        if self.replace:
+            head = head.drop_all()
+        elif self.fits is not None:
+            self.fits(head)
+        head = head.append(rows).with_custom(self.custom)
+        return head if self.transaction is None else head.record(*self.transaction)
+
+
+async def add_to_log(
+    context: ClientContext, lists: LogList, addition: Addition, password: bytes
+) -> AddedToLog:
+    """Take a log over and list closed ledgers; see `Client.add_to_log`."""
+    try:
+        return await _add(context, lists, addition, password)
+    except (InvalidArgumentError, NoSuchLedgerError):
+        # What was added before may have been truncated since: the ledgers are gone, and were added.
+        if await _is_recorded(lists, addition):
+            return AddedToLog(True, ())
+        raise
+
+
+async def _is_recorded(lists: LogList, addition: Addition) -> bool:
+    if addition.transaction is None:
+        return False
+    try:
+        head, _ = await lists.read(sync=True)
+    except NoSuchLogError:
+        return False
+    return addition.is_repeated(head)
+
+
+async def _add(context: ClientContext, lists: LogList, addition: Addition, password: bytes) -> AddedToLog:
+    while True:
+        try:
+            added = await _try_to_add(context, lists, addition, password)
+        except NoSuchLogError:
+            continue  # It has been deleted meanwhile, and is created anew.
+        if added is not None:
+            return added
+
+
+async def _try_to_add(
+    context: ClientContext, lists: LogList, addition: Addition, password: bytes
+) -> AddedToLog | None:
+    """Take the log over and list the ledgers; None where others have changed it meanwhile."""
+    # Before a log is created: this may be tried again because it was deleted, and with it the ledgers.
+    await _check_closed(context, lists.name, addition.ledger_ids, password)
+    await ensure_log(context, lists, password)
+    head, _ = await lists.read()
+    if addition.is_repeated(head):
+        return AddedToLog(True, ())
+    head, version = await recovered(context, lists, password)
+    if addition.is_repeated(head):
+        return AddedToLog(True, ())
+    if addition.replace and head.has_dropped:
+        await finish_dropping(context, lists, head, version, password)
+        return None  # Whoever has taken the log over meanwhile has not been shut out.
+    await _check_unlisted(lists, head, addition)
+    rows = await _rows(context, head, addition.ledger_ids)
+    # Once more, after the list was read: whoever condemns one later bumps the list's version after that.
+    await _check_closed(context, lists.name, addition.ledger_ids, None)
+    listing = Listing(partial(addition.change, rows=rows), rows[-1].id if rows else None)
+    changed = await lists.change_now(head, version, listing.apply)
+    if not changed.is_done and not await is_met(lists, listing, changed.head):
+        return None
+    if addition.replace:
+        await _finish(context, lists, changed, password)
+    return AddedToLog(False, tuple(rows))
+
+
+async def _finish(context: ClientContext, lists: LogList, changed: LogChanged, password: bytes) -> None:
+    """Delete what was replaced; what fails is left to the next change that drops ledgers, or to a sweep."""
+    try:
+        await finish_dropping(context, lists, changed.head, changed.version, password)
+    except BookKeeperError as error:
+        logger.warning("log=%s ledgers that were replaced are left over: %s", lists.name, error)
+
+
+async def _as_it_is(context: ClientContext, ledger_id: int) -> LedgerMetadata:
+    """Read a ledger's metadata; where they do not say CLOSED, not from a server that lags."""
+    with contextlib.suppress(NoSuchLedgerError):
+        metadata, _ = await context.ledgers.read(ledger_id)
+        if metadata.is_closed:
+            return metadata
+    return (await context.ledgers.read(ledger_id, sync=True))[0]
+
+
+async def _check_closed(
+    context: ClientContext, log_name: str, ledger_ids: Sequence[int], password: bytes | None
+) -> None:
+    """Raise what keeps a ledger out of a log; a password that is not the log's does, unless it is None."""
+    room = asyncio.Semaphore(_CHECKS_AT_ONCE)
+
+    async def check(ledger_id: int) -> None:
+        async with room:
+            metadata = await _as_it_is(context, ledger_id)
+        if metadata.unbounded is not None:
+            raise InvalidArgumentError(
+                f"ledger {ledger_id} is the unbounded ledger {metadata.unbounded.name!r}: only bounded "
+                "ledgers can be added to a log"
+            )
+        if not metadata.is_closed:
+            raise InvalidArgumentError(
+                f"ledger {ledger_id} is {metadata.state.value}: only CLOSED ledgers can be added to a log"
+            )
+        _check_owner(ledger_id, metadata.custom, log_name)
+        if CONDEMNED in metadata.custom:
+            raise InvalidArgumentError(
+                f"ledger {ledger_id} is condemned: a sweep took it for one that was left over"
+            )
+        if password is not None:  # Nobody could read on from the log's ledgers to this one, or take it over.
+            async with room:
+                await context.unlock(metadata, password)
+
+    await asyncio.gather(*map(check, ledger_ids))
+
+
+def _check_owner(ledger_id: int, custom: Mapping[str, bytes], log_name: str) -> None:
+    """Refuse what somebody else may delete.
+
+    What a writer makes for a log, it lists itself, from a state of the list that it read before. A sweep
+    rests on that: of such ledgers one that is not listed never will be, even by the log it was made for.
+    """
+    maker = custom.get(TAG)
+    if maker is None and custom.get(JOBS_LOG) != log_name.encode():
+        maker = custom.get(JOBS_LOG)
+    if maker is not None:
+        raise InvalidArgumentError(
+            f"ledger {ledger_id} was made for log {maker.decode(errors='replace')!r}, and may be deleted "
+            f"when that one is truncated or swept: log {log_name!r} needs a copy of its own"
+        )
+
+
+async def _check_unlisted(lists: LogList, head: LogHead, addition: Addition) -> None:
+    """Refuse what the log has already, or has dropped: replaced by itself, it would be listed and deleted.
+
+    All of the list is looked through only where something is to be deleted; else its newest rows will do.
+    """
+    # A ledger is listed under its own id, or a higher one.
+    below = {each for each in addition.ledger_ids if each < head.id_min}
+    if not below:
+        return
+    rows = (await read_log_metadata(lists)).rows if addition.replace else head.newest
+    listed = sorted(below.intersection(row.ledger_id for row in rows))
+    if listed:
+        raise InvalidArgumentError(
+            f"log {lists.name!r} has ledger {listed[0]} already: repeat no addition "
+            "whose outcome is unknown but by its transaction"
+        )
+    dropped = below.intersection(row.ledger_id for row in await lists.dropped_rows(head))
+    if dropped:
+        raise InvalidArgumentError(
+            f"ledger {min(dropped)} is about to be deleted: log {lists.name!r} has dropped it"
+        )
+
+
+async def _rows(context: ClientContext, head: LogHead, ledger_ids: Sequence[int]) -> list[LogRow]:
+    """Give each ledger the least id that will do: its own, or one drawn for this."""
+    now_ms, id_min = context.now_ms(), head.id_min
+    rows = []
+    for ledger_id in ledger_ids:
+        row_id = ledger_id if ledger_id >= id_min else await context.ledgers.allocate_id(at_least=id_min)
+        rows.append(LogRow(row_id, ledger_id, now_ms))
+        id_min = row_id + 1
+    return rows

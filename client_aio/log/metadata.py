@@ -1,0 +1,57 @@
+"""What a log's list says: a view of it that changes no more, and whether it holds a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from metadata.errors import NoSuchKeyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from client_aio.core.log_chain import Listing
+    from metadata.access.logs import LogList
+    from metadata.model.log import LogHead, LogRow, Position
+
+
+@dataclass(frozen=True, slots=True)
+class LogMetadata:
+    """A log's metadata, as they were when they were read."""
+
+    name: str
+    created_ms: int
+    rows: tuple[LogRow, ...]
+    """Its ledgers, oldest first. At most the last two of them are not CLOSED."""
+    begins_at: Position
+    """Records before this position have been truncated."""
+    custom: Mapping[str, bytes]
+    transactions: Mapping[str, int]
+    """The highest batch of each query whose ledgers were added by `Client.add_to_log`."""
+
+
+async def read_log_metadata(lists: LogList) -> LogMetadata:
+    """Read a log's metadata, every page of its list included; see `Client.log_metadata`."""
+    while True:
+        head, version = await lists.read(sync=True)
+        try:
+            rows = await lists.rows(head)
+        except NoSuchKeyError as error:
+            await lists.check_changed(version, error)
+            continue
+        return LogMetadata(
+            lists.name, head.created_ms, tuple(rows), head.begins_at, head.custom, dict(head.transactions)
+        )
+
+
+async def is_met(lists: LogList, listing: Listing, head: LogHead) -> bool:
+    """Tell whether an append to the list has happened after all; a ledger that is listed is not discarded."""
+    if listing.row_id is None or listing.is_met_by(head):
+        return listing.row_id is not None
+    while True:
+        try:
+            return await lists.lists_row(head, listing.row_id)
+        except NoSuchKeyError as error:  # the page is gone: the list has changed since, or is damaged
+            before, (head, _) = head, await lists.read(sync=True)
+            if head == before:
+                raise lists.damaged(error) from error

@@ -1,0 +1,432 @@
+"""Reading a log: from ledger to ledger, across rolls and takeovers, without gap or duplicate. Never fences.
+
+The shell around `client_aio.core.log_chain.LogCursor`. A ledger is gone past only when it is complete: it is
+CLOSED, or the one behind it has an entry (then everything ever added to it is acknowledged, and what lies
+above its last known LAC is read as it stands). Ledgers are opened one after another, the next one's metadata
+is read ahead.
+
+Opening a ledger of a log for reading. Never fences.
+
+What reading a log gives: records, and batches of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncGenerator
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+from client_aio.core.log_chain import LogCursor, Step, check_begun, row_at_time
+from client_aio.ledger.entries import EntryBatch
+from client_aio.ledger.reader import LedgerReader
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    InvalidArgumentError,
+    LogTruncatedError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    NoSuchLedgerError,
+)
+from metadata.model.log import LogHead, LogRow, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from client_aio.context import ClientContext
+    from metadata.access.logs import LogList
+    from metadata.model.log import LogRow
+
+
+class LogRecord(NamedTuple):
+    """A record of a log."""
+
+    position: Position
+    data: bytes
+
+
+class LogBatch:
+    """A run of records that follow one another in one ledger, without an object per record.
+
+    Record number i has the position (`ledger_id`, `first_entry_id + i`) and the bytes
+    `buffer[offsets[i]:offsets[i + 1]]`. The buffer is read-only and stays valid for as long as it is held.
+    """
+
+    __slots__ = ("_entries", "ledger_id")
+
+    def __init__(self, ledger_id: int, entries: EntryBatch) -> None:
+        self.ledger_id = ledger_id
+        self._entries = entries
+
+    @property
+    def first_entry_id(self) -> int:
+        """Give the entry id of the first record."""
+        return self._entries.first_entry_id
+
+    @property
+    def last_entry_id(self) -> int:
+        """Give the entry id of the last record."""
+        return self._entries.last_entry_id
+
+    @property
+    def first_position(self) -> Position:
+        """Give the position of the first record."""
+        return Position(self.ledger_id, self._entries.first_entry_id)
+
+    @property
+    def last_position(self) -> Position:
+        """Give the position of the last record."""
+        return Position(self.ledger_id, self._entries.last_entry_id)
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Give where records begin in the buffer, and at last where the last one ends."""
+        return self._entries.offsets
+
+    @property
+    def buffer(self) -> memoryview:
+        """Give the bytes of all records."""
+        return self._entries.buffer
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[LogRecord]:
+        ledger_id = self.ledger_id
+        for entry_id, data in self._entries:
+            yield LogRecord(Position(ledger_id, entry_id), data)
+
+    def __repr__(self) -> str:
+        return f"LogBatch({self.first_position} to {self.last_position}, {len(self.buffer)} bytes)"
+
+
+RecordStream = AsyncGenerator[LogRecord, None]
+LogBatchStream = AsyncGenerator[LogBatch, None]
+
+
+logger = logging.getLogger(__name__)
+
+
+async def open_row(context: ClientContext, row: LogRow, password: bytes) -> LedgerReader:
+    """Open a ledger by its metadata alone; of one that is not CLOSED, the LAC is yet to be asked for.
+
+    Raises:
+        NoSuchLedgerError: there is none. UnauthorizedAccessError: the password is not its own.
+    """
+    metadata, version = await context.ledgers.read(row.ledger_id)
+    digest = await context.unlock(metadata, password)
+    return LedgerReader(context, metadata, version, digest)
+
+
+async def ask_lac(reader: LedgerReader) -> None:
+    """Ask the bookies for a LAC, unless the ledger is CLOSED; too few answers are taken for what they say."""
+    try:
+        await reader.read_last_add_confirmed()
+    except BookieUnavailableError as error:
+        logger.warning("ledger=%d its LAC is not known for now: %s", reader.ledger_id, error)
+
+
+logger = logging.getLogger(__name__)
+
+Start = Position | tuple[int, int] | datetime | float | str | None
+"""Where reading starts: a position, "end", a time (aware, or seconds since 1970), or None: the beginning."""
+
+_RETRY_S = 0.2
+_SILENCE_S, _SILENCE_MAX_S = 2.0, 60.0
+"""A follower that has heard nothing of a ledger for so long looks whether records go to the next one; the
+longer nothing is heard the more rarely."""
+
+
+def check_start(start: Start) -> Start:
+    """Return where to start, or raise InvalidArgumentError."""
+    if isinstance(start, str):
+        return start if start == "end" else Position.parse(start)
+    if isinstance(start, datetime):
+        if start.tzinfo is None:
+            raise InvalidArgumentError(f"start {start!r} has no time zone")
+        return start
+    if isinstance(start, float) and not math.isfinite(start):
+        raise InvalidArgumentError(f"start {start!r} is no time")
+    if start is None or isinstance(start, (int, float)):
+        return start
+    return Position.check(start)
+
+
+async def records_of(batches: LogBatchStream) -> RecordStream:
+    """Give the records of batches, one by one."""
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            for record in batch:
+                yield record
+
+
+class LogReading:
+    """One reading of a log."""
+
+    def __init__(
+        self, context: ClientContext, lists: LogList, start: Start, *, follow: bool, password: bytes
+    ) -> None:
+        self._context = context
+        self._lists = lists
+        self._start = start
+        self._follow = follow
+        self._password = password
+        self._ahead: tuple[int, asyncio.Task[LedgerReader]] | None = None
+        self._incarnation: int | None = None  # of the log's list: another one is another log's
+        self._behind: tuple[int, LedgerReader] | None = None  # the one by which `_is_overtaken` tells
+        self._doubt: BookieUnavailableError | None = None  # whether the ledger behind the end has a record
+
+    async def batches(self) -> LogBatchStream:
+        """Give the records, in batches."""
+        try:
+            end, cursor = await self._begun()
+            while True:
+                step = cursor.step()
+                if step is None and self._follow:
+                    await self._await_more(cursor)
+                    continue
+                if step is None:
+                    await self._learn(cursor)
+                    step = cursor.step()
+                if step is None:
+                    return
+                if not self._follow and (end is None or step.row.id > end):
+                    return
+                cursor.enter(step)
+                async with contextlib.aclosing(self._row(cursor, step)) as batches:
+                    async for batch in batches:
+                        cursor.given(step.row, batch.last_entry_id)
+                        yield batch
+                if cursor.at.ledger_id == step.row.id and not self._follow:
+                    if self._doubt is not None:
+                        raise self._doubt
+                    return  # The end, as it is now.
+        finally:
+            if self._ahead is not None:
+                self._ahead[1].cancel()
+                await asyncio.gather(self._ahead[1], return_exceptions=True)
+
+    # --- where to begin ---
+
+    async def _begun(self) -> tuple[int | None, LogCursor]:
+        """Give the last row listed now, None for none, and a cursor that knows where to begin."""
+        while True:
+            head, version = await self._lists.read(sync=True)
+            try:
+                cursor = LogCursor(await self._begin(head))
+            except NoSuchKeyError as error:
+                await self._lists.check_changed(version, error)
+            except NoSuchLedgerError:
+                # It was truncated since, or is missing for good.
+                if (await self._lists.read(sync=True))[1] == version:
+                    raise
+            else:
+                self._incarnation = version.incarnation
+                try:
+                    await self._learn(cursor)
+                    return head.rows.last_key, cursor
+                except LogTruncatedError:
+                    if isinstance(self._start, (str, Position)):
+                        raise  # Between that position and the beginning there may have been records.
+
+    async def _begin(self, head: LogHead) -> Position:
+        match self._start:
+            case None:
+                return head.begins_at
+            case "end":
+                return await self._end(head)
+            case datetime():
+                return await self._at_time(head, int(self._start.timestamp() * 1000))
+            case int() | float():
+                return await self._at_time(head, int(self._start * 1000))
+            case Position():
+                check_begun(head, self._start)
+                return self._start
+        raise AssertionError(f"start is {self._start!r}")
+
+    async def _end(self, head: LogHead) -> Position:
+        """Give the position behind the last record, as the bookies tell it now."""
+        rows = head.newest
+        for row in reversed(rows[-2:]):
+            reader = await self._open(row)
+            await reader.read_last_add_confirmed()
+            if reader.last_add_confirmed >= 0 or row is rows[-2:][0]:
+                # An empty one is not where the log ends, be it CLOSED: half a takeover closes the ledger that
+                # is listed ahead, and the one before it still grows.
+                return Position(row.id, reader.last_add_confirmed + 1)
+        return head.begins_at
+
+    async def _at_time(self, head: LogHead, time_ms: int) -> Position:
+        """Give the beginning of a ledger before which nothing was written at that time or later."""
+        low, high = 0, len(head.rows.pages)
+        while low < high:  # the last page whose first row is old enough, or the head
+            middle = (low + high + 1) // 2
+            rows = await self._lists.rows_at_page(head, middle)
+            low, high = (middle, high) if rows and rows[0].created_ms <= time_ms else (low, middle - 1)
+        rows = await self._lists.rows_at_page(head, low)
+        if low and rows and row_at_time(rows, time_ms) is rows[0]:
+            rows = [*await self._lists.rows_at_page(head, low - 1), *rows]
+        row = row_at_time(rows, time_ms)
+        return head.begins_at if row is None else max(head.begins_at, Position(row.id, 0))
+
+    # --- the list ---
+
+    async def _learn(self, cursor: LogCursor, *, sync: bool = False) -> LogHead:
+        """Read the rows around the cursor."""
+        while True:
+            head, version = await self._lists.read(sync=sync)
+            self._lists.check_same(version, self._incarnation)
+            try:
+                cursor.learn(head, await self._lists.rows_around(head, cursor.at.ledger_id))
+                return head
+            except NoSuchKeyError as error:
+                await self._lists.check_changed(version, error)
+
+    async def _await_more(self, cursor: LogCursor) -> None:
+        """Wait until there is a row at or behind the cursor."""
+        while True:
+            try:
+                async with (
+                    contextlib.aclosing(self._lists.watch()) as watch,
+                    contextlib.aclosing(self._context.while_open(watch)) as changes,
+                ):
+                    async for _ in changes:
+                        await self._learn(cursor)
+                        if cursor.step() is not None:
+                            return
+            except MetadataUnavailableError as error:
+                logger.warning("log=%s its list is not reachable: %s", self._lists.name, error)
+            await asyncio.sleep(_RETRY_S)
+
+    # --- one ledger ---
+
+    async def _row(self, cursor: LogCursor, step: Step) -> LogBatchStream:
+        """Give the records of one row, and move the cursor past it where it is complete."""
+        row = step.row
+        try:
+            reader = await self._take_open(row)
+            if step.is_last and reader.is_closed:
+                await self._learn(cursor)  # A complete ledger: there may be another by now.
+            self._open_ahead(cursor.after(row))
+            source = self._source(reader, cursor, row, step.first_entry)
+            async with contextlib.aclosing(source) as batches:
+                async for batch in batches:
+                    yield LogBatch(row.id, batch)
+        except MetadataUnavailableError as error:
+            if not self._follow:
+                raise
+            logger.warning("log=%s its metadata are not reachable: %s", self._lists.name, error)
+            await asyncio.sleep(_RETRY_S)
+        except BookKeeperError:
+            # It may have been truncated or deleted under the reader: then that is what is wrong.
+            await self._learn(cursor, sync=True)
+            if cursor.knows(row):
+                raise
+            cursor.finished(
+                row
+            )  # Dropped, and the log does not begin behind the reader: nothing was left of it.
+
+    async def _source(
+        self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        is_complete = reader.is_closed or await self._is_overtaken(cursor, row)
+        if not is_complete and not self._follow:
+            try:
+                await reader.read_last_add_confirmed()
+            except BookieUnavailableError as error:
+                self._doubt = error  # What nobody can tell is not where the log ends.
+        following, is_closed = first, reader.is_closed
+        if self._follow and not is_complete:
+            async with contextlib.aclosing(self._tail(reader, cursor, row, first)) as batches:
+                async for batch in batches:
+                    following = batch.last_entry_id + 1
+                    yield batch
+            is_complete, is_closed = True, reader.is_closed
+        last = max(following - 1, reader.last_add_confirmed)
+        async with contextlib.aclosing(reader.read_batches(following, last)) as batches:
+            async for batch in batches:
+                following = batch.last_entry_id + 1
+                yield batch
+        if is_complete and not is_closed:
+            # Nobody adds to it any more, and everything added was acknowledged: it ends where it ends. What
+            # its metadata say by now must be known for that: whom to ask for an entry, who says no.
+            await reader.refresh(sync=True)
+            async with contextlib.aclosing(reader.read_rest(following)) as rest:
+                async for entry in rest:
+                    yield EntryBatch.of_payloads(entry.entry_id, [memoryview(entry.data)])
+        if is_complete or self._follow:
+            cursor.finished(row)
+
+    async def _tail(
+        self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int
+    ) -> AsyncGenerator[EntryBatch, None]:
+        """Follow a ledger until it is CLOSED, or proved complete: its writer may not come to closing it."""
+        async with contextlib.aclosing(reader.tail_batches(first)) as batches:
+
+            async def next_batch() -> EntryBatch | None:
+                return await anext(batches, None)
+
+            while True:
+                coming, silence_s = asyncio.create_task(next_batch()), _SILENCE_S
+                try:
+                    while not (await asyncio.wait([coming], timeout=silence_s))[0]:
+                        if await self._is_passed(cursor, row):
+                            return  # What comes at this moment is read again from where the caller is.
+                        silence_s = min(2 * silence_s, _SILENCE_MAX_S)
+                finally:
+                    if not coming.done():
+                        coming.cancel()
+                        await asyncio.gather(coming, return_exceptions=True)
+                batch = coming.result()
+                if batch is None:
+                    return
+                yield batch
+
+    async def _is_passed(self, cursor: LogCursor, row: LogRow) -> bool:
+        """Tell whether a ledger that is followed is complete, by the list as it is now."""
+        try:
+            await self._learn(cursor)
+            return await self._is_overtaken(cursor, row)
+        except (MetadataUnavailableError, NoSuchLedgerError) as error:
+            logger.debug("log=%s whether ledger=%d is complete: %s", self._lists.name, row.ledger_id, error)
+            return False
+
+    async def _is_overtaken(self, cursor: LogCursor, row: LogRow) -> bool:
+        """Tell whether a ledger that is not CLOSED is complete: the one behind it has an entry."""
+        following = cursor.after(row)
+        if following is None:
+            return False
+        if self._behind is None or self._behind[0] != following.id:
+            self._behind = following.id, await self._open(following)
+        reader = self._behind[1]
+        try:
+            return await reader.read_last_add_confirmed() >= 0
+        except BookieUnavailableError as error:
+            if reader.last_add_confirmed >= 0:
+                return True
+            logger.warning("ledger=%d its LAC is not known for now: %s", reader.ledger_id, error)
+            self._doubt = error
+            return False
+
+    async def _open(self, row: LogRow) -> LedgerReader:
+        return await open_row(self._context, row, self._password)
+
+    def _open_ahead(self, row: LogRow | None) -> None:
+        if row is not None and self._ahead is None:
+            self._ahead = (row.id, asyncio.create_task(self._open(row)))
+
+    async def _take_open(self, row: LogRow) -> LedgerReader:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            if ahead[0] == row.id:
+                with contextlib.suppress(BookKeeperError):
+                    reader = await ahead[1]
+                    if reader.is_closed:
+                        return reader
+            else:
+                ahead[1].cancel()
+        return await self._open(row)

@@ -1,0 +1,326 @@
+"""Going from one ledger of a log to the next.
+
+One task does it all, step after step, while records are written:
+
+    wait until the next ledger is wanted ─▶ create it ─▶ list it ─▶ wait until the roll is due
+      ─▶ hold records back, wait until those added are acknowledged, switch ─▶ close the old one ─▶ …
+
+The theory is in `client_aio.core.log_chain`. Owns the next ledger until it is the current one, and the old
+one until it is closed. Does not own the current one, nor the records that are held back (`LogWriter`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from client_aio.core.log_chain import Listing
+from client_aio.ledger.create import create_ledger
+from client_aio.log.log_ledger import LogLedger
+from client_aio.log.metadata import is_met
+from client_aio.log.takeover import discard
+from metadata.errors import BookKeeperError, MetadataUnavailableError, NoSuchLedgerError, NoSuchLogError
+from metadata.model.log import LogRow
+
+if TYPE_CHECKING:
+    from client_aio.context import ClientContext
+    from client_aio.core.log_chain import RollLimits
+    from client_aio.ledger.create import LedgerSettings
+    from metadata.access.logs import LogList
+    from metadata.model.log import LogHead
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+
+
+class Rolled(Protocol):
+    """What is rolled: the writer of a log."""
+
+    @property
+    def current(self) -> LogLedger:
+        """Give the ledger that records go to."""
+        ...
+
+    @property
+    def failure(self) -> BookKeeperError | None:
+        """Give the first failure."""
+        ...
+
+    def on_progress(self, ledger: LogLedger) -> None:
+        """Hear that records of a ledger have been acknowledged."""
+
+    def on_failed(self, ledger: LogLedger, error: BookKeeperError) -> None:
+        """Hear that a ledger of the log has failed."""
+
+    def hold(self) -> None:
+        """Hold back what is appended from now on."""
+
+    def switch_to(self, ledger: LogLedger) -> None:
+        """Write to this ledger from now on, what was held back first."""
+
+
+class Roller:
+    """Rolls one log.
+
+    Args:
+        head: of the log's list, at `version`, as this writer wrote it.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        lists: LogList,
+        head: LogHead,
+        version: Version,
+        settings: LedgerSettings,
+        limits: RollLimits,
+        log: Rolled,
+    ) -> None:
+        self._context = context
+        self._lists = lists
+        self._head = head
+        self._version = version
+        self._settings = settings
+        self._limits = limits
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        self._is_asked = False
+        self._next: LogLedger | None = None
+        self._old: LogLedger | None = None
+        self._age_since = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.rolls = 0
+
+    def start(self) -> None:
+        """Begin, with the log's first ledger."""
+        self._note_age()
+        self._task = asyncio.create_task(self._run())
+
+    def moved(self) -> None:
+        """Look whether something is due; called as records are acknowledged."""
+        ledger = self._log.current
+        entries = ledger.last_add_pushed + 1
+        is_listed = self._next is not None
+        if (self._limits.is_due if is_listed else self._limits.is_next_due)(ledger.bytes_taken, entries):
+            self._wake.set()
+
+    def has(self, ledger: LogLedger) -> bool:
+        """Tell whether this is the next ledger, listed, or the old one that is being closed."""
+        return ledger is self._next or ledger is self._old
+
+    def wake(self) -> None:
+        """Look whether there is still something to do."""
+        self._wake.set()
+
+    async def roll(self) -> bool:
+        """Go on to the next ledger, unless the current one is empty; gives False where it ends before."""
+        if self._log.current.last_add_pushed < 0:
+            return True
+        rolled, self._is_asked = self.rolls, True
+        self._wake.set()
+        while self.rolls == rolled and self._log.failure is None and not self._is_stopping:
+            await self._pause(None)
+        return self.rolls != rolled
+
+    async def stop(self) -> None:
+        """Finish the step that is under way, close the ledgers that are not written to, and do no more.
+
+        Cancelling leaves them to whoever opens the log next.
+        """
+        self._is_stopping = True
+        self._wake.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+            if not self._task.cancelled():  # else the log has been aborted: that is its failure
+                self._task.result()
+        if self._next is not None and self._log.failure is None:
+            await self._next.close()
+
+    async def abort(self) -> None:
+        """End at once; what was under way is left as it is."""
+        self._is_stopping = True
+        self._wake.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for ledger in (self._next, self._old):
+            if ledger is not None:
+                await ledger.abort()
+
+    # --- the steps ---
+
+    async def _run(self) -> None:
+        log = self._log
+        try:
+            while await self._is_wanted():
+                self._next = await self._list_next()
+                if self._next is not None and self._next.failure is not None:
+                    log.on_failed(self._next, self._next.failure)  # Listed, and of no use.
+                if self._next is None or not await self._is_due():
+                    return
+                await self._switch(self._next)
+        except BookKeeperError as error:
+            log.current.fail(error)
+
+    async def _is_wanted(self) -> bool:
+        """Wait until the next ledger should be listed; gives False when there is to be none."""
+        while not self._has_ended:
+            ledger = self._log.current
+            wanted = self._limits.is_next_due(ledger.bytes_taken, ledger.last_add_pushed + 1)
+            if wanted or self._is_asked or self._is_aged:
+                return True
+            await self._pause(None)
+        return False
+
+    async def _is_due(self) -> bool:
+        while not self._has_ended:
+            ledger = self._log.current
+            due = self._limits.is_due(ledger.bytes_taken, ledger.last_add_pushed + 1)
+            if due or self._is_asked or self._is_aged:
+                return True
+            await self._pause(None)
+        return False
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._is_stopping or self._log.failure is not None
+
+    async def _list_next(self) -> LogLedger | None:
+        """Make a ledger and have it listed; gives None when there is to be none after all."""
+        while not self._has_ended:
+            try:
+                ledger = await self._create()
+            except BookKeeperError as error:
+                # Records go on to the current ledger; it only grows larger than it should.
+                logger.warning("log=%s has no next ledger, trying again: %s", self._lists.name, error)
+                await self._rest()
+                continue
+            try:
+                if await self._list(ledger):
+                    return ledger
+            except BaseException:
+                await ledger.abort()
+                raise
+            await discard(self._context, ledger, self._settings.password)
+        return None
+
+    async def _create(self) -> LogLedger:
+        make = partial(
+            LogLedger,
+            log_name=self._lists.name,
+            on_progress=self._log.on_progress,
+            on_failed=self._log.on_failed,
+        )
+        return await create_ledger(self._context, self._settings, make, id_min=self._head.id_min)
+
+    async def _list(self, ledger: LogLedger) -> bool:
+        """List the ledger; gives False where the list has been changed, and the log is still ours.
+
+        Raises:
+            LogFencedError: the log is not ours any more.
+        """
+        current = self._log.current
+        row = LogRow(ledger.ledger_id, ledger.ledger_id, self._context.now_ms())
+        while True:
+            listing = Listing(lambda head: head.append([row]), row.id)
+            try:
+                changed = await self._lists.change_now(self._head, self._version, listing.apply)
+                is_listed = changed.is_done or await is_met(self._lists, listing, changed.head)
+            except MetadataUnavailableError as error:
+                # Unknown: it may be listed, now or later. It is tried again from the same version.
+                logger.warning("log=%s ledger=%d is not listed yet: %s", self._lists.name, row.id, error)
+                if self._has_ended:
+                    return True  # not to be discarded
+                continue
+            except NoSuchLogError as error:
+                raise current.lost(str(error)) from error
+            break
+        self._head, self._version = changed.head, changed.version
+        if is_listed and changed.head.rows.last_key == row.id:
+            return True
+        if is_listed:  # That was heard of too late: only who takes a log over lists anything behind it.
+            raise current.lost(f"its last ledger is {changed.head.rows.last_key} now")
+        if changed.head.rows.last_key == current.ledger_id:
+            return False
+        await discard(self._context, ledger, self._settings.password)
+        raise current.lost(f"its last ledger is {changed.head.rows.last_key} now")
+
+    async def _switch(self, following: LogLedger) -> None:
+        """Send the next record to the next ledger, once the last one to the old one is acknowledged."""
+        old = self._log.current
+        self._log.hold()
+        await old.flush()
+        self._is_asked = False
+        self._note_age()
+        self._next, self._old = None, old
+        self._log.switch_to(following)
+        self.rolls += 1
+        self._wake.set()
+        await self._close_old(old)
+        self._old = None
+
+    async def _close_old(self, old: LogLedger) -> None:
+        while self._log.failure is None:
+            try:
+                await old.close()
+                return
+            except NoSuchLedgerError as error:
+                # Closed by a request whose answer was lost, and truncated since. Where it is the log that is
+                # gone, the next ledger finds that out.
+                logger.warning("ledger=%d is gone: %s", old.ledger_id, error)
+                return
+            except MetadataUnavailableError as error:
+                if self._is_stopping:
+                    raise  # It is left to whoever opens the log next.
+                logger.warning("ledger=%d is not closed yet: %s", old.ledger_id, error)
+                await self._rest()
+
+    # --- time ---
+
+    @property
+    def _is_aged(self) -> bool:
+        age_s = self._limits.age_s
+        return (
+            age_s is not None
+            and self._log.current.last_add_pushed >= 0
+            and self._loop.time() - self._age_since >= age_s
+        )
+
+    def _note_age(self) -> None:
+        """Begin a ledger's age; it is looked at again when it is reached, and then now and then."""
+        self._age_since = self._loop.time()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._limits.age_s is not None and not self._is_stopping:  # A roll may be finished while it stops.
+            self._timer = self._loop.call_later(self._limits.age_s, self._look_at_age)
+
+    def _look_at_age(self) -> None:
+        assert self._limits.age_s is not None
+        self._wake.set()
+        self._timer = self._loop.call_later(max(1.0, self._limits.age_s / 10), self._look_at_age)
+
+    async def _rest(self) -> None:
+        """Wait before something is tried again, however often records are acknowledged meanwhile."""
+        until = self._loop.time() + RETRY_S
+        while not self._has_ended and (left := until - self._loop.time()) > 0:
+            await self._pause(left)
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Wait until there is something to look at, or for so long."""
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return

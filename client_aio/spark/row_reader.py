@@ -1,0 +1,226 @@
+"""Reading pieces of ledgers as Arrow batches, in a task.
+
+Owns the road from a client's batches of entries to batches of rows: no Python object per entry where entries
+are bytes, and what an entry that cannot be read or decoded becomes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy
+import pyarrow
+
+import client_aio.sync
+from client_aio.spark import provenance, schemas
+from client_aio.spark.encoding import Decoded, Format, UndecodableEntryError, decode
+from client_aio.spark.scan_plan import position_column
+from metadata.errors import DigestMismatchError, EntryUnknownError, NoSuchEntryError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from client_aio.ledger.entries import EntryBatch
+    from client_aio.spark.provenance import Written
+    from client_aio.spark.scan_plan import Stretch
+
+SETTINGS = {"read_ahead_bytes": 4 * 1024 * 1024, "read_ahead_requests": 2}
+"""Of a task's client. Large requests cut fewer of the blocks that bookies keep: a block that is given in part
+is checked entry by entry, here and there, which costs more than all the rest."""
+
+LOST = (DigestMismatchError, EntryUnknownError, NoSuchEntryError)
+"""What a permissive read turns into a row: the bookies answered, and none has the entry intact."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of entries, with all that a task needs to turn it into rows."""
+
+    stretch: Stretch
+    written: Written
+
+
+class RowReader:
+    """Turns pieces into batches of rows of one schema.
+
+    Args:
+        schema: the columns wanted, as Spark exchanges them.
+        encoding: what the columns that are not ours come from; `binary` for the entries as they are.
+        decoded: the schema that the query decodes to, in Spark's JSON, where a ledger names none.
+        wanted: those of the columns that come from the entries, in Spark's JSON; the others are ours.
+        accepted: the encodings of ledgers that are read as that.
+        is_raw: leave entries compressed, where they are.
+        password: of the ledgers.
+    """
+
+    def __init__(
+        self,
+        metadata: str,
+        schema: pyarrow.Schema,
+        encoding: str,
+        decoded: str,
+        wanted: str,
+        *,
+        accepted: Collection[str],
+        is_permissive: bool = False,
+        is_raw: bool = False,
+        password: bytes = b"",
+    ) -> None:
+        self._password = password
+        self._accepted = accepted
+        self._is_raw = is_raw
+        self._metadata = metadata
+        self._schema = schema
+        self._encoding = encoding
+        self._decoded = decoded
+        self._wanted = wanted
+        self._wanted_fields = schemas.arrow_schema(wanted)
+        self._is_permissive = is_permissive
+        self._formats: dict[Written, Format] = {}
+
+    def read(self, pieces: Sequence[Piece]) -> Iterator[pyarrow.RecordBatch]:
+        """Yield the rows of the pieces, in order.
+
+        Raises:
+            DigestMismatchError, EntryUnknownError, NoSuchEntryError, UndecodableEntryError: an entry cannot
+                be had, or not be decoded, and the read is not permissive.
+            BookKeeperError: bookies or the metadata store cannot be reached.
+        """
+        with client_aio.sync.connect(self._metadata, **SETTINGS) as client:
+            for piece in pieces:
+                stretch = piece.stretch
+                with client.open_ledger(stretch.ledger_id, password=self._password) as reader:
+                    for item in self._entries(reader, stretch.first, stretch.last, stretch.last):
+                        yield self._batch(piece, item)
+
+    def _entries(
+        self, reader: client_aio.sync.LedgerReader, first: int, last: int, known_lac: int
+    ) -> Iterator[EntryBatch | _Lost]:
+        """Yield the entries first to last; where permissive, a `_Lost` for one that cannot be had."""
+        following = first
+        try:
+            with contextlib.closing(reader.read_batches(first, last, known_lac=known_lac)) as batches:
+                for batch in batches:
+                    yield batch
+                    following = batch.last_entry_id + 1
+            return
+        except LOST as error:
+            if not self._is_permissive:
+                raise
+            if following == last:
+                yield _Lost(last, 1, str(error))
+                return
+        # An answer with one damaged entry is refused as a whole: halves, until that entry is alone.
+        middle = (following + last) // 2
+        yield from self._entries(reader, following, middle, known_lac)
+        yield from self._entries(reader, middle + 1, last, known_lac)
+
+    def _batch(self, piece: Piece, item: EntryBatch | _Lost) -> pyarrow.RecordBatch:
+        if isinstance(item, _Lost):
+            return self._lost(piece, item)
+        count = len(item)
+        try:
+            format_ = self._format_of(piece.written)
+            decoded = decode(format_, item.offsets, item.buffer, is_permissive=self._is_permissive)
+        except UndecodableEntryError as error:
+            if self._is_permissive:  # the whole ledger was written in another way, or with other columns
+                return self._lost(piece, _Lost(item.first_entry_id, count, str(error)))
+            entry_id = item.first_entry_id + (error.entry_id or 0)
+            ledger_id = piece.stretch.ledger_id
+            raise UndecodableEntryError(
+                f"entry {entry_id} of ledger {ledger_id}: {error}. To go on without such entries, set mode "
+                "to permissive; to read their bytes, encoding to binary",
+                ledger_id=ledger_id,
+                entry_id=entry_id,
+            ) from error
+        entry_ids = numpy.arange(item.first_entry_id, item.last_entry_id + 1)
+        return self._assemble(piece, entry_ids, decoded, format_)
+
+    def _lost(self, piece: Piece, lost: _Lost) -> pyarrow.RecordBatch:
+        fields = self._wanted_fields
+        reasons = dict.fromkeys(range(lost.count), lost.reason)
+        columns = [pyarrow.nulls(lost.count, kind) for kind in fields.types]
+        decoded = Decoded(columns, lost.count, errors=reasons)
+        format_ = Format("lost", schema=fields)
+        entry_ids = numpy.arange(lost.first_entry_id, lost.first_entry_id + lost.count)
+        return self._assemble(piece, entry_ids, decoded, format_)
+
+    def _format_of(self, written: Written) -> Format:
+        """Give how a ledger's entries are decoded, for the encoding and the columns that the query reads.
+
+        Raises:
+            UndecodableEntryError: it was written in another encoding, or with other columns.
+        """
+        if written not in self._formats:
+            if written.encoding not in self._accepted:
+                raise UndecodableEntryError(
+                    f"it was written with encoding {written.encoding}, and {self._encoding} is read",
+                    entry_id=0,
+                )
+            is_binary = self._encoding == "binary"
+            # Entries are read by the schema that they were written under.
+            known = self._decoded if is_binary else written.schema or self._decoded
+            said = provenance.misfits(self._wanted, known)
+            if said:
+                raise UndecodableEntryError(
+                    f"it was written with other columns than are read: {'; '.join(said)}. Where the log was "
+                    "overwritten since, load it again",
+                    entry_id=0,
+                )
+            compression = "none" if self._is_raw else written.compression
+            schema = None if is_binary else schemas.arrow_schema(known)
+            self._formats[written] = Format(self._encoding, compression, schema)
+        return self._formats[written]
+
+    def _assemble(
+        self, piece: Piece, entry_ids: Any, decoded: Decoded, format_: Format
+    ) -> pyarrow.RecordBatch:
+        """Put the columns wanted together: what was decoded, and where it comes from."""
+        reasons: list[str | None] | None = None
+        if schemas.ERROR in self._schema.names:
+            reasons = [None] * len(entry_ids)
+            for place, reason in decoded.errors.items():
+                reasons[place] = reason
+        if decoded.counts is not None:
+            if reasons is not None:
+                counts = decoded.counts.tolist()
+                reasons = [why for why, count in zip(reasons, counts, strict=True) for _ in range(count)]
+            entry_ids = numpy.repeat(entry_ids, decoded.counts)
+        names = [schemas.VALUE] if format_.schema is None else format_.schema.names
+        ready = dict(zip(names, decoded.columns, strict=True))
+        columns = []
+        for field in self._schema:
+            if field.name in self._wanted_fields.names:
+                column = ready[field.name]
+            elif field.name == schemas.ERROR:
+                column = pyarrow.array(reasons, pyarrow.string())
+            else:
+                column = _own_column(field.name, piece.stretch, entry_ids)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Entries that cannot be had, and why."""
+
+    first_entry_id: int
+    count: int
+    reason: str
+
+
+def _own_column(name: str, stretch: Stretch, entry_ids: Any) -> pyarrow.Array:
+    count = len(entry_ids)
+    if name == "entry_id":
+        return pyarrow.array(entry_ids)
+    if name == "position":
+        return position_column(stretch.row_id, entry_ids)
+    if name == "ledger_id":
+        return pyarrow.repeat(pyarrow.scalar(stretch.ledger_id, pyarrow.int64()), count)
+    if name == "timestamp":
+        moment = pyarrow.scalar(stretch.created_ms * 1000, pyarrow.timestamp("us", tz="UTC"))
+        return pyarrow.repeat(moment, count)
+    assert name == "log"
+    return pyarrow.repeat(pyarrow.scalar(stretch.log, pyarrow.string()), count)

@@ -1,0 +1,391 @@
+"""What a query reads: filters, partitions, and how far a micro-batch goes. Pure.
+
+A *stretch* is a run of readable entries of one ledger, as it stands when the query is planned. A list of
+stretches, in the order of the log, is cut into *pieces* at the borders of fragments (other bookies hold what
+follows) and at about the size wanted, and neighbouring small pieces are put together into one partition.
+
+Filters on the columns log, ledger_id, entry_id, position and timestamp become `Bounds`, which say exactly
+what they say: a filter that is taken here need not be evaluated again.
+
+Positions as text: `ID:ENTRY`, each with 19 digits, so that they sort as text the way they sort as numbers.
+
+Pure. A position names a record within a log: the id of its row in the log's list, and the entry. Where a
+ledger is read by itself the id is the ledger's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+import pyarrow
+
+from metadata.errors import InvalidArgumentError
+from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
+
+
+_TEXT = re.compile(r"([0-9]{1,19}):([0-9]{1,19})")
+_DIGITS = 19
+_WIDTH = 2 * _DIGITS + 1
+_GROUP = 4
+_GROUPS = numpy.frombuffer(b"".join(b"%04d" % number for number in range(10_000)), dtype="S4")
+
+
+class Place(NamedTuple):
+    """A position: the row's id and the entry."""
+
+    row_id: int
+    entry_id: int
+
+    @property
+    def text(self) -> str:
+        """Give the form that sorts."""
+        return f"{self.row_id:019d}:{self.entry_id:019d}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Parse a position; leading zeros may be left out. Raises InvalidArgumentError."""
+        found = _TEXT.fullmatch(text.strip())
+        if found is None:
+            raise InvalidArgumentError(f"{text!r} is no position: those are ID:ENTRY, two numbers")
+        place = cls(int(found[1]), int(found[2]))
+        if place.row_id > LEDGER_ID_MAX or place.entry_id > ENTRY_ID_MAX + 1:
+            raise InvalidArgumentError(f"{text!r} is no position: it is out of range")
+        return place
+
+
+class Offset(NamedTuple):
+    """Where a stream stands: the next record to be read, and in which log of that name."""
+
+    place: Place
+    made: int | None
+    """Tells a log from another one that had its name before: when it was created, in milliseconds; of a
+    ledger its id. None: not known, in a checkpoint of an older release."""
+
+    def is_of(self, made: int) -> bool:
+        """Tell whether it is, as far as is known, an offset in this log."""
+        return self.made is None or self.made == made
+
+    def to_json(self) -> dict[str, int]:
+        """Give the form that Spark keeps in a query's checkpoint."""
+        made = {} if self.made is None else {"made": self.made}
+        return {"id": self.place.row_id, "entry": self.place.entry_id, **made}
+
+    @classmethod
+    def of_json(cls, offset: Mapping[str, Any]) -> Offset:
+        """Invert `to_json`; raises InvalidArgumentError for an offset of something else."""
+        try:
+            made = offset.get("made")
+            place = Place(int(offset["id"]), int(offset["entry"]))
+            return cls(place, None if made is None else int(made))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"the checkpoint's offset {offset!r} is none of a ledger stream"
+            ) from error
+
+
+def position_column(row_id: int, entry_ids: Numbers) -> pyarrow.Array:
+    """Give the positions of entries of one row as an Arrow array, without a Python string per entry."""
+    count = len(entry_ids)
+    text = numpy.empty((count, _WIDTH), dtype=numpy.uint8)
+    text[:, : _DIGITS + 1] = numpy.frombuffer(f"{row_id:019d}:".encode(), dtype=numpy.uint8)
+    rest, end = entry_ids, _WIDTH
+    while end - _GROUP > _DIGITS:
+        rest, low = numpy.divmod(rest, 10_000)
+        text[:, end - _GROUP : end] = _GROUPS[low].view(numpy.uint8).reshape(count, _GROUP)
+        end -= _GROUP
+        if not rest.any():  # as most often from the third group on
+            text[:, _DIGITS + 1 : end] = ord("0")
+            break
+    else:
+        text[:, _DIGITS + 1 : end] = _GROUPS[rest].view(numpy.uint8).reshape(count, _GROUP)[:, 1:]
+    places = numpy.arange(0, (count + 1) * _WIDTH, _WIDTH, dtype=numpy.int32)
+    return pyarrow.Array.from_buffers(
+        pyarrow.string(), count, [None, pyarrow.py_buffer(places), pyarrow.py_buffer(text)]
+    )
+
+
+PARTITION_BYTES_MIN, PARTITION_BYTES_MAX = 8 * 1024 * 1024, 64 * 1024 * 1024
+PARTITIONS_WANTED = 32
+
+OPENING_BYTES = 256 * 1024
+"""What a ledger costs by itself, in bytes that could have been read meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Readable entries of one ledger, from `first` to `last`; `first` is above `last` for none."""
+
+    log: str | None
+    row_id: int
+    ledger_id: int
+    first: int
+    last: int
+    created_ms: int
+    entry_bytes: float = 1.0
+    """The mean size of its entries."""
+    borders: tuple[int, ...] = ()
+    """The first entries of its fragments but the first."""
+    is_complete: bool = True
+    """Whether no entry will follow `last`."""
+
+    @property
+    def entries(self) -> int:
+        """Give how many entries it has."""
+        return max(0, self.last - self.first + 1)
+
+    @property
+    def end(self) -> Place:
+        """Give the position behind its last entry; behind the ledger, where no entry will follow."""
+        return Place(self.row_id + 1, 0) if self.is_complete else Place(self.row_id, self.last + 1)
+
+
+# --- filters ---
+
+Cut = tuple[str, int]
+"""Between positions, as texts: (text, 0) lies right before that text, (text, 1) right behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What filters leave, as closed ranges (of positions, as cuts): (None, None) is everything."""
+
+    logs: frozenset[str] | None = None
+    ledger_ids: frozenset[int] | None = None
+    ledger_range: tuple[int | None, int | None] = (None, None)
+    entry_range: tuple[int | None, int | None] = (None, None)
+    time_range: tuple[int | None, int | None] = (None, None)  # microseconds
+    position_range: tuple[Cut | None, Cut | None] = (None, None)
+    is_nothing: bool = False
+
+    def with_filter(self, kind: str, column: str, value: Any) -> Bounds | None:
+        """Narrow by a filter, by the name of its class in pyspark; None for one that is not understood.
+
+        Args:
+            value: a time as microseconds since the epoch.
+        """
+        if kind == "IsNotNull":
+            return None if column == "log" else self  # of a ledger read by itself, log is null
+        if kind == "In":
+            return self._with_choice(column, value)
+        if kind == "EqualTo" and column in ("log", "ledger_id"):
+            return self._with_choice(column, (value,))
+        name, plain = _comparable(column, value)
+        if name is None:
+            return None
+        least, greatest = (plain, plain) if name != "position_range" else ((plain, 0), (plain, 1))
+        if kind == "EqualTo":
+            return self._narrowed(name, least, greatest)
+        if kind == "GreaterThanOrEqual":
+            return self._narrowed(name, least, None)
+        if kind == "LessThanOrEqual":
+            return self._narrowed(name, None, greatest)
+        if kind == "GreaterThan":
+            return self._narrowed(name, greatest if name == "position_range" else plain + 1, None)
+        if kind == "LessThan":
+            return self._narrowed(name, None, least if name == "position_range" else plain - 1)
+        return None
+
+    def _with_choice(self, column: str, values: Iterable[Any]) -> Bounds | None:
+        chosen = frozenset(value for value in values if value is not None)
+        if column == "ledger_id" and all(type(value) is int for value in chosen):
+            both = chosen if self.ledger_ids is None else chosen & self.ledger_ids
+            return replace(self, ledger_ids=both)
+        if column == "log" and all(type(value) is str for value in chosen):
+            both = chosen if self.logs is None else chosen & self.logs
+            return replace(self, logs=both)
+        return None
+
+    def _narrowed(self, name: str, low: Any, high: Any) -> Bounds:
+        old_low, old_high = getattr(self, name)
+        lows = [bound for bound in (old_low, low) if bound is not None]
+        highs = [bound for bound in (old_high, high) if bound is not None]
+        pair = (max(lows, default=None), min(highs, default=None))
+        empty = pair[0] is not None and pair[1] is not None and pair[0] > pair[1]
+        changed: dict[str, Any] = {name: pair, "is_nothing": self.is_nothing or empty}
+        return replace(self, **changed)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Tell whether anything is left out."""
+        return self != Bounds()
+
+    def may_name(self, log: str | None, ledger_id: int) -> bool:
+        """Tell whether a ledger may hold something that is wanted, before its metadata are read."""
+        if self.is_nothing:
+            return False
+        if self.logs is not None and log not in self.logs:
+            return False
+        if self.ledger_ids is not None and ledger_id not in self.ledger_ids:
+            return False
+        return _within(ledger_id, self.ledger_range)
+
+    def may_hold(self, log: str | None, ledger_id: int, created_ms: int) -> bool:
+        """Tell whether a ledger may hold something that is wanted."""
+        return self.may_name(log, ledger_id) and _within(created_ms * 1000, self.time_range)
+
+    def cut(self, stretch: Stretch) -> Stretch:
+        """Give what is wanted of a stretch, perhaps an empty one."""
+        if not self.may_hold(stretch.log, stretch.ledger_id, stretch.created_ms):
+            return replace(stretch, last=stretch.first - 1)
+        low, high = self.entry_range
+        first = stretch.first if low is None else max(stretch.first, low)
+        last = stretch.last if high is None else min(stretch.last, high)
+        after, until = self.position_range
+        if after is not None:
+            first = max(first, _first_behind(stretch.row_id, after))
+        if until is not None:
+            last = min(last, _first_behind(stretch.row_id, until) - 1)
+        return replace(stretch, first=first, last=max(last, first - 1))
+
+
+_RANGES = {
+    "ledger_id": "ledger_range",
+    "entry_id": "entry_range",
+    "timestamp": "time_range",
+    "position": "position_range",
+}
+
+
+def _comparable(column: str, value: Any) -> tuple[str | None, Any]:
+    name = _RANGES.get(column)
+    if column == "position":
+        return (name, value) if isinstance(value, str) else (None, None)
+    return (name, value) if type(value) is int else (None, None)
+
+
+def _within(value: int, pair: tuple[int | None, int | None]) -> bool:
+    low, high = pair
+    return (low is None or value >= low) and (high is None or value <= high)
+
+
+def _first_behind(row_id: int, cut: Cut) -> int:
+    """Give the first entry of a row whose position lies behind a cut."""
+    low, high = 0, ENTRY_ID_MAX + 1
+    while low < high:
+        middle = (low + high) // 2
+        if (Place(row_id, middle).text, 0) >= cut:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+# --- partitions ---
+
+
+@dataclass(slots=True)
+class _Pack:
+    pieces: list[Stretch] = field(default_factory=list)
+    size: float = 0.0
+
+
+def cut_into_partitions(stretches: Iterable[Stretch], partition_bytes: int) -> list[list[Stretch]]:
+    """Cut stretches into the pieces of each partition, in order; empty stretches vanish.
+
+    A partition holds about `partition_bytes`, and never parts of two fragments, but for those of ledgers that
+    are small enough to be read together.
+    """
+    packs: list[list[Stretch]] = []
+    open_pack = _Pack()
+    for stretch in stretches:
+        for piece in _pieces(stretch, partition_bytes):
+            size = max(piece.entries * piece.entry_bytes, OPENING_BYTES)
+            if open_pack.pieces and open_pack.size + size > partition_bytes:
+                packs.append(open_pack.pieces)
+                open_pack = _Pack()
+            open_pack.pieces.append(piece)
+            open_pack.size += size
+    if open_pack.pieces:
+        packs.append(open_pack.pieces)
+    return packs
+
+
+def partition_size(stretches: Iterable[Stretch]) -> int:
+    """Give about how much one task reads, where nobody has said it: a share, within bounds.
+
+    A task costs some 20 ms by itself, so large reads have large ones; small reads have small ones, so that
+    all executors have some.
+    """
+    size = sum(stretch.entries * stretch.entry_bytes for stretch in stretches)
+    return int(min(max(size / PARTITIONS_WANTED, PARTITION_BYTES_MIN), PARTITION_BYTES_MAX))
+
+
+def _pieces(stretch: Stretch, partition_bytes: int) -> Iterator[Stretch]:
+    starts = [
+        stretch.first,
+        *(border for border in stretch.borders if stretch.first < border <= stretch.last),
+    ]
+    for start, following in zip(starts, [*starts[1:], stretch.last + 1], strict=True):
+        entries = following - start
+        if entries <= 0:
+            continue
+        count = max(1, min(entries, round(entries * stretch.entry_bytes / partition_bytes)))
+        edges = [start + entries * number // count for number in range(count + 1)]
+        for first, end in pairwise(edges):
+            if first < end:
+                yield replace(stretch, first=first, last=end - 1, borders=())
+
+
+# --- streams ---
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much a micro-batch may take; None is no limit."""
+
+    entries: int | None = None
+    size: int | None = None
+
+
+def advance(start: Place, stretches: Sequence[Stretch], limit: Limit) -> Place:
+    """Give the end of the micro-batch that begins at `start`: at most the limit, at least one entry.
+
+    Behind a ledger that is complete, the end is `Place(row_id + 1, 0)`: it says that all of it was read, so
+    that nothing is missed when the ledger is truncated.
+
+    Args:
+        stretches: what can be read from `start` on, in order; empty ones too.
+    """
+    entries_left = limit.entries
+    bytes_left = None if limit.size is None else float(limit.size)
+    end, is_first = start, True
+    for stretch in stretches:
+        take = stretch.entries
+        if entries_left is not None:
+            take = min(take, entries_left)
+        if bytes_left is not None:
+            take = min(take, int(bytes_left / max(stretch.entry_bytes, 1.0)))
+        if take <= 0 and is_first and stretch.entries:
+            take = 1  # an entry above the limit would hold up the stream for ever
+        if take < stretch.entries or not stretch.is_complete:
+            return Place(stretch.row_id, stretch.first + take) if take else end
+        end = Place(stretch.row_id + 1, 0)
+        is_first = is_first and not take
+        if entries_left is not None:
+            entries_left -= take
+        if bytes_left is not None:
+            bytes_left -= take * stretch.entry_bytes
+    return end
+
+
+def between(stretches: Iterable[Stretch], start: Place, end: Place | None = None) -> list[Stretch]:
+    """Give the parts of stretches from `start` up to, and without, `end` (None: to the end)."""
+    found = []
+    for stretch in stretches:
+        if stretch.row_id < start.row_id or (end is not None and stretch.row_id > end.row_id):
+            continue
+        first = max(stretch.first, start.entry_id) if stretch.row_id == start.row_id else stretch.first
+        last = stretch.last
+        if end is not None and stretch.row_id == end.row_id:
+            last = min(last, end.entry_id - 1)
+        found.append(replace(stretch, first=first, last=max(last, first - 1)))
+    return found

@@ -1,0 +1,170 @@
+"""What threads put in for a writer on the loop: one wake-up of the loop for all that is there when it comes.
+
+Owns the bound on what waits there: putting blocks while more than `max_in_flight_bytes` are in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+
+from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
+from client_aio.sync.waiting import AddFuture, Room
+from metadata.errors import BackpressureError, BookKeeperError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from client_aio.sync.loop_thread import Background
+
+R = TypeVar("R")
+
+
+class Writer(Protocol):
+    """What an inbox asks of its writer."""
+
+    @property
+    def bytes_in_flight(self) -> int:
+        """Give the bytes not acknowledged yet."""
+
+    @property
+    def max_in_flight_bytes(self) -> int:
+        """Give the bytes above which `drain` waits."""
+
+    @property
+    def is_held_up(self) -> bool:
+        """Tell whether what is in flight waits for an entry that has not been put in."""
+
+    async def drain(self) -> None:
+        """Wait for room."""
+
+
+class _Put(NamedTuple, Generic[R]):
+    payload: bytes
+    entry_id: int | None
+    future: AddFuture[R]
+
+
+class Inbox(Generic[R]):
+    """The inbox of one writer.
+
+    Args:
+        add: adds a payload, under an id where the caller gave one. Called on the loop.
+    """
+
+    def __init__(
+        self,
+        background: Background,
+        writer: Writer,
+        add: Callable[[bytes, int | None], asyncio.Future[R]],
+    ) -> None:
+        self._background = background
+        self._writer = writer
+        self._add = add
+        self._waiting: deque[_Put[R]] = deque()
+        self._is_due = False
+        self._putting = threading.Lock()  # of the threads, never of the loop
+        self._room = Room()
+        self._bytes_put = 0  # by the threads
+        self._bytes_done = 0  # by the loop
+        self._bytes_max = writer.max_in_flight_bytes
+        self._draining: asyncio.Task[None] | None = None  # on the loop
+
+    def put(self, payload: bytes, entry_id: int | None = None) -> AddFuture[R]:
+        """Put in a payload, waiting for room; its future is of what `add` gives.
+
+        Raises:
+            BackpressureError: on the loop, in a callback: there is no room, and only the loop makes any.
+        """
+        future: AddFuture[R] = AddFuture()
+        if self._background.is_here:
+            self._put_here(_Put(payload, entry_id, future))
+            return future
+        try:
+            with self._putting:
+                self._room.wait_for(self._has_room)
+                self._waiting.append(_Put(payload, entry_id, future))
+                self._bytes_put += len(payload) + ENTRY_OVERHEAD_BYTES
+            if not self._is_due:
+                self._is_due = True
+                self._wake()
+        except BaseException:
+            # Interrupted, and perhaps nobody else would tell the loop of it. Twice does no harm.
+            self._wake()
+            raise
+        return future
+
+    def _has_room(self) -> bool:
+        if self._bytes_put - self._bytes_done <= self._bytes_max:
+            return True
+        return not self._waiting and self._writer.is_held_up  # by what the thread that asks may have
+
+    def _put_here(self, put: _Put[R]) -> None:
+        """Put in on the loop, which must wait neither for room nor for a thread that does."""
+        if not self._has_room():
+            raise BackpressureError(f"more than {self._bytes_max:,} bytes are in flight: add from a thread")
+        self._bytes_done -= len(put.payload) + ENTRY_OVERHEAD_BYTES  # the threads' count is theirs
+        self._waiting.append(put)
+        self._background.loop.call_soon(self._take)
+
+    def _wake(self) -> None:
+        self._background.loop.call_soon_threadsafe(self._take)
+
+    async def emptied(self) -> None:
+        """Have everything added that was put in so far. On the loop."""
+        self._take()
+        while self._draining is not None:
+            await asyncio.wait([self._draining])
+
+    def _take(self) -> None:
+        """Add what the threads have put in, once the writer has room.
+
+        Deferred sync, or guaranteed write quorum, keeps entries in flight whose futures are done.
+        """
+        if self._writer.bytes_in_flight <= self._bytes_max:
+            self._add_all()
+        elif self._draining is None:
+            self._draining = self._background.loop.create_task(self._drain(), name="drain")
+
+    async def _drain(self) -> None:
+        with contextlib.suppress(BookKeeperError):  # each add in the inbox is told of it
+            await self._writer.drain()
+        self._draining = None
+        self._add_all()
+
+    def _add_all(self) -> None:
+        self._is_due = False  # first: what is put in from now on comes with a wake-up of its own
+        for _ in range(len(self._waiting)):
+            payload, entry_id, future = self._waiting.popleft()
+            complete = self._completer(future, len(payload) + ENTRY_OVERHEAD_BYTES)
+            try:
+                added = self._add(payload, entry_id)
+            except BookKeeperError as error:  # of this one; those behind it are added all the same
+                added = self._background.loop.create_future()
+                added.set_exception(error)
+            added.add_done_callback(complete)
+        self._room.notify()  # All of it may wait behind a gap.
+
+    def _completer(self, future: AddFuture[R], size: int) -> Callable[[asyncio.Future[R]], None]:
+        def complete(added: asyncio.Future[R]) -> None:
+            self._bytes_done += size
+            self._room.notify()
+            if not future.set_running_or_notify_cancel():
+                return
+            error = added.exception()
+            if error is None:
+                future.set_result(added.result())
+            else:
+                future.set_exception(error)
+
+        return complete
+
+
+def as_bytes(data: bytes | bytearray | memoryview, what: str) -> bytes:
+    """Copy what is to be added, or raise InvalidArgumentError."""
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise InvalidArgumentError(f"{what} is bytes, not {type(data).__name__}")
+    return bytes(data)

@@ -1,0 +1,365 @@
+"""The metadata of an unbounded ledger as a client holds them, and entries read by fragments out of pages.
+
+Owns the changes to the head, one after another, and the *views*: a view is the ledger's metadata with just
+the fragments that a range of entries lies in, wherever those stand. So memory and time do not grow with the
+ledger.
+
+Invariant: a view covers the whole range that it was made for; made again, what of that has been neither given
+nor trimmed. Nothing is looked up in it beyond that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from client_aio.core.repair_plan import replaced, replaced_in_page
+from client_aio.ledger.entry_reader import (
+    BatchStream,
+    EntryReader,
+    EntryStream,
+    check_limit,
+    check_range,
+    entries_of,
+    trimmed,
+)
+from client_aio.ledger.metadata_update import HeldMetadata
+from metadata.access.fragments import FragmentHead, FragmentList, LedgerNames
+from metadata.errors import NoSuchKeyError, NoSuchLedgerError
+from metadata.ids import ENTRY_ID_MAX, KEY_FRAGMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+    from bookie_aio.wire.blocks import LacStatement
+    from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
+    from client_aio.core.ensemble_change import Apply
+    from client_aio.core.repair_plan import Part
+    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.model.paged_list import Page, PageRef
+    from metadata.store import Version
+
+_PAGES_KEPT = 4
+
+_Wanted = tuple[FragmentHead, "Sequence[Page]"]
+"""What a head is to become, and the pages that are made for it."""
+
+
+def fragment_list(context: ClientContext, ledger_id: int) -> FragmentList:
+    """Give a ledger's fragment list."""
+    patience_s = context.config.ensemble_change_timeout_s
+    return FragmentList(context.ledgers, ledger_id, context.draw_token, patience_s)
+
+
+class HeldFragments(HeldMetadata):
+    """The metadata of one unbounded ledger; updates take turns."""
+
+    def __init__(self, context: ClientContext, metadata: LedgerMetadata, version: Version) -> None:
+        super().__init__(context, metadata, version)
+        self._list = fragment_list(context, metadata.ledger_id)
+        self._turns = asyncio.Lock()
+
+    async def update(self, apply: Apply) -> bool:
+        """Do as `HeldMetadata.update`; fragments that the head has no room for go to pages."""
+
+        async def change(head: FragmentHead) -> _Wanted | None:
+            wanted = apply(head.metadata)
+            return None if wanted is None else (FragmentHead(wanted), ())
+
+        return await self._change(change)
+
+    async def trim(self, before_entry: int, *, term: int | None = None) -> bool:
+        """Drop the fragments that lie as a whole before an entry; gives False where there are none.
+
+        Args:
+            term: that of the writer that trims: nothing is dropped from a ledger that is under another one.
+
+        Raises:
+            MetadataUnavailableError: no definite outcome in time. NoSuchLedgerError: it has been deleted.
+        """
+
+        async def change(head: FragmentHead) -> _Wanted | None:
+            if term is not None and head.metadata.term != term:
+                return None
+            trimmed = FragmentHead(await self._list.without_before(head.metadata, before_entry))
+            return None if trimmed == head else (trimmed, ())
+
+        is_trimmed = await self._change(change)
+        if is_trimmed:
+            await self._list.sweep()  # what those have left who lost, or died
+        return is_trimmed
+
+    async def replace_bookie(self, part: Part, old: str, new: str) -> bool:
+        """Put a bookie in another's place in one fragment, wherever that stands by now (repair, rule 14).
+
+        Cancelling leaves the outcome open, and perhaps a page that nobody refers to, for the next trim to
+        sweep.
+
+        Returns:
+            False where the fragment is no longer as it was planned for: trimmed, or repaired by others.
+
+        Raises:
+            MetadataUnavailableError: no definite outcome in time. NoSuchLedgerError: it has been deleted.
+            MetadataCorruptError: the page that it stands in is damaged, or missing for good.
+        """
+
+        async def change(head: FragmentHead) -> _Wanted | None:
+            ref = head.rows.page_of(part.first_entry)
+            if ref is None:
+                wanted = replaced(head.metadata, part, old, new)
+                return None if wanted is None else (FragmentHead(wanted), ())
+            last_entry = head.rows.following(ref) - 1
+            fragments = replaced_in_page(await self._list.page(ref), last_entry, part, old, new)
+            if fragments is None:
+                return None
+            given = [fragment.row for fragment in fragments]
+            rows, page = head.rows.rewrite(ref, given, self._context.draw_token)
+            return head.with_rows(rows), (page,)
+
+        return await self._change(change)
+
+    async def refresh(self) -> None:
+        """Read the metadata again, as they are in the store now."""
+        async with self._turns:
+            ledger_id = self.current.ledger_id
+            self.current, self.version = await self._context.ledgers.read(ledger_id, sync=True)
+
+    async def _change(self, change: Callable[[FragmentHead], Awaitable[_Wanted | None]]) -> bool:
+        before: list[str] = []
+
+        async def noted(head: FragmentHead) -> _Wanted | None:
+            before[:] = head.pages_in_use()
+            return await change(head)
+
+        async with self._turns:
+            try:
+                changed = await self._list.rewrite(FragmentHead(self.current), self.version, noted)
+            except NoSuchKeyError as error:
+                ledger_id = self.current.ledger_id
+                raise NoSuchLedgerError(f"there is no ledger {ledger_id}", ledger_id=ledger_id) from error
+            self.current, self.version = changed.head.metadata, changed.version
+        if changed.is_done:
+            after = set(changed.head.pages_in_use())
+            await self._list.delete_pages(name for name in before if name not in after)
+        return changed.is_done
+
+
+@dataclass(slots=True)
+class _Run:
+    """Entries that are read with one view."""
+
+    reader: EntryReader
+    following: int
+    """The first one that has not been given yet."""
+    end: int
+
+
+class PagedEntries:
+    """Reads entries of an unbounded ledger, page after page; an `EntrySource`.
+
+    Args:
+        metadata: gives the ledger's metadata as its owner knows them now.
+        refresh: reads them again, as they are in the store now.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        metadata: Callable[[], LedgerMetadata],
+        digest: Digest,
+        *,
+        on_statement: Callable[[LacStatement], object] = lambda _: None,
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._context = context
+        self._metadata = metadata
+        self._digest = digest
+        self._on_statement = on_statement
+        self._refresh = refresh
+        self._list = fragment_list(context, metadata().ledger_id)
+        self._pages: OrderedDict[PageRef, tuple[Fragment, ...]] = OrderedDict()
+        self._readers: list[EntryReader] = []
+        self._turn = 0
+        self._mismatches = 0
+
+    @property
+    def digest_mismatches(self) -> int:
+        """Give how many answers were damaged or forged."""
+        return self._mismatches + sum(reader.digest_mismatches for reader in self._readers)
+
+    def stream(self, first: int, last: int, limit: int) -> EntryStream:
+        """Give the entries first to last, one by one; the arguments are checked now."""
+        return entries_of(self.batches(first, last, limit))
+
+    def batches(self, first: int, last: int, limit: int) -> BatchStream:
+        """Give the entries first to last, in batches; the arguments are checked now."""
+        check_limit(self._metadata().ledger_id, first, last, limit)
+        return self._batches(first, last)
+
+    def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
+        """Give the entries first to last, up to the first that no bookie has."""
+        check_range(first, last)
+        return self._unconfirmed(first, last)
+
+    async def _batches(self, first: int, last: int) -> BatchStream:
+        while first <= last:
+            async with (
+                self._run(first, last) as run,
+                contextlib.aclosing(run.reader.batches(first, run.end, run.end)) as batches,
+            ):
+                async for batch in batches:
+                    first = run.following = batch.last_entry_id + 1
+                    yield batch
+
+    async def _unconfirmed(self, first: int, last: int) -> EntryStream:
+        while first <= last:
+            async with self._run(first, last) as run:
+                async with contextlib.aclosing(run.reader.stream_unconfirmed(first, run.end)) as entries:
+                    async for entry in entries:
+                        run.following = entry.entry_id + 1
+                        yield entry
+                if run.following <= run.end:
+                    if run.following < self._metadata().first_entry:
+                        raise trimmed(self._metadata(), run.following)
+                    return
+                first = run.following
+
+    @contextlib.asynccontextmanager
+    async def _run(self, first: int, last: int) -> AsyncGenerator[_Run, None]:
+        """Give a reader of entries from `first` on, and up to which one it may be used."""
+        view, end = await self._view(first, first)
+        last = min(last, end)
+
+        async def refresh() -> None:
+            nonlocal view
+            await self._refresh()
+            # What was read, and what has been read ahead, may have been trimmed.
+            view, _ = await self._view(max(run.following, self._metadata().first_entry), last)
+
+        self._turn += 1
+        reader = EntryReader(
+            self._context,
+            lambda: view,
+            self._digest,
+            on_statement=self._on_statement,
+            refresh=refresh,
+            turn=self._turn,
+        )
+        run = _Run(reader, first, last)
+        self._readers.append(reader)
+        try:
+            yield run
+        finally:
+            self._readers.remove(reader)
+            self._mismatches += reader.digest_mismatches
+
+    async def _view(self, first: int, last: int) -> tuple[LedgerMetadata, int]:
+        """Give the metadata with the fragments of that range, and up to which entry they are all."""
+        while True:
+            metadata = self._metadata()
+            if first < metadata.first_entry:
+                raise trimmed(metadata, first)
+            try:
+                return await self._view_of(metadata, first, last)
+            except NoSuchKeyError as error:
+                # A page is gone: it was trimmed, or its fragments are in another one by now.
+                await self._refresh()
+                if self._metadata() == metadata:
+                    raise self._list.damaged(error) from error
+
+    async def _view_of(self, metadata: LedgerMetadata, first: int, last: int) -> tuple[LedgerMetadata, int]:
+        assert metadata.unbounded is not None
+        found: list[Fragment] = []
+        pages, start = metadata.unbounded.pages, metadata.rows.page_of(first)
+        for page in pages[pages.index(start) :] if start is not None else ():
+            if found and page.first > last:
+                # What follows says where the last one ends, and no more.
+                return _with(metadata, [*found, replace(found[-1], first_entry=page.first)]), page.first - 1
+            found += await self._page(page)
+        following = metadata.fragments[0].first_entry
+        if found and following > last:
+            return _with(metadata, [*found, metadata.fragments[0]]), following - 1
+        return _with(metadata, [*found, *metadata.fragments]), ENTRY_ID_MAX
+
+    async def _page(self, ref: PageRef) -> tuple[Fragment, ...]:
+        page = self._pages.get(ref)
+        if page is None:
+            page = self._pages[ref] = await self._list.page(ref)
+            while len(self._pages) > _PAGES_KEPT:
+                self._pages.popitem(last=False)
+        self._pages.move_to_end(ref)
+        return page
+
+
+class Span(NamedTuple):
+    """Fragments that stand together, in a page or in the head, oldest first."""
+
+    metadata: LedgerMetadata
+    """The ledger's, as they were last read by then."""
+    fragments: tuple[Fragment, ...]
+    last_entry: int | None
+    """Of the last one; None where that may still grow."""
+
+
+async def spans(
+    context: ClientContext, metadata: LedgerMetadata, first: int = 0
+) -> AsyncGenerator[Span, None]:
+    """Yield a ledger's fragments that begin at `first` or behind it, page after page; the head comes last.
+
+    What is trimmed meanwhile is left out as far as it was not given yet, and what is begun meanwhile too,
+    unless a page is gone: then the metadata are read again.
+
+    Args:
+        metadata: as read before.
+
+    Raises:
+        NoSuchLedgerError: it has been deleted.
+        MetadataCorruptError: a page is damaged, or missing for good.
+    """
+    pages = fragment_list(context, metadata.ledger_id)
+    while (ref := metadata.rows.page_of(max(first, metadata.first_entry))) is not None:
+        following = metadata.rows.following(ref)
+        try:
+            page = await pages.page(ref)
+        except NoSuchKeyError as error:
+            before = metadata
+            metadata, _ = await context.ledgers.read(before.ledger_id, sync=True)
+            if metadata == before:
+                raise pages.damaged(error) from error
+            continue
+        yield Span(metadata, tuple(each for each in page if each.first_entry >= first), following - 1)
+        first = following
+    fragments = tuple(each for each in metadata.fragments if each.first_entry >= first)
+    yield Span(metadata, fragments, metadata.last_entry)
+
+
+async def forget(context: ClientContext, metadata: LedgerMetadata) -> None:
+    """Free the name of an unbounded ledger that has just been deleted, and delete its pages."""
+    assert metadata.unbounded is not None
+    if metadata.unbounded.name:
+        await LedgerNames(context.ledgers).take(metadata.unbounded.name, metadata.ledger_id)
+    await fragment_list(context, metadata.ledger_id).sweep()
+
+
+async def forget_deleted(context: ClientContext) -> list[str]:
+    """Delete the pages of ledgers that are gone, which a deletion that was cut off has left over.
+
+    Returns:
+        The names of the pages. No id is given to a second ledger, so whose head is gone stays gone.
+    """
+    pages: list[str] = []
+    async for ledger_id in context.ledgers.ledger_ids(sync=True, below=KEY_FRAGMENTS):
+        try:
+            await context.ledgers.read(ledger_id, sync=True)
+        except NoSuchLedgerError:
+            pages += await fragment_list(context, ledger_id).sweep()
+    return pages
+
+
+def _with(metadata: LedgerMetadata, fragments: list[Fragment]) -> LedgerMetadata:
+    assert metadata.unbounded is not None
+    return replace(metadata, fragments=tuple(fragments), unbounded=replace(metadata.unbounded, pages=()))

@@ -1,0 +1,1 @@
+"""How it is read and changed: typed layers over any `MetadataStore`."""

@@ -1,0 +1,155 @@
+"""What the metadata store says of bookies and of the cluster they belong to.
+
+Three records, each a JSON object under a key of `metadata.ids`:
+
+- `cluster`: the instance id, drawn once when the cluster is first used;
+- `bookies/available/ID` (ephemeral): where a running bookie can be reached, and whether it takes adds;
+- `bookies/cookies/ID` (durable): the identity that its data directories must match (rule 6).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from metadata.errors import KeyExistsError, MetadataCorruptError, NoSuchKeyError
+from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, check_bookie_id
+from metadata.model.json_fields import MALFORMED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from metadata.store import MetadataStore
+
+logger = logging.getLogger(__name__)
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A frozen record whose fields are exactly those of its JSON object, plus `format`."""
+
+    def to_json(self) -> bytes:
+        """Give the stored form."""
+        return json.dumps({"format": FORMAT_VERSION, **asdict(self)}).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Parse the stored form; raises MetadataCorruptError."""
+        try:
+            document: dict[str, Any] = json.loads(text)
+            if document.pop("format") != FORMAT_VERSION:
+                raise ValueError(f"format version is not {FORMAT_VERSION}")
+            record = cls(**document)
+            record._check()
+        except MALFORMED as error:
+            raise MetadataCorruptError(f"{cls.__name__} is damaged: {error!r} in {text[:200]!r}") from error
+        return record
+
+    def _check(self) -> None:
+        """Raise ValueError when a field is of the wrong type or value."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecord(_Record):
+    """The cluster's identity."""
+
+    instance_id: str
+    created_ms: int
+
+    def _check(self) -> None:
+        _need(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
+
+
+@dataclass(frozen=True, slots=True)
+class BookieRecord(_Record):
+    """A running bookie, as clients see it.
+
+    `addresses` are `host:port` (or `[v6]:port`), best first. `nonce` is drawn at each start.
+    """
+
+    bookie_id: str
+    addresses: list[str]
+    nonce: str
+    is_writable: bool = True
+    rack: str = ""
+    weight: float = 1.0
+    properties: dict[str, str] = field(default_factory=dict)
+
+    def _check(self) -> None:
+        check_bookie_id(self.bookie_id)
+        _need(isinstance(self.addresses, list) and bool(self.addresses), "addresses")
+        for address in self.addresses:
+            split_address(address)
+        _need(isinstance(self.is_writable, bool), "is_writable")
+        _need(isinstance(self.rack, str), "rack")
+        _need(isinstance(self.weight, (int, float)) and self.weight >= 0, "weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Cookie(_Record):
+    """A bookie's identity: the same in the metadata store and in each of its data directories."""
+
+    bookie_id: str
+    instance_id: str
+    incarnation: str  # drawn when the directories are formatted
+    directories: int  # how many there are
+
+    def _check(self) -> None:
+        check_bookie_id(self.bookie_id)
+        _need(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
+        _need(isinstance(self.incarnation, str) and bool(self.incarnation), "incarnation")
+        _need(isinstance(self.directories, int) and self.directories >= 1, "directories")
+
+
+def _need(condition: bool, name: str) -> None:
+    if not condition:
+        raise ValueError(f"{name} is missing or wrong")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split `host:port` or `[v6]:port`; raises ValueError that says what is expected."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535 or not host:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """Invert `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], now_ms: int) -> ClusterRecord:
+    """Read the cluster's record, creating it where there is none. Whoever comes second adopts the first's."""
+    try:
+        return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
+    except NoSuchKeyError:
+        pass
+    record = ClusterRecord(instance_id=draw_id(), created_ms=now_ms)
+    try:
+        await store.create(KEY_CLUSTER, record.to_json())
+    except KeyExistsError:
+        return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
+    return record
+
+
+async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
+    """Read the registrations of all running bookies, by id.
+
+    One that vanishes meanwhile is left out; so is a damaged one, which is logged.
+    """
+    found: dict[str, BookieRecord] = {}
+    for name in await store.children(KEY_AVAILABLE):
+        try:
+            record = BookieRecord.from_json((await store.read(f"{KEY_AVAILABLE}/{name}")).value)
+        except NoSuchKeyError:
+            continue
+        except MetadataCorruptError as error:
+            logger.error("the registration of bookie %s is left out: %s", name, error)  # others are unharmed
+            continue
+        found[record.bookie_id] = record
+    return found

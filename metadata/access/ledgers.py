@@ -1,0 +1,166 @@
+"""Ledgers as the metadata store keeps them: a typed layer over any `MetadataStore`.
+
+Owns where a ledger's metadata lives, the walk over all ledgers, and drawing ledger ids. Does not own what
+the metadata says (`metadata.model.ledger`) nor when it changes (the client's recovery and ensemble changes).
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from metadata.errors import (
+    KeyExistsError,
+    LedgerExistsError,
+    MetadataCorruptError,
+    NoSuchKeyError,
+    NoSuchLedgerError,
+)
+from metadata.ids import KEY_LEDGERS, LEDGER_ID_MAX, ledger_id_of, ledger_key
+from metadata.model.ledger import LedgerMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator
+
+    from metadata.store import MetadataStore, Version
+
+LEDGER_IDS_DRAWN = 32
+"""How many ids a client draws at once. The unused ones of a client that ends are lost."""
+
+LEDGER_SEQUENCE = "ledger"
+
+_LEVELS = 5
+
+
+class LedgerStore:
+    """The ledgers' part of a metadata store."""
+
+    def __init__(self, store: MetadataStore, *, ids_drawn: int = LEDGER_IDS_DRAWN) -> None:
+        """Wrap a store, which stays its owner's to close."""
+        self.store = store
+        self._ids_drawn = ids_drawn
+        self._ids: Iterator[int] = iter(())
+
+    async def allocate_id(self, *, at_least: int = 0) -> int:
+        """Draw a ledger id that nobody else is ever given, from a block drawn ahead.
+
+        Args:
+            at_least: lower ones are passed over, and lost.
+
+        Raises:
+            MetadataUnavailableError: a block was needed and could not be drawn.
+        """
+        while True:
+            ledger_id = next(self._ids, None)
+            if ledger_id is not None and ledger_id >= at_least:
+                return ledger_id
+            if ledger_id is not None:
+                continue
+            block = await self.store.allocate_ids(LEDGER_SEQUENCE, self._ids_drawn)
+            if block.stop - 1 > LEDGER_ID_MAX:
+                raise MetadataCorruptError(f"ledger ids are used up: the store gave out {block}")
+            self._ids = iter(block)
+
+    async def create_ledger(self, metadata: LedgerMetadata, *, token: str | None = None) -> Version:
+        """Write a new ledger's metadata.
+
+        Raises:
+            LedgerExistsError: there is a ledger of that id, not created under this token.
+        """
+        with _of_ledger(metadata.ledger_id):
+            return await self.store.create(ledger_key(metadata.ledger_id), metadata.to_json(), token=token)
+
+    async def read(self, ledger_id: int, *, sync: bool = False) -> tuple[LedgerMetadata, Version]:
+        """Read a ledger's metadata and the version it is at.
+
+        Args:
+            sync: see everything that any client completed before this call.
+
+        Raises:
+            NoSuchLedgerError: there is none.
+            MetadataCorruptError: it does not parse, or is another ledger's.
+        """
+        if sync:
+            await self.sync(ledger_id)
+        with _of_ledger(ledger_id):
+            value, version = await self.store.read(ledger_key(ledger_id))
+        metadata = LedgerMetadata.from_json(value)
+        if metadata.ledger_id != ledger_id:
+            raise MetadataCorruptError(
+                f"the metadata of ledger {ledger_id} says that it is ledger {metadata.ledger_id}'s",
+                ledger_id=ledger_id,
+            )
+        return metadata, version
+
+    async def compare_and_set(
+        self, metadata: LedgerMetadata, version: Version, *, token: str | None = None
+    ) -> Version:
+        """Replace a ledger's metadata if it is still at that version.
+
+        Raises:
+            VersionConflictError: somebody else changed it; this write never takes effect.
+            NoSuchLedgerError: it was deleted.
+            MetadataUnavailableError: it may take effect, now or later (rule 10).
+        """
+        with _of_ledger(metadata.ledger_id):
+            return await self.store.compare_and_set(
+                ledger_key(metadata.ledger_id), metadata.to_json(), version, token=token
+            )
+
+    async def delete(self, ledger_id: int, version: Version | None = None) -> None:
+        """Delete a ledger's metadata, at that version or at any.
+
+        Raises:
+            NoSuchLedgerError: there is none.
+            VersionConflictError: it is at another version.
+        """
+        with _of_ledger(ledger_id):
+            await self.store.delete(ledger_key(ledger_id), version)
+
+    async def ledger_ids(
+        self, *, sync: bool = False, first: int = 0, below: str = KEY_LEDGERS
+    ) -> AsyncGenerator[int, None]:
+        """Yield the ids of all ledgers in ascending order.
+
+        Ledgers created or deleted while the walk is under way may be missing or listed. A name in the
+        hierarchy that is no ledger's raises MetadataCorruptError: a walk that skipped it would be short.
+
+        Args:
+            sync: see everything that was completed before the call, by any client.
+            first: leave out the ids below this one, without looking at them.
+            below: where to look: with `KEY_FRAGMENTS` they are the ids for which there is a list of pages, or
+                was one.
+        """
+        if sync:
+            await self.store.sync(below)
+        lowest = below + ledger_key(first).removeprefix(KEY_LEDGERS)
+        # Depth first, on a stack of what is still to visit: names have a fixed width, so their order is
+        # that of the ids.
+        waiting = [below]
+        while waiting:
+            key = waiting.pop()
+            if key.count("/") == _LEVELS:
+                yield ledger_id_of(key)
+            else:
+                names = await self.store.children(key)
+                paths = [f"{key}/{name}" for name in reversed(names)]
+                waiting.extend(path for path in paths if path >= lowest[: len(path)])
+
+    async def sync(self, ledger_id: int) -> None:
+        """Make the next `read` of the ledger see everything that any client completed before this call."""
+        await self.store.sync(ledger_key(ledger_id))
+
+    def watch(self, ledger_id: int) -> AsyncGenerator[None, None]:
+        """Yield at once, then whenever the ledger's metadata may have changed; see `MetadataStore.watch`."""
+        return self.store.watch(ledger_key(ledger_id))
+
+
+@contextmanager
+def _of_ledger(ledger_id: int) -> Iterator[None]:
+    """Say in terms of ledgers what a store says in terms of keys."""
+    try:
+        yield
+    except NoSuchKeyError as error:
+        raise NoSuchLedgerError(f"there is no ledger {ledger_id}", ledger_id=ledger_id) from error
+    except KeyExistsError as error:
+        raise LedgerExistsError(f"ledger {ledger_id} exists already", ledger_id=ledger_id) from error

@@ -1,0 +1,1 @@
+"""Where it is stored: ZooKeeper, one SQLite file, or memory. `uri` picks one."""

@@ -1,0 +1,307 @@
+"""A metadata store in memory, for tests and simulations.
+
+Several `MemoryMetadataStore`s ("clients") share one `MemoryTree`. Everything is deterministic: tokens are
+counted, nothing reads a clock but the wait of `register` for another session's key to go, which uses the
+loop's. Sessions end when told: by `close`, `expire_session` (the client lives on and registers anew) or
+`crash` (it does not).
+
+Nothing here is durable, and no operation is ever lost or late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from metadata import write_outcome
+from metadata.errors import (
+    ClientClosedError,
+    InvalidArgumentError,
+    KeyExistsError,
+    NoSuchKeyError,
+)
+from metadata.keys import (
+    ancestors_of,
+    check_count,
+    check_key,
+    check_token,
+    check_value,
+    name_of,
+    parent_of,
+)
+from metadata.store import MetadataStore, Registration, Version, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+
+@dataclass(slots=True)
+class _Node:
+    incarnation: int
+    value: bytes | None = None
+    number: int = 0
+    writers: tuple[str, ...] = ()
+    children: set[str] = field(default_factory=set)
+    session: int | None = None
+
+    @property
+    def version(self) -> Version:
+        return Version(self.number, self.incarnation, self.writers)
+
+
+class MemoryTree:
+    """What the stores of one simulated cluster share."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, _Node] = {"": _Node(0)}
+        self._watches: dict[str, set[asyncio.Event]] = {}
+        self._counters: dict[str, int] = {}
+        self._drawn: dict[str, int] = {}
+
+    def draw(self, what: str) -> int:
+        """Count up the named sequence, from 1."""
+        self._drawn[what] = self._drawn.get(what, 0) + 1
+        return self._drawn[what]
+
+    def allocate(self, name: str, count: int) -> range:
+        """Draw a block of ids."""
+        start = self._counters.get(name, 0)
+        self._counters[name] = start + count
+        return range(start, start + count)
+
+    def find(self, key: str) -> _Node | None:
+        """Give the node, with or without a value."""
+        return self._nodes.get(key)
+
+    def find_value(self, key: str) -> _Node:
+        """Give the node, which has a value."""
+        node = self._nodes.get(key)
+        if node is None or node.value is None:
+            raise NoSuchKeyError(f"there is no key {key!r}")
+        return node
+
+    def put(self, key: str, value: bytes, token: str, session: int | None = None) -> Version:
+        """Create a key that has no value yet, with its parents."""
+        for ancestor in ancestors_of(key):
+            node = self._nodes.get(ancestor)
+            if node is not None and node.session is not None:
+                raise InvalidArgumentError(f"{ancestor!r} is ephemeral and can have no child such as {key!r}")
+        for missing in [*ancestors_of(key), key]:
+            if missing not in self._nodes:
+                self._nodes[missing] = _Node(self.draw("incarnation"))
+                self._nodes[parent_of(missing)].children.add(name_of(missing))
+                self.touch(parent_of(missing))
+        node = self._nodes[key]
+        assert node.value is None
+        node.session = session
+        return self.change(key, value, token)
+
+    def change(self, key: str, value: bytes, token: str) -> Version:
+        """Give the key a new value."""
+        node = self._nodes[key]
+        node.value = value
+        node.number += 1
+        node.writers = write_outcome.add_writer(node.writers, token)
+        self.touch(key)
+        return node.version
+
+    def drop(self, key: str) -> None:
+        """Delete a key."""
+        if self._nodes[key].children:
+            raise InvalidArgumentError(f"key {key!r} has children and cannot be deleted")
+        del self._nodes[key]
+        self._nodes[parent_of(key)].children.discard(name_of(key))
+        self.touch(key)
+        self.touch(parent_of(key))
+
+    def drop_session(self, session: int) -> None:
+        """Delete all that is ephemeral with that session."""
+        for key in [key for key, node in self._nodes.items() if node.session == session]:
+            self.drop(key)
+
+    def touch(self, key: str) -> None:
+        """Wake all that watch the key."""
+        for event in self._watches.get(key, ()):
+            event.set()
+
+    def add_watch(self, key: str, event: asyncio.Event) -> None:
+        """Set the event whenever the key or its children change."""
+        self._watches.setdefault(key, set()).add(event)
+
+    def remove_watch(self, key: str, event: asyncio.Event) -> None:
+        """Forget the event."""
+        events = self._watches.get(key, set())
+        events.discard(event)
+        if not events:
+            self._watches.pop(key, None)
+
+
+class MemoryMetadataStore(MetadataStore):
+    """One client of a `MemoryTree`."""
+
+    def __init__(self, tree: MemoryTree | None = None, *, session_timeout_s: float = 0.2) -> None:
+        """Open a client.
+
+        Args:
+            tree: what it shares with other clients; a tree of its own when not given.
+            session_timeout_s: how long `register` waits for another session's key to go.
+        """
+        self.tree = tree if tree is not None else MemoryTree()
+        self.uri = "memory://"
+        self._session = self.tree.draw("session")
+        self._session_timeout_s = session_timeout_s
+        self._registrations: set[_MemoryRegistration] = set()
+        self._watches: set[asyncio.Event] = set()
+        self._closed = False
+
+    @property
+    def session(self) -> str:
+        return str(self._session)
+
+    async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
+        check_key(key)
+        value = check_value(value)
+        given = token is not None
+        token = self._token(token)
+        node = self._live().find(key)
+        if node is not None and node.value is not None:
+            return write_outcome.settle_create(key, node.version, token, maybe_sent=given)
+        return self.tree.put(key, value, token)
+
+    async def read(self, key: str) -> Versioned:
+        node = self._live().find_value(check_key(key))
+        assert node.value is not None
+        return Versioned(node.value, node.version)
+
+    async def compare_and_set(
+        self, key: str, value: bytes, version: Version, *, token: str | None = None
+    ) -> Version:
+        check_key(key)
+        value = check_value(value)
+        given = token is not None
+        token = self._token(token)
+        node = self._live().find_value(key)
+        if node.version != version:
+            return write_outcome.settle_compare_and_set(key, version, node.version, token, maybe_sent=given)
+        return self.tree.change(key, value, token)
+
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+        node = self._live().find_value(check_key(key))
+        if version is not None and node.version != version:
+            raise write_outcome.conflict(key, version, node.version)
+        self.tree.drop(key)
+
+    async def children(self, key: str) -> list[str]:
+        node = self._live().find(check_key(key, root_allowed=True))
+        return sorted(node.children) if node is not None else []
+
+    async def watch(self, key: str) -> AsyncGenerator[None, None]:
+        check_key(key, root_allowed=True)
+        event = asyncio.Event()
+        self._live().add_watch(key, event)
+        self._watches.add(event)
+        try:
+            while True:
+                event.clear()
+                yield
+                await event.wait()
+                self._live()
+        finally:
+            self.tree.remove_watch(key, event)
+            self._watches.discard(event)
+
+    async def register(self, key: str, value: bytes) -> Registration:
+        check_key(key)
+        value = check_value(value)
+        registration = _MemoryRegistration(self, key, value)
+        changed = asyncio.Event()
+        self._live().add_watch(key, changed)
+        try:
+            async with asyncio.timeout(self._session_timeout_s):
+                while not registration.put(self._live()):
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            raise KeyExistsError(f"key {key!r} is held by another live session") from None
+        finally:
+            self.tree.remove_watch(key, changed)
+        self._registrations.add(registration)
+        return registration
+
+    async def allocate_ids(self, name: str, count: int) -> range:
+        check_count(name, count)
+        return self._live().allocate(name, count)
+
+    async def sync(self, key: str) -> None:
+        check_key(key, root_allowed=True)
+        self._live()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self.crash()
+
+    def crash(self) -> None:
+        """End the session as the death of its process would: nothing is registered anew."""
+        self._closed = True
+        self._registrations.clear()
+        self.tree.drop_session(self._session)
+        for event in self._watches:
+            event.set()
+
+    def expire_session(self) -> None:
+        """End the session; the client opens another at once and registers anew at the loop's next turn."""
+        self._live().drop_session(self._session)
+        self._session = self.tree.draw("session")
+        asyncio.get_running_loop().call_soon(self._register_anew)
+
+    def _register_anew(self) -> None:
+        for registration in sorted(self._registrations, key=lambda each: each.key):
+            registration.put(self.tree)
+
+    def _live(self) -> MemoryTree:
+        if self._closed:
+            raise ClientClosedError("the metadata store is closed")
+        return self.tree
+
+    def _token(self, token: str | None) -> str:
+        return f"m{self.tree.draw('token')}" if token is None else check_token(token)
+
+
+class _MemoryRegistration(Registration):
+    """An ephemeral key of one `MemoryMetadataStore`."""
+
+    def __init__(self, store: MemoryMetadataStore, key: str, value: bytes) -> None:
+        self.key = key
+        self._store = store
+        self._value = value
+        self._incarnation = 0
+        """Marks the key that it has made: another registration's of the same session is another's."""
+
+    def put(self, tree: MemoryTree) -> bool:
+        """Create the key for the store's present session; False when another session holds it."""
+        node = tree.find(self.key)
+        if node is not None and node.session is None:
+            raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")
+        if node is not None:
+            return False
+        made = tree.put(self.key, self._value, self._store._token(None), self._store._session)
+        self._incarnation = made.incarnation
+        return True
+
+    def _holds(self, tree: MemoryTree) -> bool:
+        node = tree.find(self.key)
+        return node is not None and node.incarnation == self._incarnation
+
+    async def update(self, value: bytes) -> None:
+        self._value = check_value(value)
+        tree = self._store._live()
+        if self._holds(tree):
+            tree.change(self.key, self._value, self._store._token(None))
+
+    async def close(self) -> None:
+        if self not in self._store._registrations:
+            return
+        self._store._registrations.discard(self)
+        if self._holds(self._store.tree):
+            self._store.tree.drop(self.key)

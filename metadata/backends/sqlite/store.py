@@ -1,0 +1,491 @@
+"""The embedded metadata store: one SQLite file, shared by several processes of one machine.
+
+Owns what is asynchronous about it: a worker thread for all calls into the database
+(`metadata.backends.sqlite.tables` has the statements) and one for the leases
+(`metadata.backends.sqlite.leases`), waiting
+for other processes' write lock, watches by polling, and sessions by leases.
+
+- Watches: `PRAGMA data_version` is polled every `POLL_INTERVAL_S` while somebody watches.
+- Sessions: begun with the first registration; its lease is renewed every quarter of `lease_s`. Whoever has
+  the store open removes what dead sessions left. A process that was stopped for longer than its lease
+  finds it gone, begins another session and registers anew.
+
+Keeps a fork of this process away from calls that must not be forked through.
+
+A fork copies the mutexes of all threads and only the thread that forks. One of SQLite's global mutexes that
+another thread holds at that moment stays locked in the child for ever, and the child's first call into
+SQLite never returns, on however fresh a connection. So calls into SQLite pass through the gate, and
+`os.fork` (not `subprocess`, which runs nothing of this process in its child) waits until none is inside.
+
+Python's own `logging` deals with its locks in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from metadata.backends.sqlite.leases import Leases
+from metadata.backends.sqlite.tables import BusyError, Tables
+from metadata.errors import (
+    BookKeeperError,
+    ClientClosedError,
+    InvalidArgumentError,
+    KeyExistsError,
+    MetadataUnavailableError,
+    is_unforeseen,
+)
+from metadata.keys import check_count, check_key, check_value, token_of
+from metadata.store import MetadataStore, Registration, Version, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+
+    from metadata.backends.sqlite.tables import Signature
+
+
+class ForkGate:
+    """Threads pass through, many at a time; while one forks, nobody is inside."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._shutting = False
+
+    @contextmanager
+    def passing(self) -> Generator[None, None, None]:
+        """Be inside. What is done there must be short, and must not fork: a fork waits for its end."""
+        with self._changed:
+            while self._shutting:
+                self._changed.wait()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                if not self._inside:
+                    self._changed.notify_all()
+
+    def shut(self) -> None:
+        """Wait until nobody is inside, and let nobody in."""
+        self._changed.acquire()
+        self._shutting = True
+        while self._inside:
+            self._changed.wait()
+
+    def open(self) -> None:
+        """Let threads in again, in the process that forked."""
+        self._shutting = False
+        self._changed.notify_all()
+        self._changed.release()
+
+    def renew(self) -> None:
+        """Begin anew in the child, which has none of the threads that may wait here."""
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._shutting = False
+
+
+gate = ForkGate()
+"""This process's."""
+
+os.register_at_fork(before=gate.shut, after_in_parent=gate.open, after_in_child=gate.renew)
+
+
+Result = TypeVar("Result")
+
+POLL_INTERVAL_S = 0.05
+LEASE_S = 2.0
+REMOVAL_PATIENCE_S = 1.0
+"""How much longer than its lease a dead session's keys may stay, on a slow disk."""
+
+log = logging.getLogger(__name__)
+
+
+class _Watch:
+    """One running `watch`."""
+
+    __slots__ = ("changed", "key", "signature")
+
+    def __init__(self, key: str, signature: Signature) -> None:
+        self.key = key
+        self.signature = signature
+        self.changed = asyncio.Event()
+
+
+class SqliteMetadataStore(MetadataStore):
+    """A metadata store in an SQLite file. Open it with `open`."""
+
+    def __init__(self, path: Path, *, lease_s: float, operation_timeout_s: float) -> None:
+        """Prepare; `open` does the rest."""
+        self.uri = f"sqlite://{path}"
+        self._path = path
+        self._lease_s = lease_s
+        self._operation_timeout_s = operation_timeout_s
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-sqlite")
+        self._lease_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-leases")
+        self._opened: Tables | None = None
+        self._opened_leases: Leases | None = None
+        self._closed = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._watches: set[_Watch] = set()
+        self._poke = asyncio.Event()
+        self._session: str | None = None
+        self._beginning = asyncio.Lock()  # of the first session
+        self._renewed_at = 0.0  # by the loop's clock, or earlier
+        self._registrations: set[_SqliteRegistration] = set()
+
+    @classmethod
+    async def open(
+        cls, path: str | Path, *, lease_s: float = LEASE_S, operation_timeout_s: float = 10.0
+    ) -> Self:
+        """Open the store, creating its file where it is missing (its directory must exist).
+
+        Args:
+            path: absolute path of the database file.
+            lease_s: how long a registration outlives its process.
+            operation_timeout_s: how long an operation waits for other processes' transactions.
+
+        Raises:
+            InvalidArgumentError: the path is not absolute, or cannot hold a database.
+            MetadataCorruptError: the file is no metadata store, is damaged, or has an unknown schema.
+            MetadataUnavailableError: the file is locked for too long, or the disk fails.
+        """
+        path = Path(path)
+        if not path.is_absolute():
+            raise InvalidArgumentError(f"the path of an SQLite metadata store is absolute, not {str(path)!r}")
+        store = cls(path, lease_s=lease_s, operation_timeout_s=operation_timeout_s)
+        try:
+            store._opened = await store._submit(lambda: Tables(path))
+            store._opened_leases = await store._submit_lease(lambda: Leases(path, lease_s=lease_s))
+            await store._remove_dead()
+        except BaseException:
+            store._abandon()
+            raise
+        loops = (store._poll(), store._maintain(), store._keep_session())
+        store._tasks = [asyncio.create_task(each) for each in loops]
+        return store
+
+    @property
+    def session(self) -> str:
+        return self._session or ""
+
+    @property
+    def session_alive_until(self) -> float:
+        return self._renewed_at + self._lease_s
+
+    async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
+        check_key(key)
+        value = check_value(value)
+        given, token = token is not None, token_of(token)
+        return await self._write(lambda: self._tables.create(key, value, token, given))
+
+    async def read(self, key: str) -> Versioned:
+        check_key(key)
+        return await self._submit(lambda: self._tables.read(key))
+
+    async def compare_and_set(
+        self, key: str, value: bytes, version: Version, *, token: str | None = None
+    ) -> Version:
+        check_key(key)
+        value = check_value(value)
+        given, token = token is not None, token_of(token)
+        return await self._write(lambda: self._tables.compare_and_set(key, value, version, token, given))
+
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+        check_key(key)
+        await self._write(lambda: self._tables.delete(key, version))
+
+    async def children(self, key: str) -> list[str]:
+        check_key(key, root_allowed=True)
+        return await self._submit(lambda: self._tables.children(key))
+
+    async def watch(self, key: str) -> AsyncGenerator[None, None]:
+        check_key(key, root_allowed=True)
+        watch = _Watch(key, await self._submit(lambda: self._tables.signature(key)))
+        self._watches.add(watch)
+        self._poke.set()
+        try:
+            while True:
+                watch.changed.clear()
+                yield
+                await watch.changed.wait()
+                self._check_open()
+        finally:
+            self._watches.discard(watch)
+
+    async def register(self, key: str, value: bytes) -> Registration:
+        check_key(key)
+        registration = _SqliteRegistration(self, key, check_value(value))
+        async with self._beginning:
+            if self._session is None:
+                await self._begin_session()
+        # The holder may be ourselves from before a crash: its lease then runs out, and the next round of
+        # `_maintain`, here or in any other process, removes the key.
+        changes = self.watch(key)
+        try:
+            async with asyncio.timeout(self._lease_s * 2 + REMOVAL_PATIENCE_S):
+                async for _ in changes:
+                    if await registration.put():
+                        break
+        except BaseException as error:
+            # A put that was cut off may have happened, or happen yet, and nobody else would take it back.
+            with suppress(BookKeeperError):
+                await registration.close()
+            if isinstance(error, TimeoutError):
+                raise KeyExistsError(f"key {key!r} is held by another live session") from None
+            raise
+        finally:
+            await changes.aclose()
+        self._registrations.add(registration)
+        return registration
+
+    async def allocate_ids(self, name: str, count: int) -> range:
+        check_count(name, count)
+        return await self._write(lambda: self._tables.allocate(name, count))
+
+    async def sync(self, key: str) -> None:
+        """Do nothing: every read of this store sees the last transaction of any process."""
+        check_key(key, root_allowed=True)
+        self._check_open()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        session = self._session
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._registrations.clear()
+        try:
+            if session is not None:
+                await self._submit_lease(lambda: self._leases.end(session))
+                await self._submit(lambda: self._tables.drop_sessions([session]))
+        except BookKeeperError as error:
+            log.warning("session not ended, its lease will run out: %s", error)
+        finally:
+            closing = self._abandon()
+        await asyncio.wait(closing)
+
+    def _abandon(self) -> list[asyncio.Future[None]]:
+        """Close without ending the session, as the death of the process would.
+
+        Returns:
+            What is done once the files are closed.
+        """
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        for watch in self._watches:
+            watch.changed.set()
+        loop = asyncio.get_running_loop()
+        closing = [
+            loop.run_in_executor(worker, _through_gate, opened.close if opened is not None else _nothing)
+            for worker, opened in (
+                (self._worker, self._opened),
+                (self._lease_worker, self._opened_leases),
+            )
+        ]
+        self._worker.shutdown(wait=False)
+        self._lease_worker.shutdown(wait=False)
+        return closing
+
+    @property
+    def _tables(self) -> Tables:
+        assert self._opened is not None, "the store was opened by `open`"
+        return self._opened
+
+    @property
+    def _leases(self) -> Leases:
+        assert self._opened_leases is not None, "the store was opened by `open`"
+        return self._opened_leases
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("the metadata store is closed")
+
+    async def _submit(self, call: Callable[[], Result]) -> Result:
+        """Run a call on the database's worker."""
+        return await self._patiently(self._worker, call)
+
+    async def _submit_lease(self, call: Callable[[], Result]) -> Result:
+        """Run a call on the leases' worker."""
+        return await self._patiently(self._lease_worker, call)
+
+    async def _patiently(self, worker: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+        """Run a call, again and again while another process holds the write lock."""
+        self._check_open()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._operation_timeout_s
+        while True:
+            try:
+                called = loop.run_in_executor(worker, _through_gate, call)
+            except RuntimeError as error:
+                if "shutdown" not in str(error):
+                    raise
+                # The interpreter ends, and has ended all workers before anybody closed the store.
+                raise ClientClosedError("the metadata store is closed: the interpreter ends") from error
+            try:
+                return await called
+            except BusyError as error:
+                self._check_open()
+                if loop.time() >= deadline:
+                    raise MetadataUnavailableError(
+                        f"the metadata database {self._path} stayed locked by another process for "
+                        f"{self._operation_timeout_s:g} s"
+                    ) from error
+
+    async def _write(self, call: Callable[[], Result]) -> Result:
+        result = await self._submit(call)
+        self._poke.set()
+        return result
+
+    async def _poll(self) -> None:
+        """Wake watches whose key has changed."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_soon(self._poke.set)
+        while True:
+            await self._poke.wait()
+            self._poke.clear()
+            watches = list(self._watches)
+            if not watches:
+                continue
+            pause_s = POLL_INTERVAL_S
+            keys = tuple(watch.key for watch in watches)
+            found: dict[str, Signature] | None
+            try:
+                found = await self._submit(partial(self._tables.changed_signatures, keys))
+            except ClientClosedError:
+                for watch in self._watches:  # Whoever waits reads, and is told.
+                    watch.changed.set()
+                return
+            except Exception as error:
+                # Whoever watches reads next, and meets the error there.
+                log.warning("watches cannot be checked: %s", error, exc_info=is_unforeseen(error))
+                found, pause_s = {}, 1.0
+            for watch in watches:
+                if found is not None and watch.signature != found.get(watch.key):
+                    watch.signature = found.get(watch.key)
+                    watch.changed.set()
+            timer.cancel()
+            timer = loop.call_later(pause_s, self._poke.set)
+
+    async def _maintain(self) -> None:
+        """Remove what dead sessions left, and bring every registration to the present session."""
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            try:
+                await self._remove_dead()
+                for registration in sorted(self._registrations, key=lambda each: each.key):
+                    if registration.session != self._session and not await registration.put():
+                        log.warning("key %r is held by another session; trying again", registration.key)
+                    elif registration.is_closed:
+                        self._registrations.discard(registration)
+            except ClientClosedError:
+                return
+            except Exception as error:  # this must not end, whatever it was
+                log.warning("registrations not looked after: %s", error, exc_info=is_unforeseen(error))
+
+    async def _keep_session(self) -> None:
+        """Renew the lease; begin another session when it has run out."""
+        while True:
+            await asyncio.sleep(self._lease_s / 4)
+            session, now = self._session, asyncio.get_running_loop().time()
+            try:
+                if session is None or await self._submit_lease(partial(self._leases.renew, session)):
+                    self._renewed_at = now
+                    continue
+                log.warning("session %s expired; beginning another", session)
+                await self._begin_session()
+                await self._submit_lease(partial(self._leases.give_up, session))
+            except ClientClosedError:
+                return
+            except Exception as error:  # this must not end, whatever it was
+                log.warning("lease not renewed, trying again: %s", error, exc_info=is_unforeseen(error))
+
+    async def _remove_dead(self) -> None:
+        # Owners first, leases second: a session that begins in between is then not among the owners.
+        owners = await self._submit(self._tables.owners)
+        if owners:
+            live = await self._submit_lease(self._leases.live)
+            dead = [session for session in owners if session not in live]
+            if dead:
+                await self._write(lambda: self._tables.drop_sessions(dead))
+
+    async def _begin_session(self) -> None:
+        session, now = secrets.token_hex(8), asyncio.get_running_loop().time()
+        await self._submit_lease(lambda: self._leases.begin(session))
+        self._session, self._renewed_at = session, now
+
+
+class _SqliteRegistration(Registration):
+    """An ephemeral key of one `SqliteMetadataStore`."""
+
+    def __init__(self, store: SqliteMetadataStore, key: str, value: bytes) -> None:
+        self.key = key
+        self.session: str | None = None
+        self._store = store
+        self._value = value
+        self._mark = token_of(None)
+        self.is_closed = False
+        self._lock = asyncio.Lock()
+
+    async def put(self) -> bool:
+        """Bring the key to the latest value under the store's session; False if another holds it.
+
+        Once this is closed: see that the key is removed.
+        """
+        store = self._store
+        async with self._lock:
+            if self.is_closed:
+                await self._remove()
+                return True
+            session, value = store._session, self._value
+            assert session is not None
+            writers = (self._mark, token_of(None))
+            done = await store._write(partial(store._tables.put_ephemeral, self.key, value, writers, session))
+            self.session = session if done else None
+            return done
+
+    async def update(self, value: bytes) -> None:
+        self._value = check_value(value)
+        if not await self.put():
+            raise KeyExistsError(f"key {self.key!r} is held by another session for now")
+
+    async def close(self) -> None:
+        store = self._store
+        if self.is_closed:
+            return
+        store._registrations.discard(self)
+        async with self._lock:
+            self.is_closed, self.session = True, None
+            try:
+                with suppress(ClientClosedError):
+                    await self._remove()
+            except BaseException:
+                # The session may outlive whatever is wrong, and with it the key: it is removed later.
+                store._registrations.add(self)
+                raise
+
+    async def _remove(self) -> None:
+        # By its mark, whatever the session: the store may have begun another one since.
+        store = self._store
+        await store._write(lambda: store._tables.drop_ephemeral(self.key, self._mark))
+
+
+def _through_gate(call: Callable[[], Result]) -> Result:
+    with gate.passing():
+        return call()
+
+
+def _nothing() -> None:
+    """Close what was never opened."""

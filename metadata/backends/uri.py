@@ -1,0 +1,147 @@
+"""From a URI to a metadata store: the one place that knows which kinds there are.
+
+zk://HOST:PORT,HOST:PORT/ROOT    a ZooKeeper ensemble; the port may be left out (2181)
+sqlite:///ABSOLUTE/PATH          a file shared by processes of one machine
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from metadata.errors import InvalidArgumentError
+from metadata.keys import check_key
+
+if TYPE_CHECKING:
+    from metadata.store import MetadataStore
+
+ZOOKEEPER_PORT = 2181
+SESSION_TIMEOUT_MAX_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteLocation:
+    """What an `sqlite:` URI says."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperLocation:
+    """What a `zk:` URI says. `root` is a key, empty for the root of the tree."""
+
+    servers: tuple[tuple[str, int], ...]
+    root: str
+
+
+async def open_store(
+    uri: str, *, operation_timeout_s: float = 10.0, session_timeout_s: float | None = None
+) -> MetadataStore:
+    """Open the metadata store that the URI names; it is an async context manager.
+
+    Args:
+        uri: see this module's docstring.
+        operation_timeout_s: how long one operation, and the opening itself, tries before it raises.
+        session_timeout_s: how long registrations outlive their process; by default 2 s for SQLite and 6 s
+            for ZooKeeper, whose servers may raise it to their own minimum.
+
+    Raises:
+        InvalidArgumentError: the URI or an argument is wrong; the message says what is expected.
+        MetadataCorruptError: what is there is no metadata store, or is damaged.
+        MetadataUnavailableError: no server answers in time, or the file cannot be used.
+    """
+    location = parse_uri(uri)
+    _check_seconds("operation_timeout_s", operation_timeout_s)
+    if session_timeout_s is not None:
+        _check_seconds("session_timeout_s", session_timeout_s)
+    # One of them is used, and the other's libraries are not loaded.
+    if isinstance(location, SqliteLocation):
+        from metadata.backends.sqlite.store import LEASE_S, SqliteMetadataStore
+
+        return await SqliteMetadataStore.open(
+            location.path,
+            lease_s=LEASE_S if session_timeout_s is None else session_timeout_s,
+            operation_timeout_s=operation_timeout_s,
+        )
+    from metadata.backends.zookeeper.store import SESSION_TIMEOUT_S, ZooKeeperMetadataStore
+
+    return await ZooKeeperMetadataStore.open(
+        location.servers,
+        location.root,
+        session_timeout_s=SESSION_TIMEOUT_S if session_timeout_s is None else session_timeout_s,
+        operation_timeout_s=operation_timeout_s,
+    )
+
+
+def parse_uri(uri: str) -> SqliteLocation | ZooKeeperLocation:
+    """Parse a metadata URI, touching neither files nor network; raises InvalidArgumentError."""
+    if not isinstance(uri, str):
+        raise InvalidArgumentError(f"a metadata URI is a string, not {uri!r}")
+    scheme, separator, rest = uri.partition("://")
+    if separator and scheme == "sqlite":
+        return _parse_sqlite(uri, rest)
+    if separator and scheme == "zk":
+        return _parse_zookeeper(uri, rest)
+    raise _wrong(uri, "its scheme is unknown")
+
+
+def _parse_sqlite(uri: str, rest: str) -> SqliteLocation:
+    if "?" in rest or "#" in rest:
+        raise _wrong(uri, "it takes no query and no fragment")
+    path = unquote(rest)
+    if not path.startswith("/") or "\x00" in path:
+        raise _wrong(uri, "its path is not absolute (three slashes: sqlite:///absolute/path)")
+    if path.endswith("/"):
+        raise _wrong(uri, "its path names a directory, not a file")
+    return SqliteLocation(Path(path))
+
+
+def _parse_zookeeper(uri: str, rest: str) -> ZooKeeperLocation:
+    servers_text, _, root = rest.partition("/")
+    root = root.rstrip("/")
+    try:
+        check_key(root, root_allowed=True)
+    except InvalidArgumentError as error:
+        raise _wrong(uri, str(error)) from error
+    servers = []
+    for text in servers_text.split(","):
+        if not text:
+            raise _wrong(uri, "its list of hosts is empty or has an empty host")
+        servers.append(_parse_server(uri, text))
+    return ZooKeeperLocation(tuple(servers), root)
+
+
+def _parse_server(uri: str, text: str) -> tuple[str, int]:
+    if text.startswith("["):
+        host, bracket, port_text = text[1:].partition("]")
+        if not bracket or (port_text and not port_text.startswith(":")):
+            raise _wrong(uri, f"{text!r} is not [address]:port")
+        port_text = port_text[1:] if port_text else str(ZOOKEEPER_PORT)
+    else:
+        host, colon, port_text = text.partition(":")
+        if not colon:
+            port_text = str(ZOOKEEPER_PORT)
+    if not host or any(character.isspace() or character == "@" for character in host):
+        raise _wrong(uri, f"{text!r} has no legal host")
+    if not port_text.isascii() or not port_text.isdecimal() or not 1 <= int(port_text[:6]) <= 65535:
+        raise _wrong(uri, f"{port_text!r} is not a port from 1 to 65535")
+    return host, int(port_text)
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not 0 < value <= SESSION_TIMEOUT_MAX_S
+    ):
+        raise InvalidArgumentError(
+            f"{name} {value!r} is not between 0 and {SESSION_TIMEOUT_MAX_S:.0f} seconds"
+        )
+
+
+def _wrong(uri: str, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"metadata URI {uri!r}: {why}; use zk://host:2181,host:2181/root or sqlite:///absolute/path"
+    )

@@ -1,0 +1,529 @@
+"""The metadata store on a ZooKeeper ensemble.
+
+Owns how keys, values and versions lie in ZooKeeper, and turning a lost answer into a certain one
+(`metadata.backends.zookeeper.session` has the session).
+
+- A key is a node below the root. Its data is a JSON object that an operator can read:
+  `{"writers": ["token", …], "value": <the value, verbatim>}`; a parent without a value has no data.
+- A version is the node's data version, the writers, and the incarnation: the node's czxid, with the data
+  version at which the key was created where the node was there before.
+- `ROOT/.store/ids/NAME` are the sequences of ids; `ROOT/.store/sync` is what `sync` writes to.
+
+A request is sent once per connection. When its answer is lost, the node is read again over the next one and
+what is there decides; "unchanged" decides nothing, so the write is then sent again from the same version,
+and at most one of the two can take effect. This goes on until the outcome is certain or the operation's
+time is up, and then it is *unknown*.
+
+ZooKeeper compares data versions only, and a node created anew starts from 0 again: a request that is late
+could take it for the one that it means. Hence the node of a key that may be created anew, as those of names,
+stays when the key is deleted (`keeps_place`): without data, so that there is no such key, and with its
+version, which goes on from there. `vacate` removes it when every request of before has long arrived, or never
+will. Of other keys, whose ids are never used twice, the czxid is read first, and again from the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from metadata import write_outcome
+from metadata.backends.zookeeper.envelope import seal, seal_counter, unseal, unseal_counter
+from metadata.backends.zookeeper.registration import AgainError, Attempt, ZooKeeperRegistration
+from metadata.backends.zookeeper.session import (
+    BadVersionError,
+    ConnectionLostError,
+    EphemeralParentError,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RefusedError,
+    Session,
+)
+from metadata.errors import (
+    BookKeeperError,
+    ClientClosedError,
+    InvalidArgumentError,
+    KeyExistsError,
+    MetadataCorruptError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    UnauthorizedAccessError,
+    is_unforeseen,
+)
+from metadata.keys import (
+    ancestors_of,
+    check_count,
+    check_key,
+    check_value,
+    token_of,
+)
+from metadata.store import MetadataStore, Registration, Version, Versioned
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+
+    from metadata.backends.zookeeper.session import Stat
+
+SESSION_TIMEOUT_S = 6.0
+KEY_OWN = ".store"
+KEY_IDS = f"{KEY_OWN}/ids"
+KEY_SYNC = f"{KEY_OWN}/sync"
+RETRY_PAUSE_S = 0.02
+_LOOKS_AT_ONCE = 64
+_ZXID_BITS = 64
+
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+
+class ZooKeeperMetadataStore(MetadataStore):
+    """A metadata store in ZooKeeper. Open it with `open`."""
+
+    def __init__(
+        self,
+        servers: Sequence[tuple[str, int]],
+        root: str,
+        *,
+        session_timeout_s: float,
+        operation_timeout_s: float,
+    ) -> None:
+        """Prepare; `open` does the rest."""
+        self._servers = ",".join(f"{host}:{port}" for host, port in servers)
+        self.uri = f"zk://{self._servers}/{root}"
+        self._root = f"/{root}" if root else ""
+        self._operation_timeout_s = operation_timeout_s
+        self._session = Session(servers, timeout_s=session_timeout_s, on_session=self._session_began)
+        self._new_session = asyncio.Event()
+        self._registrar: asyncio.Task[None] | None = None
+        self._registrations: set[ZooKeeperRegistration] = set()
+        self._watching: set[asyncio.Event] = set()
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls,
+        servers: Sequence[tuple[str, int]],
+        root: str = "",
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        operation_timeout_s: float = 10.0,
+    ) -> Self:
+        """Connect, and create the root where it is missing.
+
+        Args:
+            servers: host and port of each server of the ensemble.
+            root: the node, without the leading slash, below which all keys live; empty for the topmost.
+            session_timeout_s: how long registrations outlive their process; the servers may change it.
+            operation_timeout_s: how long each operation, this one too, tries before it raises.
+
+        Raises:
+            MetadataUnavailableError: no server gave a session in time; the message says why of each.
+        """
+        store = cls(
+            servers, root, session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s
+        )
+        store._session.start()
+        try:
+            await store._settled("open", store._create_own_nodes)
+        except BaseException:
+            store._abandon()
+            raise
+        store._registrar = asyncio.create_task(store._register_anew())
+        return store
+
+    @property
+    def session(self) -> str:
+        return f"{self._session.session_id:x}"
+
+    @property
+    def session_alive_until(self) -> float:
+        return self._session.heard_at + self._session.timeout_s
+
+    async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
+        check_key(key)
+        value = check_value(value)
+        given, token = token is not None, token_of(token)
+
+        async def attempt(state: Attempt) -> Version:
+            try:
+                stat = await state.write(self._session.create(self._path(key), seal(value, (token,))))
+                return _version(stat, (token,))
+            except NoNodeError:
+                if not ancestors_of(key):
+                    raise  # it is the root that is missing
+                await self._create_parents(key)
+                raise AgainError from None
+            except NodeExistsError:
+                found, stat = await self._session.get(self._path(key))
+            if found:
+                _, writers, born = unseal(key, found)
+                current = _version(stat, writers, born)
+                return write_outcome.settle_create(key, current, token, maybe_sent=state.maybe_sent)
+            born = stat.version + 1
+            data = seal(value, (token,), born)
+            return _version(
+                await state.write(self._session.set(self._path(key), data, stat.version)), (token,), born
+            )
+
+        return await self._settled(f"create {key!r}", attempt, maybe_sent=given)
+
+    async def read(self, key: str) -> Versioned:
+        check_key(key)
+
+        async def attempt(_: Attempt) -> Versioned:
+            return await self._get(key)
+
+        return await self._settled(f"read {key!r}", attempt)
+
+    async def compare_and_set(
+        self, key: str, value: bytes, version: Version, *, token: str | None = None
+    ) -> Version:
+        check_key(key)
+        value = check_value(value)
+        given, token = token is not None, token_of(token)
+
+        async def attempt(state: Attempt) -> Version:
+            try:
+                current = (await self._get(key)).version
+                if current == version:
+                    writers = write_outcome.add_writer(current.writers, token)
+                    born = version.incarnation >> _ZXID_BITS
+                    data = seal(value, writers, born)
+                    stat = await state.write(self._session.set(self._path(key), data, version.number))
+                    made = _version(stat, writers, born)
+                    if made.incarnation != version.incarnation:
+                        raise MetadataCorruptError(
+                            f"key {key!r} was deleted and created anew while it was being written"
+                        )
+                    return made
+            except NoSuchKeyError:
+                if state.is_synced:
+                    raise
+                current = None
+            # A server that lags must not decide that there was a conflict.
+            if not state.is_synced:
+                await self._sync(state)
+                raise AgainError
+            assert current is not None
+            return write_outcome.settle_compare_and_set(
+                key, version, current, token, maybe_sent=state.maybe_sent
+            )
+
+        return await self._settled(f"compare and set {key!r}", attempt, maybe_sent=given)
+
+    async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
+        check_key(key)
+        assert version is not None or not keeps_place
+        target: list[int] = [] if version is None else [version.incarnation]
+
+        async def attempt(state: Attempt) -> None:
+            try:
+                current = (await self._get(key)).version
+            except NoSuchKeyError:
+                if state.maybe_sent:
+                    return
+                if state.is_synced:
+                    raise
+                await self._sync(state)
+                raise AgainError from None
+            if version is None and not state.maybe_sent:
+                target[:] = [current.incarnation]  # An earlier look may have been at the past.
+            if state.maybe_sent and current.incarnation != target[0]:
+                return
+            if version is not None and current != version:
+                if state.is_synced:
+                    raise write_outcome.conflict(key, version, current)
+                await self._sync(state)
+                raise AgainError
+            if keeps_place:
+                await state.write(self._session.set(self._path(key), b"", current.number))
+                return
+            try:
+                await state.write(self._session.delete(self._path(key), current.number))
+            except NotEmptyError:
+                raise InvalidArgumentError(f"key {key!r} has children and cannot be deleted") from None
+
+        await self._settled(f"delete {key!r}", attempt)
+
+    async def children(self, key: str) -> list[str]:
+        check_key(key, root_allowed=True)
+
+        async def attempt(_: Attempt) -> list[str]:
+            try:
+                names = await self._session.children(self._path(key) or "/")
+            except NoNodeError:
+                return []
+            hidden = (KEY_OWN, "zookeeper") if key == "" else ()
+            return sorted(name for name in names if name not in hidden)
+
+        return await self._settled(f"list {key!r}", attempt)
+
+    async def names(self, key: str) -> list[str]:
+        names = await self.children(key)
+        room = asyncio.Semaphore(_LOOKS_AT_ONCE)
+
+        async def has_value(name: str) -> bool:
+            async def attempt(_: Attempt) -> bool:
+                stat = await self._session.exists(self._path(f"{key}/{name}"))
+                return stat is not None and stat.data_bytes > 0
+
+            async with room:
+                return await self._settled(f"look at {key}/{name}", attempt)
+
+        found = await asyncio.gather(*map(has_value, names))
+        return [name for name, is_there in zip(names, found, strict=True) if is_there]
+
+    async def vacate(self, key: str, *, older_than_s: float) -> bool:
+        check_key(key)
+        path = self._path(key)
+
+        async def attempt(_: Attempt) -> bool:
+            stat = await self._session.exists(path)
+            if stat is None or stat.data_bytes:
+                return False
+            now_ms = (await self._session.set(self._path(KEY_SYNC), b"", -1)).modified_ms
+            if now_ms - stat.modified_ms < older_than_s * 1000:
+                return False
+            try:
+                await self._session.delete(path, stat.version)
+            except (NoNodeError, BadVersionError, NotEmptyError):
+                return False  # somebody else has, or has created the key anew, or keys below it
+            return True
+
+        return await self._settled(f"vacate {key!r}", attempt)
+
+    async def watch(self, key: str) -> AsyncGenerator[None, None]:
+        check_key(key, root_allowed=True)
+        self._check_open()
+        path = self._path(key) or "/"
+        changed = asyncio.Event()
+        self._session.add_watcher(path, changed)
+        self._watching.add(changed)
+        try:
+            while True:
+                # The watches are set before the caller reads, so no change falls in between.
+                changed.clear()
+                try:
+                    if await self._session.exists(path, watch=True) is not None:
+                        await self._session.children(path, watch=True)
+                except (ConnectionLostError, NoNodeError):
+                    self._check_open()
+                    await asyncio.sleep(RETRY_PAUSE_S)
+                    continue
+                except (RefusedError, NoAuthError) as error:
+                    await self._after(error, f"watch {key!r}", Attempt(maybe_sent=False))
+                yield
+                await changed.wait()
+                self._check_open()
+        finally:
+            self._session.remove_watcher(path, changed)
+            self._watching.discard(changed)
+
+    async def register(self, key: str, value: bytes) -> Registration:
+        check_key(key)
+        registration = ZooKeeperRegistration(self, key, check_value(value))
+        changes = self.watch(key)
+        is_held = False
+        try:
+            # The holder may be ourselves from before a crash: then its session expires. Servers look for
+            # expired sessions once per tick, which is at most half a session timeout.
+            async with asyncio.timeout(self._session.timeout_s * 2) as patience:
+                async for _ in changes:
+                    is_held = not await registration.put()
+                    if not is_held:
+                        break
+        except BaseException as error:
+            # A put that was cut off may have happened, and nobody else would take it back.
+            with suppress(BookKeeperError):
+                await registration.close()
+            if not isinstance(error, TimeoutError) or not patience.expired():
+                raise
+            if not is_held:
+                raise MetadataUnavailableError(f"key {key!r} could not be registered in time") from None
+            raise KeyExistsError(f"key {key!r} is held by another live session") from None
+        finally:
+            await changes.aclose()
+        self._registrations.add(registration)
+        # The session may have changed since.
+        self._new_session.set()
+        return registration
+
+    async def allocate_ids(self, name: str, count: int) -> range:
+        check_count(name, count)
+        path = self._path(f"{KEY_IDS}/{name}")
+
+        async def attempt(_: Attempt) -> range:
+            # A lost answer costs a block that nobody uses, since the next attempt draws another.
+            try:
+                data, stat = await self._session.get(path)
+            except NoNodeError:
+                await self._session.create(path, seal_counter(count))
+                return range(count)
+            start = unseal_counter(path, data)
+            await self._session.set(path, seal_counter(start + count), stat.version)
+            return range(start, start + count)
+
+        return await self._settled(f"allocate ids of {name!r}", attempt)
+
+    async def sync(self, key: str) -> None:
+        check_key(key, root_allowed=True)
+        await self._settled(f"sync {key!r}", self._sync)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._registrations.clear()
+        for changed in self._watching:
+            changed.set()
+        if self._registrar is not None:
+            self._registrar.cancel()
+            await asyncio.gather(self._registrar, return_exceptions=True)
+        await self._session.close()
+
+    def _abandon(self) -> None:
+        """Close without ending the session, as the death of the process would."""
+        self._closed = True
+        for changed in self._watching:
+            changed.set()
+        if self._registrar is not None:
+            self._registrar.cancel()
+        self._session.abort()
+
+    # Attempts
+
+    async def _settled(
+        self,
+        what: str,
+        attempt: Callable[[Attempt], Awaitable[Result]],
+        *,
+        maybe_sent: bool = False,
+    ) -> Result:
+        """Attempt the operation again and again until its outcome is certain or its time is up."""
+        self._check_open()
+        state = Attempt(maybe_sent=maybe_sent)
+        try:
+            async with asyncio.timeout(self._operation_timeout_s) as patience:
+                while True:
+                    try:
+                        return await attempt(state)
+                    except AgainError:
+                        pass
+                    except Exception as error:
+                        await self._after(error, what, state)
+                    self._check_open()
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            problems = "; ".join(f"{server}: {why}" for server, why in self._session.problems.items())
+            raise MetadataUnavailableError(
+                f"ZooKeeper at {self._servers} gave no certain answer to {what} within "
+                f"{self._operation_timeout_s:g} s ({problems or 'no error seen'})"
+            ) from None
+
+    async def _after(self, error: Exception, what: str, state: Attempt) -> None:
+        """Return when another attempt can settle what this error leaves open; raise what is final."""
+        match error:
+            case ConnectionLostError():
+                state.is_synced = False
+            case NoNodeError() | NodeExistsError() | BadVersionError():
+                # Somebody was faster; read what is there now, and not from a server that lags.
+                try:
+                    await self._sync(state)
+                except ConnectionLostError:
+                    pass
+                except (RefusedError, NoAuthError) as refused:
+                    await self._after(refused, what, state)
+                except NoNodeError:
+                    raise MetadataUnavailableError(
+                        f"{what}: the root of the metadata, {self._root or '/'}, is gone from ZooKeeper"
+                    ) from None
+            case EphemeralParentError():
+                raise InvalidArgumentError(f"{what}: an ephemeral key can have no children") from error
+            case NoAuthError():
+                raise UnauthorizedAccessError(f"{what}: ZooKeeper's access list forbids it") from error
+            case RefusedError():
+                raise MetadataUnavailableError(f"{what}: {error}") from error
+            case _:
+                raise error
+
+    async def _sync(self, state: Attempt) -> None:
+        # A write, since ZooKeeper's own sync asks no quorum: a leader cut off from the others may
+        # still answer it, and what is then read may be old.
+        try:
+            await self._session.set(self._path(KEY_SYNC), b"", -1)
+        except NoNodeError:
+            await self._create_missing([self._path(part) for part in (KEY_OWN, KEY_IDS, KEY_SYNC)])
+            await self._session.set(self._path(KEY_SYNC), b"", -1)
+        state.is_synced = True
+
+    async def _get(self, key: str) -> Versioned:
+        try:
+            data, stat = await self._session.get(self._path(key))
+        except NoNodeError:
+            data, stat = b"", None
+        if not data or stat is None:
+            raise NoSuchKeyError(f"there is no key {key!r}")
+        value, writers, born = unseal(key, data)
+        return Versioned(value, _version(stat, writers, born))
+
+    async def _create_own_nodes(self, _: Attempt) -> None:
+        if self._root and await self._session.exists(self._root) is None:
+            root = self._root[1:]
+            await self._create_missing([f"/{part}" for part in (*ancestors_of(root), root)])
+        if await self._session.exists(self._path(KEY_SYNC)) is None:
+            await self._create_missing([self._path(part) for part in (KEY_OWN, KEY_IDS, KEY_SYNC)])
+
+    async def _create_parents(self, key: str) -> None:
+        await self._create_missing([self._path(part) for part in ancestors_of(key)])
+
+    async def _create_missing(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            with suppress(NodeExistsError):
+                await self._session.create(path, b"")
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosedError("the metadata store is closed")
+
+    # Registrations
+
+    def _session_began(self) -> None:
+        self._new_session.set()
+
+    async def _register_anew(self) -> None:
+        """Bring every registration to the present session, whenever another one has begun."""
+        while True:
+            await self._new_session.wait()
+            self._new_session.clear()
+            for registration in sorted(self._registrations, key=lambda each: each.key):
+                if registration.is_current:
+                    continue
+                try:
+                    if not await registration.put():
+                        log.warning("key %r is held by another session; trying again", registration.key)
+                        self._later()
+                    elif registration.is_closed:
+                        self._registrations.discard(registration)
+                except Exception as error:  # this must not end, whatever it was
+                    log.warning(
+                        "key %r not registered anew, trying again: %s",
+                        registration.key,
+                        error,
+                        exc_info=is_unforeseen(error),
+                    )
+                    self._later()
+
+    def _later(self) -> None:
+        asyncio.get_running_loop().call_later(self._session.timeout_s / 4, self._new_session.set)
+
+
+def _version(stat: Stat, writers: tuple[str, ...], born: int = 0) -> Version:
+    return Version(stat.version, stat.created_zxid | born << _ZXID_BITS, writers)
