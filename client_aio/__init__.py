@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from client_aio.config import ClientConfig
     from client_aio.core.placement import Choice, PlacementPolicy, RackAware, Seating, WeightedRandom
     from client_aio.election import LeaderElection
-    from client_aio.ledger.entries import Entry, EntryBatch
+    from client_aio.ledger.entry_reader import Entry, EntryBatch
     from client_aio.ledger.reader import LedgerReader
     from client_aio.ledger.writer import LedgerWriter
     from client_aio.log.add_ledgers import AddedToLog
     from client_aio.log.metadata import LogMetadata
-    from client_aio.log.orphan_sweep import SweepReport
     from client_aio.log.reader import LogBatch, LogRecord
+    from client_aio.log.truncation import SweepReport
     from client_aio.log.writer import LogWriter
     from client_aio.unbounded.reader import UnboundedLedgerReader
     from client_aio.unbounded.writer import UnboundedLedgerWriter
@@ -74,11 +74,11 @@ _OF_MODULES = {
     "client_aio.config": ("ClientConfig",),
     "client_aio.core.placement": ("Choice", "PlacementPolicy", "RackAware", "Seating", "WeightedRandom"),
     "client_aio.election": ("LeaderElection",),
-    "client_aio.ledger.entries": ("Entry", "EntryBatch"),
+    "client_aio.ledger.entry_reader": ("Entry", "EntryBatch"),
     "client_aio.log.add_ledgers": ("AddedToLog",),
     "client_aio.log.metadata": ("LogMetadata",),
     "client_aio.log.reader": ("LogBatch", "LogRecord"),
-    "client_aio.log.orphan_sweep": ("SweepReport",),
+    "client_aio.log.truncation": ("SweepReport",),
     "client_aio.log.writer": ("LogWriter",),
     "client_aio.ledger.reader": ("LedgerReader",),
     "client_aio.admin.repair": ("RepairedFragment", "RepairProgress", "RepairReport"),

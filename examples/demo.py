@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import client_aio
-from client_aio.cli.latency import Bursts, LatencyBuckets, take_oldest
+from client_aio.cli.bench import Bursts, LatencyBuckets, take_oldest
 from client_aio.cli.ledger_text import draw
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store

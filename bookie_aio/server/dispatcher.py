@@ -18,11 +18,9 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bookie_aio.core.add_check import check_block
-from bookie_aio.core.fencing import Verdict, judge
+from bookie_aio.core.fencing import Verdict, check_block, judge
 from bookie_aio.server.long_polls import LongPolls
-from bookie_aio.server.peer import WAITING_BYTES
-from bookie_aio.server.responder import Answers
+from bookie_aio.server.responder import WAITING_BYTES, Answers
 from bookie_aio.storage.repair_writes import OutdatedBlockError, store_missing, store_unless_outdated
 from bookie_aio.wire.blocks import Block, statement_is_intact
 from bookie_aio.wire.frames import encode_frame
@@ -75,7 +73,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.config import Limits
     from bookie_aio.server.ledger_auth import Authoriser
-    from bookie_aio.server.peer import Peer
+    from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
 
 log = logging.getLogger(__name__)

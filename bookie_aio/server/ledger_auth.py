@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from bookie_aio.core.authorisation import Access, judge_token, ledger_at_stake, lock_of
-from bookie_aio.server.peer import WAITING_BYTES
+from bookie_aio.server.responder import WAITING_BYTES
 
 if TYPE_CHECKING:
-    from bookie_aio.server.peer import Peer
+    from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
     from bookie_aio.wire.messages import Message
 

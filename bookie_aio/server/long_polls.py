@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterator, KeysView
 
-    from bookie_aio.server.peer import Peer
+    from bookie_aio.server.responder import Peer
 
 
 class _Poll:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.core.identity import Action, DirectoryState, decide
 from bookie_aio.storage.data_directory import read_cookie
-from bookie_aio.storage.disk.atomic_files import TEMPORARY_SUFFIX, write_file
+from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, write_file
 from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
 from bookie_aio.storage.segment.names import CHECKPOINT, COOKIE, LOCK
 from bookie_aio.structured_logging import fields

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage.disk.atomic_files import TEMPORARY_SUFFIX
+from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
 from bookie_aio.storage.journal import Change, Record
 from bookie_aio.storage.ledgers.checkpoint import Checkpoint, parse_checkpoint
 from bookie_aio.storage.ledgers.id_ranges import IdRanges

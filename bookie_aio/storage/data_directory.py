@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage.disk.atomic_files import TEMPORARY_SUFFIX, write_file
+from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, write_file
 from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
 from bookie_aio.storage.segment.names import (
     CHECKPOINT,

@@ -152,7 +152,7 @@ def sweep(
 ) -> None:
     """Delete the ledgers that Spark jobs have left over which died before they could commit."""
     _need_spark()
-    from client_aio.spark.orphan_sweep import sweep_orphans
+    from client_aio.spark.commits import sweep_orphans
 
     deleted = asyncio.run(
         sweep_orphans(

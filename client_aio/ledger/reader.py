@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
-    from client_aio.ledger.entries import EntryBatch
-    from client_aio.ledger.entry_reader import EntrySource
+    from client_aio.ledger.entry_reader import EntryBatch, EntrySource
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
 

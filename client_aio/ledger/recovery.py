@@ -34,7 +34,7 @@ from client_aio.core.recovery import (
     recovery_term,
 )
 from client_aio.ledger.ensemble_change import EnsembleChanges
-from client_aio.ledger.failures import displaced
+from client_aio.ledger.futures import displaced
 from client_aio.ledger.metadata_update import HeldMetadata
 from client_aio.ledger.replicator import Replicator
 from metadata.errors import (

@@ -27,7 +27,7 @@ from bookie_aio.wire.messages import (
 )
 from client_aio.bookies.connection import BookieConnection, Outcome, error_of
 from client_aio.core.quorum import indexes_of
-from client_aio.ledger.failures import displaced
+from client_aio.ledger.futures import displaced
 from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError, NoSuchLedgerError
 
 if TYPE_CHECKING:

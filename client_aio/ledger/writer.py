@@ -6,6 +6,11 @@ bookies `client_aio.ledger.ensemble_change`'s.
 
 Invariants: futures complete in entry order, each exactly once; after the first failure nothing is
 acknowledged any more; while an ensemble change's outcome is not known nothing is acknowledged (rules 9, 10).
+
+Forces of a writer with deferred sync: making durable what the bookies have received.
+
+Owns when a force is sent again: one is not always enough, since a bookie may fail on the way, and its
+successor has to receive what it did. Does not own what a force makes durable, which the window decides.
 """
 
 from __future__ import annotations
@@ -13,18 +18,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
-from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddWindow, Turn
+from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddWindow, EntryOrder, Turn
 from client_aio.core.ensemble_change import Closing, EnsembleChanger, NewEnsemble
-from client_aio.core.entry_order import EntryOrder
 from client_aio.handles import ClosedOnLeaving
 from client_aio.lac_clock import LacPublisher
-from client_aio.ledger.deferred_sync import Forces
 from client_aio.ledger.ensemble_change import EnsembleChanges
-from client_aio.ledger.failures import as_unknown, taken_over, with_message
-from client_aio.ledger.futures import EntryWaiters, fail_all
+from client_aio.ledger.futures import EntryWaiters, as_unknown, fail_all, taken_over, with_message
 from client_aio.ledger.metadata_update import HeldMetadata
 from client_aio.ledger.replicator import Replicator
 from client_aio.ledger.stall_timeout import StallWatch
@@ -39,12 +41,59 @@ from metadata.errors import (
 from metadata.ids import NO_ENTRY, TERM_WRITER
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
     from client_aio.ledger.entry_reader import EntrySource, EntryStream
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
+
+
+class Forces:
+    """Moves the LAC of one window by forces, one after another.
+
+    Args:
+        force: asks the bookies once, and returns when all that have not failed have answered.
+        failure: gives what the writer has failed of; None while it has not.
+    """
+
+    def __init__(
+        self,
+        window: AddWindow[Any],
+        force: Callable[[], Awaitable[None]],
+        failure: Callable[[], BookKeeperError | None],
+    ) -> None:
+        self._window = window
+        self._force = force
+        self._failure = failure
+        self._lock = asyncio.Lock()
+        self._moved = asyncio.Event()
+
+    def moved(self) -> None:
+        """Note that the window has moved, or that the writer has failed."""
+        self._moved.set()
+
+    async def up_to(self, last: int) -> None:
+        """Return when the LAC is at `last`, which has been received.
+
+        Raises:
+            BookKeeperError: the writer's first failure.
+        """
+        async with self._lock:
+            while self._window.lac < last:
+                if (failure := self._failure()) is not None:
+                    raise failure.with_traceback(None)
+                self._moved.clear()
+                await self._force()
+                if self._window.lac >= last:
+                    return
+                if self._window.is_frozen or not self._window.can_acknowledge:
+                    self._moved.clear()  # Nothing that came so far makes another force of use.
+                if self._failure() is None:
+                    await self._moved.wait()
+
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,8 @@ from client_aio.handles import Opening
 from client_aio.ledger.create import LedgerSettings
 from client_aio.log.add_ledgers import AddedToLog, Addition, add_to_log
 from client_aio.log.metadata import LogMetadata, read_log_metadata
-from client_aio.log.orphan_sweep import SweepReport, sweep
 from client_aio.log.reader import LogReading, Start, check_start, records_of
-from client_aio.log.truncation import delete_log, truncate_log
+from client_aio.log.truncation import SweepReport, delete_log, sweep, truncate_log
 from client_aio.log.writer import LogWriter, open_log
 from metadata.access.logs import LogList, log_names
 from metadata.model.ledger import check_custom

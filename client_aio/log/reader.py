@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.core.log_chain import LogCursor, Step, check_begun, row_at_time
-from client_aio.ledger.entries import EntryBatch
+from client_aio.ledger.entry_reader import EntryBatch
 from client_aio.ledger.reader import LedgerReader
 from metadata.errors import (
     BookieUnavailableError,

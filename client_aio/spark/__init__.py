@@ -25,9 +25,9 @@ except ImportError as error:
     ) from error
 
 from client_aio.spark.archive import Archived, export, import_
+from client_aio.spark.commits import sweep_orphans
 from client_aio.spark.foreach import LedgerSink, ledger_sink
 from client_aio.spark.jobs import stats, verify
-from client_aio.spark.orphan_sweep import sweep_orphans
 from client_aio.spark.source import LedgerDataSource
 
 if TYPE_CHECKING:

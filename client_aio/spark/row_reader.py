@@ -22,7 +22,7 @@ from metadata.errors import DigestMismatchError, EntryUnknownError, NoSuchEntryE
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from client_aio.ledger.entries import EntryBatch
+    from client_aio.ledger.entry_reader import EntryBatch
     from client_aio.spark.provenance import Written
     from client_aio.spark.scan_plan import Stretch
 

@@ -19,9 +19,8 @@ Read first: `client` (what there is), `writer`, `reader`, `log` and `unbounded` 
 (the loop).
 """
 
-from client_aio.sync.client import Client, connect
+from client_aio.sync.client import Client, LedgerReader, connect
 from client_aio.sync.log import LogWriter
-from client_aio.sync.reader import LedgerReader
 from client_aio.sync.unbounded import UnboundedLedgerWriter
 from client_aio.sync.writer import LedgerWriter
 

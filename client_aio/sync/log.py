@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from client_aio.sync.loop_thread import Handle
+from client_aio.sync.loop_thread import Handle, result_of
 from client_aio.sync.submit_queue import as_bytes
-from client_aio.sync.waiting import result_of
-from client_aio.sync.writer_handle import WriterHandle
+from client_aio.sync.writer import WriterHandle
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -15,10 +14,9 @@ if TYPE_CHECKING:
     import client_aio
     from client_aio.log.add_ledgers import AddedToLog
     from client_aio.log.metadata import LogMetadata
-    from client_aio.log.orphan_sweep import SweepReport
     from client_aio.log.reader import LogBatch, LogRecord, Start
-    from client_aio.sync.loop_thread import Background
-    from client_aio.sync.waiting import AddFuture
+    from client_aio.log.truncation import SweepReport
+    from client_aio.sync.loop_thread import AddFuture, Background
     from metadata.model.log import LogRow, Position
 
 

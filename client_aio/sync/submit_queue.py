@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
-from client_aio.sync.waiting import AddFuture, Room
+from client_aio.sync.loop_thread import AddFuture, Room
 from metadata.errors import BackpressureError, BookKeeperError, InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     import client_aio
-    from client_aio.ledger.entries import Entry
+    from client_aio.ledger.entry_reader import Entry
     from client_aio.sync.loop_thread import Background
     from metadata.model.ledger import LedgerMetadata
 

@@ -24,7 +24,7 @@ from bookie_aio.wire.messages import WriteLac
 from client_aio.config import WriteOptions
 from client_aio.core.takeover import TermOpening, take_over
 from client_aio.ledger.create import start_writer
-from client_aio.ledger.failures import taken_over
+from client_aio.ledger.futures import taken_over
 from client_aio.ledger.recovery import Recovery
 from client_aio.ledger.writer import LedgerWriter, Token
 from client_aio.unbounded.paged_fragments import HeldFragments, PagedEntries

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
+from client_aio.cli.bench import LatencyBuckets, take_oldest
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
 from client_aio.cli.input import cut
-from client_aio.cli.latency import LatencyBuckets, take_oldest
 from client_aio.cli.ledger_text import (
     custom_of,
     draw,

@@ -276,9 +276,7 @@ def test_a_ledger_that_a_sweep_has_condemned_can_be_committed_by_nobody(bookies:
     ledger_id = leave(bookies, slow)
 
     async def condemn() -> None:
-        from client_aio.spark import orphan_sweep
-
-        await orphan_sweep.condemn(bookies.client, ledger_id)
+        await commits.condemn(bookies.client, ledger_id)
 
     bookies.run(condemn())
     with pytest.raises(client_aio.BookKeeperError, match="condemned"):

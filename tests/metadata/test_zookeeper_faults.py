@@ -11,9 +11,8 @@ import pytest
 from client_aio.bookies.directory import BookieDirectory
 from client_aio.config import ClientConfig
 from metadata.access.bookies import BookieRecord
-from metadata.backends.zookeeper.registration import Attempt
 from metadata.backends.zookeeper.session import ConnectionLostError, NoAuthError, RefusedError
-from metadata.backends.zookeeper.store import ZooKeeperMetadataStore
+from metadata.backends.zookeeper.store import Attempt, ZooKeeperMetadataStore
 from metadata.errors import (
     KeyExistsError,
     MetadataUnavailableError,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterator
 
     from client_aio import LedgerReader, LedgerWriter
-    from client_aio.ledger.entries import Entry
+    from client_aio.ledger.entry_reader import Entry
     from metadata.model.ledger import LedgerMetadata
     from tests.sim.loop import Process
     from tests.sim.simulation import Simulation

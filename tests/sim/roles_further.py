@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from client_aio.admin.repair import RepairProgress
     from client_aio.admin.replicas import Replica
     from client_aio.handles import Opened, Opening
-    from client_aio.ledger.entries import Entry, EntryBatch
+    from client_aio.ledger.entry_reader import Entry, EntryBatch
     from metadata.model.ledger import LedgerMetadata
     from tests.sim.history import History
     from tests.sim.plan import Actor

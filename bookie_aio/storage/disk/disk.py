@@ -11,6 +11,8 @@ Errors: no space (ENOSPC, EDQUOT) is `DiskFullError`, and so is a lack of file d
 says nothing about the disk either and passes. Any other failure is `DiskFailedError`, which is fail-stop when
 it comes from a write or a sync (rule 2). A file that is not there is `FileNotFoundError`.
 A short write is continued; a write that makes no progress is an error.
+
+Files that are replaced as a whole: written beside the old one, synced, then renamed over it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -30,9 +32,10 @@ from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from bookie_aio.wire.blocks import Buffer
+
 
 _IOV_MAX = 1024
 _POOL_THREADS = 4
@@ -560,3 +563,48 @@ def _sync_directory(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+TEMPORARY_SUFFIX = ".new"
+
+
+@asynccontextmanager
+async def replacement(disk: Disk, directory: str, name: str) -> AsyncIterator[File]:
+    """Give an empty file, which gets the name in the end: synced by then, in one step.
+
+    The directory is yet to be synced. Where there is no room, nothing is left over that takes space.
+    """
+    temporary = os.path.join(directory, name + TEMPORARY_SUFFIX)
+    file = await disk.create(temporary)
+    try:
+        yield file
+        await file.sync()
+    except DiskFullError:
+        await disk.unlink(temporary)
+        raise
+    finally:
+        file.close()
+    await disk.rename(temporary, os.path.join(directory, name))
+
+
+async def write_file(disk: Disk, directory: str, name: str, buffers: Sequence[Buffer]) -> None:
+    """Replace a file atomically: after a crash it holds the old bytes or the new ones.
+
+    Raises:
+        DiskFullError: it holds the old ones, and nothing is left over that takes space.
+    """
+    async with replacement(disk, directory, name) as file:
+        await file.write(buffers, 0)
+    try:
+        await disk.sync_directory(directory)
+    except DiskFullError as error:
+        # It holds the new bytes, and after a crash perhaps the old ones: nobody may go on from either.
+        raise DiskFailedError(str(error)) from error
+
+
+async def remove_files(disk: Disk, paths: Sequence[str]) -> None:
+    """Remove files; durable on return."""
+    for path in paths:
+        await disk.unlink(path)
+    for directory in sorted({os.path.dirname(path) for path in paths}):
+        await disk.sync_directory(directory)

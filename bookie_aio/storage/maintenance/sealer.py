@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.storage.background_task import fatal
-from bookie_aio.storage.disk.atomic_files import remove_files, write_file
+from bookie_aio.storage.disk.disk import remove_files, write_file
 from bookie_aio.storage.ledgers.checkpoint import encode_checkpoint, pack_state
 from bookie_aio.storage.ledgers.ledger_table import Table
 from bookie_aio.storage.segment import names

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from bookie_aio.storage.background_task import fatal
-from bookie_aio.storage.disk.atomic_files import remove_files
+from bookie_aio.storage.disk.disk import remove_files
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.files import create_reserve, create_segment, give_up_segment, reuse_file

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage.disk.atomic_files import replacement
+from bookie_aio.storage.disk.disk import replacement
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.index import IndexEncoder

@@ -16,8 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.storage.disk.file_cache import Shelf
-from bookie_aio.storage.segment.lru_cache import Cache
-from bookie_aio.storage.segment.segment import SealedIndex, SegmentRow
+from bookie_aio.storage.segment.segment import Cache, SealedIndex, SegmentRow
 from metadata.errors import CorruptRecordError
 
 if TYPE_CHECKING:

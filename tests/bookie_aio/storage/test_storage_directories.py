@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage.disk.atomic_files import write_file
-from bookie_aio.storage.disk.disk import RealDisk
+from bookie_aio.storage.disk.disk import RealDisk, write_file
 from bookie_aio.storage.segment import names
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DirectoryInUseError, DiskFailedError, DiskFullError

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bookie_aio.storage.disk import disk as disk_module
-from bookie_aio.storage.disk.atomic_files import TEMPORARY_SUFFIX
-from bookie_aio.storage.disk.disk import RealDisk
+from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, RealDisk
 from bookie_aio.storage.read.reader import gather, read_block
 from bookie_aio.storage.segment.index import IndexHead
 from bookie_aio.storage.segment.names import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, segment_name

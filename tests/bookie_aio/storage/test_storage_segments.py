@@ -9,8 +9,8 @@ import pytest
 
 from bookie_aio.storage.disk.disk import RealFile
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment.lru_cache import Cache
 from bookie_aio.storage.segment.names import segment_name
+from bookie_aio.storage.segment.segment import Cache
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block
 

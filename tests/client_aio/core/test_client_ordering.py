@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_aio.core.entry_order import EntryOrder
+from client_aio.core.add_window import EntryOrder
 from metadata.errors import InvalidArgumentError
 
 
