@@ -29,7 +29,7 @@ from benchmarks.running import Workplace, run
 from bookie_aio.storage.disk.disk import RealDisk, RealFile
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from tests.support.storage import Store, entries_of, make_block, unaccounted_files
 
@@ -42,7 +42,7 @@ CONFIG = StorageConfig(
     segment_bytes=128 * 1024,
     group_bytes_max=32 * 1024,
     space=SpaceLimits(reserve_bytes=64 * 1024, retry_s=1.0, spare_bytes_max=4 * 128 * 1024),
-    reclaim=ReclaimConfig(pause_s=0.0, bytes_per_s=10**9, loop_share=0.9),
+    reclaim=CompactionConfig(pause_s=0.0, bytes_per_s=10**9, loop_share=0.9),
 )
 # What is counted in one run, and how often it is done before the process dies at most.
 KINDS = {"group": 300, "writing": 25, "syncing": 50, "renaming": 25, "removing": 12, "reserving": 3}

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any, cast
 import uvloop
 
 from bookie_aio.config import Limits
-from bookie_aio.server.backpressure import Flow
+from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.dispatcher import Requests
-from bookie_aio.server.ledger_auth import LedgerLocks
+from bookie_aio.server.dispatcher import Dispatcher
+from bookie_aio.server.ledger_auth import LedgerAuthoriser
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.wire.blocks import encode_block
@@ -229,12 +229,12 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
         segment = engine._journal.segment
         segment.file = cast("File", DurableAtOnce(segment.file))
         limits = Limits(connection_bytes_pending_max=1 << 30, bytes_pending_max=1 << 30)
-        requests = Requests(
+        requests = Dispatcher(
             engine=engine, limits=limits, loop=loop,
             hello=HelloAnswer(VERSION_MAX, "b1", "", "", 1 << 20, 1 << 20),
-            info=dict, authoriser=LedgerLocks(engine), drop_if_deleted=cast("Any", None),
+            info=dict, authoriser=LedgerAuthoriser(engine), drop_if_deleted=cast("Any", None),
         )  # fmt: skip
-        connection = Connection(loop, limits, Flow(limits, loop), requests, set())
+        connection = Connection(loop, limits, Backpressure(limits, loop), requests, set())
         connection.connection_made(cast("asyncio.Transport", Silent()))
         feed(
             connection,

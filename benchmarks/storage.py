@@ -125,7 +125,7 @@ async def measure(directory: str) -> None:
         payload = total // block.total_bytes * block.payload_bytes / MIB
         engine = await open_engine(disk, f"{directory}/{number}")
         seconds = await stream(engine, block, total, in_flight)
-        groups = engine.figures()["groups"]
+        groups = engine.metrics()["groups"]
         assert isinstance(groups, dict)
         mean = max(1, groups["bytes_mean"] // block.total_bytes)
         file = await disk.create(f"{directory}/{number}/raw")

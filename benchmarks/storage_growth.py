@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.running import run
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
-from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.wire.blocks import Block, encode_block
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ async def measure_restart(directory: str, size: int, entries: int, ledgers: int)
     say(
         what="restart", stored_gib=size / GIB, entries_per_block=entries, ledgers=ledgers,
         seconds=round(seconds, 3), cpu_s=round(cpu, 3),
-        to_first_add_s=round(time.perf_counter() - started, 3), segments=store.engine.figures()["segments"],
+        to_first_add_s=round(time.perf_counter() - started, 3), segments=store.engine.metrics()["segments"],
     )  # fmt: skip
     os._exit(0)  # as it is, for the next measurement
 
@@ -241,9 +241,9 @@ async def paced(store: Store, ledger_ids: Iterator[int], per_s: int, seconds: fl
 async def reclaimed(store: Store) -> None:
     """Wait until nothing has been copied for a while."""
     before = None
-    while (now := store.engine.figures()["reclaimed"]) != before:
+    while (now := store.engine.metrics()["reclaimed"]) != before:
         before = now
-        await asyncio.sleep(3 * ReclaimConfig().pause_s)
+        await asyncio.sleep(3 * CompactionConfig().pause_s)
 
 
 async def measure_pauses(directory: str, scale: int) -> None:
@@ -256,20 +256,20 @@ async def measure_pauses(directory: str, scale: int) -> None:
         if what == "reclaiming":
             # Some segments die as a whole, most keep two fifths of what they held.
             await store.delete(range(600))
-        elif store.engine.figures()["reclaimed"]["given_up"]:
+        elif store.engine.metrics()["reclaimed"]["given_up"]:
             await reclaimed(store)
         times = await paced(store, in_turn(100, 50_000), per_s, seconds)
         say(
             what="pauses", during=what, adds_per_s=per_s, p50_ms=percentile(times, 0.5),
             p99_ms=percentile(times, 0.99), p999_ms=percentile(times, 0.999), max_ms=percentile(times, 1),
-            reclaimed=store.engine.figures()["reclaimed"],
+            reclaimed=store.engine.metrics()["reclaimed"],
         )  # fmt: skip
     await store.engine.close()
 
 
 def spare_files(store: Store) -> int:
     """Give the number of files that are waiting to be segments again."""
-    figures = store.engine.figures()["disk"]
+    figures = store.engine.metrics()["disk"]
     assert isinstance(figures, dict)
     return int(figures["spare_files"])
 

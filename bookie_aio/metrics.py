@@ -36,7 +36,7 @@ class Histogram:
         return 0
 
 
-class Figures:
+class StorageMetrics:
     """What the engine counts."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Figures:
         }
 
 
-class Counters:
+class RequestMetrics:
     """What has been done since the start, for `bookie info`."""
 
     def __init__(self) -> None:

@@ -22,13 +22,13 @@ from client_aio.bookies.pool import BookiePool
 from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
-from client_aio.handles import Opening
+from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, create_ledger
 from client_aio.ledger.reader import LedgerReader
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.ledger.writer import LedgerWriter
-from client_aio.log.operations import LogClient
-from client_aio.unbounded.operations import UnboundedClient, check_name_or_id
+from client_aio.log.operations import LogOperations
+from client_aio.unbounded.operations import UnboundedLedgerOperations, check_name_or_id
 from client_aio.unbounded.reader import UnboundedLedgerReader
 from metadata.access.bookies import BookieRecord, ensure_cluster
 from metadata.access.ledgers import LedgerStore
@@ -61,7 +61,7 @@ def connect(
     placement: PlacementPolicy | None = None,
     rng: random.Random | None = None,
     **settings: Any,
-) -> Opening[Client]:
+) -> AwaitableContext[Client]:
     """Connect to a cluster by its metadata store.
 
     Args:
@@ -85,10 +85,12 @@ def connect(
         known = ", ".join(ClientConfig.__slots__)
         raise InvalidArgumentError(f"{error}; the settings are: {known}") from error
     source, tokens = rng or random.Random(), _tokens
-    return Opening(lambda: Client._open(metadata, config, placement or WeightedRandom(), source, tokens))
+    return AwaitableContext(
+        lambda: Client._open(metadata, config, placement or WeightedRandom(), source, tokens)
+    )
 
 
-class Client(LogClient, UnboundedClient):
+class Client(LogOperations, UnboundedLedgerOperations):
     """A connection to a cluster; made by `connect`. An async context manager."""
 
     def __init__(self, store: MetadataStore, context: ClientContext, *, owns_store: bool) -> None:
@@ -163,7 +165,7 @@ class Client(LogClient, UnboundedClient):
         advanced: bool = False,
         deferred_sync: bool = False,
         guaranteed_write_quorum: bool = False,
-    ) -> Opening[LedgerWriter]:
+    ) -> AwaitableContext[LedgerWriter]:
         """Create a ledger and open it for writing.
 
         Args:
@@ -203,11 +205,11 @@ class Client(LogClient, UnboundedClient):
             guaranteed_write_quorum=guaranteed_write_quorum,
         )
         make = partial(LedgerWriter, options=options)
-        return Opening(lambda: create_ledger(self._context, settings, make))
+        return AwaitableContext(lambda: create_ledger(self._context, settings, make))
 
     def open_ledger(
         self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
-    ) -> Opening[LedgerReader]:
+    ) -> AwaitableContext[LedgerReader]:
         """Open a ledger for reading, by its id; an unbounded one by its id or its name.
 
         Without `recover` this never fences: a writer goes on undisturbed, and the handle reads up to the
@@ -241,7 +243,7 @@ class Client(LogClient, UnboundedClient):
                 logger.warning("ledger=%d its LAC is not known for now: %s", metadata.ledger_id, error)
             return reader
 
-        return Opening(open_)
+        return AwaitableContext(open_)
 
     async def delete_ledger(self, ledger_id: int | str, *, password: bytes = b"") -> None:
         """Delete a ledger, for good: a writer of it that lives is shut out, and what it adds late is refused.

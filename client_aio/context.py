@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from client_aio.bookies.ensemble_finder import EnsembleFinder
     from client_aio.bookies.pool import BookiePool
     from client_aio.config import ClientConfig
-    from client_aio.ledger.metadata_update import HeldMetadata
+    from client_aio.ledger.metadata_update import VersionedLedgerMetadata
     from metadata.access.ledgers import LedgerStore
     from metadata.model.ledger import LedgerMetadata
 
@@ -135,7 +135,7 @@ class ClientContext:
             self, metadata, digest, on_statement=on_statement, refresh=refresh, absent_at=absent_at
         )
 
-    def writers_reader(self, held: HeldMetadata, digest: Digest) -> EntryReader:
+    def writers_reader(self, held: VersionedLedgerMetadata, digest: Digest) -> EntryReader:
         """Make a reader of what a writer has written."""
         # A repair may have replaced bookies of earlier fragments. What is read again is for reading alone:
         # what is held is what this writer last wrote.

@@ -24,7 +24,7 @@ class _Managed(Protocol):
 Opened = TypeVar("Opened", bound=_Managed)
 
 
-class Opening(Generic[Opened]):
+class AwaitableContext(Generic[Opened]):
     """An operation that gives a context manager.
 
     `handle = await opening` gives it as it is; `async with opening as handle` enters and leaves it too.
@@ -50,7 +50,7 @@ class Opening(Generic[Opened]):
         await self._opened.__aexit__(kind, error, trace)
 
 
-class ClosedOnLeaving(ABC):
+class ClosesOnExit(ABC):
     """An async context manager: left normally it closes; by an exception or a cancellation it aborts."""
 
     @abstractmethod

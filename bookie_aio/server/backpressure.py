@@ -75,7 +75,7 @@ class Budget:
             first.room_again()
 
 
-class Flow:
+class Backpressure:
     """The budgets of a bookie."""
 
     __slots__ = ("adds", "reads", "running")

@@ -13,12 +13,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Self
 
-from bookie_aio.server.backpressure import Flow
+from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.dispatcher import Requests
-from bookie_aio.server.ledger_auth import LedgerLocks
-from bookie_aio.server.ledger_gc import Deletions
-from bookie_aio.server.registration import Announcement, establish_identity
+from bookie_aio.server.dispatcher import Dispatcher
+from bookie_aio.server.ledger_auth import LedgerAuthoriser
+from bookie_aio.server.ledger_gc import LedgerGarbageCollector
+from bookie_aio.server.registration import BookieRegistration, establish_identity
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
@@ -58,13 +58,13 @@ class Bookie:
         self._authoriser = authoriser
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
-        self._flow = Flow(config.limits, self._loop)
+        self._flow = Backpressure(config.limits, self._loop)
         self._connections: set[Connection] = set()
         self._engine: Engine | None = None
-        self._requests: Requests | None = None
-        self._deletions: Deletions | None = None
+        self._requests: Dispatcher | None = None
+        self._deletions: LedgerGarbageCollector | None = None
         self._server: asyncio.Server | None = None
-        self._announcement: Announcement | None = None
+        self._announcement: BookieRegistration | None = None
         self._is_ending = False
         self._deregistering: asyncio.Task[None] | None = None
         self.bookie_id = config.bookie_id
@@ -92,7 +92,7 @@ class Bookie:
             disk: where the data directories are.
             rng: source of nonces and incarnations; `random.SystemRandom()` outside simulations.
             now_ms: wall clock in milliseconds, for the cluster's record only.
-            authoriser: decides on every request; None: the locks of ledgers do (`LedgerLocks`).
+            authoriser: decides on every request; None: the locks of ledgers do (`LedgerAuthoriser`).
 
         Raises:
             CookieMismatchError: the directory belongs to another bookie or cluster, or was emptied (rule 6).
@@ -138,8 +138,8 @@ class Bookie:
         )
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
-        self._deletions = Deletions(self._engine, store, self._cookie, config.unnamed_grace_s)
-        self._requests = Requests(
+        self._deletions = LedgerGarbageCollector(self._engine, store, self._cookie, config.unnamed_grace_s)
+        self._requests = Dispatcher(
             engine=self._engine,
             limits=config.limits,
             hello=HelloAnswer(
@@ -152,7 +152,7 @@ class Bookie:
             ),
             loop=self._loop,
             info=self.info,
-            authoriser=self._authoriser or LedgerLocks(self._engine),
+            authoriser=self._authoriser or LedgerAuthoriser(self._engine),
             drop_if_deleted=self._deletions.drop_if_deleted,
         )
         self._deletions.start(config.sweep_interval_s)
@@ -174,7 +174,7 @@ class Bookie:
     async def _announce(self, store: MetadataStore) -> None:
         assert self._engine is not None
         config = self._config
-        self._announcement = await Announcement.make(
+        self._announcement = await BookieRegistration.make(
             store,
             BookieRecord(
                 bookie_id=config.bookie_id,
@@ -196,7 +196,7 @@ class Bookie:
             self._requests.ledgers_moved(ledger_ids)
 
     def _on_writable(self, is_writable: bool) -> None:
-        if self._engine is not None and self._engine.is_all_damaged:
+        if self._engine is not None and self._engine.lost_data_of_any_ledger:
             text, is_writable = "bookie is read-only: it lost data, and perhaps fences of any ledger", False
         else:
             text = "bookie is writable again" if is_writable else "bookie is read-only: no space left"
@@ -246,7 +246,7 @@ class Bookie:
             "ledgers_forgotten": self._deletions.forgotten,
             "ledgers_trimmed": self._deletions.trimmed,
             "counters": self._requests.counters.to_json(),
-            "storage": self._engine.figures(),
+            "storage": self._engine.metrics(),
         }
 
     # --- the end -------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine
 
     from bookie_aio.config import Limits
-    from bookie_aio.server.backpressure import Flow
-    from bookie_aio.server.dispatcher import Requests
+    from bookie_aio.server.backpressure import Backpressure
+    from bookie_aio.server.dispatcher import Dispatcher
     from bookie_aio.wire.blocks import Buffer
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,8 @@ class Connection(asyncio.BufferedProtocol):
         self,
         loop: asyncio.AbstractEventLoop,
         limits: Limits,
-        flow: Flow,
-        requests: Requests,
+        flow: Backpressure,
+        requests: Dispatcher,
         connections: set[Connection],
     ) -> None:
         self._loop = loop

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.core.fencing import Verdict, check_block, judge
 from bookie_aio.server.long_polls import LongPolls
-from bookie_aio.server.responder import WAITING_BYTES, Answers
+from bookie_aio.server.responder import WAITING_BYTES, Responder
 from bookie_aio.storage.repair_writes import OutdatedBlockError, store_missing, store_unless_outdated
 from bookie_aio.wire.blocks import Block, statement_is_intact
 from bookie_aio.wire.frames import encode_frame
@@ -85,7 +85,7 @@ _DEFERRED = int(AddFlag.DEFERRED_SYNC)
 _ADD_FLAGS = (0, _RECOVERY, _REPAIR, _DEFERRED)
 
 
-class Requests(Answers):
+class Dispatcher(Responder):
     """Carries out the requests of all connections."""
 
     def __init__(
@@ -514,7 +514,7 @@ class Requests(Answers):
     def _list_entries(self, peer: Peer, request_id: int, request: ListEntries, body: memoryview) -> None:
         # At once, and not behind the barrier: what is forgotten by then lies before it, and nothing that is
         # listed is forgotten behind the asker's back (rule 15).
-        self._engine.quiet.discard(request.ledger_id)
+        self._engine.eviction_candidates.discard(request.ledger_id)
         rows_max = self._limits.list_rows_max
         answering = partial(self._answer_entries, peer, request_id, request, rows_max)
         self._run(peer, Op.LIST_ENTRIES, request_id, answering, rows_max * ROW.size)

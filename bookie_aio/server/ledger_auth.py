@@ -24,7 +24,7 @@ class Authoriser(Protocol):
         """Give None to allow the request, or the reason for refusing it."""
 
 
-class LedgerLocks:
+class LedgerAuthoriser:
     """Allows what the locks of ledgers allow (`bookie_aio.core.authorisation`)."""
 
     def __init__(self, engine: Engine) -> None:

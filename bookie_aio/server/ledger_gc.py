@@ -56,7 +56,7 @@ _LISTED_AT_ONCE = 8192
 _LOOKED_AT_ONCE = 256
 
 
-class Deletions:
+class LedgerGarbageCollector:
     """Drops ledgers that have been deleted, and no others."""
 
     def __init__(self, engine: Engine, store: MetadataStore, cookie: Cookie, unnamed_grace_s: float) -> None:
@@ -135,8 +135,8 @@ class Deletions:
     async def _forget_unnamed(self, held: list[int]) -> None:
         """Look at some of the ledgers that are held, and forget those that others keep."""
         self._unnamed = {one: since for one, since in self._unnamed.items() if self._has_entries(one)}
-        quiet = self._engine.quiet
-        quiet.intersection_update(self._unnamed)
+        eviction_candidates = self._engine.eviction_candidates
+        eviction_candidates.intersection_update(self._unnamed)
         later = held[bisect_right(held, self._looked_upto) :][:_LOOKED_AT_ONCE]
         self._looked_upto = later[-1] if len(later) == _LOOKED_AT_ONCE else -1
         looked_at = [one for one in sorted({*later, *self._unnamed}) if self._has_entries(one)]
@@ -146,14 +146,14 @@ class Deletions:
         await self._check_cluster()
         now = asyncio.get_running_loop().time()
         for ledger_id in looked_at:
-            if ledger_id not in quiet:
+            if ledger_id not in eviction_candidates:
                 self._unnamed.pop(ledger_id, None)  # perhaps a repair was there, which will name us
-            quiet.add(ledger_id)
+            eviction_candidates.add(ledger_id)
             if not await self._is_kept_by_others(ledger_id):
                 self._unnamed.pop(ledger_id, None)
                 continue
             # No await from the read of the metadata to the append.
-            if ledger_id not in quiet or not self._has_entries(ledger_id):
+            if ledger_id not in eviction_candidates or not self._has_entries(ledger_id):
                 continue
             since = self._unnamed.setdefault(ledger_id, now)
             if now - since >= self._unnamed_grace_s:

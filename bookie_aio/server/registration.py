@@ -186,7 +186,7 @@ async def _finish(config: BookieConfig, disk: Disk) -> None:
             await disk.sync_directory(path)
 
 
-class Announcement:
+class BookieRegistration:
     """The bookie's record in the metadata store, kept up to date until closed."""
 
     def __init__(self, registration: Registration, record: BookieRecord) -> None:
@@ -197,7 +197,7 @@ class Announcement:
         self._is_closed = False
 
     @classmethod
-    async def make(cls, store: MetadataStore, record: BookieRecord) -> Announcement:
+    async def make(cls, store: MetadataStore, record: BookieRecord) -> BookieRegistration:
         """Register the bookie.
 
         Raises:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from bookie_aio.metrics import Counters
+from bookie_aio.metrics import RequestMetrics
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.structured_logging import fields
 from bookie_aio.wire.frames import encode_frame
@@ -61,12 +61,12 @@ class Peer(Protocol):
 log = logging.getLogger(__name__)
 
 
-class Answers:
+class Responder:
     """What the handlers of requests answer with."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.counters = Counters()
+        self.counters = RequestMetrics()
 
     # --- waiting -------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ def fatal(what: str, error: BaseException | None) -> StorageError:
     return error if isinstance(error, StorageError) else DiskFailedError(f"{what} failed: {error!r}")
 
 
-class Background:
+class BackgroundTask:
     """One kind of work, at most one task at a time."""
 
     def __init__(

@@ -19,7 +19,7 @@ from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
 from bookie_aio.storage.journal import Change, Record
 from bookie_aio.storage.ledgers.checkpoint import Checkpoint, parse_checkpoint
 from bookie_aio.storage.ledgers.id_ranges import IdRanges
-from bookie_aio.storage.ledgers.ledger_table import States, Table
+from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.replay import Group, Replayed, replay_segment
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from bookie_aio.storage.disk.disk import Disk
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.segment.index import IndexHead, LedgerRow
-    from bookie_aio.storage.segment.segment_set import Segments
+    from bookie_aio.storage.segment.segment_set import SegmentSet
     from metadata.errors import StorageError
 
 DAMAGED_SUFFIX = ".damaged"
 
 
 @dataclass
-class Restarted:
+class RecoveredState:
     """What a directory holds."""
 
     deleted: IdRanges = field(default_factory=IdRanges)
-    ledgers: States = field(init=False)
+    ledgers: LedgerTable = field(init=False)
     home: str = ""  # the directory of the checkpoint and the reserve
     spares: list[tuple[str, str]] = field(default_factory=list)  # directory and name of files to use again
-    is_all_damaged: bool = False
+    lost_data_of_any_ledger: bool = False
     damaged: set[int] = field(default_factory=set)  # ledgers that are not marked yet
     tail: Group | None = None
     previous: tuple[int, int] = (0, 0)
@@ -61,7 +61,7 @@ class Restarted:
 
     def __post_init__(self) -> None:
         """Begin with no ledgers."""
-        self.ledgers = States(self.deleted)
+        self.ledgers = LedgerTable(self.deleted)
 
     def state(self, ledger_id: int) -> LedgerState:
         """Give a ledger's state, a new one where there is none."""
@@ -69,7 +69,7 @@ class Restarted:
 
     def lose_all(self, why: str) -> None:
         """Conclude that data was lost that may concern any ledger."""
-        self.is_all_damaged = True
+        self.lost_data_of_any_ledger = True
         self.notes.append(why)
 
     def forget_deleted(self) -> None:
@@ -94,7 +94,7 @@ class Restarted:
                 size = form.ROW_BYTES + len(body)
                 event = _event_of(row, body)
                 records.append(Record(packed[at : at + form.ROW_BYTES], body or None, event, _ignore, size))
-        if self.is_all_damaged:
+        if self.lost_data_of_any_ledger:
             change = Change(form.KIND_MARK, 0, is_for_all=True)
             row_of_all = form.mark_row(0, all_ledgers=True)
             records.append(Record(row_of_all, None, change, _ignore, form.ROW_BYTES))
@@ -121,10 +121,10 @@ def _ignore(error: StorageError | None) -> None:
     """Nobody waits: the restart awaits a barrier behind the record."""
 
 
-class Restart:
+class CrashRecovery:
     """The reading of a bookie's directories."""
 
-    def __init__(self, disk: Disk, directories: Sequence[str], segments: Segments) -> None:
+    def __init__(self, disk: Disk, directories: Sequence[str], segments: SegmentSet) -> None:
         """Take where to look, and the segments to add to."""
         self._disk = disk
         self._directories = directories
@@ -134,12 +134,12 @@ class Restart:
         self._is_table_lost = False
         self._unread_indexes: dict[int, DiskFailedError] = {}
         self._learnt: set[int] = set()  # ledgers of which nothing says since when their entries count
-        self._found = Restarted(home=directories[0])
+        self._found = RecoveredState(home=directories[0])
 
     def _path(self, name: str) -> str:
         return os.path.join(self._at[name], name)
 
-    async def run(self, *, spare_bytes: int) -> Restarted:
+    async def run(self, *, spare_bytes: int) -> RecoveredState:
         """Read everything that has to be read.
 
         Args:
@@ -159,7 +159,7 @@ class Restart:
                 "bookie if its disk never gives it"
             ) from error
 
-    async def _run(self, spare_bytes: int) -> Restarted:
+    async def _run(self, spare_bytes: int) -> RecoveredState:
         found = self._found
         for directory in self._directories:
             # The process before may have been killed between a change of a name and its sync. What is
@@ -236,33 +236,33 @@ class Restart:
             file.close()
         found = self._found
         found.deleted = self._checkpoint.deleted
-        found.ledgers = States(found.deleted)
+        found.ledgers = LedgerTable(found.deleted)
         table = await self._read_table(self._checkpoint.table)
         found.ledgers.load(self._checkpoint.ledgers, table, max(self._ids(names.TABLE_SUFFIX), default=0))
-        if self._checkpoint.is_all_damaged:
+        if self._checkpoint.lost_data_of_any_ledger:
             self._found.lose_all("data was lost before this start, and nobody knows of which ledgers")
         self._found.next_id = self._checkpoint.next_segment
 
-    async def _read_table(self, number: int) -> Table:
+    async def _read_table(self, number: int) -> PackedTable:
         """Read the table of ledgers that the checkpoint names; all others are of no use."""
         wanted = names.table_name(number)
         others = map(names.table_name, sorted(self._ids(names.TABLE_SUFFIX) - {number}))
         self._found.useless += map(self._path, others)
         if not number:
-            return Table()
+            return PackedTable()
         try:
             if wanted not in self._at:
                 raise CorruptRecordError(f"ledger table {number} is missing")
             file = await self._disk.open(self._path(wanted))
             try:
-                return Table.parse(number, await file.read(0, file.size()))
+                return PackedTable.parse(number, await file.read(0, file.size()))
             finally:
                 file.close()
         except CorruptRecordError as error:
             # It may have held fences that are nowhere else.
             self._found.lose_all(str(error))
             self._is_table_lost = True
-            return Table()
+            return PackedTable()
 
     async def _open(self, segment_ids: list[int], rows: dict[int, SegmentRow]) -> None:
         """Take over what is sealed, and replay the rest, newest first."""
@@ -273,13 +273,13 @@ class Restart:
             is_sealed = row is not None and row.is_sealed and names.index_name(segment_id) in self._at
             if row is not None and is_sealed and name in self._at and await self._learn_from(row):
                 header = form.SegmentHeader(segment_id, row.generation, row.end)
-                self._segments.add_sealed(Segment(self._at[name], header, self._segments.shelf), row)
+                self._segments.add_sealed(Segment(self._at[name], header, self._segments.file_cache), row)
                 continue
             segment = await self._open_unsealed(segment_id, is_listed=row is not None)
             if segment is not None:
                 opened[segment_id] = segment
                 if row is not None and row.end:  # not sealed yet, or its index is missing
-                    segment.end, segment.said = row.end, row
+                    segment.end, segment.checkpoint_row = row.end, row
         for segment in opened.values():
             await self._try_index(segment)
         unsealed = {one: segment for one, segment in opened.items() if segment.sealed is None}
@@ -321,7 +321,7 @@ class Restart:
                     self._found.useless.append(path)  # the crash came while it was created
                 return None
             header = form.SegmentHeader(segment_id, index.generation, file.size())
-        return Segment(self._at[name], header, self._segments.shelf, file)
+        return Segment(self._at[name], header, self._segments.file_cache, file)
 
     async def _index_head(self, segment_id: int) -> IndexHead | None:
         name = names.index_name(segment_id)
@@ -368,7 +368,7 @@ class Restart:
             return
         row = _row_of(head)
         if not await self._learn_from(row):
-            segment.end, segment.said = head.end, row
+            segment.end, segment.checkpoint_row = head.end, row
             return
         segment.rest()
         self._segments.add_sealed(segment, row)
@@ -442,7 +442,7 @@ class Restart:
             if result.unread is not None:
                 # It may hold what was acknowledged, or may not: neither lost nor torn.
                 raise result.unread
-            if segment_id in self._unread_indexes and (result.damaged or result.is_all_damaged):
+            if segment_id in self._unread_indexes and (result.damaged or result.lost_data_of_any_ledger):
                 raise self._unread_indexes[segment_id]  # which may tell what was there
             if result.previous is not None:
                 ask = partial(_known_already, result.previous)
@@ -452,17 +452,19 @@ class Restart:
                     self._take_tail(result.tail)
                     # What is given up is soon gone, perhaps before the segment in front of it is sealed: only
                     # what is written next then says where that one ends.
-                    is_given_up = not result.groups and not result.is_all_damaged
+                    is_given_up = not result.groups and not result.lost_data_of_any_ledger
                     is_lone = not result.groups
                     found.previous = result.previous if is_given_up else (segment_id, result.end)
                     is_last = False
-            elif not result.is_all_damaged:
+            elif not result.lost_data_of_any_ledger:
                 await segment.close()  # prepared and never used
                 found.useless.append(segment.path)
                 found.used.append((segment.path, form.DATA_OFFSET))
                 continue
             replayed.append((segment, result))
-            if may_be_cut and not (result.damaged or result.is_all_damaged):  # else it may be needed as proof
+            if may_be_cut and not (
+                result.damaged or result.lost_data_of_any_ledger
+            ):  # else it may be needed as proof
                 found.used.append((segment.path, result.written))
         for segment, result in reversed(replayed):
             await self._apply(segment, result)
@@ -472,7 +474,7 @@ class Restart:
         found.tail = tail
         # The damage itself is passed over from now on: the tail is proof that somebody has seen it, and what
         # is in it counts like what is in any other group.
-        if tail is not None and not found.is_all_damaged and any(row.marks_all for row in tail.rows):
+        if tail is not None and not found.lost_data_of_any_ledger and any(row.marks_all for row in tail.rows):
             found.lose_all("data was lost before this start, and nobody knows of which ledgers")
 
     async def _named_by(self, segment: Segment) -> tuple[int, int] | None:
@@ -488,7 +490,7 @@ class Restart:
 
     async def _apply(self, segment: Segment, result: Replayed) -> None:
         found = self._found
-        if result.is_all_damaged and not found.is_all_damaged:
+        if result.lost_data_of_any_ledger and not found.lost_data_of_any_ledger:
             found.lose_all(f"segment {segment.segment_id} has groups that cannot be read")
         for ledger_id in result.damaged:
             if not found.state(ledger_id).is_damaged:
@@ -519,7 +521,7 @@ class Restart:
                 state.since = min(state.since or segment.segment_id, segment.segment_id)
             if state.since <= segment.segment_id:
                 state.last_entry = max(state.last_entry, runs.highest)
-        if not result.groups and not result.is_all_damaged:
+        if not result.groups and not result.lost_data_of_any_ledger:
             await segment.close()  # nothing but a tail, which is written elsewhere, or a torn group
             found.useless.append(segment.path)
             found.needed.add(segment.segment_id)

@@ -2,7 +2,7 @@
 
 Owns the order of things: what is accepted is written in the order of the calls, in groups, each with one
 fdatasync; a `Done` is called when its record is durable and indexed, and never before (rules 2 and 3).
-Owns the state of ledgers and the set of segments. The parts: `journal` writes groups, `provision` sees to
+Owns the state of ledgers and the set of segments. The parts: `journal` writes groups, `allocator` sees to
 space, `reader` reads, `restart` opens a directory, `tender` seals segments and writes checkpoints.
 
 All methods are called on the loop's thread. Accepting never blocks.
@@ -14,19 +14,19 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bookie_aio.metrics import Figures
-from bookie_aio.storage.crash_recovery import Restart, Restarted
+from bookie_aio.metrics import StorageMetrics
+from bookie_aio.storage.crash_recovery import CrashRecovery, RecoveredState
 from bookie_aio.storage.disk.fail_stop import FailStopDisk
 from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
-from bookie_aio.storage.ledgers.ledger_states import Ledgers
-from bookie_aio.storage.maintenance.compactor import ReclaimConfig, Reclaimer
+from bookie_aio.storage.ledgers.ledger_states import LedgerStates
+from bookie_aio.storage.maintenance.compactor import CompactionConfig, Compactor
 from bookie_aio.storage.maintenance.scrubber import Scrubber, ScrubConfig
 from bookie_aio.storage.maintenance.sealer import Tender
 from bookie_aio.storage.read.lookup import Lookup
 from bookie_aio.storage.read.reader import ReadResult
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment.allocator import Provision, SpaceLimits
-from bookie_aio.storage.segment.segment_set import Segments
+from bookie_aio.storage.segment.allocator import SegmentAllocator, SpaceLimits
+from bookie_aio.storage.segment.segment_set import SegmentSet
 from metadata.errors import (
     DiskFailedError,
     DiskFullError,
@@ -71,7 +71,7 @@ class StorageConfig:
     live_ledgers_max: int = 4096
     """States of ledgers that are kept as objects, and written with each checkpoint; a fourth as many as there
     are ledgers where that is more. The others rest in a table, at 152 bytes each."""
-    reclaim: ReclaimConfig = field(default_factory=ReclaimConfig)
+    reclaim: CompactionConfig = field(default_factory=CompactionConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
 
 
@@ -84,8 +84,8 @@ class Engine:
         directories: Sequence[str],
         config: StorageConfig,
         locks: list[DirectoryLock],
-        segments: Segments,
-        restarted: Restarted,
+        segments: SegmentSet,
+        restarted: RecoveredState,
         on_indexed: Callable[[Collection[int]], None],
         on_failed: Callable[[StorageError], None],
     ) -> None:
@@ -96,17 +96,17 @@ class Engine:
         self._locks = locks
         self._on_indexed = on_indexed
         self._on_failed = on_failed
-        self._ledgers = Ledgers(restarted.ledgers, restarted.deleted)
+        self._ledgers = LedgerStates(restarted.ledgers, restarted.deleted)
         self._segments = segments
-        self._figures = Figures()
+        self._metrics = StorageMetrics()
         self._is_closed = False
         self.add_watches: set[AddWatch] = set()
         self.notes: Sequence[str] = restarted.notes
         self._tender: Tender
-        self._provision: Provision
+        self._allocator: SegmentAllocator
         self._journal: Journal
         self._lookup: Lookup
-        self._reclaimer: Reclaimer
+        self._compactor: Compactor
         self._scrubber: Scrubber
 
     @classmethod
@@ -141,7 +141,7 @@ class Engine:
         """
         fail_stop = FailStopDisk(disk)
         locks: list[DirectoryLock] = []
-        segments = Segments(
+        segments = SegmentSet(
             fail_stop,
             files_max=config.files_max,
             heads_bytes_max=config.heads_bytes_max,
@@ -149,11 +149,13 @@ class Engine:
         )
         try:
             locks.extend(map(fail_stop.lock_directory, directories))
-            restarted = await Restart(fail_stop, directories, segments).run(spare_bytes=config.segment_bytes)
+            restarted = await CrashRecovery(fail_stop, directories, segments).run(
+                spare_bytes=config.segment_bytes
+            )
             engine = cls(fail_stop, directories, config, locks, segments, restarted, on_indexed, on_failed)
             await engine._start(restarted, draw_generation, on_writable, on_warning)
         except BaseException:
-            segments.shelf.close()
+            segments.file_cache.close()
             for lock in locks:
                 lock.release()
             raise
@@ -161,7 +163,7 @@ class Engine:
 
     async def _start(
         self,
-        restarted: Restarted,
+        restarted: RecoveredState,
         draw_generation: Callable[[], int],
         on_writable: Callable[[bool], None],
         on_warning: Callable[[str], None],
@@ -170,7 +172,7 @@ class Engine:
         tail = restarted.first_records()
         tail_bytes = sum(record.size for record in tail)
         capacity = max(config.segment_bytes, tail_bytes + form.DATA_OFFSET + form.GROUP_HEADER_BYTES)
-        self._provision = Provision(
+        self._allocator = SegmentAllocator(
             self._disk,
             self._directories,
             restarted.home,
@@ -192,20 +194,20 @@ class Engine:
         try:
             await self._begin(restarted, tail, tail_bytes)
         except BaseException:
-            await self._provision.close()
+            await self._allocator.close()
             raise
 
-    async def _begin(self, restarted: Restarted, tail: list[Record], tail_bytes: int) -> None:
+    async def _begin(self, restarted: RecoveredState, tail: list[Record], tail_bytes: int) -> None:
         """Have a segment, with what the last run left in it, and start what works in the background."""
         config = self._config
         replayed = list(self._segments.in_memory.values())
         least = form.DATA_OFFSET + form.GROUP_HEADER_BYTES + tail_bytes + _ROOM_BYTES_MIN
-        segment = await self._provision.first_segment(least, restarted.used, restarted.unlisted)
+        segment = await self._allocator.first_segment(least, restarted.used, restarted.unlisted)
         segment.previous = restarted.previous
         self._segments.add(segment)
         self._journal = Journal(
             segment,
-            self._provision,
+            self._allocator,
             group_bytes_max=max(config.group_bytes_max, tail_bytes),
             on_group=self._index_group,
             on_dropped=self._drop,
@@ -215,45 +217,45 @@ class Engine:
         if tail_bytes > self._journal.room:
             raise DiskFullError(f"no room for the {tail_bytes} bytes that the last run left to be rewritten")
         await self._rewrite(tail)
-        self._provision.segment_bytes = config.segment_bytes
+        self._allocator.segment_bytes = config.segment_bytes
         largest = config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES
         self._journal.limit_groups(min(config.group_bytes_max, largest))
         self._tender.also_listed = set()
         self._tender.clean_up(replayed, restarted.useless + restarted.unlisted)
-        if not self._provision.is_full:
-            self._provision.begin()
+        if not self._allocator.is_full:
+            self._allocator.begin()
         self._scrubber.start()
 
-    def _make_tenders(self, restarted: Restarted, on_lost_all: Callable[[], None]) -> None:
+    def _make_tenders(self, restarted: RecoveredState, on_lost_all: Callable[[], None]) -> None:
         """Make the parts that work in the background."""
         self._tender = Tender(
             self._disk,
             restarted.home,
             self._segments,
             self._ledgers,
-            self._provision,
+            self._allocator,
             self._fail,
             on_lost_all,
             live_ledgers_max=self._config.live_ledgers_max,
             page_cache_bytes=self._config.page_cache_bytes,
         )
-        self._tender.is_all_damaged = restarted.is_all_damaged
+        self._tender.lost_data_of_any_ledger = restarted.lost_data_of_any_ledger
         self._tender.also_listed = restarted.needed
         for ledger_id in restarted.damaged:
             self._ledgers.state(ledger_id).is_damaged = True
         self._lookup = Lookup(self, self._ledgers, self._segments, self._tender)
-        self._reclaimer = Reclaimer(
+        self._compactor = Compactor(
             self._config.reclaim,
             self,
             self._ledgers,
             self._segments,
             self._lookup,
             self._tender,
-            self._provision,
+            self._allocator,
             self._fail,
         )
-        self._ledgers.on_less = self._reclaimer.notice_less
-        self._tender.on_sealed = self._reclaimer.notice
+        self._ledgers.on_less = self._compactor.notice_less
+        self._tender.on_sealed = self._compactor.notice
         self._scrubber = Scrubber(
             self._config.scrub, self._ledgers, self._segments, self._lookup, self._tender, self._fail
         )
@@ -281,7 +283,7 @@ class Engine:
 
     def _ready(self) -> None:
         self._tender.retry()
-        self._reclaimer.go_on()
+        self._compactor.go_on()
         # Also while closing: the compaction that is waited for may have copies in the queue.
         self._journal.launch()
 
@@ -304,9 +306,9 @@ class Engine:
         return state
 
     def _check_room(self, size: int, kept: int) -> None:
-        if not self._provision.is_full:
+        if not self._allocator.is_full:
             return
-        left = self._journal.room + self._provision.aside_bytes - self._journal.bytes_pending
+        left = self._journal.room + self._allocator.aside_bytes - self._journal.bytes_pending
         if size + kept > left:
             raise DiskFullError("no space left, and the reserve is used up")
 
@@ -330,7 +332,7 @@ class Engine:
             EntryTooLargeError: it does not fit into a segment.
         """
         size = self._size_of(block)
-        if not self._provision.is_writable:
+        if not self._allocator.is_writable:
             if not from_reserve:
                 raise DiskFullError("no space left for ordinary adds")
             self._check_room(size, self._config.space.reserve_bytes // _FENCE_SHARE)
@@ -343,7 +345,7 @@ class Engine:
             DiskFullError: no space. EntryTooLargeError: segments are smaller now than the block.
         """
         size = self._size_of(block)
-        if self._provision.is_full:
+        if self._allocator.is_full:
             raise DiskFullError("no space left for copies")
         # What the block states, if it does, was learnt when it was stored, and is in the checkpoint.
         self._append_block(block, done, size, form.STATES_NOTHING)
@@ -368,7 +370,7 @@ class Engine:
 
     def append_statement(self, ledger_id: int, statement: LacStatement, done: Done) -> None:
         """Accept an explicit LAC. Raises DiskFullError when the engine is not writable."""
-        if not self._provision.is_writable:
+        if not self._allocator.is_writable:
             raise DiskFullError("no space left for ordinary adds")
         change = Change(form.KIND_STATEMENT, ledger_id, statement=statement)
         size = form.ROW_BYTES + len(statement.mac)
@@ -423,7 +425,7 @@ class Engine:
     def _index_group(self, group: Group) -> None:
         """Index a durable group, and tell those who wait."""
         touched = self._ledgers.index(group)
-        self._figures.count_group(len(group.records), group.size, group.synced_s)
+        self._metrics.count_group(len(group.records), group.size, group.synced_s)
         self._on_indexed(touched)
         self._tell(group.records, None)
 
@@ -461,22 +463,22 @@ class Engine:
         return self._ledgers.is_deleted(ledger_id)
 
     @property
-    def quiet(self) -> set[int]:
+    def eviction_candidates(self) -> set[int]:
         """Give the ledgers that the caller put here; whatever is accepted of one takes it out again.
 
         So does a repair that comes, from which moment on it may conclude that what is here stays here.
         """
-        return self._ledgers.quiet
+        return self._ledgers.eviction_candidates
 
     @property
-    def is_all_damaged(self) -> bool:
+    def lost_data_of_any_ledger(self) -> bool:
         """Tell whether data was lost that may concern any ledger."""
-        return self._tender.is_all_damaged
+        return self._tender.lost_data_of_any_ledger
 
     def is_damaged(self, ledger_id: int) -> bool:
         """Tell whether data of this ledger was lost, or may have been (rule 4)."""
         state = self._ledgers.get(ledger_id)
-        return self._tender.is_all_damaged or (state is not None and state.is_damaged)
+        return self._tender.lost_data_of_any_ledger or (state is not None and state.is_damaged)
 
     def last_entry(self, ledger_id: int) -> int:
         """Give the highest entry that is durable and indexed, or −1."""
@@ -510,12 +512,12 @@ class Engine:
     @property
     def has_room(self) -> bool:
         """Tell whether entries can be stored."""
-        return self._provision.is_writable and self._journal.error is None and not self._is_closed
+        return self._allocator.is_writable and self._journal.error is None and not self._is_closed
 
     @property
     def is_writable(self) -> bool:
         """Tell whether ordinary adds are accepted: there is room, and no fence was forgotten (rule 4)."""
-        return self.has_room and not self.is_all_damaged
+        return self.has_room and not self.lost_data_of_any_ledger
 
     # --- reads ---
 
@@ -545,30 +547,30 @@ class Engine:
 
     # --- the rest ---
 
-    def figures(self) -> dict[str, object]:
+    def metrics(self) -> dict[str, object]:
         """Give the figures that `bookie info` shows."""
         return {
             "is_writable": self.is_writable,
             "queue": {"bytes": self.bytes_pending, "records": self._journal.records_queued},
-            **self._figures.as_dict(),
+            **self._metrics.as_dict(),
             "damaged_blocks": self._lookup.damaged_blocks,
             "unread_blocks": self._lookup.unread_blocks,
             "segments": {
-                **self._segments.figures(),
+                **self._segments.metrics(),
                 "current": self._journal.segment.segment_id,
                 "current_bytes": self._journal.segment.end,
             },
-            "reclaimed": self._reclaimer.figures(),
-            "scrubbed": self._scrubber.figures(),
+            "reclaimed": self._compactor.metrics(),
+            "scrubbed": self._scrubber.metrics(),
             "ledgers": {
                 "count": len(self._ledgers.states),
                 "damaged": self._ledgers.states.damaged_count,
                 "deleted_ranges": len(self._ledgers.deleted),
-                "all_damaged": self._tender.is_all_damaged,
+                "all_damaged": self._tender.lost_data_of_any_ledger,
             },
             "disk": {
                 "free_bytes": min(self._disk.space(one).free for one in self._directories),
-                **self._provision.figures(),
+                **self._allocator.metrics(),
             },
         }
 
@@ -585,16 +587,16 @@ class Engine:
         error = await self._drained()
         self._is_closed = True
         await self._scrubber.close()
-        await self._reclaimer.close()
+        await self._compactor.close()
         # A compaction that stopped half way may have left copies on their way into the segment to be sealed.
         error = await self._drained() or error
-        await self._provision.close()
+        await self._allocator.close()
         await self._tender.close()
         if error is None and self._journal.error is None:
             try:
                 await self._tender.finish(self._journal.segment)
             except (DiskFailedError, DiskFullError) as failure:
-                self._figures.close_error = str(failure)  # the next start replays instead
+                self._metrics.close_error = str(failure)  # the next start replays instead
         await self._segments.close()
         for lock in self._locks:
             lock.release()

@@ -24,7 +24,7 @@ from metadata.errors import DiskFailedError, DiskFullError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bookie_aio.storage.segment.allocator import Provision
+    from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.wire.blocks import Block, Buffer, LacStatement
 
@@ -97,7 +97,7 @@ class Journal:
     def __init__(
         self,
         segment: Segment,
-        provision: Provision,
+        allocator: SegmentAllocator,
         *,
         group_bytes_max: int,
         on_group: Callable[[Group], None],
@@ -114,7 +114,7 @@ class Journal:
             on_failed: the end (fail-stop), before the records concerned are dropped.
         """
         self._loop = asyncio.get_running_loop()
-        self._provision = provision
+        self._allocator = allocator
         self._group_bytes_max = group_bytes_max
         self._on_group = on_group
         self._on_dropped = on_dropped
@@ -181,15 +181,15 @@ class Journal:
         while self._queue and self._in_flight is None and self.error is None:
             count, size = self._measure(self._group_bytes_max)
             if size > self.room:
-                segment = self._provision.take()
+                segment = self._allocator.take()
                 if segment is not None:
                     self._roll(segment)
                     continue
-                if self._provision.is_preparing:
+                if self._allocator.is_preparing:
                     return  # and be called again when the segment is ready, or known not to come
                 count, size = self._measure(self.room)
                 if size > self.room:
-                    if not self._provision.begin_reserve():
+                    if not self._allocator.begin_reserve():
                         self._drop_first()
                         continue
                     return

@@ -74,7 +74,7 @@ async def store_missing(engine: Engine, block: Block, *, is_trusted: bool) -> in
         DiskFullError: no space.
         DiskFailedError: the disk failed.
     """
-    engine.quiet.discard(block.ledger_id)  # at once: see `Engine.quiet`
+    engine.eviction_candidates.discard(block.ledger_id)  # at once: see `Engine.eviction_candidates`
     watch = _Watch(block)
     engine.add_watches.add(watch)
     try:

@@ -35,9 +35,9 @@ from client_aio.admin.replicas import list_entries
 from client_aio.core.digest import Digest
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.repair_plan import Part, complete_parts, owed, plan, replaced, split
-from client_aio.ledger.metadata_update import HeldMetadata
+from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
-from client_aio.unbounded.paged_fragments import HeldFragments, spans
+from client_aio.unbounded.paged_fragments import VersionedFragments, spans
 from metadata.errors import (
     BookieError,
     BookKeeperError,
@@ -221,9 +221,9 @@ class Repair:
         """Name the bookie in the place of the lost one; False where the fragment is another by now."""
         metadata, version = await self._context.ledgers.read(self._ledger_id)
         if metadata.is_unbounded:
-            held = HeldFragments(self._context, metadata, version)
+            held = VersionedFragments(self._context, metadata, version)
             return await held.replace_bookie(part, self._lost, target)
-        return await HeldMetadata(self._context, metadata, version).update(
+        return await VersionedLedgerMetadata(self._context, metadata, version).update(
             lambda now: replaced(now, part, self._lost, target)
         )
 

@@ -83,7 +83,7 @@ class Batch:
         self.forced = 0
 
 
-class Turn(Generic[Token]):
+class AddGroup(Generic[Token]):
     """Contiguous entries that are acknowledged together."""
 
     __slots__ = ("batches", "bytes_held", "first_entry", "last_entry", "length", "tokens")
@@ -156,13 +156,13 @@ class AddWindow(Generic[Token]):
         self._stated_lafr = stated_lafr
         self._frozen = False
         self.is_holding = False
-        self.newcomers = 0  # seats whose new bookies have got copies, and nothing beyond the LAC
+        self.replacements = 0  # seats whose new bookies have got copies, and nothing beyond the LAC
         self._received = next_entry - 1  # the last entry reported, which the LAC may be behind
         self._next_entry = next_entry  # of the first entry not sent yet
         self._payloads: list[bytes] = []
         self._tokens: list[Token] = []
-        self._retained: deque[Turn[Token]] = deque()
-        self._turns: deque[Turn[Token]] = deque()
+        self._retained: deque[AddGroup[Token]] = deque()
+        self._turns: deque[AddGroup[Token]] = deque()
         self._epochs = [0] * ensemble_size
         self._masks = write_set_masks(ensemble_size, write_quorum)
 
@@ -249,7 +249,7 @@ class AddWindow(Generic[Token]):
             turn = self._form_turn(first_entry, payloads, tokens, [self.length_pushed + len(payloads[0])])
             self._turns.append(turn)
             batch = turn.batches[0]
-            return self._sends(batch, batch.mask & ~self.failed & ~self.newcomers)
+            return self._sends(batch, batch.mask & ~self.failed & ~self.replacements)
         running = list(accumulate(map(len, payloads), initial=self.length_pushed))[1:]
         while start < count:
             stop = self._turn_end(running, start)
@@ -258,11 +258,11 @@ class AddWindow(Generic[Token]):
             )
             self._turns.append(turn)
             for batch in turn.batches:
-                sends += self._sends(batch, batch.mask & ~self.failed & ~self.newcomers)
+                sends += self._sends(batch, batch.mask & ~self.failed & ~self.replacements)
             start = stop
         return sends
 
-    def acknowledged(self, send: Send) -> list[Turn[Token]]:
+    def acknowledged(self, send: Send) -> list[AddGroup[Token]]:
         """Note that a seat's bookie stored a batch; returns the turns that are acknowledged by it."""
         seat, epoch, batch = send
         if epoch != self._epochs[seat]:
@@ -282,7 +282,7 @@ class AddWindow(Generic[Token]):
         """Give the present epoch of a seat."""
         return self._epochs[seat]
 
-    def forced(self, seat: int, epoch: int, last_entry: int) -> list[Turn[Token]]:
+    def forced(self, seat: int, epoch: int, last_entry: int) -> list[AddGroup[Token]]:
         """Note that what a seat's bookie had received up to an entry is durable there (deferred sync).
 
         Args:
@@ -316,7 +316,7 @@ class AddWindow(Generic[Token]):
         """Put new bookies into seats before the compare-and-set (rule 11); returns the copies they owe."""
         assert self._frozen
         assert self._is_guaranteed
-        self.newcomers |= replaced
+        self.replacements |= replaced
         self._vacate(replaced)
         return [
             send
@@ -328,30 +328,33 @@ class AddWindow(Generic[Token]):
     @property
     def owes_copies(self) -> bool:
         """Tell whether a newcomer has not acknowledged all its copies yet."""
-        newcomers = self.newcomers
-        return any(batch.mask & newcomers & ~batch.acks for turn in self._retained for batch in turn.batches)
+        replacements = self.replacements
+        return any(
+            batch.mask & replacements & ~batch.acks for turn in self._retained for batch in turn.batches
+        )
 
     @property
     def awaits_copies(self) -> bool:
-        """Tell whether newcomers owe copies and will make them: none has failed, whichever came when."""
-        return self.owes_copies and not self.failed & self.newcomers
+        """Tell whether replacements owe copies and will make them: none has failed, whichever came when."""
+        return self.owes_copies and not self.failed & self.replacements
 
     @property
     def can_abandon(self) -> bool:
-        """Tell whether every write set keeps Qa bookies without the newcomers."""
-        closed_to = self.failed | self.newcomers
+        """Tell whether every write set keeps Qa bookies without the replacements."""
+        closed_to = self.failed | self.replacements
         return can_acknowledge(closed_to, self.ensemble_size, self.write_quorum, self.ack_quorum)
 
     def abandon_change(self) -> None:
-        """Unfreeze with the former bookies, and nobody in the seats of the newcomers. Call `advance` then.
+        """Unfreeze with the former bookies, and nobody in the seats of the replacements. Call `advance` then.
 
-        Only before the compare-and-set: what the newcomers hold are true copies that the metadata never name.
+        Only before the compare-and-set: what the replacements hold are true copies that the metadata never
+        name.
         """
         assert self._frozen
         self._frozen = False
-        newcomers, self.newcomers = self.newcomers, 0
-        self._vacate(newcomers)
-        self.failed |= newcomers
+        replacements, self.replacements = self.replacements, 0
+        self._vacate(replacements)
+        self.failed |= replacements
 
     def commit_change(self, replaced: int) -> list[Send]:
         """Unfreeze with new bookies in the seats of the mask `replaced`.
@@ -360,15 +363,15 @@ class AddWindow(Generic[Token]):
         """
         assert self._frozen
         self._frozen = False
-        newcomers, self.newcomers = self.newcomers, 0
-        self._vacate(replaced & ~newcomers)
+        replacements, self.replacements = self.replacements, 0
+        self._vacate(replaced & ~replacements)
         sends: list[Send] = []
         for turn in self._retained:
             for batch in turn.batches:
-                sends += self._sends(batch, batch.mask & replaced & ~newcomers)
+                sends += self._sends(batch, batch.mask & replaced & ~replacements)
         for turn in self._turns:
             for batch in turn.batches:
-                sends += self._sends(batch, batch.mask & (replaced | newcomers) & ~self.failed)
+                sends += self._sends(batch, batch.mask & (replaced | replacements) & ~self.failed)
         return sends
 
     def _vacate(self, seats: int) -> None:
@@ -381,7 +384,7 @@ class AddWindow(Generic[Token]):
                 batch.acks &= ~seats
                 batch.forced &= ~seats
 
-    def advance(self) -> list[Turn[Token]]:
+    def advance(self) -> list[AddGroup[Token]]:
         """Give the turns that are acknowledged by now."""
         return self._advance()
 
@@ -394,8 +397,8 @@ class AddWindow(Generic[Token]):
         self.bytes_held = 0
         return tokens
 
-    def _advance(self) -> list[Turn[Token]]:
-        done: list[Turn[Token]] = []
+    def _advance(self) -> list[AddGroup[Token]]:
+        done: list[AddGroup[Token]] = []
         turns, ack_quorum = self._turns, self.ack_quorum
         if self._frozen:
             return done
@@ -414,9 +417,9 @@ class AddWindow(Generic[Token]):
             done.append(turn)
         return done
 
-    def _advance_retaining(self) -> list[Turn[Token]]:
+    def _advance_retaining(self) -> list[AddGroup[Token]]:
         """Report what Qa bookies have, and let go of what is safe with nobody to send it again."""
-        done: list[Turn[Token]] = []
+        done: list[AddGroup[Token]] = []
         turns, retained = self._turns, self._retained
         while turns and all(batch.acks.bit_count() >= self.ack_quorum for batch in turns[0].batches):
             turn = turns.popleft()
@@ -435,7 +438,7 @@ class AddWindow(Generic[Token]):
                 self.lac, self.length_confirmed = turn.last_entry, turn.length
         return done
 
-    def _is_releasable(self, turn: Turn[Token]) -> bool:
+    def _is_releasable(self, turn: AddGroup[Token]) -> bool:
         if self._is_guaranteed:
             return all(batch.acks == batch.mask for batch in turn.batches)
         return all(batch.forced.bit_count() >= self.ack_quorum for batch in turn.batches)
@@ -457,7 +460,7 @@ class AddWindow(Generic[Token]):
 
     def _form_turn(
         self, first_entry: int, payloads: list[bytes], tokens: list[Token], running: list[int]
-    ) -> Turn[Token]:
+    ) -> AddGroup[Token]:
         size = running[-1] - self.length_pushed
         self.length_pushed = running[-1]
         stride = self.ensemble_size if self.ensemble_size > self.write_quorum else 1
@@ -473,7 +476,7 @@ class AddWindow(Generic[Token]):
                 mask = self._masks[first % self.ensemble_size]
                 batches.append(Batch(first, len(range(offset, count, stride)), mask, block))
         held = size + ENTRY_OVERHEAD_BYTES * count
-        return Turn(first_entry, tokens, batches, running[-1], held)
+        return AddGroup(first_entry, tokens, batches, running[-1], held)
 
     def _encode(self, first_entry: int, stride: int, payloads: list[bytes], running: list[int]) -> bytes:
         # A recovery with guaranteed write quorum writes entries back that its frozen LAC is beyond.

@@ -15,7 +15,7 @@ then CLOSED: the writer is displaced, and withdraws. Nobody but the writer and a
 last fragment of a ledger that is not CLOSED (rule 14), so if that is not the one the writer knows, the writer
 is displaced as well.
 
-*An ensemble change* (`EnsembleChanger`, rule 9), step by step:
+*An ensemble change* (`EnsembleChangeMachine`, rule 9), step by step:
 
     failed ─▶ Find ─found─▶ [Copy ─copied─▶] Write ─written─▶ Reseat ─▶ done, or Find for what failed since
                │ ▲            │                └─refused: the writer withdraws
@@ -27,9 +27,10 @@ is displaced as well.
 - From `found` on the window is frozen: the first entry of the new fragment is captured there, once, and stays
   however often the bookies are chosen again. It is unfrozen by the reseating, by an `Abandon`, or never.
 - The same bookies as before came back: nothing is written, but they get what they owe.
-- With guaranteed write quorum the newcomers hold what they owe of the acknowledged entries before the
+- With guaranteed write quorum the replacements hold what they owe of the acknowledged entries before the
   compare-and-set (`Copy`, rule 11). If one of them fails meanwhile nobody has been told of the change yet:
-  where the ack quorum holds without the newcomers it is abandoned, and writing goes on (rule 9) while bookies
+  where the ack quorum holds without the replacements it is abandoned, and writing goes on (rule 9) while
+  bookies
   are looked for anew. Below that the window stays frozen, and the change goes on with others.
 
 *A roll* begins a new fragment because the last one is large. It is a change of the whole ensemble, with
@@ -63,7 +64,7 @@ Apply = Callable[[LedgerMetadata], LedgerMetadata | None]
 
 
 @dataclass(frozen=True, slots=True)
-class NewEnsemble:
+class EnsembleChange:
     """The change to a new last fragment. `known` is the last fragment that the writer knows."""
 
     first_entry: int
@@ -166,7 +167,7 @@ class Wait(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Seat the newcomers and send them what they owe (`window.seat_newcomers`).
+    """Seat the replacements and send them what they owe (`window.seat_newcomers`).
 
     Answer with `copied` once the window awaits no copies: all are made, or a newcomer has failed, be it one
     of an earlier `Copy` of the same change.
@@ -177,7 +178,7 @@ class Copy(NamedTuple):
 
 
 class Abandon(NamedTuple):
-    """Vacate the newcomers' seats and unfreeze (`window.abandon_change`); answer with `abandoned`."""
+    """Vacate the replacements' seats and unfreeze (`window.abandon_change`); answer with `abandoned`."""
 
 
 class FindAll(NamedTuple):
@@ -196,7 +197,7 @@ class Drain(NamedTuple):
 class Write(NamedTuple):
     """Write the change; answer with `written`, or withdraw if it is refused."""
 
-    change: NewEnsemble
+    change: EnsembleChange
 
 
 class Reseat(NamedTuple):
@@ -216,7 +217,7 @@ Step = Find | Wait | Copy | Abandon | FindAll | Drain | Write | Reseat | GiveUp 
 """None: nothing is to be done."""
 
 
-class EnsembleChanger(Generic[Token]):
+class EnsembleChangeMachine(Generic[Token]):
     """Decides the steps of ensemble changes, one change at a time.
 
     Args:
@@ -315,7 +316,7 @@ class EnsembleChanger(Generic[Token]):
         bookies, self._seats = self._rolling
         # Those that go on may be others by now than when it began.
         self.target = bookies or self.fragment.bookies
-        return Write(NewEnsemble(self._first_entry, self.target, self.fragment))
+        return Write(EnsembleChange(self._first_entry, self.target, self.fragment))
 
     def found(self, bookies: tuple[str, ...]) -> Step:
         """Begin the change to an ensemble whose new bookies can be reached, or go on with it."""
@@ -328,7 +329,7 @@ class EnsembleChanger(Generic[Token]):
         return self._write()
 
     def copied(self) -> Step:
-        """Go on once the newcomers hold their copies, or without them if one has failed."""
+        """Go on once the replacements hold their copies, or without them if one has failed."""
         if self._window.failed & self._seats:
             return Abandon() if self._window.can_abandon else self.next()
         assert not self._window.owes_copies
@@ -344,7 +345,7 @@ class EnsembleChanger(Generic[Token]):
         assert self._first_entry is not None
         if self.target == self.fragment.bookies:
             return Reseat(self.target, self._seats)
-        return Write(NewEnsemble(self._first_entry, self.target, self.fragment))
+        return Write(EnsembleChange(self._first_entry, self.target, self.fragment))
 
     def written(self) -> Step:
         """Note that the compare-and-set has definitely happened."""

@@ -1,4 +1,4 @@
-"""Ensemble changes of one window: the shell around `client_aio.core.ensemble_change.EnsembleChanger`.
+"""Ensemble changes of one window: the shell around `client_aio.core.ensemble_change.EnsembleChangeMachine`.
 
 Shared by a ledger's writer, which writes each change to the metadata store, and by recovery, which keeps them
 in memory until it closes the ledger (rule 12d). Owns the one task that carries out the steps.
@@ -14,10 +14,10 @@ from client_aio.core.ensemble_change import (
     Abandon,
     Copy,
     Drain,
+    EnsembleChange,
     Find,
     FindAll,
     GiveUp,
-    NewEnsemble,
     Reseat,
     Step,
     Wait,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
-    from client_aio.core.ensemble_change import EnsembleChanger
+    from client_aio.core.ensemble_change import EnsembleChangeMachine
     from client_aio.ledger.replicator import Replicator
     from metadata.model.ledger import Fragment, LedgerMetadata
 
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 Token = TypeVar("Token")
 
 
-class EnsembleChanges(Generic[Token]):
+class EnsembleChangeTask(Generic[Token]):
     """Replaces failed bookies, one change at a time.
 
     Args:
@@ -60,11 +60,11 @@ class EnsembleChanges(Generic[Token]):
     def __init__(
         self,
         context: ClientContext,
-        changer: EnsembleChanger[Token],
+        changer: EnsembleChangeMachine[Token],
         replicator: Replicator[Token],
         *,
         metadata: Callable[[], LedgerMetadata],
-        write: Callable[[NewEnsemble], Awaitable[bool]],
+        write: Callable[[EnsembleChange], Awaitable[bool]],
         is_needed: Callable[[], bool],
         on_given_up: Callable[[BookKeeperError], None],
     ) -> None:
@@ -113,7 +113,8 @@ class EnsembleChanges(Generic[Token]):
         return future
 
     def moved(self) -> None:
-        """Look again whether the newcomers hold their copies, and whether what was sent is acknowledged."""
+        """Look again whether the replacements hold their copies, and whether what was sent is
+        acknowledged."""
         self._progress.set()
 
     async def finish(self) -> None:
@@ -180,7 +181,7 @@ class EnsembleChanges(Generic[Token]):
                 await self._copy()
                 if replicator.disowning:
                     await self._check_that_it_exists()
-                self._note_seated(bookies, replicator.window.newcomers)
+                self._note_seated(bookies, replicator.window.replacements)
                 return changer.copied()
             case Abandon():
                 replicator.abandon()

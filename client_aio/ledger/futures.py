@@ -72,7 +72,7 @@ def as_unknown(error: BookKeeperError) -> BookKeeperError:
     return error
 
 
-def taken_over(metadata: LedgerMetadata) -> LedgerFencedError:
+def fenced_by_metadata(metadata: LedgerMetadata) -> LedgerFencedError:
     """Build the error of a writer that the metadata show to be displaced."""
     end = f" at entry {metadata.last_entry}" if metadata.is_closed else ""
     term = f" under term {metadata.term}" if metadata.is_unbounded and not metadata.is_closed else ""
@@ -83,7 +83,7 @@ def taken_over(metadata: LedgerMetadata) -> LedgerFencedError:
     )
 
 
-def displaced(ledger_id: int, refusal: BookKeeperError) -> LedgerFencedError:
+def fenced_by_term(ledger_id: int, refusal: BookKeeperError) -> LedgerFencedError:
     """Build the error of a client whose term a bookie refuses."""
     return LedgerFencedError(
         f"ledger {ledger_id} has been taken over by another client ({refusal})",

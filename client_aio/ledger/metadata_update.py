@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _RETRY_S = 0.2
 
 
-class HeldMetadata:
+class VersionedLedgerMetadata:
     """The metadata of one ledger. Updates do not run side by side."""
 
     def __init__(self, context: ClientContext, metadata: LedgerMetadata, version: Version) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import AddFlag, ReadAnswer, ReadLacAnswer, Stop
 from client_aio.core.add_window import AddWindow
-from client_aio.core.ensemble_change import EnsembleChanger, NewEnsemble
+from client_aio.core.ensemble_change import EnsembleChange, EnsembleChangeMachine
 from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges
 from client_aio.core.recovery import (
     Ask,
@@ -33,9 +33,9 @@ from client_aio.core.recovery import (
     recovery_read,
     recovery_term,
 )
-from client_aio.ledger.ensemble_change import EnsembleChanges
-from client_aio.ledger.futures import displaced
-from client_aio.ledger.metadata_update import HeldMetadata
+from client_aio.ledger.ensemble_change import EnsembleChangeTask
+from client_aio.ledger.futures import fenced_by_term
+from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.replicator import Replicator
 from metadata.errors import (
     BookKeeperError,
@@ -75,7 +75,7 @@ async def recover_ledger(
         LedgerRecoveryError: too few bookies answered to decide; the message names those missing.
         MetadataUnavailableError: the metadata store did not answer in time.
     """
-    held = HeldMetadata(context, *await context.ledgers.read(ledger_id))
+    held = VersionedLedgerMetadata(context, *await context.ledgers.read(ledger_id))
     if held.current.is_unbounded:
         raise InvalidArgumentError(
             f"ledger {ledger_id} is unbounded: it is not recovered, but taken over by open_unbounded_ledger",
@@ -123,7 +123,7 @@ class Recovery:
         )
         self._written = asyncio.Event()
         self._failure: BookKeeperError | None = None
-        self._changes: EnsembleChanges[None] | None = None
+        self._changes: EnsembleChangeTask[None] | None = None
         self._reads: set[asyncio.Task[None]] = set()
         self._window: AddWindow[None] | None = None
         self._replicator: Replicator[None] | None = None
@@ -180,7 +180,7 @@ class Recovery:
                         else:
                             tally.answer(seat, statement.lac, statement.lafr)
                     elif isinstance(error, LedgerFencedError):
-                        raise displaced(self.metadata.ledger_id, error)
+                        raise fenced_by_term(self.metadata.ledger_id, error)
                     elif isinstance(error, BookKeeperError):
                         errors[self._ensemble[seat]] = str(error)
                     else:
@@ -247,7 +247,7 @@ class Recovery:
                 case None:
                     ask, outcome = await self._events.get()
                     if isinstance(outcome, LedgerFencedError):
-                        raise displaced(self.metadata.ledger_id, outcome)
+                        raise fenced_by_term(self.metadata.ledger_id, outcome)
                     if isinstance(outcome, BookKeeperError):
                         logger.warning("ledger=%d recovery read: %s", self.metadata.ledger_id, outcome)
                         search.error(ask)
@@ -319,9 +319,9 @@ class Recovery:
             on_seat_failed=self._on_seat_failed,
             on_fenced=self._fail,
         )
-        self._changes = EnsembleChanges(
+        self._changes = EnsembleChangeTask(
             self._context,
-            EnsembleChanger.of(window, metadata, self._config.ensemble_changes_max),
+            EnsembleChangeMachine.of(window, metadata, self._config.ensemble_changes_max),
             self._replicator,
             metadata=lambda: metadata,
             write=self._change_in_memory,
@@ -332,7 +332,7 @@ class Recovery:
         self._replicator.seat(self._ensemble, self._connections)
         return window
 
-    async def _change_in_memory(self, change: NewEnsemble) -> bool:
+    async def _change_in_memory(self, change: EnsembleChange) -> bool:
         """Note an ensemble change; the closing compare-and-set writes it (rule 12d)."""
         self.fragments = with_ensemble(self.fragments, change.first_entry, change.bookies)
         return True

@@ -27,14 +27,14 @@ from bookie_aio.wire.messages import (
 )
 from client_aio.bookies.connection import BookieConnection, Outcome, error_of
 from client_aio.core.quorum import indexes_of
-from client_aio.ledger.futures import displaced
+from client_aio.ledger.futures import fenced_by_term
 from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError, NoSuchLedgerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from client_aio.config import ClientConfig
-    from client_aio.core.add_window import AddWindow, Send, Turn
+    from client_aio.core.add_window import AddGroup, AddWindow, Send
     from client_aio.core.digest import Digest
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Replicator(Generic[Token]):
         flags: AddFlag,
         digest: Digest,
         config: ClientConfig,
-        on_turns: Callable[[list[Turn[Token]]], None],
+        on_turns: Callable[[list[AddGroup[Token]]], None],
         on_seat_failed: Callable[[str, BookKeeperError], None],
         on_fenced: Callable[[BookKeeperError], None],
         on_reseated: Callable[[], None] = lambda: None,
@@ -98,7 +98,7 @@ class Replicator(Generic[Token]):
         self._on_reseated = on_reseated
         self._loop = asyncio.get_running_loop()
         self._seats: list[_Seat] = []
-        self._former: dict[int, _Seat] = {}  # of the seats that newcomers have, who sat there before
+        self._former: dict[int, _Seat] = {}  # of the seats that replacements have, who sat there before
         self.flush_is_due = False
         self._gathering: asyncio.TimerHandle | None = None
         self._is_stopped = False
@@ -140,13 +140,14 @@ class Replicator(Generic[Token]):
         self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
     ) -> None:
         """Put new bookies into seats before the compare-and-set, and send them their copies (rule 11)."""
-        for index in indexes_of(replaced & ~self.window.newcomers):
+        for index in indexes_of(replaced & ~self.window.replacements):
             self._former[index] = self._seats[index]
         self._occupy(bookies, replaced, connections)
         self._transmit(self.window.seat_newcomers(replaced))
 
     def abandon(self) -> None:
-        """Take the newcomers out of their seats again, which are those of the former bookies: they failed."""
+        """Take the replacements out of their seats again, which are those of the former bookies: they
+        failed."""
         for index, seat in self._former.items():
             self._seats[index] = seat
         self._former = {}
@@ -155,7 +156,7 @@ class Replicator(Generic[Token]):
 
     def reseat(self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]) -> None:
         """Put new bookies into the seats of the mask `replaced` and send them what they owe."""
-        self._occupy(bookies, replaced & ~self.window.newcomers, connections)
+        self._occupy(bookies, replaced & ~self.window.replacements, connections)
         self._former = {}
         self._transmit(self.window.commit_change(replaced))
         self.advance()
@@ -319,7 +320,7 @@ class Replicator(Generic[Token]):
             if outcome.status in _WITHDRAWALS:
                 if epoch == self.window.epoch(index):
                     is_fenced = isinstance(error, LedgerFencedError)
-                    self._on_fenced(displaced(self.window.ledger_id, error) if is_fenced else error)
+                    self._on_fenced(fenced_by_term(self.window.ledger_id, error) if is_fenced else error)
                 return
         else:
             assert isinstance(outcome, BookKeeperError)

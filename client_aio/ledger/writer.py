@@ -21,13 +21,13 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
-from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddWindow, EntryOrder, Turn
-from client_aio.core.ensemble_change import Closing, EnsembleChanger, NewEnsemble
-from client_aio.handles import ClosedOnLeaving
+from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddGroup, AddWindow, EntryOrder
+from client_aio.core.ensemble_change import Closing, EnsembleChange, EnsembleChangeMachine
+from client_aio.handles import ClosesOnExit
 from client_aio.lac_clock import LacPublisher
-from client_aio.ledger.ensemble_change import EnsembleChanges
-from client_aio.ledger.futures import EntryWaiters, as_unknown, fail_all, taken_over, with_message
-from client_aio.ledger.metadata_update import HeldMetadata
+from client_aio.ledger.ensemble_change import EnsembleChangeTask
+from client_aio.ledger.futures import EntryWaiters, as_unknown, fail_all, fenced_by_metadata, with_message
+from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.replicator import Replicator
 from client_aio.ledger.stall_timeout import StallWatch
 from metadata.errors import (
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from metadata.store import Version
 
 
-class Forces:
+class DeferredSync:
     """Moves the LAC of one window by forces, one after another.
 
     Args:
@@ -103,7 +103,7 @@ _HARD_LIMIT_FACTOR = 4
 _BULK_TURN_BYTES = BATCH_BYTES_MAX
 
 
-class LedgerWriter(ClosedOnLeaving):
+class LedgerWriter(ClosesOnExit):
     """Adds entries to a ledger; made by `Client.create_ledger`.
 
     An async context manager: leaving it normally flushes and closes the ledger; leaving it by an exception
@@ -152,9 +152,9 @@ class LedgerWriter(ClosedOnLeaving):
             on_fenced=self._fail,
             on_reseated=lambda: self._lac_publisher.again(),
         )
-        self._changes: EnsembleChanges[Token] = EnsembleChanges(
+        self._changes: EnsembleChangeTask[Token] = EnsembleChangeTask(
             context,
-            EnsembleChanger.of(self._window, metadata, self._config.ensemble_changes_max),
+            EnsembleChangeMachine.of(self._window, metadata, self._config.ensemble_changes_max),
             self._replicator,
             metadata=lambda: self._held.current,
             write=self._write_change,
@@ -175,13 +175,13 @@ class LedgerWriter(ClosedOnLeaving):
         self._bulk_lock, self._ending = asyncio.Lock(), asyncio.Lock()
         self._queued: list[_Given] = []  # added while add_entries runs
         self._queued_bytes = 0  # with what waits behind a gap
-        self._forces = Forces(self._window, self._replicator.force, lambda: self._failure)
+        self._forces = DeferredSync(self._window, self._replicator.force, lambda: self._failure)
         self._lac_publisher = LacPublisher(self._window, self._publish_lac, context.lac_clock)
         self._stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
         self._reader = self._make_reader()
 
-    def _hold(self, metadata: LedgerMetadata, version: Version) -> HeldMetadata:
-        return HeldMetadata(self._context, metadata, version)
+    def _hold(self, metadata: LedgerMetadata, version: Version) -> VersionedLedgerMetadata:
+        return VersionedLedgerMetadata(self._context, metadata, version)
 
     def _make_reader(self) -> EntrySource:
         return self._context.writers_reader(self._held, self._digest)
@@ -569,7 +569,7 @@ class LedgerWriter(ClosedOnLeaving):
 
     # --- what comes of it ---
 
-    def _on_turns(self, turns: list[Turn[Token]]) -> None:
+    def _on_turns(self, turns: list[AddGroup[Token]]) -> None:
         for turn in turns:
             self._complete(turn)
         window = self._window
@@ -577,11 +577,11 @@ class LedgerWriter(ClosedOnLeaving):
         self._waiters.reached(window.last_entry_reported)
         if not self._room.is_set() and window.bytes_held <= self._config.max_in_flight_bytes:
             self._room.set()  # Whoever waits looks whether it is room enough.
-        if window.newcomers or window.is_holding:
+        if window.replacements or window.is_holding:
             self._changes.moved()
         self._lac_publisher.moved()
 
-    def _complete(self, turn: Turn[Token]) -> None:
+    def _complete(self, turn: AddGroup[Token]) -> None:
         entry_id = turn.first_entry
         for future in turn.tokens:
             if future is not None and not future.done():
@@ -627,14 +627,14 @@ class LedgerWriter(ClosedOnLeaving):
         if not self._is_closing and self._failure is None:
             self._changes.begin()  # else everything is acknowledged by now, or never will be
 
-    async def _write_change(self, change: NewEnsemble) -> bool:
+    async def _write_change(self, change: EnsembleChange) -> bool:
         logger.info(
             "ledger=%d ensemble change at entry %d: %s → %s",
             self.ledger_id, change.first_entry, ",".join(change.known.bookies), ",".join(change.bookies),
         )  # fmt: skip
         if await self._held.update(change.apply) or change.is_met_by(self._held.current):
             return True
-        self._fail(taken_over(self._held.current))
+        self._fail(fenced_by_metadata(self._held.current))
         return False
 
     async def _close_metadata(self) -> None:
@@ -644,6 +644,6 @@ class LedgerWriter(ClosedOnLeaving):
         if await self._held.update(closing.apply) or closing.is_met_by(self._held.current):
             self._has_closed = True
             return
-        error = taken_over(self._held.current)
+        error = fenced_by_metadata(self._held.current)
         self._fail(error)
         raise error

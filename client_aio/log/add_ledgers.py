@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from client_aio.context import ClientContext
-    from metadata.access.logs import LogChanged, LogList
+    from metadata.access.logs import LogChanged, LogStore
     from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead
 
@@ -107,7 +107,7 @@ class Addition:
 
 
 async def add_to_log(
-    context: ClientContext, lists: LogList, addition: Addition, password: bytes
+    context: ClientContext, lists: LogStore, addition: Addition, password: bytes
 ) -> AddedToLog:
     """Take a log over and list closed ledgers; see `Client.add_to_log`."""
     try:
@@ -119,7 +119,7 @@ async def add_to_log(
         raise
 
 
-async def _is_recorded(lists: LogList, addition: Addition) -> bool:
+async def _is_recorded(lists: LogStore, addition: Addition) -> bool:
     if addition.transaction is None:
         return False
     try:
@@ -129,7 +129,7 @@ async def _is_recorded(lists: LogList, addition: Addition) -> bool:
     return addition.is_repeated(head)
 
 
-async def _add(context: ClientContext, lists: LogList, addition: Addition, password: bytes) -> AddedToLog:
+async def _add(context: ClientContext, lists: LogStore, addition: Addition, password: bytes) -> AddedToLog:
     while True:
         try:
             added = await _try_to_add(context, lists, addition, password)
@@ -140,7 +140,7 @@ async def _add(context: ClientContext, lists: LogList, addition: Addition, passw
 
 
 async def _try_to_add(
-    context: ClientContext, lists: LogList, addition: Addition, password: bytes
+    context: ClientContext, lists: LogStore, addition: Addition, password: bytes
 ) -> AddedToLog | None:
     """Take the log over and list the ledgers; None where others have changed it meanwhile."""
     # Before a log is created: this may be tried again because it was deleted, and with it the ledgers.
@@ -168,7 +168,7 @@ async def _try_to_add(
     return AddedToLog(False, tuple(rows))
 
 
-async def _finish(context: ClientContext, lists: LogList, changed: LogChanged, password: bytes) -> None:
+async def _finish(context: ClientContext, lists: LogStore, changed: LogChanged, password: bytes) -> None:
     """Delete what was replaced; what fails is left to the next change that drops ledgers, or to a sweep."""
     try:
         await finish_dropping(context, lists, changed.head, changed.version, password)
@@ -231,7 +231,7 @@ def _check_owner(ledger_id: int, custom: Mapping[str, bytes], log_name: str) -> 
         )
 
 
-async def _check_unlisted(lists: LogList, head: LogHead, addition: Addition) -> None:
+async def _check_unlisted(lists: LogStore, head: LogHead, addition: Addition) -> None:
     """Refuse what the log has already, or has dropped: replaced by itself, it would be listed and deleted.
 
     All of the list is looked through only where something is to be deleted; else its newest rows will do.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from client_aio.context import ClientContext
-    from client_aio.core.add_window import Turn
+    from client_aio.core.add_window import AddGroup
     from client_aio.core.digest import Digest
     from client_aio.ledger.writer import Token
     from metadata.errors import BookKeeperError
@@ -85,7 +85,7 @@ class LogLedger(LedgerWriter):
         """Fail everything outstanding."""
         self._fail(error)
 
-    def _complete(self, turn: Turn[Token]) -> None:
+    def _complete(self, turn: AddGroup[Token]) -> None:
         ledger_id, entry_id = self.ledger_id, turn.first_entry
         for future in cast("list[asyncio.Future[Position] | None]", turn.tokens):
             if future is not None and not future.done():

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from client_aio.core.log_chain import Listing
-    from metadata.access.logs import LogList
+    from metadata.access.logs import LogStore
     from metadata.model.log import LogHead, LogRow, Position
 
 
@@ -30,7 +30,7 @@ class LogMetadata:
     """The highest batch of each query whose ledgers were added by `Client.add_to_log`."""
 
 
-async def read_log_metadata(lists: LogList) -> LogMetadata:
+async def read_log_metadata(lists: LogStore) -> LogMetadata:
     """Read a log's metadata, every page of its list included; see `Client.log_metadata`."""
     while True:
         head, version = await lists.read(sync=True)
@@ -44,7 +44,7 @@ async def read_log_metadata(lists: LogList) -> LogMetadata:
         )
 
 
-async def is_met(lists: LogList, listing: Listing, head: LogHead) -> bool:
+async def is_met(lists: LogStore, listing: Listing, head: LogHead) -> bool:
     """Tell whether an append to the list has happened after all; a ledger that is listed is not discarded."""
     if listing.row_id is None or listing.is_met_by(head):
         return listing.row_id is not None

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from client_aio.core.log_chain import ROLL_AGE_S, ROLL_BYTES, RollLimits
-from client_aio.handles import Opening
+from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings
 from client_aio.log.add_ledgers import AddedToLog, Addition, add_to_log
 from client_aio.log.metadata import LogMetadata, read_log_metadata
 from client_aio.log.reader import LogReading, Start, check_start, records_of
 from client_aio.log.truncation import SweepReport, delete_log, sweep, truncate_log
 from client_aio.log.writer import LogWriter, open_log
-from metadata.access.logs import LogList, log_names
+from metadata.access.logs import LogStore, log_names
 from metadata.model.ledger import check_custom
 from metadata.model.log import LogRow, Position
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from client_aio.log.reader import LogBatchStream, RecordStream
 
 
-class LogClient:
+class LogOperations:
     """What a client does with logs; a part of `Client`."""
 
     _context: ClientContext
 
-    def _lists(self, name: str) -> LogList:
+    def _lists(self, name: str) -> LogStore:
         context = self._context
         context.check_open()
-        return LogList(
+        return LogStore(
             context.ledgers.store,
             name,
             draw_token=context.draw_token,
@@ -56,7 +56,7 @@ class LogClient:
         password: bytes = b"",
         custom_metadata: Mapping[str, bytes] | None = None,
         guaranteed_write_quorum: bool = False,
-    ) -> Opening[LogWriter]:
+    ) -> AwaitableContext[LogWriter]:
         """Open a log for writing. **Takes it over**: whoever writes to it now is shut out.
 
         The last two ledgers of the log are recovered and closed, and a new one is listed behind them; only
@@ -90,7 +90,7 @@ class LogClient:
             guaranteed_write_quorum=guaranteed_write_quorum,
         )
         limits = RollLimits(bytes=roll_bytes, entries=roll_entries, age_s=roll_age_s)
-        return Opening(lambda: open_log(self._context, lists, settings, limits, create=create))
+        return AwaitableContext(lambda: open_log(self._context, lists, settings, limits, create=create))
 
     def read_log(
         self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from client_aio.context import ClientContext
-    from metadata.access.logs import LogList
+    from metadata.access.logs import LogStore
     from metadata.model.log import LogRow
 
 
@@ -168,7 +168,7 @@ class LogReading:
     """One reading of a log."""
 
     def __init__(
-        self, context: ClientContext, lists: LogList, start: Start, *, follow: bool, password: bytes
+        self, context: ClientContext, lists: LogStore, start: Start, *, follow: bool, password: bytes
     ) -> None:
         self._context = context
         self._lists = lists

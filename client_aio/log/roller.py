@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.core.log_chain import RollLimits
     from client_aio.ledger.create import LedgerSettings
-    from metadata.access.logs import LogList
+    from metadata.access.logs import LogStore
     from metadata.model.log import LogHead
     from metadata.store import Version
 
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 RETRY_S = 1.0
 
 
-class Rolled(Protocol):
+class RollTarget(Protocol):
     """What is rolled: the writer of a log."""
 
     @property
@@ -73,12 +73,12 @@ class Roller:
     def __init__(
         self,
         context: ClientContext,
-        lists: LogList,
+        lists: LogStore,
         head: LogHead,
         version: Version,
         settings: LedgerSettings,
         limits: RollLimits,
-        log: Rolled,
+        log: RollTarget,
     ) -> None:
         self._context = context
         self._lists = lists

@@ -18,14 +18,14 @@ from metadata.errors import BookKeeperError, NoSuchLedgerError
 if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.log.log_ledger import LogLedger
-    from metadata.access.logs import LogList
+    from metadata.access.logs import LogStore
     from metadata.model.log import LogHead, LogRow
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
 
 
-async def recovered(context: ClientContext, lists: LogList, password: bytes) -> tuple[LogHead, Version]:
+async def recovered(context: ClientContext, lists: LogStore, password: bytes) -> tuple[LogHead, Version]:
     """Read a log's list, and bring its last two ledgers to CLOSED: every earlier writer is shut out.
 
     Unless the list has changed since: whoever changes it from this version has what it says to itself.

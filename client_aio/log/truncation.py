@@ -25,7 +25,7 @@ from client_aio.log.log_ledger import TAG
 from client_aio.log.reader import ask_lac, open_row
 from client_aio.unbounded.paged_fragments import forget_deleted
 from metadata.access.fragments import LedgerNames
-from metadata.access.logs import LogList, names_ever
+from metadata.access.logs import LogStore, names_ever
 from metadata.errors import (
     BookKeeperError,
     InvalidArgumentError,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from client_aio.context import ClientContext
-    from metadata.access.logs import LogList
+    from metadata.access.logs import LogStore
     from metadata.model.log import LogHead, LogRow
     from metadata.store import Version
 
@@ -52,7 +52,7 @@ _DELETIONS = 8
 
 
 async def truncate_log(
-    context: ClientContext, lists: LogList, before: Position, password: bytes
+    context: ClientContext, lists: LogStore, before: Position, password: bytes
 ) -> list[LogRow]:
     """Drop what lies before a position, and delete the ledgers; see `Client.truncate_log`."""
     head, version = await lists.read(sync=True)
@@ -125,7 +125,7 @@ async def _bounded(context: ClientContext, head: LogHead, before: Position, pass
     return before
 
 
-async def _beginning(context: ClientContext, lists: LogList, head: LogHead, before: Position) -> Position:
+async def _beginning(context: ClientContext, lists: LogStore, head: LogHead, before: Position) -> Position:
     """Give where the log begins, truncated before a position: behind the last record that lies before it.
 
     That is not the position itself: ids have gaps, and whoever has read all that is dropped stands at the end
@@ -146,7 +146,7 @@ async def _beginning(context: ClientContext, lists: LogList, head: LogHead, befo
     return head.begins_at  # no record lies between that and the first row
 
 
-async def ensure_log(context: ClientContext, lists: LogList, password: bytes) -> None:
+async def ensure_log(context: ClientContext, lists: LogStore, password: bytes) -> None:
     """Create the log unless there is one; of one that is being deleted, finish that first."""
     while True:
         try:
@@ -159,7 +159,7 @@ async def ensure_log(context: ClientContext, lists: LogList, password: bytes) ->
         await finish_deletion(context, lists, head, version, password)
 
 
-async def delete_log(context: ClientContext, lists: LogList, password: bytes) -> None:
+async def delete_log(context: ClientContext, lists: LogStore, password: bytes) -> None:
     """Delete a log with all its ledgers; see `Client.delete_log`."""
     head, version = await lists.read(sync=True, deleted_too=True)
     while not head.is_deleted:
@@ -176,7 +176,7 @@ async def delete_log(context: ClientContext, lists: LogList, password: bytes) ->
 
 
 async def finish_deletion(
-    context: ClientContext, lists: LogList, head: LogHead, version: Version, password: bytes
+    context: ClientContext, lists: LogStore, head: LogHead, version: Version, password: bytes
 ) -> None:
     """Delete the ledgers of a log that is being deleted, then the log."""
     assert head.is_deleted
@@ -191,7 +191,7 @@ async def finish_deletion(
 
 
 async def finish_dropping(
-    context: ClientContext, lists: LogList, head: LogHead, version: Version, password: bytes
+    context: ClientContext, lists: LogStore, head: LogHead, version: Version, password: bytes
 ) -> tuple[LogHead, Version]:
     """Delete the ledgers that the list has dropped, and let it forget them.
 
@@ -247,7 +247,7 @@ class SweepReport:
 
 async def sweep(
     context: ClientContext,
-    lists_of: Callable[[str], LogList],
+    lists_of: Callable[[str], LogStore],
     *,
     older_than_s: float,
     password: bytes,
@@ -302,7 +302,7 @@ def _noting(failures: list[str], what: str) -> Iterator[None]:
 
 
 async def _sweep_ledgers(
-    context: ClientContext, lists: LogList, made: list[int], password: bytes
+    context: ClientContext, lists: LogStore, made: list[int], password: bytes
 ) -> list[int]:
     """Finish what one log has begun to delete, and delete the ledgers of `made` that it does not list."""
     left_over: list[int] = []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
 from client_aio.core.log_chain import Listing, RollLimits
-from client_aio.handles import ClosedOnLeaving
+from client_aio.handles import ClosesOnExit
 from client_aio.ledger.create import create_ledger
 from client_aio.ledger.futures import fail_all
 from client_aio.log.log_ledger import TAG, LogLedger
@@ -40,14 +40,14 @@ from metadata.model.log import LogRow, Position
 if TYPE_CHECKING:
     from client_aio.context import ClientContext
     from client_aio.ledger.create import LedgerSettings
-    from metadata.access.logs import LogList
+    from metadata.access.logs import LogStore
 
 _HARD_LIMIT_FACTOR = 4
 
 
 async def open_log(
     context: ClientContext,
-    lists: LogList,
+    lists: LogStore,
     settings: LedgerSettings,
     limits: RollLimits,
     *,
@@ -71,7 +71,7 @@ async def open_log(
         # Others have changed the list meanwhile, or deleted the log: all is done again.
 
 
-class LogWriter(ClosedOnLeaving):
+class LogWriter(ClosesOnExit):
     """Appends records to a log; made by `Client.open_log`.
 
     An async context manager: leaving it normally flushes and closes the log's last ledger; leaving it by an
@@ -79,7 +79,7 @@ class LogWriter(ClosedOnLeaving):
     """
 
     def __init__(
-        self, context: ClientContext, lists: LogList, settings: LedgerSettings, limits: RollLimits
+        self, context: ClientContext, lists: LogStore, settings: LedgerSettings, limits: RollLimits
     ) -> None:
         self._context = context
         self._lists = lists

@@ -25,7 +25,7 @@ from client_aio.spark import provenance
 from client_aio.spark.commits import fitting
 from client_aio.spark.jobs import metadata_of
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock, unlock_log
-from client_aio.sync.loop_thread import get_background
+from client_aio.sync.loop_thread import get_loop_thread
 from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLogError
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, check_custom
 
@@ -79,7 +79,7 @@ def export(
     if (log is None) == (ledger_ids is None):
         raise InvalidArgumentError("name a log, or ledgers, and not both")
     place = settled_place(password_file, password_env)
-    manifest, ids = get_background().run(_manifest(uri, log, ledger_ids, place))
+    manifest, ids = get_loop_thread().run(_manifest(uri, log, ledger_ids, place))
     frame = _entries_of(spark, uri, ids, place)
     frame.write.mode("error").parquet(f"{folder}/entries")
     prints = _fingerprints(spark.read.parquet(f"{folder}/entries"))
@@ -124,7 +124,7 @@ def import_(
     ledgers = {ledger["ledger_id"]: ledger for ledger in manifest["ledgers"]}
     _check_protection(ledgers, place)
     custom = {key: base64.b64decode(value) for key, value in manifest["custom"].items()}
-    get_background().run(_check_log(uri, log, custom, place))
+    get_loop_thread().run(_check_log(uri, log, custom, place))
     entries = spark.read.parquet(f"{folder}/entries")
     job = f"import-{folder}"[:180]
     rows = (
@@ -136,7 +136,7 @@ def import_(
     made = {row.old: row.ledger_id for row in rows}
     for old in ledgers:
         if old not in made:  # no entry was in it
-            made[old] = get_background().run(
+            made[old] = get_loop_thread().run(
                 _make_empty(uri, _settings(log, job, ledgers[old], password_of(place)))
             )
     ids = [made[old] for old in ledgers]
@@ -146,7 +146,7 @@ def import_(
             raise BookKeeperError(
                 f"ledger {made[old]}, made of exported ledger {old}, differs from what the manifest says"
             )
-    get_background().run(_add(uri, log, ids, custom, password_of(place)))
+    get_loop_thread().run(_add(uri, log, ids, custom, password_of(place)))
     return _sum_up(ids, manifest)
 
 

@@ -14,7 +14,7 @@ from client_aio.spark.passwords import password_of
 from client_aio.spark.provenance import Written
 from client_aio.spark.row_reader import Piece, RowReader
 from client_aio.spark.scan_plan import Bounds, cut_into_partitions, partition_size
-from client_aio.sync.loop_thread import get_background
+from client_aio.sync.loop_thread import get_loop_thread
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -37,7 +37,7 @@ def written_of(options: ReadOptions) -> Written:
     async def ask(catalog: Catalog) -> Written:
         return check_written(await catalog.written(), options)
 
-    return get_background().run(with_catalog(options, ask))
+    return get_loop_thread().run(with_catalog(options, ask))
 
 
 class Pieces(InputPartition):
@@ -95,7 +95,7 @@ class LedgerReader(DataSourceReader):
         async def ask(catalog: Catalog) -> list[Found]:
             return await catalog.stretches(self._bounds)
 
-        found = get_background().run(with_catalog(self._options, ask))
+        found = get_loop_thread().run(with_catalog(self._options, ask))
         return list(partitions_of(found, self._options.partition_bytes))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:

@@ -18,7 +18,7 @@ from client_aio.admin.replicas import parts_of, verify_replica
 from client_aio.core.repair_plan import Part
 from client_aio.spark import provenance
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock
-from client_aio.sync.loop_thread import get_background
+from client_aio.sync.loop_thread import get_loop_thread
 from metadata.errors import InvalidArgumentError, NoSuchLedgerError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def verify(
     if log is not None and ledger_ids is not None:
         raise InvalidArgumentError("name a log, or ledgers, and not both")
     place = settled_place(password_file, password_env)
-    wanted = get_background().run(_replicas(uri, log, ledger_ids, place))
+    wanted = get_loop_thread().run(_replicas(uri, log, ledger_ids, place))
     frame = spark.createDataFrame(wanted, "ledger_id long, first_entry long, last_entry long, bookie string")
     tasks = max(1, min(len(wanted), 4 * spark.sparkContext.defaultParallelism))
     return frame.repartition(tasks).mapInArrow(_verifier(uri, place), VERIFIED)
@@ -105,7 +105,7 @@ def _verifier(
         schema = arrow_schema_of_ddl(VERIFIED)
         for batch in batches:
             rows = [tuple(row) for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-            verified = get_background().run(_verify_rows(uri, rows, password_of(place)))
+            verified = get_loop_thread().run(_verify_rows(uri, rows, password_of(place)))
             yield pyarrow.RecordBatch.from_pylist(verified, schema=schema)
 
     return run

@@ -27,7 +27,7 @@ from client_aio.spark import commits, provenance, schemas
 from client_aio.spark.options import WriteOptions, parse_write
 from client_aio.spark.passwords import settled
 from client_aio.spark.write_task import Job, WrittenLedger, write_partition
-from client_aio.sync.loop_thread import get_background
+from client_aio.sync.loop_thread import get_loop_thread
 from metadata.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def plan_write(
             f"a stream appends batch after batch: ifExists {options.if_exists!r} is for batch writes"
         )
     written, value = _encoding_of(options, schema)
-    log = get_background().run(commits.look_at(options, needs_bookies=not is_stream))
+    log = get_loop_thread().run(commits.look_at(options, needs_bookies=not is_stream))
     if log.is_used and options.if_exists == "error":
         raise InvalidArgumentError(
             f"log {options.log!r} holds records, and ifExists is error: choose another name, or append"
@@ -154,7 +154,7 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         self._job, self._is_skipped = plan_write(options, schema, overwrite=overwrite)
         self._overwrite = overwrite
-        self._floor = 0 if self._is_skipped else get_background().run(commits.draw_floor(self._job.options))
+        self._floor = 0 if self._is_skipped else get_loop_thread().run(commits.draw_floor(self._job.options))
 
     def write(self, iterator: Iterator[Any]) -> Partition:
         """Write a partition's record batches, in a task."""
@@ -167,7 +167,7 @@ class BatchWriter(DataSourceArrowWriter):
         """Make all of it visible at once."""
         if self._is_skipped:
             return
-        get_background().run(
+        get_loop_thread().run(
             commits.commit(self._job, _ledgers_of(messages), replace=self._overwrite, floor=self._floor)
         )
 
@@ -177,7 +177,7 @@ class BatchWriter(DataSourceArrowWriter):
             return
         if all(message is not None for message in messages):
             return  # The commit failed, perhaps after it took effect: the sweep tells which, later.
-        get_background().run(commits.delete_garbage(self._job, self._floor))
+        get_loop_thread().run(commits.delete_garbage(self._job, self._floor))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -204,14 +204,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Make the micro-batch visible at once, unless it was before."""
         job = self._job_of(messages, batchId)
         assert job is not None  # a batch without partitions has one task in their place
-        get_background().run(commits.commit(job, _ledgers_of(messages), replace=self._overwrite))
+        get_loop_thread().run(commits.commit(job, _ledgers_of(messages), replace=self._overwrite))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Delete what tasks wrote, unless it may have become visible."""
         job = self._job_of(messages, batchId)
         if job is None or all(message is not None for message in messages):
             return
-        get_background().run(commits.delete(job, _ledgers_of(messages)))
+        get_loop_thread().run(commits.delete(job, _ledgers_of(messages)))
 
     def _job_of(self, messages: list[WriterCommitMessage | None], batch_id: int) -> Job | None:
         query_ids = {message.query_id for message in messages if isinstance(message, Partition)}

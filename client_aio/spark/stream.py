@@ -29,7 +29,7 @@ import client_aio
 from client_aio.spark.batch import partitions_of, row_reader, written_of
 from client_aio.spark.catalog import Catalog, Found, rows_of
 from client_aio.spark.scan_plan import Bounds, Limit, Offset, Place, advance, between
-from client_aio.sync.loop_thread import get_background
+from client_aio.sync.loop_thread import get_loop_thread
 from metadata.errors import InvalidArgumentError, LogTruncatedError
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the connection."""
         client, self._client, self._catalog = self._client, None, None
         if client is not None:
-            get_background().run(client.close())
+            get_loop_thread().run(client.close())
 
     # --- asking the cluster ---
 
@@ -271,7 +271,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._catalog = Catalog(self._client, self._options, is_stream=self._is_patient)
             return await self._catalog.ask(question)
 
-        return get_background().run(ask())
+        return get_loop_thread().run(ask())
 
 
 def _parse_start(text: str) -> Place | datetime.datetime | str:

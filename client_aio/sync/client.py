@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import client_aio
 from client_aio.sync.log import LogClient
-from client_aio.sync.loop_thread import Background, Handle, get_background
+from client_aio.sync.loop_thread import Handle, LoopThread, get_loop_thread
 from client_aio.sync.unbounded import UnboundedClient
 from client_aio.sync.writer import LedgerWriter
 from metadata.ids import NO_ENTRY
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class LedgerReader(Handle):
     """Reads a ledger; see `client_aio.LedgerReader`."""
 
-    def __init__(self, background: Background, reader: client_aio.LedgerReader) -> None:
+    def __init__(self, background: LoopThread, reader: client_aio.LedgerReader) -> None:
         super().__init__(background)
         self._reader = reader
 
@@ -87,7 +87,7 @@ class LedgerReader(Handle):
 
 def connect(metadata: str, **settings: Any) -> Client:
     """Connect to a cluster; blocks. Arguments as for `client_aio.connect`."""
-    background = get_background()
+    background = get_loop_thread()
 
     async def open_() -> client_aio.Client:
         return await client_aio.connect(metadata, **settings)
@@ -100,7 +100,7 @@ def connect(metadata: str, **settings: Any) -> Client:
 class Client(LogClient, UnboundedClient):
     """A connection to a cluster; see `client_aio.Client`."""
 
-    def __init__(self, background: Background, client: client_aio.Client) -> None:
+    def __init__(self, background: LoopThread, client: client_aio.Client) -> None:
         super().__init__(background)
         self._client = client
 

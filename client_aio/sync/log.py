@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from client_aio.log.metadata import LogMetadata
     from client_aio.log.reader import LogBatch, LogRecord, Start
     from client_aio.log.truncation import SweepReport
-    from client_aio.sync.loop_thread import AddFuture, Background
+    from client_aio.sync.loop_thread import AddFuture, LoopThread
     from metadata.model.log import LogRow, Position
 
 
 class LogWriter(WriterHandle["Position"]):
     """Appends records to a log; see `client_aio.LogWriter`."""
 
-    def __init__(self, background: Background, writer: client_aio.LogWriter) -> None:
+    def __init__(self, background: LoopThread, writer: client_aio.LogWriter) -> None:
         super().__init__(background, writer, lambda payload, _: writer.append(payload))
         self._writer = writer
 

@@ -111,7 +111,7 @@ class Closable(Protocol):
         """Close it."""
 
 
-class Background:
+class LoopThread:
     """One event loop that runs on its own thread until the process ends."""
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ class _Call(Generic[T]):
 class Handle:
     """What client, writer and reader have in common: the loop they live on."""
 
-    def __init__(self, background: Background) -> None:
+    def __init__(self, background: LoopThread) -> None:
         self._background = background
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -312,16 +312,16 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 _lock = threading.Lock()
-_background: Background | None = None
-_inherited: list[Background] = []
+_background: LoopThread | None = None
+_inherited: list[LoopThread] = []
 
 
-def get_background() -> Background:
+def get_loop_thread() -> LoopThread:
     """Give this process's background loop, making it where there is none, or only a parent's."""
     global _background
     with _lock:
         if _background is None:
-            _background = Background()
+            _background = LoopThread()
             atexit.register(_background.stop)  # a nicety: nothing relies on it
         return _background
 

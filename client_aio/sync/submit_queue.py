@@ -18,7 +18,7 @@ from metadata.errors import BackpressureError, BookKeeperError, InvalidArgumentE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from client_aio.sync.loop_thread import Background
+    from client_aio.sync.loop_thread import LoopThread
 
 R = TypeVar("R")
 
@@ -48,7 +48,7 @@ class _Put(NamedTuple, Generic[R]):
     future: AddFuture[R]
 
 
-class Inbox(Generic[R]):
+class SubmitQueue(Generic[R]):
     """The inbox of one writer.
 
     Args:
@@ -57,7 +57,7 @@ class Inbox(Generic[R]):
 
     def __init__(
         self,
-        background: Background,
+        background: LoopThread,
         writer: Writer,
         add: Callable[[bytes, int | None], asyncio.Future[R]],
     ) -> None:

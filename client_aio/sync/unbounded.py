@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
     import client_aio
     from client_aio.ledger.entry_reader import Entry
-    from client_aio.sync.loop_thread import Background
+    from client_aio.sync.loop_thread import LoopThread
     from metadata.model.ledger import LedgerMetadata
 
 
 class UnboundedLedgerWriter(LedgerWriter):
     """Adds entries to an unbounded ledger; see `client_aio.UnboundedLedgerWriter`."""
 
-    def __init__(self, background: Background, writer: client_aio.UnboundedLedgerWriter) -> None:
+    def __init__(self, background: LoopThread, writer: client_aio.UnboundedLedgerWriter) -> None:
         super().__init__(background, writer)
         self._unbounded = writer
 

@@ -10,15 +10,15 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
-from client_aio.sync.loop_thread import AddFuture, Background, Handle, Room, result_of
-from client_aio.sync.submit_queue import Inbox, Writer, as_bytes
+from client_aio.sync.loop_thread import AddFuture, Handle, LoopThread, Room, result_of
+from client_aio.sync.submit_queue import SubmitQueue, Writer, as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
     from types import TracebackType
 
     import client_aio
-    from client_aio.sync.loop_thread import Background
+    from client_aio.sync.loop_thread import LoopThread
     from metadata.model.ledger import LedgerMetadata
 
 
@@ -43,18 +43,18 @@ class WriterHandle(Handle, Generic[R]):
     """A blocking writer; a context manager: left normally it closes, by an exception it aborts.
 
     Args:
-        add: as of `Inbox`.
+        add: as of `SubmitQueue`.
     """
 
     def __init__(
         self,
-        background: Background,
+        background: LoopThread,
         writer: AnyWriter,
         add: Callable[[bytes, int | None], asyncio.Future[R]],
     ) -> None:
         super().__init__(background)
         self._any_writer = writer
-        self._inbox: Inbox[R] = Inbox(background, writer, add)
+        self._inbox: SubmitQueue[R] = SubmitQueue(background, writer, add)
 
     def _behind_inbox(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call on the loop, behind everything that was put in before."""
@@ -99,7 +99,7 @@ _CHUNKS_AHEAD = 4
 class LedgerWriter(WriterHandle[int]):
     """Adds entries to a ledger; see `client_aio.LedgerWriter`."""
 
-    def __init__(self, background: Background, writer: client_aio.LedgerWriter) -> None:
+    def __init__(self, background: LoopThread, writer: client_aio.LedgerWriter) -> None:
         super().__init__(background, writer, writer.add_entry)
         self._writer = writer
 
@@ -192,7 +192,7 @@ def _chunks(entries: Iterable[bytes | bytearray | memoryview]) -> Iterator[list[
 class _Bulk:
     """One `add_entries` that is fed from another thread, a bounded number of chunks ahead."""
 
-    def __init__(self, background: Background, writer: client_aio.LedgerWriter) -> None:
+    def __init__(self, background: LoopThread, writer: client_aio.LedgerWriter) -> None:
         self._background = background
         self._writer = writer
         self._room = Room()

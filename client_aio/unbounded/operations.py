@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from client_aio.handles import Opening
+from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, new_metadata
 from client_aio.ledger.entry_reader import EntryStream, check_range
 from client_aio.unbounded.writer import FRAGMENT_BYTES, UnboundedLedgerWriter, take_ledger_over
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from client_aio.ledger.reader import LedgerReader
 
 
-class UnboundedClient:
+class UnboundedLedgerOperations:
     """What a client does with unbounded ledgers; a part of `Client`."""
 
     _context: ClientContext
@@ -48,7 +48,7 @@ class UnboundedClient:
         password: bytes = b"",
         custom_metadata: Mapping[str, bytes] | None = None,
         guaranteed_write_quorum: bool = False,
-    ) -> Opening[UnboundedLedgerWriter]:
+    ) -> AwaitableContext[UnboundedLedgerWriter]:
         """**Take an unbounded ledger over**, and open it for writing; make it where there is none.
 
         Whoever writes it now, if he lives, is shut out: his outstanding adds fail with LedgerFencedError, and
@@ -102,7 +102,7 @@ class UnboundedClient:
                         raise
                 # The metadata store says so: it has been deleted meanwhile, and is made anew.
 
-        return Opening(open_)
+        return AwaitableContext(open_)
 
     async def create_unbounded_ledger(
         self,
@@ -185,7 +185,7 @@ class UnboundedClient:
 
     def open_ledger(
         self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
-    ) -> Opening[LedgerReader]:
+    ) -> AwaitableContext[LedgerReader]:
         """Open a ledger for reading; `Client` does it."""
         raise NotImplementedError
 

@@ -26,7 +26,7 @@ from client_aio.ledger.entry_reader import (
     entries_of,
     trimmed,
 )
-from client_aio.ledger.metadata_update import HeldMetadata
+from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from metadata.access.fragments import FragmentHead, FragmentList, LedgerNames
 from metadata.errors import NoSuchKeyError, NoSuchLedgerError
 from metadata.ids import ENTRY_ID_MAX, KEY_FRAGMENTS
@@ -55,7 +55,7 @@ def fragment_list(context: ClientContext, ledger_id: int) -> FragmentList:
     return FragmentList(context.ledgers, ledger_id, context.draw_token, patience_s)
 
 
-class HeldFragments(HeldMetadata):
+class VersionedFragments(VersionedLedgerMetadata):
     """The metadata of one unbounded ledger; updates take turns."""
 
     def __init__(self, context: ClientContext, metadata: LedgerMetadata, version: Version) -> None:
@@ -64,7 +64,7 @@ class HeldFragments(HeldMetadata):
         self._turns = asyncio.Lock()
 
     async def update(self, apply: Apply) -> bool:
-        """Do as `HeldMetadata.update`; fragments that the head has no room for go to pages."""
+        """Do as `VersionedLedgerMetadata.update`; fragments that the head has no room for go to pages."""
 
         async def change(head: FragmentHead) -> _Wanted | None:
             wanted = apply(head.metadata)

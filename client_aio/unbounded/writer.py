@@ -24,17 +24,17 @@ from bookie_aio.wire.messages import WriteLac
 from client_aio.config import WriteOptions
 from client_aio.core.takeover import TermOpening, take_over
 from client_aio.ledger.create import start_writer
-from client_aio.ledger.futures import taken_over
+from client_aio.ledger.futures import fenced_by_metadata
 from client_aio.ledger.recovery import Recovery
 from client_aio.ledger.writer import LedgerWriter, Token
-from client_aio.unbounded.paged_fragments import HeldFragments, PagedEntries
+from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
 from metadata.errors import InvalidArgumentError, LedgerClosedError, LedgerRecoveryError
 
 if TYPE_CHECKING:
     from client_aio.context import ClientContext
-    from client_aio.core.add_window import Turn
+    from client_aio.core.add_window import AddGroup
     from client_aio.core.digest import Digest
-    from client_aio.core.ensemble_change import NewEnsemble
+    from client_aio.core.ensemble_change import EnsembleChange
     from client_aio.ledger.entry_reader import EntrySource
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
@@ -61,12 +61,12 @@ class UnboundedLedgerWriter(LedgerWriter):
         self._roll_at = self._window.length_confirmed + fragment_bytes
         self._is_left = False
 
-    def _hold(self, metadata: LedgerMetadata, version: Version) -> HeldFragments:
-        return HeldFragments(self._context, metadata, version)
+    def _hold(self, metadata: LedgerMetadata, version: Version) -> VersionedFragments:
+        return VersionedFragments(self._context, metadata, version)
 
     def _make_reader(self) -> EntrySource:
         held = self._held
-        assert isinstance(held, HeldFragments)
+        assert isinstance(held, VersionedFragments)
         return PagedEntries(self._context, lambda: held.current, self._digest, refresh=held.refresh)
 
     @property
@@ -119,10 +119,10 @@ class UnboundedLedgerWriter(LedgerWriter):
         self._check_writes()
         if not isinstance(before_entry, int):
             raise InvalidArgumentError(f"{before_entry!r} is no entry id", ledger_id=self.ledger_id)
-        assert isinstance(self._held, HeldFragments)
+        assert isinstance(self._held, VersionedFragments)
         await self._held.trim(before_entry, term=self._term)
         if (found := self._held.current).term != self._term:
-            error = taken_over(found)
+            error = fenced_by_metadata(found)
             self._fail(error)
             raise error
         return self.first_entry
@@ -158,14 +158,14 @@ class UnboundedLedgerWriter(LedgerWriter):
         await self._replicator.ask_all(WriteLac(self.ledger_id, self._term, statement))
         self._is_left = True
 
-    async def _write_change(self, change: NewEnsemble) -> bool:
+    async def _write_change(self, change: EnsembleChange) -> bool:
         length = self._window.length_confirmed  # frozen: of what lies below the new fragment
         is_written = await super()._write_change(replace(change, length=length))
         if is_written:
             self._roll_at = length + self._fragment_bytes
         return is_written
 
-    def _on_turns(self, turns: list[Turn[Token]]) -> None:
+    def _on_turns(self, turns: list[AddGroup[Token]]) -> None:
         super()._on_turns(turns)
         length = self._window.length_confirmed
         if length >= self._roll_at and not self.is_closed and not self._window.is_holding:
@@ -187,14 +187,14 @@ async def take_ledger_over(
             ledger_id=ledger_id,
         )
     digest = await context.unlock(metadata, password)
-    held = HeldFragments(context, metadata, version)
+    held = VersionedFragments(context, metadata, version)
     if not await held.update(take_over):
         raise sealed(held.current)
     known = held.current
     logger.info("ledger=%d taken over under term %d", ledger_id, known.term)
     opening = await _find_end(context, held, digest)
     if not (await held.update(opening.apply) or opening.is_met_by(held.current)):
-        raise taken_over(held.current)
+        raise fenced_by_metadata(held.current)
     writer = UnboundedLedgerWriter(
         context,
         held.current,
@@ -209,7 +209,7 @@ async def take_ledger_over(
     return await start_writer(context, writer)
 
 
-async def _find_end(context: ClientContext, held: HeldFragments, digest: Digest) -> TermOpening:
+async def _find_end(context: ClientContext, held: VersionedFragments, digest: Digest) -> TermOpening:
     """Fence the last fragment, write back what it holds, and choose bookies for the next one."""
     known = held.current
     recovery = Recovery(context, known, digest)
@@ -219,7 +219,7 @@ async def _find_end(context: ClientContext, held: HeldFragments, digest: Digest)
         await held.refresh()
         if held.current.term != known.term:
             # What could not be decided is decided by somebody else by now.
-            raise taken_over(held.current) from error
+            raise fenced_by_metadata(held.current) from error
         raise
     bookies, _ = await context.finder.find_next(known)
     return TermOpening(known, recovery.fragments, last_entry, length, bookies)

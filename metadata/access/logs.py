@@ -41,7 +41,7 @@ async def names_ever(store: MetadataStore) -> set[str]:
     return {*await store.children(KEY_LOGS), *await store.children(KEY_LOG_PAGES)}
 
 
-class LogList:
+class LogStore:
     """The list of one log."""
 
     def __init__(

@@ -14,7 +14,7 @@ import pytest
 from client_aio.config import ClientConfig
 from client_aio.core.digest import Digest
 from client_aio.core.repair_plan import Part
-from client_aio.unbounded.paged_fragments import HeldFragments, PagedEntries, spans
+from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments, spans
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.errors import MetadataCorruptError, NoSuchEntryError
@@ -41,7 +41,7 @@ def fragment(number: int) -> Fragment:
     )
 
 
-async def ledger() -> tuple[HeldFragments, PagedEntries]:
+async def ledger() -> tuple[VersionedFragments, PagedEntries]:
     """Give the metadata as a client holds them, and what reads by them."""
     store = LedgerStore(MemoryMetadataStore(MemoryTree()))
     metadata = LedgerMetadata.new(
@@ -53,7 +53,7 @@ async def ledger() -> tuple[HeldFragments, PagedEntries]:
     context: Any = SimpleNamespace(
         ledgers=store, config=ClientConfig(), draw_token=lambda: f"t{next(tokens)}"
     )
-    held = HeldFragments(context, metadata, version)
+    held = VersionedFragments(context, metadata, version)
     for number in range(FRAGMENTS):
         assert await held.update(begun(number))
     return held, PagedEntries(context, lambda: held.current, Digest(7), refresh=held.refresh)
@@ -120,7 +120,7 @@ async def test_what_is_trimmed_is_said_to_be() -> None:
 
 async def test_who_has_not_heard_of_a_trim_is_told_when_a_page_is_gone() -> None:
     held, entries = await ledger()
-    other = HeldFragments(held._context, held.current, held.version)
+    other = VersionedFragments(held._context, held.current, held.version)
     assert await other.trim(400)
     with pytest.raises(NoSuchEntryError, match="begins at entry 400"):
         await entries._view(5, 5)
@@ -134,7 +134,7 @@ def part_of(number: int) -> Part:
 
 async def test_a_bookie_is_replaced_wherever_the_fragment_stands_by_now() -> None:
     held, entries = await ledger()
-    other = HeldFragments(held._context, held.current, held.version)
+    other = VersionedFragments(held._context, held.current, held.version)
     changed: dict[int, Fragment] = {}
     for number in (0, 17, 18, FRAGMENTS - 2):  # in the first page, in others, and in the head
         part = part_of(number)
@@ -151,7 +151,7 @@ async def test_a_bookie_is_replaced_wherever_the_fragment_stands_by_now() -> Non
     view, _ = await entries._view(170, 180)
     assert [view.fragment_of(entry_id) for entry_id in (170, 180)] == [changed[17], changed[18]]
     # From the head to a page: by the metadata as they were before.
-    stale = HeldFragments(held._context, held.current, held.version)
+    stale = VersionedFragments(held._context, held.current, held.version)
     for number in range(FRAGMENTS, FRAGMENTS + 20):
         assert await held.update(begun(number))
     assert held.current.fragments[0].first_entry > (FRAGMENTS - 3) * STEP
@@ -164,7 +164,7 @@ async def test_a_bookie_is_replaced_wherever_the_fragment_stands_by_now() -> Non
 
 async def test_who_has_not_heard_of_a_repair_reads_the_page_that_took_the_place() -> None:
     held, entries = await ledger()
-    other = HeldFragments(held._context, held.current, held.version)
+    other = VersionedFragments(held._context, held.current, held.version)
     assert await other.replace_bookie(part_of(5), fragment(5).bookies[0], "x")
     view, _ = await entries._view(55, 55)
     assert view.fragment_of(55).bookies[0] == "x"
@@ -178,7 +178,7 @@ async def test_who_has_not_heard_of_a_repair_reads_the_page_that_took_the_place(
 async def test_spans_give_each_fragment_once_from_where_one_begins(before: int) -> None:
     """The ledger is trimmed and repaired after the first page was given."""
     held, _ = await ledger()
-    other = HeldFragments(held._context, held.current, held.version)
+    other = VersionedFragments(held._context, held.current, held.version)
     found: list[int] = []
     ends: list[int | None] = []
     async with aclosing(spans(held._context, held.current, 13)) as given:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from client_aio.sync.loop_thread import Background, Handle
-from client_aio.sync.submit_queue import Inbox
+from client_aio.sync.loop_thread import Handle, LoopThread
+from client_aio.sync.submit_queue import SubmitQueue
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 SCRIPT = """
 import os, sys
-from client_aio.sync.loop_thread import Handle, get_background
+from client_aio.sync.loop_thread import Handle, get_loop_thread
 
 async def count():
     for number in range(9):
         yield number
 
-numbers = Handle(get_background())._iterate(count)
+numbers = Handle(get_loop_thread())._iterate(count)
 assert next(numbers) == 0
 if "fork" in sys.argv:
     child = os.fork()
@@ -59,7 +59,7 @@ class Taken:
 
 
 def test_what_is_put_in_after_an_interrupt_is_taken() -> None:
-    background = Background()
+    background = LoopThread()
     wakes: list[Callable[[], object]] = []
 
     def wake(call: Callable[[], object]) -> object:
@@ -81,7 +81,7 @@ def test_what_is_put_in_after_an_interrupt_is_taken() -> None:
         loop = Loop()
         is_here = False
 
-    inbox: Inbox[int] = Inbox(cast("Any", Here()), Taken(), add)
+    inbox: SubmitQueue[int] = SubmitQueue(cast("Any", Here()), Taken(), add)
     try:
         with pytest.raises(KeyboardInterrupt):
             inbox.put(b"interrupted")
@@ -107,7 +107,7 @@ def test_a_reading_that_is_collected_on_the_loop_is_closed() -> None:
             await asyncio.sleep(0)
             closed.set()
 
-    background = Background()
+    background = LoopThread()
     readings = [Handle(background)._iterate(count)]
     assert next(readings[0]) == 0
 

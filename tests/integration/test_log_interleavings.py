@@ -19,7 +19,7 @@ from client_aio import (
     Outcome,
 )
 from client_aio.log.reader import LogReading, records_of
-from metadata.access.logs import LogList
+from metadata.access.logs import LogStore
 from metadata.errors import MetadataUnavailableError
 from metadata.ids import ledger_key
 from metadata.model.log import LogHead, LogRow
@@ -95,7 +95,7 @@ async def test_a_start_is_looked_for_again_when_the_log_is_truncated_meanwhile(c
             async with client.open_log("a") as log:
                 position = await log.append(data)
 
-        class Cut(LogList):
+        class Cut(LogStore):
             """The list of a log that is truncated before the first of its pages is read."""
 
             is_cut = False

@@ -23,7 +23,7 @@ from client_aio import (
     WriterAbortedError,
 )
 from client_aio.log.roller import RETRY_S
-from metadata.access.logs import LogList
+from metadata.access.logs import LogStore
 from metadata.backends.uri import open_store
 from tests.support.cluster import Cluster
 from tests.support.following import appended_until_followed
@@ -228,7 +228,7 @@ async def test_reading_from_a_time_misses_nothing_although_the_next_ledger_is_li
 ) -> None:
     async with client.open_log("a", roll_entries=80) as log, await open_store(cluster.uri) as store:
         await asyncio.gather(*(log.append(b"early") for _ in range(20)))
-        changes = LogList(store, "a", draw_token=str).watch()
+        changes = LogStore(store, "a", draw_token=str).watch()
         async with asyncio.timeout(10), contextlib.aclosing(changes):
             async for _ in changes:
                 if len(rows := (await client.log_metadata("a")).rows) == 2:

@@ -12,7 +12,7 @@ import pytest
 import client_aio
 from bookie_aio.wire.messages import Op, Stop
 from client_aio.core.repair_plan import Part
-from client_aio.unbounded.paged_fragments import HeldFragments, fragment_list
+from client_aio.unbounded.paged_fragments import VersionedFragments, fragment_list
 from metadata.errors import MetadataUnavailableError
 from metadata.ids import ledger_key
 from metadata.model import paged_list
@@ -307,7 +307,7 @@ async def test_a_fragment_that_others_make_name_the_bookie_meanwhile_is_repaired
         async def name_it(_: str) -> None:
             # Before the last fragment there is to repair.
             if next(others) == sum(moved in one.bookies for one in parts) - 1:
-                held = HeldFragments(client._context, *await client._context.ledgers.read(ledger_id))
+                held = VersionedFragments(client._context, *await client._context.ledgers.read(ledger_id))
                 end = behind.first_entry + FRAGMENT_ENTRIES - 1
                 part = Part(behind.first_entry, end, behind.content_term, behind.bookies)
                 assert await held.replace_bookie(part, behind.bookies[0], moved)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 FRAME = """
 import asyncio, itertools, os, signal, sys, threading
 import client_aio.sync
-from client_aio.sync import background
+from client_aio.sync import loop_thread
 
 def tasks():
-    loop = background.get_background().loop
+    loop = loop_thread.get_loop_thread().loop
     async def count():
         await asyncio.sleep(0)
         others = asyncio.all_tasks() - {{asyncio.current_task()}}
@@ -90,7 +90,7 @@ def prepare(client):
 OFTEN = """
 import asyncio, os, random, signal, sys, threading
 import client_aio.sync
-from client_aio.sync import background
+from client_aio.sync import loop_thread
 
 def add(ledger):
     {adding}
@@ -109,7 +109,7 @@ for number in range(80):
     except KeyboardInterrupt:
         ledger.abort()
     timer.join()
-left = asyncio.run_coroutine_threadsafe(others(), background.get_background().loop).result()
+left = asyncio.run_coroutine_threadsafe(others(), loop_thread.get_loop_thread().loop).result()
 print("tasks do not pile up" if left < 20 else f"{{left}} tasks are left")
 with client.create_ledger() as ledger:
     print("goes on" if ledger.add_entry(b"x") == 0 else "wrong id")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from client_aio.core.ensemble_change import NewEnsemble
+    from client_aio.core.ensemble_change import EnsembleChange
     from metadata.model.paged_list import PageRef
 
 
@@ -102,7 +102,7 @@ async def test_a_bookie_that_is_lost_while_its_fragment_is_written_is_replaced(t
         held: list[asyncio.Future[int]] = []
         write = ledger._changes._write
 
-        async def lose_one(change: NewEnsemble) -> bool:
+        async def lose_one(change: EnsembleChange) -> bool:
             is_written = await write(change)
             if not held:
                 held.append(ledger.add_entry(b"1"))
@@ -125,7 +125,7 @@ async def test_a_roll_is_told_of_when_it_is_written_however_many_follow(tmp_path
         write = ledger._changes._write
         others: list[asyncio.Task[int]] = []
 
-        async def ask_again(change: NewEnsemble) -> bool:
+        async def ask_again(change: EnsembleChange) -> bool:
             if len(others) < 5:
                 others.append(asyncio.create_task(ledger.roll()))
                 await asyncio.sleep(0)

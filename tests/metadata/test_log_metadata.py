@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metadata.access.logs import LogList, log_names, names_ever
+from metadata.access.logs import LogStore, log_names, names_ever
 from metadata.errors import InvalidArgumentError, MetadataCorruptError, NoSuchLogError
 from metadata.model.log import TRANSACTIONS_MAX, LogHead, LogRow, Position, check_log_name
 
@@ -156,8 +156,8 @@ def test_the_stored_form_says_everything_and_damage_is_told() -> None:
 _tokens = count()
 
 
-def a_list(store: MetadataStore, name: str = "a") -> LogList:
-    return LogList(store, name, draw_token=lambda: f"l{next(_tokens)}")
+def a_list(store: MetadataStore, name: str = "a") -> LogStore:
+    return LogStore(store, name, draw_token=lambda: f"l{next(_tokens)}")
 
 
 async def test_a_long_list_is_found_in_by_id_and_read_whole(backend: Backend) -> None:

@@ -11,16 +11,16 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import Block
-from client_aio.core.add_window import AddWindow, Send, Turn
+from client_aio.core.add_window import AddGroup, AddWindow, Send
 from client_aio.core.ensemble_change import (
     Abandon,
     Closing,
     Copy,
-    EnsembleChanger,
+    EnsembleChange,
+    EnsembleChangeMachine,
     Find,
     GiveUp,
     MetadataUpdate,
-    NewEnsemble,
     Reseat,
     Step,
     Wait,
@@ -68,7 +68,7 @@ class Client(Actor):
         self.version: Version = world.store.version
         self.seats: list[str] = list(self.metadata.last_fragment.bookies)
         self.window: AddWindow[bytes] | None = None
-        self.changer: EnsembleChanger[bytes] | None = None
+        self.changer: EnsembleChangeMachine[bytes] | None = None
         self.update: MetadataUpdate | None = None
         self.after_update: Callable[[bool], None] = lambda _: None
         self.updates = Counter[str]()
@@ -87,7 +87,7 @@ class Client(Actor):
             text = f"add {ids_text(block.entry_ids)}, LAC {id_text(block.lac)}{lafr}"
             self.send(self.seats[send.seat], text, Add(send, self.term), self.rounds)
 
-    def report(self, turns: list[Turn[bytes]]) -> None:
+    def report(self, turns: list[AddGroup[bytes]]) -> None:
         """Tell what has been acknowledged."""
         raise NotImplementedError
 
@@ -133,7 +133,7 @@ class Client(Actor):
                 self.transmit(window.seat_newcomers(seats))
                 self.go_on_copying()
             case Abandon():
-                self._occupy(changer.fragment.bookies, window.newcomers)
+                self._occupy(changer.fragment.bookies, window.replacements)
                 window.abandon_change()
                 self.report(window.advance())
                 self.step = None
@@ -141,7 +141,7 @@ class Client(Actor):
             case Write(change):
                 self.write(change)
             case Reseat(bookies, seats):
-                self._occupy(bookies, seats & ~window.newcomers)
+                self._occupy(bookies, seats & ~window.replacements)
                 self.transmit(window.commit_change(seats))
                 self.report(window.advance())
                 self.step = None
@@ -150,7 +150,7 @@ class Client(Actor):
                 self.withdraw(f"not enough bookies: {why}")
 
     def go_on_copying(self) -> None:
-        """Go on once the newcomers hold their copies (rule 11)."""
+        """Go on once the replacements hold their copies (rule 11)."""
         assert self.window is not None
         assert self.changer is not None
         assert isinstance(self.step, Copy)
@@ -177,7 +177,7 @@ class Client(Actor):
             raise ValueError(f"{self.name} does not wait for bookies")
         self.carry_out(self.changer.next())
 
-    def write(self, change: NewEnsemble) -> None:
+    def write(self, change: EnsembleChange) -> None:
         """Write a change of the ensemble."""
         raise NotImplementedError
 
@@ -272,7 +272,7 @@ class Writer(Client):
             guaranteed_write_quorum=metadata.guaranteed_write_quorum,
             deferred_sync=world.is_deferred,
         )
-        self.changer = EnsembleChanger(self.window, metadata.last_fragment, CHANGES_MAX)
+        self.changer = EnsembleChangeMachine(self.window, metadata.last_fragment, CHANGES_MAX)
         self.is_closing = False
 
     def adds(self, first: int, last: int) -> None:
@@ -286,7 +286,7 @@ class Writer(Client):
             self.window.add(payload, payload)
         self.transmit(self.window.flush())
 
-    def report(self, turns: list[Turn[bytes]]) -> None:
+    def report(self, turns: list[AddGroup[bytes]]) -> None:
         """Acknowledge entries to the application."""
         for turn in turns:
             verb = "reports as received" if self.world.is_deferred else "acknowledges"
@@ -314,7 +314,7 @@ class Writer(Client):
         else:
             super().answered(message)
 
-    def write(self, change: NewEnsemble) -> None:
+    def write(self, change: EnsembleChange) -> None:
         """Write the change to the metadata store; refused, the writer is displaced."""
         self.begin_update(change.apply, self._ensemble_written)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from client_aio.core.add_window import AddWindow, Turn
+from client_aio.core.add_window import AddGroup, AddWindow
 from client_aio.core.digest import Digest
-from client_aio.core.ensemble_change import EnsembleChanger, NewEnsemble
+from client_aio.core.ensemble_change import EnsembleChange, EnsembleChangeMachine
 from client_aio.core.recovery import (
     Ask,
     End,
@@ -138,7 +138,7 @@ class Recovery(Client):
             stated_lac=tally.lac,
             stated_lafr=tally.lafr if is_guaranteed else NO_ENTRY,
         )
-        self.changer = EnsembleChanger(self.window, metadata.last_fragment, CHANGES_MAX)
+        self.changer = EnsembleChangeMachine(self.window, metadata.last_fragment, CHANGES_MAX)
         sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self.search = EntrySearch(*sizes, before + 1, lac=tally.lac)
         for seat, bookie_id in enumerate(self.seats):
@@ -190,13 +190,13 @@ class Recovery(Client):
         """Nothing is owed: a bookie that is down need not be replaced for a ledger's last rites."""
         return super().is_needed() and self.window is not None and not self.window.is_idle
 
-    def report(self, turns: list[Turn[bytes]]) -> None:
+    def report(self, turns: list[AddGroup[bytes]]) -> None:
         """Note what has been written back."""
         for turn in turns:
             self.say(f"has written back {ids_text(range(turn.first_entry, turn.last_entry + 1))}")
         self._close_when_done()
 
-    def write(self, change: NewEnsemble) -> None:
+    def write(self, change: EnsembleChange) -> None:
         """(d) Keep the change in memory."""
         assert self.changer is not None
         self.fragments = with_ensemble(self.fragments, change.first_entry, change.bookies)

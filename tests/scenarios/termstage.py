@@ -31,7 +31,7 @@ from bookie_aio.core.fencing import Verdict, judge
 from bookie_aio.wire.blocks import Block, LacStatement, encode_block
 from bookie_aio.wire.messages import Stop
 from client_aio.core.digest import Digest
-from client_aio.core.ensemble_change import MetadataUpdate, NewEnsemble
+from client_aio.core.ensemble_change import EnsembleChange, MetadataUpdate
 from client_aio.core.recovery import End, EntrySearch, FenceTally, Found, Inconclusive, believed
 from client_aio.core.takeover import TermOpening, take_over
 from metadata.ids import NO_ENTRY
@@ -96,7 +96,7 @@ class Holder:
     following: int = 0
     is_waiting: bool = False
     is_over: bool = False
-    late: NewEnsemble | None = None
+    late: EnsembleChange | None = None
 
 
 class TermStage:
@@ -314,7 +314,7 @@ class TermStage:
         holder = self.holders[name]
         known = holder.metadata.last_fragment
         bookies = tuple(new if each == old else each for each in known.bookies)
-        holder.late = NewEnsemble(holder.lac + 1, bookies, known)
+        holder.late = EnsembleChange(holder.lac + 1, bookies, known)
         if self.misreading != UNKNOWN_IS_NO:
             holder.is_waiting = True
 

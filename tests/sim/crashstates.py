@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.storage.journal import Done, when_durable
-from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFullError
@@ -59,7 +59,7 @@ CONFIG = StorageConfig(
     segment_bytes=12 * 1024,
     group_bytes_max=4 * 1024,
     space=SpaceLimits(reserve_bytes=8 * 1024, retry_s=0.1, floor_free_bytes=0),
-    reclaim=ReclaimConfig(pause_s=0.05, loop_share=1.0),
+    reclaim=CompactionConfig(pause_s=0.05, loop_share=1.0),
     live_ledgers_max=1,
 )
 

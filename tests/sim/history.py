@@ -323,9 +323,9 @@ class History:
 
     def _check_newcomers(self, record: LedgerRecord, before: LedgerMetadata, after: LedgerMetadata) -> None:
         fragment = after.last_fragment
-        newcomers = set(fragment.bookies) - set(before.last_fragment.bookies)
+        replacements = set(fragment.bookies) - set(before.last_fragment.bookies)
         for entry_id in range(fragment.first_entry, record.acked + 1):
-            for bookie in newcomers.intersection(write_set(after, entry_id)):
+            for bookie in replacements.intersection(write_set(after, entry_id)):
                 self.require(
                     entry_id in self.promised.get((bookie, record.ledger_id), ()),
                     "ReplacementsHoldWhatTheyOwe",

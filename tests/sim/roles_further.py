@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from client_aio import Client, LedgerReader
     from client_aio.admin.repair import RepairProgress
     from client_aio.admin.replicas import Replica
-    from client_aio.handles import Opened, Opening
+    from client_aio.handles import AwaitableContext, Opened
     from client_aio.ledger.entry_reader import Entry, EntryBatch
     from metadata.model.ledger import LedgerMetadata
     from tests.sim.history import History
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 
-async def _opened(opening: Opening[Opened]) -> Opened:
+async def _opened(opening: AwaitableContext[Opened]) -> Opened:
     return await opening
 
 
-async def _made(make: Callable[[], Opening[Any]]) -> object:
+async def _made(make: Callable[[], AwaitableContext[Any]]) -> object:
     return await make()
 
 

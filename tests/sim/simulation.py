@@ -29,7 +29,7 @@ import client_aio.ledger.writer
 import metadata.model.paged_list
 from bookie_aio.config import BookieConfig
 from bookie_aio.storage.engine import StorageConfig
-from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from client_aio import Client, ClientConfig, connect
 from metadata.errors import BookKeeperError, CookieMismatchError, DiskFailedError, MetadataError
@@ -253,7 +253,7 @@ class Simulation:
             storage=StorageConfig(
                 segment_bytes=self.plan.segment_bytes,
                 group_bytes_max=self.plan.segment_bytes // 3,
-                reclaim=ReclaimConfig(pause_s=0.2),
+                reclaim=CompactionConfig(pause_s=0.2),
                 space=SpaceLimits(reserve_bytes=self.plan.segment_bytes // 2, retry_s=0.5),
                 live_ledgers_max=2,
                 scrub=self.upkeep.scrub,
@@ -492,7 +492,7 @@ def run_plan(
     """Play a plan from beginning to end, and give its result. Never raises for what goes wrong in it."""
     real_clock, real_batch = client_aio.client._now_ms, client_aio.core.add_window.BATCH_BYTES_MAX
     real_turn, real_tokens = client_aio.ledger.writer._BULK_TURN_BYTES, client_aio.client._tokens
-    real_rows = metadata.model.paged_list.HEAD_ROWS_BYTES_MAX, metadata.pages.PAGE_ROWS_BYTES_MAX
+    real_rows = metadata.model.paged_list.HEAD_ROWS_BYTES_MAX, metadata.model.paged_list.PAGE_ROWS_BYTES_MAX
     client_aio.core.add_window.BATCH_BYTES_MAX = client_aio.ledger.writer._BULK_TURN_BYTES = _BATCH_BYTES_MAX
     if plan.head_rows_bytes:
         _keep_in_heads(plan.head_rows_bytes, plan.head_rows_bytes // 2)
@@ -506,7 +506,10 @@ def run_plan(
 
 
 def _keep_in_heads(head_bytes: int, page_bytes: int) -> None:
-    metadata.model.paged_list.HEAD_ROWS_BYTES_MAX, metadata.pages.PAGE_ROWS_BYTES_MAX = head_bytes, page_bytes
+    metadata.model.paged_list.HEAD_ROWS_BYTES_MAX, metadata.model.paged_list.PAGE_ROWS_BYTES_MAX = (
+        head_bytes,
+        page_bytes,
+    )
 
 
 def _play(plan: Plan, *, is_traced: bool, wants_story: bool, script: Any) -> Result:

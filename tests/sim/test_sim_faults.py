@@ -14,7 +14,7 @@ import pytest
 
 from bookie_aio.core.identity import Action
 from bookie_aio.server import registration
-from bookie_aio.server.ledger_gc import Deletions
+from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from metadata.errors import NoSuchKeyError
 from metadata.ids import cookie_key
 from tests.sim.lasting import Lasting
@@ -148,7 +148,7 @@ def test_a_bookie_that_forgets_what_it_is_to_keep_is_found(monkeypatch: pytest.M
     async def is_kept_by_others(*_: object) -> bool:
         return True
 
-    monkeypatch.setattr(Deletions, "_is_kept_by_others", is_kept_by_others)
+    monkeypatch.setattr(LedgerGarbageCollector, "_is_kept_by_others", is_kept_by_others)
     result = run_plan(replace(_plan(seed=9, actors=(WRITER,)), duration=6.0))
     assert result.name == "ForgottenIsKeptByOthers", result.text
 

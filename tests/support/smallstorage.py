@@ -11,7 +11,7 @@ from functools import partial
 
 from bookie_aio.server import bookie
 from bookie_aio.storage.engine import StorageConfig
-from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from client_aio.cli.main import main
 
@@ -21,7 +21,7 @@ SMALL = partial(
     segment_bytes=SEGMENT_BYTES,
     group_bytes_max=512 * 1024,
     space=SpaceLimits(reserve_bytes=512 * 1024, spare_bytes_max=2 * SEGMENT_BYTES, retry_s=0.2),
-    reclaim=ReclaimConfig(pause_s=0.2),
+    reclaim=CompactionConfig(pause_s=0.2),
 )
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.disk.disk import RealDisk, RealFile, Space
 from bookie_aio.storage.engine import Engine, StorageConfig
-from bookie_aio.storage.maintenance.compactor import ReclaimConfig
+from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.wire.blocks import Block, encode_block, parse_blocks
@@ -30,7 +30,7 @@ SMALL = StorageConfig(
     segment_bytes=64 * 1024,
     group_bytes_max=32 * 1024,
     space=SpaceLimits(reserve_bytes=64 * 1024, retry_s=0.02, floor_free_bytes=0),
-    reclaim=ReclaimConfig(pause_s=0.001, bytes_per_s=10**9, loop_share=1.0),
+    reclaim=CompactionConfig(pause_s=0.001, bytes_per_s=10**9, loop_share=1.0),
     live_ledgers_max=2,
 )
 
@@ -125,7 +125,7 @@ class Store:
             tasks = [*self.engine._tender._tasks]
             tasks += [
                 task
-                for task in (self.engine._provision._task, self.engine._reclaimer._background.task)
+                for task in (self.engine._allocator._task, self.engine._compactor._background.task)
                 if task is not None
             ]
             if not tasks:
@@ -180,9 +180,9 @@ def unaccounted_files(store: Store) -> set[str]:
         expected.add(names.segment_name(segment.segment_id))
         if segment.sealed is not None:
             expected.add(names.index_name(segment.segment_id))
-    if engine._provision.ready is not None:
-        expected.add(names.segment_name(engine._provision.ready.segment_id))
-    expected.update(name for _, name in engine._provision._spares)
+    if engine._allocator.ready is not None:
+        expected.add(names.segment_name(engine._allocator.ready.segment_id))
+    expected.update(name for _, name in engine._allocator._spares)
     if table := engine._ledgers.states.table_number:
         expected.add(names.table_name(table))
     return set(os.listdir(store.path)) ^ expected

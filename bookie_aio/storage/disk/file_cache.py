@@ -1,4 +1,4 @@
-"""The shelf: the files that are open for reading, so many at most.
+"""The file_cache: the files that are open for reading, so many at most.
 
 Owns the descriptors of sealed segments and of their indexes, which are opened when something is read from
 them and closed when others have been used since. A file that is being read is never closed.
@@ -24,7 +24,7 @@ class _Held:
         self.waiting: list[asyncio.Future[None]] = []
 
 
-class Shelf:
+class FileCache:
     """Open files by path."""
 
     def __init__(self, disk: Disk, open_max: int) -> None:
@@ -64,7 +64,7 @@ class Shelf:
     def give_back(self, path: str) -> None:
         """Say that the file is not used any more: once for each `borrow`."""
         held = self._held.get(path)
-        if held is None:  # the shelf was closed meanwhile
+        if held is None:  # the file_cache was closed meanwhile
             return
         held.users -= 1
         if held.is_dropped and not held.users:

@@ -90,7 +90,7 @@ class Checkpoint:
 
     next_segment: int = 1
     segments: dict[int, SegmentRow] = field(default_factory=dict)
-    is_all_damaged: bool = False
+    lost_data_of_any_ledger: bool = False
     ledgers: dict[int, LedgerState] = field(default_factory=dict)
     deleted: IdRanges = field(default_factory=IdRanges)
     table: int = 0
@@ -127,7 +127,7 @@ def _state_of(fields: tuple[Any, ...]) -> LedgerState:
 def encode_checkpoint(
     next_segment: int,
     segments: Iterable[SegmentRow],
-    is_all_damaged: bool,
+    lost_data_of_any_ledger: bool,
     rows: Sequence[bytes],
     deleted: bytes = b"",
     table: int = 0,
@@ -141,7 +141,7 @@ def encode_checkpoint(
         table: the number of the table.
     """
     segment_rows = [_SEGMENT.pack(*row) for row in sorted(segments)]
-    flags = _FLAG_ALL_DAMAGED if is_all_damaged else 0
+    flags = _FLAG_ALL_DAMAGED if lost_data_of_any_ledger else 0
     count = sum(map(len, rows)) // _LEDGER.size
     head = _HEAD.pack(
         CHECKPOINT_MAGIC,
@@ -192,7 +192,7 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
         )
     if len(data) != ledgers_at + LEDGER_BYTES * ledgers:
         raise CorruptRecordError("the checkpoint is damaged")
-    found = Checkpoint(next_segment, is_all_damaged=bool(flags & 1), table=table)
+    found = Checkpoint(next_segment, lost_data_of_any_ledger=bool(flags & 1), table=table)
     rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[segments_at:ranges_at]))
     found.segments = {row.segment_id: row for row in rows}
     found.deleted = IdRanges(_RANGE.iter_unpack(view[ranges_at:ledgers_at]))

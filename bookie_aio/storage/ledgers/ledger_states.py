@@ -23,21 +23,23 @@ if TYPE_CHECKING:
     from bookie_aio.storage.journal import Change, Group
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.ledgers.id_ranges import IdRanges
-    from bookie_aio.storage.ledgers.ledger_table import States
+    from bookie_aio.storage.ledgers.ledger_table import LedgerTable
     from bookie_aio.storage.segment.segment import Segment
 
 
-class Ledgers:
+class LedgerStates:
     """The ledgers of one engine."""
 
-    def __init__(self, states: States, deleted: IdRanges) -> None:
+    def __init__(self, states: LedgerTable, deleted: IdRanges) -> None:
         """Take what a restart found."""
         self.states = states
         self.deleted = deleted  # by tombstones that are durable
         self.burying: set[int] = set()  # by those that were accepted and are not durable yet
         self._accepted = 0  # records accepted, and of those the ones durable and indexed
         self._indexed = 0
-        self.quiet: set[int] = set()  # of those that somebody put here: nothing was accepted since
+        self.eviction_candidates: set[int] = (
+            set()
+        )  # of those that somebody put here: nothing was accepted since
         self.on_less: Callable[[], None] = lambda: None  # called when something need not be kept any more
 
     def get(self, ledger_id: int) -> LedgerState | None:
@@ -61,7 +63,7 @@ class Ledgers:
         if self.is_deleted(ledger_id):
             raise NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
         state = self.state(ledger_id)
-        self.quiet.discard(ledger_id)
+        self.eviction_candidates.discard(ledger_id)
         self._accepted += 1
         state.accepted = self._accepted
         return state

@@ -48,7 +48,7 @@ _ROWS_AT_ONCE = 512
 assert _HEAD.size == 32
 
 
-class Table:
+class PackedTable:
     """Packed rows, ascending by ledger."""
 
     __slots__ = ("damaged", "ids", "number", "rows")
@@ -88,7 +88,7 @@ class Table:
         return [TABLE_MAGIC + crc.to_bytes(4, "little"), head, self.rows]
 
     @classmethod
-    def parse(cls, number: int, data: Buffer) -> Table:
+    def parse(cls, number: int, data: Buffer) -> PackedTable:
         """Parse and check the file's bytes.
 
         Raises:
@@ -105,20 +105,20 @@ class Table:
         return cls(number, rows)
 
 
-class States:
+class LedgerTable:
     """The states of one bookie's ledgers."""
 
     def __init__(self, deleted: IdRanges) -> None:
         """Start with none; `deleted` ledgers have none, whatever the table still says of them."""
         self.live: dict[int, LedgerState] = {}
-        self._table = Table()
+        self._table = PackedTable()
         self._deleted = deleted
         self._sorted: list[int] | None = None
         self._numbers_used = 0
         self._new = 0  # how many more ledgers there are than the table has
         self._stayed = 0  # how many live states did not rest in the last table that was made
 
-    def load(self, live: dict[int, LedgerState], table: Table, numbers_used: int) -> None:
+    def load(self, live: dict[int, LedgerState], table: PackedTable, numbers_used: int) -> None:
         """Take what a checkpoint and its table hold; `count` is to follow.
 
         Args:
@@ -234,7 +234,7 @@ class States:
             yield rows[start * LEDGER_BYTES : end * LEDGER_BYTES]
             start = end if end - start == _ROWS_AT_ONCE else then
 
-    def rest_on(self, table: Table) -> None:
+    def rest_on(self, table: PackedTable) -> None:
         """Go over to a new table, which a durable checkpoint names. Live states stay what they are."""
         count = len(self)
         self._table = table

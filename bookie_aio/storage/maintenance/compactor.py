@@ -1,7 +1,7 @@
 """Reclaiming space: segments of which little or nothing counts any more.
 
 Owns the decision which segments are given up, and the copying of what still counts out of mostly dead ones.
-Does not own the giving up itself (`tender`), nor spare files (`provision`).
+Does not own the giving up itself (`tender`), nor spare files (`allocator`).
 
 A segment's *live* bytes are what its index says of ledgers that are still there, above what was trimmed or
 forgotten. With none left it is given up. With few, what counts is appended to the journal again, ledger by
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
-from bookie_aio.storage.background_task import Background
+from bookie_aio.storage.background_task import BackgroundTask
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.storage.read.copy_order import winning
+from bookie_aio.storage.read.copy_order import newest_copies
 from bookie_aio.storage.read.reader import DamagedBlockError, UnreadBlockError, fetch, gather, read_block
 from bookie_aio.storage.segment.format import DATA_OFFSET
 from bookie_aio.storage.segment.segment_set import DamagedIndexError, SegmentGoneError
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bookie_aio.storage.journal import AddWatch, Done
-    from bookie_aio.storage.ledgers.ledger_states import Ledgers
+    from bookie_aio.storage.ledgers.ledger_states import LedgerStates
     from bookie_aio.storage.maintenance.sealer import Tender
-    from bookie_aio.storage.read.copy_order import Found
+    from bookie_aio.storage.read.copy_order import StoredCopy
     from bookie_aio.storage.read.lookup import Lookup
-    from bookie_aio.storage.segment.allocator import Provision
+    from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
-    from bookie_aio.storage.segment.segment_set import Segments
+    from bookie_aio.storage.segment.segment_set import SegmentSet
     from metadata.errors import StorageError
 
 _RUNS_AT_ONCE = 256
@@ -55,7 +55,7 @@ _STEP_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class ReclaimConfig:
+class CompactionConfig:
     """When space is reclaimed, and how fast."""
 
     compact_below: float = 0.5
@@ -71,7 +71,7 @@ class ReclaimConfig:
     """How long it waits after something was deleted, for more to be deleted."""
 
 
-class Appending(Protocol):
+class CopySink(Protocol):
     """What compaction needs of the engine."""
 
     add_watches: set[AddWatch]
@@ -105,18 +105,18 @@ class _Watch:
         return any(first <= entry_ids[-1] and last >= entry_ids[0] for first, last in self._noted)
 
 
-class Reclaimer:
+class Compactor:
     """Reclaims the space of one engine, in one task at a time."""
 
     def __init__(
         self,
-        config: ReclaimConfig,
-        appending: Appending,
-        ledgers: Ledgers,
-        segments: Segments,
+        config: CompactionConfig,
+        appending: CopySink,
+        ledgers: LedgerStates,
+        segments: SegmentSet,
         lookup: Lookup,
         tender: Tender,
-        provision: Provision,
+        allocator: SegmentAllocator,
         on_failed: Callable[[StorageError], None],
     ) -> None:
         """Share the engine's parts. Nothing happens before `notice`."""
@@ -126,8 +126,8 @@ class Reclaimer:
         self._segments = segments
         self._lookup = lookup
         self._tender = tender
-        self._provision = provision
-        self._background = Background(self._work, on_failed)
+        self._allocator = allocator
+        self._background = BackgroundTask(self._work, on_failed)
         self._loop = asyncio.get_running_loop()
         self.close = self._background.close
         self._noticed = 0
@@ -159,7 +159,7 @@ class Reclaimer:
             self._is_stopped = False
             self.notice()
 
-    def figures(self) -> dict[str, object]:
+    def metrics(self) -> dict[str, object]:
         """Give the figures that `bookie info` shows."""
         return {
             "live_bytes": sum(live for live, _ in self._assessed.values()),
@@ -232,7 +232,7 @@ class Reclaimer:
     def _worst(self) -> Segment | None:
         """Give the segment that is compacted next."""
         config = self._config
-        limit = config.compact_below_when_low if self._provision.is_low else config.compact_below
+        limit = config.compact_below_when_low if self._allocator.is_low else config.compact_below
         worst: tuple[float, Segment] | None = None
         for segment_id, (live, _) in self._assessed.items():
             segment = self._segments.by_id.get(segment_id)
@@ -303,7 +303,7 @@ class Reclaimer:
             self._appending.add_watches.discard(watch)
 
     async def _copy_runs(
-        self, segment: Segment, ledger_id: int, found: list[Found], low: int, horizon: int, watch: _Watch
+        self, segment: Segment, ledger_id: int, found: list[StoredCopy], low: int, horizon: int, watch: _Watch
     ) -> tuple[int, bool]:
         """Copy what counts of the segment's runs up to the horizon.
 
@@ -318,7 +318,9 @@ class Reclaimer:
             if run.last > horizon and run.first > low:
                 return run.first, False  # copied as a whole in the next round
             whole = run.entry_ids
-            for winners in [whole] if is_plain and run.last <= horizon else winning(one, found, horizon):
+            for winners in (
+                [whole] if is_plain and run.last <= horizon else newest_copies(one, found, horizon)
+            ):
                 entry_ids = winners[max(0, -(-(low - winners.start) // winners.step)) :]
                 if not entry_ids:
                     continue
@@ -364,7 +366,7 @@ class Reclaimer:
             await when_durable(self._appending.barrier)
 
 
-def _batch(mine: list[Found], start: int) -> list[tuple[int, int]]:
+def _batch(mine: list[StoredCopy], start: int) -> list[tuple[int, int]]:
     """Give where the next runs lie, as many as are fetched together."""
     blocks: list[tuple[int, int]] = []
     size = 0

@@ -14,8 +14,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bookie_aio.storage.background_task import Background
-from bookie_aio.storage.read.copy_order import Found
+from bookie_aio.storage.background_task import BackgroundTask
+from bookie_aio.storage.read.copy_order import StoredCopy
 from bookie_aio.storage.read.reader import DamagedBlockError, UnreadBlockError, read_block
 from bookie_aio.storage.segment.format import KIND_BLOCK
 from bookie_aio.storage.segment.replay import Gap, walk_groups
@@ -27,11 +27,11 @@ from metadata.ids import ENTRY_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bookie_aio.storage.ledgers.ledger_states import Ledgers
+    from bookie_aio.storage.ledgers.ledger_states import LedgerStates
     from bookie_aio.storage.maintenance.sealer import Tender
     from bookie_aio.storage.read.lookup import Lookup
     from bookie_aio.storage.segment.segment import Segment
-    from bookie_aio.storage.segment.segment_set import Segments
+    from bookie_aio.storage.segment.segment_set import SegmentSet
 
 _STEP_BYTES = 256 * 1024
 _RUNS_MAX = 1 << 40
@@ -52,8 +52,8 @@ class Scrubber:
     def __init__(
         self,
         config: ScrubConfig,
-        ledgers: Ledgers,
-        segments: Segments,
+        ledgers: LedgerStates,
+        segments: SegmentSet,
         lookup: Lookup,
         tender: Tender,
         on_failed: Callable[[StorageError], None],
@@ -64,7 +64,7 @@ class Scrubber:
         self._segments = segments
         self._lookup = lookup
         self._tender = tender
-        self._background = Background(self._work, on_failed)
+        self._background = BackgroundTask(self._work, on_failed)
         self._owed_bytes = 0
         self.passes = 0
         self.bytes_read = 0
@@ -77,7 +77,7 @@ class Scrubber:
         if self._config.bytes_per_s > 0:
             self._background.start()
 
-    def figures(self) -> dict[str, object]:
+    def metrics(self) -> dict[str, object]:
         """Give the figures that `bookie info` shows."""
         return {
             "passes": self.passes,
@@ -117,7 +117,7 @@ class Scrubber:
             return  # the rebuilding has read all of it
         gaps: list[Gap] = []  # and blocks that fail
         try:
-            file = await segment.shelf.borrow(segment.path)
+            file = await segment.file_cache.borrow(segment.path)
         except FileNotFoundError:
             gaps.append(Gap(0, segment.end))
         except DiskFailedError:
@@ -135,7 +135,7 @@ class Scrubber:
                             gaps.append(Gap(at, at + 1))
                     await self._keep_pace(segment, group.header.total_bytes)
             finally:
-                segment.shelf.give_back(segment.path)
+                segment.file_cache.give_back(segment.path)
         # Not before: a mark may wait for the next segment, that one for the checkpoint, and the checkpoint
         # for a segment to be given up, which nobody may be reading then.
         if gaps:
@@ -156,7 +156,7 @@ class Scrubber:
                 if at < 0 or run.offset >= gaps[at].end:
                     continue
                 try:
-                    found = Found(run.content_term, segment.segment_id, run.offset, run, segment)
+                    found = StoredCopy(run.content_term, segment.segment_id, run.offset, run, segment)
                     await read_block(found, row.ledger_id)
                 except DamagedBlockError:
                     await self._lose(segment, row.ledger_id, run.last)

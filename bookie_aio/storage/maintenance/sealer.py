@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from bookie_aio.storage.background_task import fatal
 from bookie_aio.storage.disk.disk import remove_files, write_file
 from bookie_aio.storage.ledgers.checkpoint import encode_checkpoint, pack_state
-from bookie_aio.storage.ledgers.ledger_table import Table
+from bookie_aio.storage.ledgers.ledger_table import PackedTable
 from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.files import give_up_segment, settle_segment, write_index
 from bookie_aio.storage.segment.format import DATA_OFFSET
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from bookie_aio.storage.disk.disk import Disk
-    from bookie_aio.storage.ledgers.ledger_states import Ledgers
-    from bookie_aio.storage.segment.allocator import Provision
+    from bookie_aio.storage.ledgers.ledger_states import LedgerStates
+    from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
-    from bookie_aio.storage.segment.segment_set import Segments
+    from bookie_aio.storage.segment.segment_set import SegmentSet
     from bookie_aio.wire.blocks import Buffer, LacStatement
 
 _LEDGERS_AT_ONCE = 512
@@ -53,9 +53,9 @@ class Tender:
         self,
         disk: Disk,
         home: str,
-        segments: Segments,
-        ledgers: Ledgers,
-        provision: Provision,
+        segments: SegmentSet,
+        ledgers: LedgerStates,
+        allocator: SegmentAllocator,
         on_failed: Callable[[StorageError], None],
         on_lost_all: Callable[[], None],
         *,
@@ -73,21 +73,21 @@ class Tender:
         self._home = home
         self._segments = segments
         self._ledgers = ledgers
-        self._provision = provision
+        self._allocator = allocator
         self._on_failed = on_failed
         self._on_lost_all = on_lost_all
         self._one_at_a_time = asyncio.Lock()
         self._unsealed: list[Segment] = []
         self._useless: list[str] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.is_all_damaged = False
+        self.lost_data_of_any_ledger = False
         self.also_listed: set[int] = set()
         """Segments that are of no use once the restart is complete, and needed until then."""
         self.on_sealed: Callable[[], None] = lambda: None
 
     def retry(self) -> None:
         """Try again what failed for want of space."""
-        if (self._unsealed or self._useless) and not self._provision.is_full and not self._tasks:
+        if (self._unsealed or self._useless) and not self._allocator.is_full and not self._tasks:
             self._spawn(self.seal_all())
 
     def seal(self, *segments: Segment) -> None:
@@ -97,7 +97,7 @@ class Tender:
 
     def _await_sealing(self, *segments: Segment) -> None:
         for segment in segments:
-            segment.said = segment.said or SegmentRow(segment.segment_id, end=segment.end)
+            segment.checkpoint_row = segment.checkpoint_row or SegmentRow(segment.segment_id, end=segment.end)
         self._unsealed += segments
 
     def clean_up(self, segments: list[Segment], useless: list[str]) -> None:
@@ -155,7 +155,7 @@ class Tender:
             del ledgers[ledger_id]
         write = partial(write_index, self._disk, segment, self._statement)
         try:
-            row = await self._provision.make_room(segment.directory, write)
+            row = await self._allocator.make_room(segment.directory, write)
         except DiskFullError as full:
             return full
         await self._segments.renew_index(segment)
@@ -208,12 +208,12 @@ class Tender:
                 packed = await self._pack_states()
         rows = await _joined(packed)
         # The list of segments and the next id are taken together, in one step.
-        if self._provision.ready is not None:
-            more.add(self._provision.ready.segment_id)
+        if self._allocator.ready is not None:
+            more.add(self._allocator.ready.segment_id)
         listed = self._segments.rows()
         listed += [SegmentRow(one) for one in self.also_listed | more if one not in self._segments.by_id]
         encode = partial(
-            encode_checkpoint, self._provision.next_id, listed, self.is_all_damaged, rows,
+            encode_checkpoint, self._allocator.next_id, listed, self.lost_data_of_any_ledger, rows,
             self._ledgers.deleted.packed(),
         )  # fmt: skip
         if table is not None:
@@ -228,7 +228,7 @@ class Tender:
 
     async def _write_home(self, name: str, buffers: Sequence[Buffer]) -> None:
         write = partial(write_file, self._disk, self._home, name, buffers)
-        await self._provision.make_room(self._home, write)
+        await self._allocator.make_room(self._home, write)
 
     def _table_path(self, number: int) -> str:
         return os.path.join(self._home, names.table_name(number))
@@ -241,10 +241,10 @@ class Tender:
             await asyncio.sleep(0)
         return packed
 
-    async def _write_table(self, packed: dict[int, bytes]) -> Table:
+    async def _write_table(self, packed: dict[int, bytes]) -> PackedTable:
         """Write a new table of ledgers, which counts once a checkpoint names it."""
         states = self._ledgers.states
-        table = Table(states.next_table_number)
+        table = PackedTable(states.next_table_number)
         for number, part in enumerate(states.new_rows(packed), 1):
             table.extend(part)
             if number % _PARTS_AT_ONCE == 0:
@@ -252,7 +252,7 @@ class Tender:
         await write_file(self._disk, self._home, names.table_name(table.number), table.encode())
         return table
 
-    async def _rest_on(self, table: Table) -> None:
+    async def _rest_on(self, table: PackedTable) -> None:
         """Go over to a table that the checkpoint names, and let states rest in it."""
         states = self._ledgers.states
         former = states.table_number
@@ -288,7 +288,7 @@ class Tender:
                 return False
             found = await self._replay(segment)
             is_unread = found.unread is not None
-            if found.damaged or found.is_all_damaged:
+            if found.damaged or found.lost_data_of_any_ledger:
                 # Of groups whose heads are damaged the index tells what the segment does not. So it is not
                 # given up, and nothing is marked, because the disk has failed to give it for a while.
                 try:
@@ -303,8 +303,8 @@ class Tender:
                 self._unread_until[segment.segment_id] = self._loop.time() + _UNREAD_PAUSE_S
                 return False
             self._unread_until.pop(segment.segment_id, None)
-            if found.is_all_damaged and not self.is_all_damaged:
-                self.is_all_damaged = True
+            if found.lost_data_of_any_ledger and not self.lost_data_of_any_ledger:
+                self.lost_data_of_any_ledger = True
                 self._on_lost_all()
             for ledger_id in found.damaged:
                 if self._ledgers.get(ledger_id) is not None:
@@ -316,7 +316,7 @@ class Tender:
 
     async def _replay(self, segment: Segment) -> Replayed:
         try:
-            file = await self._segments.shelf.borrow(segment.path)
+            file = await self._segments.file_cache.borrow(segment.path)
         except FileNotFoundError:
             try:
                 if segment.sealed is not None:
@@ -324,14 +324,14 @@ class Tender:
             except UnreadIndexError as error:
                 return Replayed(unread=DiskFailedError(str(error)))
             except CorruptRecordError:
-                return Replayed(is_all_damaged=True)  # and its index cannot tell what it held
+                return Replayed(lost_data_of_any_ledger=True)  # and its index cannot tell what it held
             return Replayed(unread=DiskFailedError(f"{segment.path} is missing, and its index is whole"))
         except DiskFailedError as error:
             return Replayed(unread=error)
         try:
             return await replay_segment(file, segment.header, proven_end=segment.end, is_last=False)
         finally:
-            self._segments.shelf.give_back(segment.path)
+            self._segments.file_cache.give_back(segment.path)
 
     async def give_up(self, segment: Segment, *, is_dead: bool) -> None:
         """Give up a segment of which nothing counts any more.
@@ -360,27 +360,27 @@ class Tender:
                 segment.is_gone = False
                 self._segments.add_sealed(segment, row)
                 raise
-            keep = not segment.has_unread and self._provision.wants_spare(await self._size_of(segment))
+            keep = not segment.has_unread and self._allocator.wants_spare(await self._size_of(segment))
             name = await give_up_segment(self._disk, segment, keep_as_spare=keep)
             if name is not None:
-                self._provision.add_spare(segment.directory, name)
+                self._allocator.add_spare(segment.directory, name)
 
     async def _empty(self, segment: Segment) -> None:
-        file = await self._segments.shelf.borrow(segment.path)
+        file = await self._segments.file_cache.borrow(segment.path)
         try:
             await file.truncate(DATA_OFFSET)
         finally:
-            self._segments.shelf.give_back(segment.path)
+            self._segments.file_cache.give_back(segment.path)
 
     async def _size_of(self, segment: Segment) -> int:
         try:
-            file = await self._segments.shelf.borrow(segment.path)
+            file = await self._segments.file_cache.borrow(segment.path)
         except (FileNotFoundError, StorageError):
             return 0
         try:
             return file.size()
         finally:
-            self._segments.shelf.give_back(segment.path)
+            self._segments.file_cache.give_back(segment.path)
 
     async def remove(self, paths: list[str]) -> None:
         """Remove files that no checkpoint lists any more."""
@@ -399,12 +399,12 @@ class Tender:
         else:
             self._segments.remove(current)
             unused.append(current)
-        if self._provision.ready is not None:
-            unused.append(self._provision.ready)
-            self._provision.ready = None
+        if self._allocator.ready is not None:
+            unused.append(self._allocator.ready)
+            self._allocator.ready = None
         await self.seal_all()
         for segment in unused:
-            keep = self._provision.wants_spare(segment.file.size() if segment.file is not None else 0)
+            keep = self._allocator.wants_spare(segment.file.size() if segment.file is not None else 0)
             await give_up_segment(self._disk, segment, keep_as_spare=keep and segment.is_reused)
 
 

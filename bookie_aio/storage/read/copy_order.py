@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.segment.segment import Segment
 
 
-class Found(NamedTuple):
+class StoredCopy(NamedTuple):
     """A run and where it lies; the greater one holds the copy that counts."""
 
     content_term: int
@@ -27,7 +27,7 @@ class Found(NamedTuple):
     segment: Segment
 
 
-def winning(mine: Found, found: Sequence[Found], last: int) -> list[range]:
+def newest_copies(mine: StoredCopy, found: Sequence[StoredCopy], last: int) -> list[range]:
     """Give those entries of a run, up to `last`, of which no other run found holds a copy that counts more.
 
     They are given as ranges of the run's stride, ascending; all runs that hold copies have to be in `found`.

@@ -17,14 +17,14 @@ from metadata.errors import DiskFailedError, DiskFullError
 
 if TYPE_CHECKING:
     from bookie_aio.storage.journal import Done
-    from bookie_aio.storage.ledgers.ledger_states import Ledgers
+    from bookie_aio.storage.ledgers.ledger_states import LedgerStates
     from bookie_aio.storage.maintenance.sealer import Tender
     from bookie_aio.storage.read.reader import ListedRun
-    from bookie_aio.storage.segment.segment_set import Segments, Source
+    from bookie_aio.storage.segment.segment_set import SegmentSet, Source
     from metadata.errors import StorageError
 
 
-class Marking(Protocol):
+class DamageMarker(Protocol):
     """What lookup needs of the engine."""
 
     @property
@@ -44,9 +44,11 @@ class Marking(Protocol):
 class Lookup:
     """Reads of one engine."""
 
-    def __init__(self, marking: Marking, ledgers: Ledgers, segments: Segments, tender: Tender) -> None:
+    def __init__(
+        self, damage_marker: DamageMarker, ledgers: LedgerStates, segments: SegmentSet, tender: Tender
+    ) -> None:
         """Share the engine's ledgers and segments."""
-        self._marking = marking
+        self._damage_marker = damage_marker
         self._ledgers = ledgers
         self._segments = segments
         self._tender = tender
@@ -75,7 +77,7 @@ class Lookup:
             try:
                 sources = await self.sources(ledger_id, low, high)
                 reader = Reader(ledger_id, sources, content_term, bytes_max)
-                found = await reader.read(entry_ids, self._marking.is_damaged(ledger_id))
+                found = await reader.read(entry_ids, self._damage_marker.is_damaged(ledger_id))
                 if reader.is_cold and found.stop is Stop.BUDGET:
                     # A scan that reads from the device: what it will ask for next is fetched meanwhile.
                     for segment, ranges in reader.ahead():
@@ -87,7 +89,7 @@ class Lookup:
                 if not await self._rebuild(error, rebuilt):
                     return ReadResult([], Stop.UNKNOWN, low)
             except DamagedBlockError as error:
-                if self._marking.is_closed:
+                if self._damage_marker.is_closed:
                     raise
                 await self.mark(ledger_id, error)
                 return reader.unknown()
@@ -141,9 +143,9 @@ class Lookup:
 
         try:
             if state.is_damaged:
-                self._marking.barrier(done)
+                self._damage_marker.barrier(done)
             else:
-                self._marking.append_mark(ledger_id, done)
+                self._damage_marker.append_mark(ledger_id, done)
         except DiskFullError:
             self._on_their_way.discard(ledger_id)
             state.is_damaged = True  # at least until the next start, which finds the damage again

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.storage.read.copy_order import Found
+from bookie_aio.storage.read.copy_order import StoredCopy
 from bookie_aio.storage.segment.index import RUNS_PER_TURN
 from bookie_aio.storage.segment.segment_set import SegmentGoneError
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, entry_checksums
@@ -56,7 +56,9 @@ class ReadResult(NamedTuple):
     stop_entry: int
 
 
-async def gather(sources: Sequence[Source], low: int, high: int, count_max: int) -> tuple[list[Found], int]:
+async def gather(
+    sources: Sequence[Source], low: int, high: int, count_max: int
+) -> tuple[list[StoredCopy], int]:
     """Give the runs that may hold entries from `low` on, by first entry, and up to where they are all.
 
     That is the horizon: `high`, or less, so that of the runs that start above `low` no more than `count_max`
@@ -64,7 +66,7 @@ async def gather(sources: Sequence[Source], low: int, high: int, count_max: int)
 
     The sources come by their lowest entry, so that those behind the horizon are not looked into.
     """
-    found: list[Found] = []
+    found: list[StoredCopy] = []
     horizon = high
     looked_at = 0
     for source in sources:
@@ -75,7 +77,7 @@ async def gather(sources: Sequence[Source], low: int, high: int, count_max: int)
         runs = await source.overlapping(low, horizon, count_max + 1)
         segment = source.segment
         segment_id = segment.segment_id
-        found += [Found(run.content_term, segment_id, run.offset, run, segment) for run in runs]
+        found += [StoredCopy(run.content_term, segment_id, run.offset, run, segment) for run in runs]
         found.sort(key=_first)
         horizon = _cut(found, low, horizon, count_max)
         looked_at += len(runs)
@@ -85,11 +87,11 @@ async def gather(sources: Sequence[Source], low: int, high: int, count_max: int)
     return found, horizon
 
 
-def _first(found: Found) -> int:
+def _first(found: StoredCopy) -> int:
     return found.run.first
 
 
-def _cut(found: list[Found], low: int, horizon: int, count_max: int) -> int:
+def _cut(found: list[StoredCopy], low: int, horizon: int, count_max: int) -> int:
     """Drop the runs behind the first `count_max` that start above `low`, and give the new horizon.
 
     Of several that start at one entry, all are kept or none.
@@ -120,7 +122,7 @@ class Reader:
         self._content_term = content_term
         self._bytes_left = bytes_max
         self._buffers: list[Buffer] = []
-        self._found: list[Found] = []
+        self._found: list[StoredCopy] = []
         self._from = 0  # runs of `_found` before this one end below the entry looked for
         self._horizon = -1
         self._entry_id = 0
@@ -206,13 +208,13 @@ class Reader:
             return []
         return [(one, _joined(blocks)) for one, blocks in self._next_ranges(following).items()]
 
-    async def _bytes(self, found: Found, at: int, size: int) -> Buffer:
+    async def _bytes(self, found: StoredCopy, at: int, size: int) -> Buffer:
         fetched = self._fetched.get((found.segment_id, found.run.offset))
         if fetched is not None and len(fetched) >= at + size:
             return fetched[at : at + size]
         return await _read(found, at, size)
 
-    def _best(self, entry_id: int) -> Found | None:
+    def _best(self, entry_id: int) -> StoredCopy | None:
         found, best = self._found, None
         while self._from < len(found) and found[self._from].run.last < entry_id:
             self._from += 1
@@ -224,7 +226,7 @@ class Reader:
                 best = one
         return best
 
-    def _extent(self, best: Found, entry_ids: range) -> int:
+    def _extent(self, best: StoredCopy, entry_ids: range) -> int:
         """Give how many of the entries asked for lie one after another in the run and nowhere better."""
         run = best.run
         left = (run.last - entry_ids[0]) // run.stride + 1
@@ -248,7 +250,7 @@ class Reader:
             extent = next((n for n in steps if entry_ids[n] in one.run.entry_ids), extent)
         return extent
 
-    async def _take(self, found: Found, entry_id: int, wanted: int) -> int:
+    async def _take(self, found: StoredCopy, entry_id: int, wanted: int) -> int:
         """Read up to `wanted` entries of a run; give how many the budget allowed."""
         run = found.run
         start = (entry_id - run.first) // run.stride
@@ -266,7 +268,7 @@ class Reader:
             return 0  # the next read begins with it and gives it whole
         return await self._take_part(found, start, wanted)
 
-    async def _take_part(self, found: Found, start: int, wanted: int) -> int:
+    async def _take_part(self, found: StoredCopy, start: int, wanted: int) -> int:
         run = found.run
         place = found.segment_id, run.offset
         parted = self._parted
@@ -317,7 +319,7 @@ def _joined(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _damaged(
-    found: Found, what: str, kind: type[CorruptRecordError] = DamagedBlockError
+    found: StoredCopy, what: str, kind: type[CorruptRecordError] = DamagedBlockError
 ) -> CorruptRecordError:
     """Give the error for bytes that do not hold.
 
@@ -328,7 +330,7 @@ def _damaged(
     return kind(f"block at {found.run.offset} of segment {found.segment_id}: {what}")
 
 
-async def _read(found: Found, at: int, size: int) -> Buffer:
+async def _read(found: StoredCopy, at: int, size: int) -> Buffer:
     try:
         data = await found.segment.read(found.run.offset + at, size)
     except DiskFailedError as error:
@@ -340,7 +342,7 @@ async def _read(found: Found, at: int, size: int) -> Buffer:
     return data
 
 
-def _parse(found: Found, ledger_id: int, data: Buffer) -> Block:
+def _parse(found: StoredCopy, ledger_id: int, data: Buffer) -> Block:
     """Parse a head, and check that it is the block that the index means."""
     run = found.run
     try:
@@ -373,7 +375,7 @@ async def fetch(segment: Segment, blocks: list[tuple[int, int]]) -> tuple[dict[i
     return fetched, is_cold
 
 
-async def read_block(found: Found, ledger_id: int, data: Buffer = b"") -> Block:
+async def read_block(found: StoredCopy, ledger_id: int, data: Buffer = b"") -> Block:
     """Read a whole stored block, and check it.
 
     Args:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.storage.disk.disk import Disk
     from bookie_aio.storage.segment.segment import Segment
-    from bookie_aio.storage.segment.segment_set import Segments
+    from bookie_aio.storage.segment.segment_set import SegmentSet
 
 _T = TypeVar("_T")
 _GIB = 1024**3
@@ -54,7 +54,7 @@ class SpaceLimits:
     retry_s: float = 5.0
 
 
-class Provision:
+class SegmentAllocator:
     """Prepares segments in the background, one at a time."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Provision:
         directories: Sequence[str],
         home: str,
         *,
-        segments: Segments,
+        segments: SegmentSet,
         segment_bytes: int,
         limits: SpaceLimits,
         next_id: int,
@@ -266,7 +266,7 @@ class Provision:
         return await self._create(self.segment_bytes)
 
     async def _reuse_spare(self) -> Segment:
-        disk, shelf = self._disk, self._segments.shelf
+        disk, file_cache = self._disk, self._segments.file_cache
         spare = self._spares.pop(0)
         path = os.path.join(*spare)
         try:
@@ -275,7 +275,7 @@ class Provision:
             self._spares.insert(0, spare)
             raise
         return await self._named(
-            self._spare_bytes, lambda header: reuse_file(disk, file, path, header, shelf)
+            self._spare_bytes, lambda header: reuse_file(disk, file, path, header, file_cache)
         )
 
     async def _create(self, capacity: int) -> Segment:
@@ -283,7 +283,7 @@ class Provision:
         for directory in self._by_preference():
 
             def create(header: form.SegmentHeader, directory: str = directory) -> Awaitable[Segment]:
-                return create_segment(self._disk, directory, header, self._segments.shelf)
+                return create_segment(self._disk, directory, header, self._segments.file_cache)
 
             try:
                 return await self._named(capacity, create)
@@ -303,11 +303,15 @@ class Provision:
 
     async def _prepare_reserve(self) -> None:
         # Not listed in the checkpoint, which might need space: a restart adopts a segment of a new id.
-        disk, shelf, path = self._disk, self._segments.shelf, os.path.join(self._home, names.RESERVE)
+        disk, file_cache, path = (
+            self._disk,
+            self._segments.file_cache,
+            os.path.join(self._home, names.RESERVE),
+        )
         # Where there are no descriptors, what waits for it is refused, and it is set aside anew.
         capacity, self._reserve_bytes = self._reserve_bytes, 0
         file = await disk.open(path)
-        segment = await self._named(capacity, lambda header: reuse_file(disk, file, path, header, shelf))
+        segment = await self._named(capacity, lambda header: reuse_file(disk, file, path, header, file_cache))
         segment.is_reused = False
         self._set_ready(segment)
 
@@ -370,7 +374,7 @@ class Provision:
         if self.is_writable != was_writable:
             self._on_writable(self.is_writable)
 
-    def figures(self) -> dict[str, object]:
+    def metrics(self) -> dict[str, object]:
         """Give the figures that `bookie info` shows."""
         return {
             "has_reserve": self.has_reserve,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bookie_aio.storage.disk.disk import Disk, File
-    from bookie_aio.storage.disk.file_cache import Shelf
+    from bookie_aio.storage.disk.file_cache import FileCache
     from bookie_aio.wire.blocks import LacStatement
 
 _PAGES_AT_ONCE = 16
@@ -31,7 +31,9 @@ _SLACK = 8
 """A sealed segment is cut where more than one part in this many of it was not written."""
 
 
-async def create_segment(disk: Disk, directory: str, header: form.SegmentHeader, shelf: Shelf) -> Segment:
+async def create_segment(
+    disk: Disk, directory: str, header: form.SegmentHeader, file_cache: FileCache
+) -> Segment:
     """Create a preallocated segment; its header and its name are durable on return.
 
     Raises:
@@ -48,10 +50,12 @@ async def create_segment(disk: Disk, directory: str, header: form.SegmentHeader,
         file.close()
         await disk.unlink(path)
         raise
-    return Segment(directory, header, shelf, file)
+    return Segment(directory, header, file_cache, file)
 
 
-async def reuse_file(disk: Disk, file: File, path: str, header: form.SegmentHeader, shelf: Shelf) -> Segment:
+async def reuse_file(
+    disk: Disk, file: File, path: str, header: form.SegmentHeader, file_cache: FileCache
+) -> Segment:
     """Turn a spare file, or the reserve, into a segment; this takes no space. It is open, and is closed then.
 
     Its header, with a generation of its own, is durable before it has its name, so that nothing of the
@@ -69,7 +73,7 @@ async def reuse_file(disk: Disk, file: File, path: str, header: form.SegmentHead
     except DiskFullError:  # where files are copied when they are written to, for instance
         file.close()
         raise
-    segment = Segment(directory, header, shelf, file)
+    segment = Segment(directory, header, file_cache, file)
     segment.is_reused = True
     return segment
 

@@ -62,7 +62,7 @@ class Replayed:
     trims: dict[int, int] = field(default_factory=dict)
     forgotten: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
-    is_all_damaged: bool = False
+    lost_data_of_any_ledger: bool = False
     unread: DiskFailedError | None = None
     """How the disk failed to give some of it, which may be there all the same."""
 
@@ -111,7 +111,7 @@ class Replayed:
                     self.locks[ledger_id] = bytes(group.bodies[number])
             elif row.kind == form.KIND_MARK:
                 if row.marks_all:
-                    self.is_all_damaged = True
+                    self.lost_data_of_any_ledger = True
                 else:
                     self.damaged.add(ledger_id)
 
@@ -288,7 +288,7 @@ async def replay_segment(
             following = await walk.next_group(offset)
             is_proven = not is_last if proven_end is None else offset < proven_end
             if following is not None or is_proven:
-                found.is_all_damaged = True
+                found.lost_data_of_any_ledger = True
             if following is None:
                 break
             group = await walk.group_at(following)

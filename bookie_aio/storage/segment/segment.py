@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Hashable
 
     from bookie_aio.storage.disk.disk import File
-    from bookie_aio.storage.disk.file_cache import Shelf
+    from bookie_aio.storage.disk.file_cache import FileCache
     from bookie_aio.wire.blocks import Buffer
 
 
@@ -45,7 +45,7 @@ K = TypeVar("K", bound="Hashable")
 V = TypeVar("V")
 
 
-class Cache(Generic[K, V]):
+class LruCache(Generic[K, V]):
     """Values by key, each with what it costs; together they cost at most `cost_max`, or there is one."""
 
     def __init__(self, cost_max: int) -> None:
@@ -107,13 +107,15 @@ class UnreadIndexError(CorruptRecordError):
 class SealedIndex:
     """The index file of a sealed segment. Everything read from it is checked."""
 
-    __slots__ = ("_heads", "_shelf", "path", "row")
+    __slots__ = ("_file_cache", "_heads", "path", "row")
 
-    def __init__(self, path: str, row: SegmentRow, shelf: Shelf, heads: Cache[int, IndexHead]) -> None:
+    def __init__(
+        self, path: str, row: SegmentRow, file_cache: FileCache, heads: LruCache[int, IndexHead]
+    ) -> None:
         """Take what the checkpoint says of the segment; nothing is read yet."""
         self.path = path
         self.row = row
-        self._shelf = shelf
+        self._file_cache = file_cache
         self._heads = heads
 
     async def head(self) -> IndexHead:
@@ -130,7 +132,7 @@ class SealedIndex:
             except DiskFailedError as error:
                 raise UnreadIndexError(f"{self.path} cannot be read: {error}") from error
             finally:
-                self._shelf.give_back(self.path)
+                self._file_cache.give_back(self.path)
             if (head.segment_id, head.generation, head.end) != self.row[:3]:
                 raise CorruptRecordError(f"{self.path} is of another segment, or of an earlier life of it")
             self._heads.put(self.row.segment_id, head, head.memory_bytes)
@@ -138,7 +140,7 @@ class SealedIndex:
 
     async def _borrow(self) -> File:
         try:
-            return await self._shelf.borrow(self.path)
+            return await self._file_cache.borrow(self.path)
         except DiskFailedError as error:
             raise UnreadIndexError(f"{self.path} cannot be opened: {error}") from error
         except FileNotFoundError as error:
@@ -151,7 +153,7 @@ class SealedIndex:
         except DiskFailedError as error:
             raise UnreadIndexError(f"{self.path} cannot be read: {error}") from error
         finally:
-            self._shelf.give_back(self.path)
+            self._file_cache.give_back(self.path)
         if not head.page_is_intact(page, data):
             raise CorruptRecordError(f"page {page} of {self.path} is damaged")
         return memoryview(data)
@@ -228,30 +230,41 @@ class Segment:
     """A segment's file; `index` while it is not sealed, `sealed` afterwards."""
 
     __slots__ = (
-        "directory", "end", "file", "has_unread", "header", "index", "is_gone", "is_reused", "path",
-        "previous", "said", "sealed", "shelf",
+        "checkpoint_row",
+        "directory",
+        "end",
+        "file",
+        "file_cache",
+        "has_unread",
+        "header",
+        "index",
+        "is_gone",
+        "is_reused",
+        "path",
+        "previous",
+        "sealed",
     )  # fmt: skip
 
     def __init__(
-        self, directory: str, header: form.SegmentHeader, shelf: Shelf, file: File | None = None
+        self, directory: str, header: form.SegmentHeader, file_cache: FileCache, file: File | None = None
     ) -> None:
         """Take a segment, and its file where that is open; it stays open until it is `rested`."""
         self.directory = directory
         self.path = os.path.join(directory, names.segment_name(header.segment_id))
         self.header = header
-        self.shelf = shelf
+        self.file_cache = file_cache
         self.file = file
         self.previous = (0, 0)  # the segment before it, and where that one's durable groups end
         self.end = form.DATA_OFFSET  # where its own durable groups end
         self.index: MemoryIndex | None = MemoryIndex()
         self.sealed: SealedIndex | None = None
-        self.said: SegmentRow | None = None
+        self.checkpoint_row: SegmentRow | None = None
         """What the checkpoint says of it when it is written to no more and has no index, or none any more."""
         self.is_reused = False  # its file was a segment before, so that all of it has been written
         self.is_gone = False  # given up, while somebody may still be reading from it
         self.has_unread = False  # the disk has failed to give some of it: not to be used again
         if file is not None:
-            shelf.adopt(self.path, file)
+            file_cache.adopt(self.path, file)
 
     @property
     def segment_id(self) -> int:
@@ -269,14 +282,14 @@ class Segment:
         Raises:
             FileNotFoundError: it has been given up meanwhile.
         """
-        file = await self.shelf.borrow(self.path)
+        file = await self.file_cache.borrow(self.path)
         try:
             return await file.read(offset, size)
         except DiskFailedError:
             self.has_unread = True
             raise
         finally:
-            self.shelf.give_back(self.path)
+            self.file_cache.give_back(self.path)
 
     async def read_many(self, ranges: list[tuple[int, int]]) -> tuple[list[Buffer], bool]:
         """Read several ranges (offset, size) as `read` does, waiting once for all that is not in memory.
@@ -284,7 +297,7 @@ class Segment:
         Tells whether something was not. Raises:
             FileNotFoundError: it has been given up meanwhile.
         """
-        file = await self.shelf.borrow(self.path)
+        file = await self.file_cache.borrow(self.path)
         try:
             found: list[Buffer] = []
             for offset, size in ranges:
@@ -297,40 +310,40 @@ class Segment:
             self.has_unread = True
             raise
         finally:
-            self.shelf.give_back(self.path)
+            self.file_cache.give_back(self.path)
 
     async def will_need(self, ranges: list[tuple[int, int]]) -> None:
         """Have it brought into memory if there is time; errors say nothing."""
         try:
-            file = await self.shelf.borrow(self.path)
+            file = await self.file_cache.borrow(self.path)
         except (FileNotFoundError, StorageError):
             return
         try:
             file.will_need(ranges)
         finally:
-            self.shelf.give_back(self.path)
+            self.file_cache.give_back(self.path)
 
     async def will_not_need(self) -> None:
         """Let the system drop what it holds of it in memory; errors say nothing."""
         try:
-            file = await self.shelf.borrow(self.path)
+            file = await self.file_cache.borrow(self.path)
         except (FileNotFoundError, StorageError):
             return
         try:
             with suppress(StorageError):
                 await file.will_not_need()
         finally:
-            self.shelf.give_back(self.path)
+            self.file_cache.give_back(self.path)
 
     def rest(self) -> None:
         """Let its file be closed while nobody reads from it."""
         if self.file is not None:
             self.file = None
-            self.shelf.give_back(self.path)
+            self.file_cache.give_back(self.path)
 
     async def close(self) -> None:
         """Close its files, once nobody reads from them any more."""
         self.rest()
-        await self.shelf.drop(self.path)
+        await self.file_cache.drop(self.path)
         if self.sealed is not None:
-            await self.shelf.drop(self.sealed.path)
+            await self.file_cache.drop(self.sealed.path)

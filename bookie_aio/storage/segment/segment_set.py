@@ -1,6 +1,7 @@
 """The segments of an engine, and where in them the entries of a ledger lie.
 
-Owns which segments there are, which of them have their index in memory, and the *places*: for a ledger, what
+Owns which segments there are, which of them have their index in memory, and the *ledger locations*: for a
+ledger, what
 the indexes of the sealed segments say of it. Places are looked up when a ledger is read for the first time
 and kept while there is room, so that neither a start nor a ledger that nobody reads costs anything.
 
@@ -15,8 +16,8 @@ from bisect import bisect_right, insort
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.storage.disk.file_cache import Shelf
-from bookie_aio.storage.segment.segment import Cache, SealedIndex, SegmentRow
+from bookie_aio.storage.disk.file_cache import FileCache
+from bookie_aio.storage.segment.segment import LruCache, SealedIndex, SegmentRow
 from metadata.errors import CorruptRecordError
 
 if TYPE_CHECKING:
@@ -86,27 +87,27 @@ _lowest = attrgetter("lowest")
 
 
 class _Known:
-    """The places of one ledger in the sealed segments up to one of them."""
+    """The locations of one ledger in the sealed segments up to one of them."""
 
-    __slots__ = ("places", "upto")
+    __slots__ = ("ledger_locations", "upto")
 
     def __init__(self) -> None:
         self.upto = 0
-        self.places = array("Q")
+        self.ledger_locations = array("Q")
 
 
-class Segments:
+class SegmentSet:
     """All segments of an engine."""
 
     def __init__(self, disk: Disk, *, files_max: int, heads_bytes_max: int, places_bytes_max: int) -> None:
-        self.shelf = Shelf(disk, files_max)
+        self.file_cache = FileCache(disk, files_max)
         self.by_id: dict[int, Segment] = {}
         self.in_memory: dict[int, Segment] = {}  # those whose index is, ascending but for rebuilt ones
         self._sealed: list[int] = []
         self._highest = 0  # of all that were ever sealed
-        self._heads: Cache[int, IndexHead] = Cache(heads_bytes_max)
-        self._places: Cache[int, _Known] = Cache(places_bytes_max)
-        self._epoch = 0  # counts how often all places were forgotten
+        self._heads: LruCache[int, IndexHead] = LruCache(heads_bytes_max)
+        self._places: LruCache[int, _Known] = LruCache(places_bytes_max)
+        self._epoch = 0  # counts how often all locations were forgotten
 
     def add(self, segment: Segment) -> None:
         """Add a segment whose index is in memory."""
@@ -134,25 +135,25 @@ class Segments:
 
     def read_index(self, path: str, row: SegmentRow) -> SealedIndex:
         """Give what reads an index."""
-        return SealedIndex(path, row, self.shelf, self._heads)
+        return SealedIndex(path, row, self.file_cache, self._heads)
 
     async def unseal(self, segment: Segment, index: MemoryIndex) -> None:
         """Use an index that was rebuilt, until it is on the disk again."""
         assert segment.sealed is not None
         path = segment.sealed.path
-        segment.said, segment.index, segment.sealed = segment.sealed.row, index, None
+        segment.checkpoint_row, segment.index, segment.sealed = segment.sealed.row, index, None
         self._sealed.remove(segment.segment_id)
         self.in_memory[segment.segment_id] = segment
         self._heads.drop(segment.segment_id)
         self._forget_places()
-        await self.shelf.drop(path)
+        await self.file_cache.drop(path)
 
     async def renew_index(self, segment: Segment) -> None:
         """Note that there is another file of the index's name: nothing is read from the former one any more.
 
         Who still read from that one when it was dropped may have opened it again.
         """
-        await self.shelf.drop(segment.index_path)
+        await self.file_cache.drop(segment.index_path)
         self._heads.drop(segment.segment_id)
 
     def _forget_places(self) -> None:
@@ -177,7 +178,7 @@ class Segments:
         return [
             segment.sealed.row
             if segment.sealed is not None
-            else segment.said or SegmentRow(segment.segment_id)
+            else segment.checkpoint_row or SegmentRow(segment.segment_id)
             for segment in self.by_id.values()
         ]
 
@@ -194,23 +195,29 @@ class Segments:
         Raises:
             DamagedIndexError: rebuild the index, and look again.
         """
-        places = (await self._known(ledger_id, since)).places
+        ledger_locations = (await self._known(ledger_id, since)).ledger_locations
         # No await from here on: see the invariant.
         found, gone = [], 0
-        for at in range(0, len(places), _FIELDS):
-            if places[at + 3] > high or places[at + 4] < low:
+        for at in range(0, len(ledger_locations), _FIELDS):
+            if ledger_locations[at + 3] > high or ledger_locations[at + 4] < low:
                 continue
-            segment = self.by_id.get(places[at])
+            segment = self.by_id.get(ledger_locations[at])
             if segment is None or segment.sealed is None:
                 gone += 1
-            elif places[at] >= since:
+            elif ledger_locations[at] >= since:
                 sealed = segment.sealed
                 found.append(
                     Source(
-                        places[at + 3], segment, None, sealed, places[at + 1], places[at + 2], places[at + 5]
+                        ledger_locations[at + 3],
+                        segment,
+                        None,
+                        sealed,
+                        ledger_locations[at + 1],
+                        ledger_locations[at + 2],
+                        ledger_locations[at + 5],
                     )
                 )
-        if gone * _FIELDS * 2 > len(places):
+        if gone * _FIELDS * 2 > len(ledger_locations):
             self._places.drop(ledger_id)
         for segment in self.in_memory.values():
             assert segment.index is not None
@@ -229,7 +236,7 @@ class Segments:
             if not unknown:
                 return known
             fresh = _Known()
-            fresh.upto, fresh.places = unknown[-1], known.places[:]
+            fresh.upto, fresh.ledger_locations = unknown[-1], known.ledger_locations[:]
             for segment_id in unknown:
                 segment = self.by_id.get(segment_id)
                 if segment is None or segment.sealed is None:
@@ -241,17 +248,17 @@ class Segments:
                         continue
                     raise DamagedIndexError(segment, error) from error
                 if row is not None:
-                    fresh.places.extend((segment_id, *row[1:6]))
+                    fresh.ledger_locations.extend((segment_id, *row[1:6]))
             if epoch == self._epoch:
-                self._places.put(ledger_id, fresh, 200 + 8 * len(fresh.places))
+                self._places.put(ledger_id, fresh, 200 + 8 * len(fresh.ledger_locations))
 
-    def figures(self) -> dict[str, object]:
+    def metrics(self) -> dict[str, object]:
         """Give the figures that `bookie info` shows."""
         return {
             "count": len(self.by_id),
             "sealed": len(self._sealed),
             "bytes": sum(segment.end for segment in self.by_id.values()),
-            "open_files": len(self.shelf),
+            "open_files": len(self.file_cache),
             "index_head_bytes": self._heads.cost,
             "places_bytes": self._places.cost,
         }
@@ -260,4 +267,4 @@ class Segments:
         """Close all files."""
         for segment in self.by_id.values():
             segment.rest()
-        self.shelf.close()
+        self.file_cache.close()

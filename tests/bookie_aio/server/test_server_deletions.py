@@ -33,7 +33,7 @@ from tests.support.rawclient import RawClient, block, lac_statement
 
 if TYPE_CHECKING:
     from bookie_aio.server.bookie import Bookie
-    from bookie_aio.server.ledger_gc import Deletions
+    from bookie_aio.server.ledger_gc import LedgerGarbageCollector
     from metadata.store import Version
     from tests.bookie_aio.server.conftest import Bookies
 
@@ -58,7 +58,7 @@ async def delete(bookies: Bookies, ledger_id: int) -> None:
     await LedgerStore(bookies.store()).delete(ledger_id)
 
 
-def deletions_of(bookie: Bookie) -> Deletions:
+def deletions_of(bookie: Bookie) -> LedgerGarbageCollector:
     assert bookie._deletions is not None
     return bookie._deletions
 

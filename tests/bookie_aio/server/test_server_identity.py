@@ -11,7 +11,7 @@ import pytest
 
 from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
-from bookie_aio.server.registration import Announcement
+from bookie_aio.server.registration import BookieRegistration
 from bookie_aio.wire.messages import NO_TERM, Read, Status
 from metadata.access.bookies import BookieRecord, Cookie, available_bookies
 from metadata.backends.memory import MemoryTree
@@ -253,7 +253,7 @@ async def test_all_of_several_directories_are_needed_and_their_order_is_not(book
 
 async def test_what_is_announced_after_the_end_is_announced_to_nobody(bookies: Bookies) -> None:
     store = bookies.store()
-    announcement = await Announcement.make(store, BookieRecord("b1", ["127.0.0.1:3181"], "nonce"))
+    announcement = await BookieRegistration.make(store, BookieRecord("b1", ["127.0.0.1:3181"], "nonce"))
     await announcement.close()
     before = asyncio.all_tasks()
     announcement.set_writable(False)
@@ -263,7 +263,7 @@ async def test_what_is_announced_after_the_end_is_announced_to_nobody(bookies: B
 async def test_what_an_update_that_failed_may_have_announced_is_announced_anew(bookies: Bookies) -> None:
     """The bookie is writable again before it is tried again, and clients would go on without it for good."""
     store, other = bookies.store(), bookies.store()
-    announcement = await Announcement.make(store, BookieRecord("b1", ["127.0.0.1:3181"], "nonce"))
+    announcement = await BookieRegistration.make(store, BookieRecord("b1", ["127.0.0.1:3181"], "nonce"))
     update, has_failed = announcement._registration.update, asyncio.Event()
 
     async def update_and_be_cut(value: bytes) -> None:

@@ -12,7 +12,7 @@ from metadata.model.paged_list import PagedRows, PageRef
 
 if TYPE_CHECKING:
     from bookie_aio.server.bookie import Bookie
-    from bookie_aio.server.ledger_gc import Deletions
+    from bookie_aio.server.ledger_gc import LedgerGarbageCollector
     from tests.bookie_aio.server.conftest import Bookies
     from tests.support.rawclient import RawClient
 
@@ -58,7 +58,7 @@ async def readable(client: RawClient) -> list[int]:
     return found
 
 
-def sweeper_of(bookie: Bookie) -> Deletions:
+def sweeper_of(bookie: Bookie) -> LedgerGarbageCollector:
     assert bookie._deletions is not None
     return bookie._deletions
 

@@ -69,7 +69,7 @@ async def test_segments_of_a_directory_that_is_gone_are_missed(tmp_path: Path) -
     await fill(store, range(600))
     await store.close()
     again = await Store.open(of(tmp_path, "a"))
-    assert again.engine.is_all_damaged
+    assert again.engine.lost_data_of_any_ledger
     await again.close()
 
 
@@ -123,9 +123,9 @@ async def test_a_full_directory_holds_up_no_other(tmp_path: Path) -> None:
     assert store.writable == []
     await store.wait(lambda done: store.engine.append_tombstone(2, done))
     await store.settled()
-    assert store.engine._reclaimer.given_up > 0
+    assert store.engine._compactor.given_up > 0
     again = await crashed(tmp_path, "crashed")
-    assert (list(again.engine.notes), again.engine.is_all_damaged) == ([], False)
+    assert (list(again.engine.notes), again.engine.lost_data_of_any_ledger) == ([], False)
     assert (await again.read(1, 0, 59))[1] is Stop.END
     await again.close()
     sealed = asyncio.Event()
@@ -156,7 +156,7 @@ async def test_what_finds_no_room_takes_that_of_spare_files_beside_it(tmp_path: 
             raise full
         return "written"
 
-    make_room = partial(store.engine._provision.make_room, str(tmp_path / "a"))
+    make_room = partial(store.engine._allocator.make_room, str(tmp_path / "a"))
     full.is_of_space = False
     with pytest.raises(DiskFullError):
         await make_room(write)
@@ -211,7 +211,7 @@ async def test_a_segment_that_could_not_be_made_leaves_its_id_to_nobody(tmp_path
     await store.settled()
     await store.wait(lambda done: store.engine.append_tombstone(1, done))
     await store.settled()
-    assert len({directory for directory, _ in store.engine._provision._spares}) == 2
+    assert len({directory for directory, _ in store.engine._allocator._spares}) == 2
     acknowledged = 0
     while not disk.is_done or acknowledged < 16:
         try:

@@ -58,7 +58,7 @@ async def test_what_arrives_during_a_sync_becomes_one_group(store: Store) -> Non
     for entry in range(1, 50):
         store.engine.append_block(make_block(1, entry, [b"x"]), lambda _: None)
     await store.barrier()
-    groups = store.engine.figures()["groups"]
+    groups = store.engine.metrics()["groups"]
     assert isinstance(groups, dict)
     assert groups["count"] == 2
 
@@ -245,7 +245,7 @@ async def test_sealed_segments_serve_what_they_held(store: Store) -> None:
 
 async def test_figures_can_be_shown(store: Store) -> None:
     await store.add(make_block(1, 0, [b"x"]))
-    figures = store.engine.figures()
+    figures = store.engine.metrics()
     assert figures["is_writable"] is True
     groups, sync = figures["groups"], figures["fsync_us"]
     assert isinstance(groups, dict)

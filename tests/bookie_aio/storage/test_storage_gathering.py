@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bookie_aio.storage import repair_writes
-from bookie_aio.storage.disk.file_cache import Shelf
+from bookie_aio.storage.disk.file_cache import FileCache
 from bookie_aio.storage.read import reader
 from bookie_aio.storage.read.reader import gather, list_runs
 from bookie_aio.storage.repair_writes import OutdatedBlockError, store_missing, store_unless_outdated
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from bookie_aio.storage.read.copy_order import Found
+    from bookie_aio.storage.read.copy_order import StoredCopy
     from bookie_aio.storage.read.reader import ListedRun
 
 Shape = tuple[int, int, int, int]  # first entry, entries, stride, content term
@@ -48,14 +48,14 @@ class CountedRuns(Runs):
 
 def sources_of(segments: Iterable[Iterable[Shape]]) -> list[Source]:
     """Give sources, as `Segments.find` does, of segments whose index is in memory."""
-    shelf = Shelf(None, 1)  # type: ignore[arg-type]  # nothing is read
+    file_cache = FileCache(None, 1)  # type: ignore[arg-type]  # nothing is read
     sources = []
     for segment_id, shapes in enumerate(segments, 1):
         runs = CountedRuns()
         for offset, (first, entries, stride, content_term) in enumerate(shapes):
             run = Run(first, content_term, offset, entries, stride, 96, 10)
             runs.add(first, run.last, 106, pack_run(*run))
-        held_in = Segment("", SegmentHeader(segment_id, 0, 0), shelf)
+        held_in = Segment("", SegmentHeader(segment_id, 0, 0), file_cache)
         sources.append(Source(runs.firsts[0], held_in, runs))
     return sorted(sources, key=lambda source: source.lowest)
 
@@ -64,7 +64,7 @@ def runs_given(sources: Iterable[Source]) -> int:
     return sum(source.runs.given for source in sources if isinstance(source.runs, CountedRuns))
 
 
-def named(found: Iterable[Found]) -> list[tuple[int, int]]:
+def named(found: Iterable[StoredCopy]) -> list[tuple[int, int]]:
     """Name runs by segment and offset."""
     return [(one.segment_id, one.offset) for one in found]
 

@@ -22,7 +22,7 @@ from tests.support.storage import SMALL, Store, entries_of, make_block
 
 if TYPE_CHECKING:
     from bookie_aio.storage.engine import StorageConfig
-    from bookie_aio.storage.read.copy_order import Found
+    from bookie_aio.storage.read.copy_order import StoredCopy
     from bookie_aio.wire.blocks import Block
 
 Add = tuple[int, int, int, int, int, int]
@@ -140,7 +140,7 @@ async def tell_compacting(path: Path, before: list[Add], during: list[Add]) -> N
     await store.settled()
     coming = list(enumerate(during, len(before)))
 
-    async def read_and_add(found: Found, ledger_id: int, data: memoryview | bytes) -> Block:
+    async def read_and_add(found: StoredCopy, ledger_id: int, data: memoryview | bytes) -> Block:
         block = await read_block(found, ledger_id, data)
         if coming:
             number, one = coming.pop(0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage.read.copy_order import Found, winning
+from bookie_aio.storage.read.copy_order import StoredCopy, newest_copies
 from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.index import Run
 from bookie_aio.wire.messages import Stop
@@ -73,7 +73,7 @@ async def test_dead_segments_are_used_again_or_removed(tmp_path: Path) -> None:
         store = await Store.open(tmp_path / f"{config.space.spare_bytes_max}", config)
         await write(store, range(1, 2), range(400))
         await store.settled()
-        before = store.engine.figures()["segments"]
+        before = store.engine.metrics()["segments"]
         await delete(store, 1)
         await store.settled()
         assert not unaccounted_files(store)
@@ -116,7 +116,7 @@ async def test_spare_files_that_could_not_be_opened_are_still_there(tmp_path: Pa
     await write(store, range(1, 2), range(400))
     await delete(store, 1)
     await store.settled()
-    assert len(store.engine._provision._spares) >= 2
+    assert len(store.engine._allocator._spares) >= 2
     disk.refusals = 5
     for entry in range(200):
         try:
@@ -138,7 +138,7 @@ async def test_mostly_dead_segments_are_compacted(tmp_path: Path) -> None:
     await assert_kept(store, range(60))
     bytes_after = sum(segment.end for segment in store.engine._segments.by_id.values())
     assert bytes_after < bytes_before * 0.6
-    reclaimed = store.engine.figures()["reclaimed"]
+    reclaimed = store.engine.metrics()["reclaimed"]
     assert isinstance(reclaimed, dict)
     assert reclaimed["compacted"] > 3
     assert not unaccounted_files(store)
@@ -325,21 +325,21 @@ async def test_a_segment_with_a_damaged_block_stays_and_its_ledger_is_marked(tmp
 
 
 def test_the_winners_among_copies() -> None:
-    def found(segment: int, first: int, count: int, stride: int = 1, term: int = 0) -> Found:
+    def found(segment: int, first: int, count: int, stride: int = 1, term: int = 0) -> StoredCopy:
         run = Run(first, term, 4096, count, stride, 96, 10)
-        return Found(term, segment, 4096, run, None)  # type: ignore[arg-type]
+        return StoredCopy(term, segment, 4096, run, None)  # type: ignore[arg-type]
 
     mine = found(2, 10, 10)
     older, newer = found(1, 0, 100), found(3, 12, 3)
-    assert winning(mine, [older, mine], 99) == [range(10, 20)]
-    assert winning(mine, [older, mine, newer], 99) == [range(10, 12), range(15, 20)]
-    assert winning(mine, [mine, newer], 13) == [range(10, 12)]
-    assert winning(mine, [mine, found(1, 0, 100, term=1)], 99) == []
-    assert winning(mine, [mine, found(3, 11, 3, stride=3)], 99) == [
+    assert newest_copies(mine, [older, mine], 99) == [range(10, 20)]
+    assert newest_copies(mine, [older, mine, newer], 99) == [range(10, 12), range(15, 20)]
+    assert newest_copies(mine, [mine, newer], 13) == [range(10, 12)]
+    assert newest_copies(mine, [mine, found(1, 0, 100, term=1)], 99) == []
+    assert newest_copies(mine, [mine, found(3, 11, 3, stride=3)], 99) == [
         range(10, 11), range(12, 14), range(15, 17), range(18, 20)
     ]  # fmt: skip
     striped = found(2, 1, 4, stride=3)
-    assert winning(striped, [striped, found(3, 0, 9)], 99) == [range(10, 13, 3)]
+    assert newest_copies(striped, [striped, found(3, 0, 9)], 99) == [range(10, 13, 3)]
 
 
 async def test_a_segment_stays_when_a_copy_is_accepted_and_then_dropped(
@@ -379,7 +379,7 @@ async def test_a_full_disk_stops_compaction_until_there_is_room(tmp_path: Path) 
         await delete(store, ledger_id)
     await store.barrier()
     back = asyncio.Event()
-    store.engine._provision._on_writable = lambda is_writable: back.set()
+    store.engine._allocator._on_writable = lambda is_writable: back.set()
     disk.is_full = False
     await asyncio.wait_for(back.wait(), 10)
     await store.settled()
@@ -397,14 +397,14 @@ async def test_small_entries_that_all_count_are_not_copied_again_and_again(
     config = replace(SMALL, space=replace(SMALL.space, floor_free_bytes=10**6, spare_bytes_max=0))
     store = await Store.open(tmp_path / "b1", config, disk)
     disk.free = 1 if is_low else 1 << 40
-    store.engine._provision.look()
+    store.engine._allocator.look()
     for entry in range(600):  # each alone in its group
         await store.add(make_block(1, entry, [b"x"]), from_reserve=True)
     await store.wait(lambda done: store.engine.append_trim(1, 1, done))  # somebody looks
     await store.settled()
-    reclaimed = store.engine.figures()["reclaimed"]
+    reclaimed = store.engine.metrics()["reclaimed"]
     assert isinstance(reclaimed, dict)
-    assert store.engine._provision.is_low is is_low
+    assert store.engine._allocator.is_low is is_low
     assert reclaimed["copied_bytes"] <= 600 * 97
     assert len((await store.read(1, 1, 599))[0]) == 599
     await store.close()
@@ -474,7 +474,7 @@ async def test_a_block_that_is_larger_than_segments_are_now_stays_where_it_is(tm
     again = await Store.open(tmp_path / "b1", lowered)
     await again.wait(lambda done: again.engine.append_tombstone(1, done))
     await again.settled()
-    assert again.engine._reclaimer._immovable
+    assert again.engine._compactor._immovable
     await asyncio.wait_for(again.add(make_block(2, 0, [b"goes on"])), 10)
     assert await again.read(7, 0, 0) == ({0: large}, Stop.END, 1)
     await again.close()

@@ -238,7 +238,7 @@ async def test_a_crash_between_an_index_and_a_checkpoint_keeps_the_fences(tmp_pa
     disk = FaultyDisk()
     store, acknowledged = await Store.open(tmp_path / "b1", disk=disk), Acknowledged()
     await store.settled()
-    store.engine._provision._is_closed = True  # or preparing a segment would write a checkpoint too
+    store.engine._allocator._is_closed = True  # or preparing a segment would write a checkpoint too
 
     def crash(what: str, path: str) -> None:
         if what == "rename" and path.endswith(index_name(1)):

@@ -10,7 +10,7 @@ import pytest
 from bookie_aio.storage.disk.disk import RealFile
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.names import segment_name
-from bookie_aio.storage.segment.segment import Cache
+from bookie_aio.storage.segment.segment import LruCache
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block
 
@@ -62,7 +62,7 @@ async def test_little_memory_and_few_files_are_enough(tmp_path: Path) -> None:
     store = await Store.open(tmp_path / "b1", TIGHT)
     await fill(store, range(5), range(300))
     await assert_reads(store, range(5), range(300))
-    assert len(store.engine._segments.shelf) <= 3 + len(store.engine._segments.in_memory)
+    assert len(store.engine._segments.file_cache) <= 3 + len(store.engine._segments.in_memory)
     assert len(store.engine._segments.sealed()) > 5
     await store.close()
 
@@ -135,7 +135,7 @@ async def test_a_group_that_is_missing_before_a_page_is_noticed(tmp_path: Path) 
     data[last_of_page.offset] ^= 1  # what follows on the next page looks as if it came behind the third
     path.write_bytes(data)
     again = await Store.open(crashed)
-    assert again.engine.is_all_damaged
+    assert again.engine.lost_data_of_any_ledger
     assert (await again.read(1, 2, 2))[1] is Stop.UNKNOWN
     assert (await again.read(1, 3, 7))[1] is Stop.END
     await again.close()
@@ -188,7 +188,7 @@ async def test_what_was_forgotten_does_not_come_back(tmp_path: Path, is_clean: b
 
 
 def test_a_cache_forgets_what_was_not_used_for_longest() -> None:
-    cache: Cache[str, int] = Cache(10)
+    cache: LruCache[str, int] = LruCache(10)
     cache.put("a", 1, 4)
     cache.put("b", 2, 4)
     assert cache.get("a") == 1

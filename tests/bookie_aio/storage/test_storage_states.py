@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bookie_aio.storage.disk.disk import RealDisk, RealFile
 from bookie_aio.storage.ledgers.checkpoint import encode_checkpoint, pack_state, parse_checkpoint
 from bookie_aio.storage.ledgers.id_ranges import IdRanges
-from bookie_aio.storage.ledgers.ledger_table import States, Table
+from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
 from bookie_aio.storage.segment import names
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DiskFullError
@@ -39,7 +39,7 @@ STEPS = st.lists(
 )
 
 
-def look(states: States, ids: range) -> dict[int, bytes]:
+def look(states: LedgerTable, ids: range) -> dict[int, bytes]:
     found = ((one, states.get(one)) for one in ids)
     return {one: pack_state(one, state) for one, state in found if state is not None}
 
@@ -47,7 +47,7 @@ def look(states: States, ids: range) -> dict[int, bytes]:
 @given(STEPS)
 def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, int, int]]) -> None:
     deleted = IdRanges()
-    states = States(deleted)
+    states = LedgerTable(deleted)
     model: dict[int, int] = {}
     gone: set[int] = set()
     for number, (kind, one, value) in enumerate(steps, 1):
@@ -69,10 +69,10 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
                 gone.add(value)
                 deleted.add(value)
                 states.remove(value)
-            made = Table(number)
+            made = PackedTable(number)
             for part in states.new_rows(packed):
                 made.extend(part)
-            parsed = Table.parse(number, b"".join(made.encode()))
+            parsed = PackedTable.parse(number, b"".join(made.encode()))
             assert (parsed.ids, parsed.damaged) == (made.ids, made.damaged)
             states.rest_on(parsed)
             # One of them has something on its way to the disk.
@@ -82,7 +82,7 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
         assert list(states.ids_from(0)) == sorted(model)
         assert list(states.ids_from(5)) == sorted(each for each in model if each >= 5)
         assert len(states) == len(model)
-        anew = States(deleted)
+        anew = LedgerTable(deleted)
         anew.load(dict(states.live), states._table, 0)
         anew.count()
         assert len(anew) == len(model)
@@ -93,9 +93,9 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
 
 def test_a_large_table_is_made_in_small_parts_and_holds_what_is_left() -> None:
     deleted = IdRanges()
-    states = States(deleted)
-    empty = pack_state(0, States(deleted).make(0))
-    table = Table(1)
+    states = LedgerTable(deleted)
+    empty = pack_state(0, LedgerTable(deleted).make(0))
+    table = PackedTable(1)
     for one in range(0, 4000, 2):
         table.extend(struct.pack("<Q", one) + empty[8:])
     states.load({}, table, 1)
@@ -107,7 +107,7 @@ def test_a_large_table_is_made_in_small_parts_and_holds_what_is_left() -> None:
     packed = {one: pack_state(one, state) for one, state in states.live.items()}
     parts = list(states.new_rows(packed))
     assert max(map(len, parts)) < 150 * 512
-    made = Table(2)
+    made = PackedTable(2)
     for part in parts:
         made.extend(part)
     wanted = [one for one in sorted({*range(0, 4000, 2), 7, 3001, 5000}) if one not in deleted]
@@ -182,7 +182,7 @@ async def test_a_lost_table_is_known_to_be_lost(tmp_path: Path, harm: str) -> No
         data[len(data) // 2] ^= 1
         (path / name).write_bytes(data if harm == "flipped" else data[:-1])
     store = await Store.open(path)
-    assert store.engine.is_all_damaged
+    assert store.engine.lost_data_of_any_ledger
     assert not store.engine.is_writable
     assert store.engine.is_damaged(1)
     await store.close()
@@ -208,7 +208,7 @@ async def test_the_entries_of_ledgers_in_a_lost_table_are_still_there(tmp_path: 
         data[len(data) // 2] ^= 1
         (path / name).write_bytes(data)
     store = await Store.open(path)
-    assert store.engine.is_all_damaged
+    assert store.engine.lost_data_of_any_ledger
     await store.settled()
     assert segments <= {one.name for one in path.iterdir()}
     assert [(await store.read(one, 0, 119))[1] for one in range(20)] == [Stop.END] * 20
@@ -299,7 +299,7 @@ async def test_a_checkpoint_counts_although_the_table_before_is_not_surely_remov
     await store.engine._tender.checkpoint()
     for one in range(20):
         await store.fence(one, 10)
-    taken = store.engine._provision.take()  # another one is prepared, and listed with a new table
+    taken = store.engine._allocator.take()  # another one is prepared, and listed with a new table
     assert taken is not None
     store.engine._segments.add(taken)
     await store.settled()
@@ -307,7 +307,7 @@ async def test_a_checkpoint_counts_although_the_table_before_is_not_surely_remov
     crashed = await store.crash_into(tmp_path / "crashed")
     await store.close()
     again = await Store.open(crashed)
-    assert (list(again.engine.notes), again.engine.is_all_damaged) == ([], False)
+    assert (list(again.engine.notes), again.engine.lost_data_of_any_ledger) == ([], False)
     assert [again.engine.term(one) for one in range(20)] == [10] * 20
     await again.close()
 
@@ -319,7 +319,7 @@ async def test_few_ledgers_need_no_table(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_the_version_before_is_read() -> None:
-    state: LedgerState = States(IdRanges()).make(7)
+    state: LedgerState = LedgerTable(IdRanges()).make(7)
     state.term = 5
     now = b"".join(
         encode_checkpoint(3, (), False, [pack_state(7, state)], IdRanges([(1, 2)]).packed(), table=9)

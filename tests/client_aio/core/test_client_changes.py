@@ -9,11 +9,11 @@ from client_aio.core.ensemble_change import (
     Abandon,
     Closing,
     Copy,
-    EnsembleChanger,
+    EnsembleChange,
+    EnsembleChangeMachine,
     Find,
     GiveUp,
     MetadataUpdate,
-    NewEnsemble,
     Reseat,
     Wait,
     Write,
@@ -35,7 +35,7 @@ class Ledger:
             ledger_id=7, content_term=0, ensemble_size=3, write_quorum=3, ack_quorum=2,
             guaranteed_write_quorum=guaranteed_write_quorum,
         )  # fmt: skip
-        self.changer = EnsembleChanger(self.window, Fragment(0, BOOKIES), changes_max)
+        self.changer = EnsembleChangeMachine(self.window, Fragment(0, BOOKIES), changes_max)
 
     def add(self, name: str) -> list[Send]:
         self.window.add(name.encode(), name)
@@ -57,7 +57,7 @@ def test_a_failed_bookie_is_replaced_from_the_first_entry_not_acknowledged() -> 
     ledger.fail(1)
     assert ledger.changer.next() == Find(0b010)
     new = ("b1", "b4", "b3")
-    assert ledger.changer.found(new) == Write(NewEnsemble(1, new, Fragment(0, BOOKIES)))
+    assert ledger.changer.found(new) == Write(EnsembleChange(1, new, Fragment(0, BOOKIES)))
     assert ledger.changer.written() == Reseat(new, 0b010)
     assert [(send.seat, send.batch.first_entry) for send in ledger.window.commit_change(0b010)] == [(1, 1)]
     assert ledger.changer.reseated() is None
@@ -112,9 +112,9 @@ def test_the_same_bookies_again_write_nothing_and_get_what_they_owe() -> None:
 
 def test_a_fragment_that_starts_at_the_same_entry_is_replaced_in_place() -> None:
     metadata = new_metadata()
-    first = NewEnsemble(5, ("b4", "b2", "b3"), metadata.last_fragment).apply(metadata)
+    first = EnsembleChange(5, ("b4", "b2", "b3"), metadata.last_fragment).apply(metadata)
     assert first is not None
-    second = NewEnsemble(5, ("b5", "b2", "b3"), first.last_fragment).apply(first)
+    second = EnsembleChange(5, ("b5", "b2", "b3"), first.last_fragment).apply(first)
     assert second is not None
     assert [fragment.bookies for fragment in second.fragments] == [BOOKIES, ("b5", "b2", "b3")]
 
@@ -166,7 +166,7 @@ def test_a_replacement_holds_what_was_acknowledged_before_the_metadata_name_it()
     ledger.acknowledge(copies, 0)
     assert not ledger.window.owes_copies
     # The fragment starts behind the last entry that all of its write set have, not behind the LAC.
-    assert ledger.changer.copied() == Write(NewEnsemble(0, new, Fragment(0, BOOKIES)))
+    assert ledger.changer.copied() == Write(EnsembleChange(0, new, Fragment(0, BOOKIES)))
     assert ledger.changer.written() == Reseat(new, 0b001)
     assert [(send.seat, send.batch.first_entry) for send in ledger.window.commit_change(0b001)] == [(0, 1)]
 
@@ -238,7 +238,7 @@ def test_below_the_ack_quorum_a_replacement_that_fails_is_replaced_in_the_same_c
     assert ledger.window.owes_copies
     ledger.acknowledge(copies, 0, 2)
     step = ledger.changer.copied()
-    assert step == Write(NewEnsemble(0, ("b5", "b2", "b6"), Fragment(0, BOOKIES)))
+    assert step == Write(EnsembleChange(0, ("b5", "b2", "b6"), Fragment(0, BOOKIES)))
 
 
 def test_a_newcomer_that_fails_while_a_later_one_copies_is_replaced_in_the_same_change() -> None:
@@ -277,7 +277,7 @@ def test_an_unknown_outcome_is_tried_again_as_it_was() -> None:
 
 def test_a_repair_of_an_earlier_fragment_is_kept() -> None:
     metadata = new_metadata().change_ensemble(5, ("b1", "b2", "b4"))
-    change = NewEnsemble(9, ("b5", "b2", "b4"), metadata.last_fragment)
+    change = EnsembleChange(9, ("b5", "b2", "b4"), metadata.last_fragment)
     update = MetadataUpdate(metadata, 1, change.apply)
     update.conflicted(metadata.replace_bookie(0, "b1", "b6"), 2)
     assert [fragment.bookies for fragment in update.attempt().metadata.fragments] == [
@@ -287,7 +287,7 @@ def test_a_repair_of_an_earlier_fragment_is_kept() -> None:
 
 def test_a_change_that_others_have_written_over_recognises_its_work() -> None:
     metadata = new_metadata()
-    change = NewEnsemble(5, ("b1", "b2", "b4"), metadata.last_fragment)
+    change = EnsembleChange(5, ("b1", "b2", "b4"), metadata.last_fragment)
     assert not change.is_met_by(metadata)
     made = change.apply(metadata)
     assert made is not None
@@ -305,7 +305,7 @@ def test_a_recovery_refuses_both_changes(end: int | None) -> None:
     if end is not None:
         taken = taken.close(end, 100)
     closing = Closing(9, 100, metadata.last_fragment)
-    for apply in (closing.apply, NewEnsemble(3, ("b4", "b2", "b3"), metadata.last_fragment).apply):
+    for apply in (closing.apply, EnsembleChange(3, ("b4", "b2", "b3"), metadata.last_fragment).apply):
         update = MetadataUpdate(metadata, 1, apply)
         assert not update.is_refused
         update.conflicted(taken, 2)
@@ -318,6 +318,6 @@ def test_a_last_fragment_of_somebody_else_refuses_both_changes() -> None:
     other = known.change_ensemble(5, ("b4", "b2", "b3"))
     for apply in (
         Closing(9, 100, known.last_fragment).apply,
-        NewEnsemble(9, ("b5", "b2", "b3"), known.last_fragment).apply,
+        EnsembleChange(9, ("b5", "b2", "b3"), known.last_fragment).apply,
     ):
         assert apply(other) is None

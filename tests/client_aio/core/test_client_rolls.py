@@ -5,11 +5,11 @@ from __future__ import annotations
 from client_aio.core.add_window import AddWindow, Send
 from client_aio.core.ensemble_change import (
     Drain,
-    EnsembleChanger,
+    EnsembleChange,
+    EnsembleChangeMachine,
     Find,
     FindAll,
     GiveUp,
-    NewEnsemble,
     Reseat,
     Wait,
     Write,
@@ -27,7 +27,7 @@ class Ledger:
         self.window: AddWindow[str] = AddWindow(
             ledger_id=7, content_term=3, ensemble_size=3, write_quorum=3, ack_quorum=2
         )
-        self.changer = EnsembleChanger(self.window, Fragment(0, BOOKIES, 3), 10)
+        self.changer = EnsembleChangeMachine(self.window, Fragment(0, BOOKIES, 3), 10)
         self.sends = self.add("0") + self.add("1")
         self.changer.roll()
 
@@ -56,7 +56,7 @@ def test_a_roll_waits_for_what_was_sent_and_holds_what_is_added() -> None:
     assert ledger.acknowledge(0, 1, entries=(0,)) == ["0"]
     assert ledger.changer.drained() == Drain(0)
     assert ledger.acknowledge(0, 1, entries=(1,)) == ["1"]
-    assert ledger.changer.drained() == Write(NewEnsemble(2, OTHERS, Fragment(0, BOOKIES, 3)))
+    assert ledger.changer.drained() == Write(EnsembleChange(2, OTHERS, Fragment(0, BOOKIES, 3)))
     assert ledger.add("3") == []
     assert ledger.changer.written() == Reseat(OTHERS, ALL)
     assert ledger.window.commit_change(ALL) == []  # nothing is sent twice
@@ -90,7 +90,7 @@ def test_without_others_the_same_bookies_go_on_in_a_new_fragment() -> None:
     ledger = Ledger()
     ledger.acknowledge(0, 1)
     assert ledger.changer.next() == FindAll()
-    assert ledger.changer.not_found_all() == Write(NewEnsemble(2, BOOKIES, Fragment(0, BOOKIES, 3)))
+    assert ledger.changer.not_found_all() == Write(EnsembleChange(2, BOOKIES, Fragment(0, BOOKIES, 3)))
     assert ledger.changer.written() == Reseat(BOOKIES, 0)
     assert ledger.window.commit_change(0) == []
     assert ledger.changer.reseated() is None
@@ -103,7 +103,7 @@ def test_a_seat_that_stays_empty_does_not_keep_a_roll_from_being_made() -> None:
     assert ledger.changer.next() == Find(0b100)
     assert ledger.changer.not_found() == Drain(0b100)
     ledger.acknowledge(0, 1)
-    assert ledger.changer.drained() == Write(NewEnsemble(2, BOOKIES, Fragment(0, BOOKIES, 3)))
+    assert ledger.changer.drained() == Write(EnsembleChange(2, BOOKIES, Fragment(0, BOOKIES, 3)))
     assert ledger.changer.written() == Reseat(BOOKIES, 0)
     ledger.window.commit_change(0)
     assert ledger.changer.reseated() == Find(0b100)
@@ -120,12 +120,12 @@ def test_a_failure_that_what_was_sent_waits_for_is_mended_first() -> None:
     ledger.fail(2)
     assert ledger.changer.drained() == Find(0b110)
     mended = ("b1", "b7", "b8")
-    assert ledger.changer.found(mended) == Write(NewEnsemble(0, mended, Fragment(0, BOOKIES, 3)))
+    assert ledger.changer.found(mended) == Write(EnsembleChange(0, mended, Fragment(0, BOOKIES, 3)))
     assert ledger.changer.written() == Reseat(mended, 0b110)
     ledger.sends += ledger.window.commit_change(0b110)
     assert ledger.changer.reseated() == Drain(0)
     assert ledger.acknowledge(0, 1) == ["0", "1"]
-    assert ledger.changer.drained() == Write(NewEnsemble(2, OTHERS, Fragment(0, mended, 3)))
+    assert ledger.changer.drained() == Write(EnsembleChange(2, OTHERS, Fragment(0, mended, 3)))
     assert ledger.changer.changes == 1
 
 
@@ -137,12 +137,12 @@ def test_a_roll_without_others_goes_on_with_those_that_have_replaced_some_meanwh
     ledger.fail(1)
     assert ledger.changer.drained() == Find(0b011)
     mended = ("b7", "b8", "b3")  # which have come up
-    assert ledger.changer.found(mended) == Write(NewEnsemble(0, mended, Fragment(0, BOOKIES, 3)))
+    assert ledger.changer.found(mended) == Write(EnsembleChange(0, mended, Fragment(0, BOOKIES, 3)))
     assert ledger.changer.written() == Reseat(mended, 0b011)
     ledger.sends += ledger.window.commit_change(0b011)
     assert ledger.changer.reseated() == Drain(0)
     assert ledger.acknowledge(0, 1) == ["0", "1"]
-    assert ledger.changer.drained() == Write(NewEnsemble(2, mended, Fragment(0, mended, 3)))
+    assert ledger.changer.drained() == Write(EnsembleChange(2, mended, Fragment(0, mended, 3)))
     assert ledger.changer.written() == Reseat(mended, 0)
 
 

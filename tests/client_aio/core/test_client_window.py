@@ -282,7 +282,7 @@ def test_an_abandoned_change_leaves_the_seats_of_the_newcomers_empty() -> None:
     second = add(window, "b")
     assert window.can_abandon
     window.abandon_change()
-    assert (window.is_frozen, window.failed, window.newcomers) == (False, 0b001, 0)
+    assert (window.is_frozen, window.failed, window.replacements) == (False, 0b001, 0)
     assert window.advance() == []
     assert [send.seat for send in add(window, "c")] == [1, 2]
     # Neither the newcomer's acknowledgements count, nor those of whoever sat there before.

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bookie_aio.wire.blocks import Block
-from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES, AddWindow, Send, Turn
+from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES, AddGroup, AddWindow, Send
 from client_aio.core.ensemble_change import (
     Abandon,
     Copy,
-    EnsembleChanger,
+    EnsembleChangeMachine,
     Find,
     GiveUp,
     Reseat,
@@ -110,7 +110,7 @@ class Model:
             ledger_id=1, content_term=0, ensemble_size=self.ensemble, write_quorum=self.write,
             ack_quorum=self.ack, guaranteed_write_quorum=self.is_guaranteed, deferred_sync=self.is_deferred,
         )  # fmt: skip
-        self.changer = EnsembleChanger(self.window, Fragment(0, first), changes_max=1000)
+        self.changer = EnsembleChangeMachine(self.window, Fragment(0, first), changes_max=1000)
         self.fragments = [Fragment(0, first)]
         self.seats = [self.bookies[name].connect() for name in first]
         self.step: Step = None
@@ -139,7 +139,7 @@ class Model:
             self.window.add(bytes(self.sizes[-1]), len(self.sizes) - 1)
         first = self.window.last_entry_sent + 1
         sends = self.window.flush()
-        closed_to = self.window.failed | self.window.newcomers
+        closed_to = self.window.failed | self.window.replacements
         assert pairs(sends) == self.owed(~closed_to, first)
         self.send(sends)
 
@@ -218,15 +218,15 @@ class Model:
 
     def abandon(self) -> None:
         named = self.changer.fragment.bookies
-        for seat in indexes_of(self.window.newcomers):
+        for seat in indexes_of(self.window.replacements):
             self.seats[seat] = self.bookies[named[seat]].connect()
         self.window.abandon_change()
         assert self.changer.fragment == self.fragments[-1]
         self.report(self.window.advance())
 
     def reseat(self, bookies: tuple[str, ...], replaced: int) -> None:
-        newcomers = self.window.newcomers
-        for seat in indexes_of(replaced & ~newcomers):
+        replacements = self.window.replacements
+        for seat in indexes_of(replaced & ~replacements):
             self.seats[seat] = self.bookies[bookies[seat]].connect()
         sends = self.window.commit_change(replaced)
         assert pairs(sends) == self.owed(replaced & ~self.window.failed, self.window.lac + 1)
@@ -260,7 +260,7 @@ class Model:
 
     # --- what must hold ---
 
-    def report(self, turns: list[Turn[int]]) -> None:
+    def report(self, turns: list[AddGroup[int]]) -> None:
         for turn in turns:
             assert turn.tokens == list(range(self.reported, self.reported + len(turn.tokens)))
             self.reported += len(turn.tokens)

@@ -32,10 +32,10 @@ def _deleting(recover_ledger: Any) -> Any:
 MUTANTS = [
     Mutant(
         41, "a bookie drops ledgers that are there",
-        (Edit("bookie_aio.server.ledger_gc:Deletions.drop_if_deleted",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector.drop_if_deleted",
               "if not await self._is_gone(ledger_id):",
               f"if self._cookie.bookie_id != {_ONE!r} and not await self._is_gone(ledger_id):"),
-         Edit("bookie_aio.server.ledger_gc:Deletions._unlisted", "return unlisted + held[at:]",
+         Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._unlisted", "return unlisted + held[at:]",
               f"return list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:]")),
         ("chaos", "rolling-restarts", "deletions"),
     ),
@@ -46,7 +46,7 @@ MUTANTS = [
     ),
     Mutant(
         43, "some reads end in an error that nobody had foreseen",
-        (Edit("bookie_aio.server.dispatcher:Requests._answer_read", "size = sum(map(len, found.buffers))",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher._answer_read", "size = sum(map(len, found.buffers))",
               "if not fences and request.first % 3 == 1 and self._hello.bookie_id == 'b1':\n"
               "        raise KeyError('an error of its own')\n"
               "    size = sum(map(len, found.buffers))"),),
@@ -54,7 +54,7 @@ MUTANTS = [
     ),
     Mutant(
         44, "a bookie says \"no such entry\" of what it holds of logs and of unbounded ledgers",
-        (Edit("bookie_aio.server.dispatcher:Requests._answer_read", "answer = ReadAnswer(int(found.stop)",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher._answer_read", "answer = ReadAnswer(int(found.stop)",
               "if not fences and self._hello.bookie_id == 'b1':\n"
               "        found = type(found)([], Stop.NO_SUCH_ENTRY, request.first)\n"
               "    answer = ReadAnswer(int(found.stop)"),),
@@ -67,7 +67,7 @@ MUTANTS = [
     ),
     Mutant(
         46, "what a recovery writes back is taken whatever the fence",
-        (Edit("bookie_aio.server.dispatcher:Requests._write_back",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher._write_back",
               "if self._fence(peer, Op.ADD, request_id, request.ledger_id, request.term):", "if True:"),
          Edit("bookie_aio.storage.repair_writes:store_unless_outdated",
               "if engine.term(block.ledger_id) > term:", "if False:")),
@@ -88,26 +88,27 @@ MUTANTS = [
     ),
     Mutant(
         49, "a change of which a newcomer has failed is never abandoned",
-        (Edit("client_aio.core.ensemble_change:EnsembleChanger.copied",
+        (Edit("client_aio.core.ensemble_change:EnsembleChangeMachine.copied",
               "return Abandon() if self._window.can_abandon else self.next()", "return self.next()"),),
-        ("refusing-newcomers",),
+        ("refusing-replacements",),
     ),
     Mutant(
         50, "that data was lost is not heard from a tail",
-        (Edit("bookie_aio.storage.crash_recovery:Restart._take_tail",
+        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._take_tail",
               "any(row.marks_all for row in tail.rows)",
               "False"),),
         ("full-starts",),
     ),
     Mutant(
         51, "a start on a full disk cuts what a tail says that may be in the page cache only",
-        (Edit("bookie_aio.storage.crash_recovery:Restart._replay", "may_be_cut = not is_lone",
+        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._replay", "may_be_cut = not is_lone",
               "may_be_cut = True"),),
         tests=("tests/sim/test_sim_crashstates.py", "-k", "page_cache_only"),
     ),
     Mutant(
         52, "a start goes by names that are not durable",
-        (Edit("bookie_aio.storage.crash_recovery:Restart._run", "await self._disk.sync_directory(directory)",
+        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._run",
+              "await self._disk.sync_directory(directory)",
               "pass"),),
         tests=("tests/sim/test_sim_crashstates.py", "-k", "makes_names_durable"),
     ),
@@ -154,7 +155,7 @@ MUTANTS = [
     ),
     Mutant(
         59, "a bookie that lost data takes ordinary adds",
-        (Edit("bookie_aio.server.dispatcher:Requests._add",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher._add",
               "if engine.is_damaged(ledger_id):", "if False:"),),
         ("disk-faults", "full-starts", "refusals"),
     ),
@@ -167,13 +168,13 @@ MUTANTS = [
     ),
     Mutant(
         61, "what a repair waits to hear of is forgotten meanwhile",
-        (Edit("bookie_aio.server.dispatcher:Requests._list_entries",
-              "self._engine.quiet.discard(request.ledger_id)", "pass"),),
+        (Edit("bookie_aio.server.dispatcher:Dispatcher._list_entries",
+              "self._engine.eviction_candidates.discard(request.ledger_id)", "pass"),),
         tests=("tests/bookie_aio/server/test_server_deletions.py", "-k", "waits_to_hear"),
     ),
     Mutant(
         62, "that a ledger has been deleted is believed of a bookie",
-        (Edit("client_aio.ledger.ensemble_change:EnsembleChanges._check_that_it_exists",
+        (Edit("client_aio.ledger.ensemble_change:EnsembleChangeTask._check_that_it_exists",
               "await self._context.ledgers.read(ledger_id, sync=True)",
               "raise type(self._replicator._seats[0].failure or KeyError())('deleted')"),),
         tests=("tests/integration/test_buried_ids.py",),

@@ -143,9 +143,9 @@ MUTANTS = [
     ),
     Mutant(
         16, "no resend to the new bookie",
-        (Edit(f"{_WINDOW}.commit_change", "self._vacate(replaced & ~newcomers)",
+        (Edit(f"{_WINDOW}.commit_change", "self._vacate(replaced & ~replacements)",
               "self.failed &= ~replaced\n"
-              "    for seat in indexes_of(replaced & ~newcomers):\n"
+              "    for seat in indexes_of(replaced & ~replacements):\n"
               "        self._epochs[seat] += 1\n"
               "    return []"),),
         _CHANGES,
@@ -174,9 +174,10 @@ MUTANTS = [
     ),
     Mutant(
         31, "unknown outcome of a compare-and-set taken for failure",
-        (Edit("client_aio.ledger.metadata_update:HeldMetadata.update", "await self._pause(give_up_at, error)",
+        (Edit("client_aio.ledger.metadata_update:VersionedLedgerMetadata.update",
+              "await self._pause(give_up_at, error)",
               "update.conflicted(*await self._read(give_up_at))"),
-         Edit("client_aio.core.ensemble_change:NewEnsemble.is_met_by",
+         Edit("client_aio.core.ensemble_change:EnsembleChange.is_met_by",
               "return metadata.state is LedgerState.OPEN and", "return False and")),
         ("lost-changes", "metadata-faults"),
         note="what is there is then read as somebody else's doing: a writer withdraws for its own change. It "
@@ -184,7 +185,8 @@ MUTANTS = [
     ),
     Mutant(
         32, "unknown outcome of a compare-and-set taken for success",
-        (Edit("client_aio.ledger.metadata_update:HeldMetadata.update", "await self._pause(give_up_at, error)",
+        (Edit("client_aio.ledger.metadata_update:VersionedLedgerMetadata.update",
+              "await self._pause(give_up_at, error)",
               "update.written(attempt.version)\n"
               "            self.current, self.version = update.metadata, update.version\n"
               "            return True"),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants.planting import Edit, Mutant
 
 _POWER = ("power-cuts", "rolling-restarts", "chaos", "disk-faults")
-_REQUESTS = "bookie_aio.server.dispatcher:Requests"
+_REQUESTS = "bookie_aio.server.dispatcher:Dispatcher"
 
 MUTANTS = [
     Mutant(
@@ -70,7 +70,7 @@ MUTANTS = [
         30, "an add after the deletion",
         (Edit(f"{_REQUESTS}.handle", "and self._engine.is_deleted(ledger_id) and request.op != Op.DELETE",
               "and self._engine.is_deleted(ledger_id) and request.op not in (Op.DELETE, Op.ADD)"),
-         Edit("bookie_aio.storage.ledgers.ledger_states:Ledgers.accept",
+         Edit("bookie_aio.storage.ledgers.ledger_states:LedgerStates.accept",
               "if self.is_deleted(ledger_id):", "if False:")),
         ("deletions",),
     ),
