@@ -64,6 +64,6 @@ class CpuGroup:
         (cpu / "cpu.cfs_quota_us").write_text(str(-1 if share is None else int(share * _PERIOD_US)))
 
     def seconds(self) -> float:
-        """Give the processor time that the group has used, also that of processes that have ended."""
+        """Return the processor time that the group has used, also that of processes that have ended."""
         _, counts = self._folders
         return int((counts / "cpuacct.usage").read_text()) / 1e9

@@ -55,7 +55,7 @@ class Violation(Exception):
 
 
 def content(ledger_id: int, entry: int) -> bytes:
-    """Give an entry's bytes."""
+    """Return an entry's bytes."""
     return b"%d/%d " % (ledger_id, entry) * (20 + entry % 60)
 
 

@@ -56,7 +56,7 @@ def machine_text(document: Document) -> str:
 
 
 def peers_text(document: Document) -> str:
-    """Give machine, settings and all tables of the comparison."""
+    """Return machine, settings and all tables of the comparison."""
     settings, runs = document["settings"], document["runs"]
     rounds = 1 + max((run["round"] for run in runs), default=-1)
     loads = [run["load_before"] for run in runs if "load_before" in run]
@@ -73,7 +73,7 @@ Wanted = tuple[str, str, float | None, float, bool]
 
 
 def peers_targets(runs: list[Document]) -> list[Wanted]:
-    """Give the ratios to peers that were aimed at beside those that were measured."""
+    """Return the ratios to peers that were aimed at beside those that were measured."""
 
     def times(workload: str, others: Sequence[str], figure: str = "adds_per_s") -> float | None:
         found = [ratio(runs, workload, "product", other, figure) for other in others]
@@ -125,7 +125,7 @@ def peers_targets(runs: list[Document]) -> list[Wanted]:
 
 
 def own_targets(suite: Document, storage: list[Document]) -> list[Wanted]:
-    """Give what was aimed at without a peer: memory, restart, adds during compaction."""
+    """Return what was aimed at without a peer: memory, restart, adds during compaction."""
     cases = {name: part["cases"] for name, part in suite["parts"].items()}
     memory = [case["bookie_mib"] for case in cases.get("memory", {}).values()]
     restart = [case["seconds"] for case in cases.get("restart", {}).values()]
@@ -146,7 +146,7 @@ def own_targets(suite: Document, storage: list[Document]) -> list[Wanted]:
 
 
 def reclaiming_ratios(storage: list[Document]) -> tuple[float | None, float | None]:
-    """Give an add's p99 while data is reclaimed ÷ that before it, and ÷ that after it."""
+    """Return an add's p99 while data is reclaimed ÷ that before it, and ÷ that after it."""
     pauses = [line for line in storage if line["what"] == "pauses"]
     middle = next((n for n, line in enumerate(pauses) if line["during"] == "reclaiming"), None)
     if middle is None:
@@ -249,7 +249,7 @@ _ROWS |= {
 
 
 def part_text(name: str, document: Document) -> str:
-    """Give the table of a part of the suite, and its plot if there is one."""
+    """Return the table of a part of the suite, and its plot if there is one."""
     part = document["parts"].get(name)
     if not part or not part["cases"]:
         return _NOT_MEASURED
@@ -297,7 +297,7 @@ _STORAGE: dict[str, _Layout] = {
 
 
 def storage_text(name: str, lines: list[Document]) -> str:
-    """Give the table of one kind of lines that `benchmarks.storage_growth` printed."""
+    """Return the table of one kind of lines that `benchmarks.storage_growth` printed."""
     head, row = _STORAGE[name]
     cases = [line for line in lines if f"storage-{line['what']}" == name]
     return table(head, [row("", case) for case in cases]) if cases else _NOT_MEASURED

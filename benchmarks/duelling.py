@@ -62,7 +62,7 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=dict)
 
     def text(self) -> str:
-        """Give the summary, a line for each count and fault."""
+        """Return the summary, a line for each count and fault."""
         width = max(map(len, self.counts))
         lines = [f"{name:<{width}}  {count:>9,}" for name, count in self.counts.items()]
         return "\n".join([*lines, *(f"FAULT: {fault}" for fault in self.faults)])
@@ -198,7 +198,7 @@ class Arena:
         return self._home / f"fighter-{number}.notes"
 
     def notes(self) -> list[str]:
-        """Give what the fighters wrote down. A line that a kill cut short is left out."""
+        """Return what the fighters wrote down. A line that a kill cut short is left out."""
         lines: list[str] = []
         for path in sorted(self._home.glob("fighter-*.notes")):
             *whole, _ = path.read_text().split("\n")

@@ -103,7 +103,7 @@ async def one_round(client: client_aio.Client, fragments: int, samples: Samples)
 
 
 async def largest(store: MetadataStore, ledger_id: int) -> int:
-    """Give the size of the largest value that the ledger has in the metadata store."""
+    """Return the size of the largest value that the ledger has in the metadata store."""
     folder = fragments_key(ledger_id)
     keys = [ledger_key(ledger_id), *(f"{folder}/{name}" for name in await store.children(folder))]
     return max([len((await store.read(key)).value) for key in keys])

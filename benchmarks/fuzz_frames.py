@@ -193,13 +193,13 @@ class Watch:
         self.connection: BookieConnection | None = None
 
     def resident_bytes(self) -> int:
-        """Give the bookie's resident memory."""
+        """Return the bookie's resident memory."""
         status = Path(f"/proc/{self._bookie.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024
 
     async def requests(self) -> int:
-        """Give how many requests the bookie has taken so far, but for greetings and PINGs."""
+        """Return how many requests the bookie has taken so far, but for greetings and PINGs."""
         assert self.connection is not None
         _, body = await self.connection.call(Info(), Done, timeout_s=PING_TIMEOUT_S)
         counts = json.loads(bytes(body))["counters"]["requests"]
@@ -223,7 +223,7 @@ class Watch:
 
 
 def check_log(log: Path) -> int:
-    """Give the number of lines of the bookie's log; none may be an error or hold a traceback."""
+    """Return the number of lines of the bookie's log; none may be an error or hold a traceback."""
     lines = 0
     with log.open(errors="replace") as file:
         for line in file:

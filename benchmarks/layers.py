@@ -73,7 +73,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Give the shape as a table names it."""
+        """Return the shape as a table names it."""
         return f"{self.ledgers:,} × {self.adds:,} × {self.entry_bytes:,} B"
 
 
@@ -168,7 +168,7 @@ class DurableAtOnce:
 
 
 async def client_us(shape: Shape, seconds: float) -> float:
-    """Give the client's processor time for an add, in µs, futures and all."""
+    """Return the client's processor time for an add, in µs, futures and all."""
     config = ClientConfig()
     context = ClientContext(
         config=config, ledgers=cast("Any", None), pool=cast("Any", None), finder=cast("Any", None),
@@ -213,12 +213,12 @@ async def client_us(shape: Shape, seconds: float) -> float:
 
 
 def metadata_of(ledger_id: int) -> LedgerMetadata:
-    """Give the metadata of a ledger on all three bookies."""
+    """Return the metadata of a ledger on all three bookies."""
     return LedgerMetadata.new(ledger_id, ensemble_size=3, write_quorum=3, ack_quorum=2, bookies=BOOKIES)
 
 
 async def bookie_us(shape: Shape, seconds: float) -> float:
-    """Give one bookie's processor time for an add, in µs."""
+    """Return one bookie's processor time for an add, in µs."""
     loop = asyncio.get_running_loop()
     disk = RealDisk()
     with tempfile.TemporaryDirectory(prefix="layers.") as directory:
@@ -262,7 +262,7 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
 
 
 def add_frame(request: PreparedRequest, shape: Shape, ledger_id: int) -> bytes:
-    """Give the frame of an add of a turn's entries."""
+    """Return the frame of an add of a turn's entries."""
     payloads = [bytes(shape.entry_bytes)] * shape.adds
     running = [shape.entry_bytes * (number + 1) for number in range(shape.adds)]
     block = encode_block(
@@ -273,7 +273,7 @@ def add_frame(request: PreparedRequest, shape: Shape, ledger_id: int) -> bytes:
 
 
 async def per_add(turn: Callable[[], Coroutine[Any, Any, None]], shape: Shape, seconds: float) -> float:
-    """Give the processor time of the fastest tenth of the turns, for each of their adds, in µs."""
+    """Return the processor time of the fastest tenth of the turns, for each of their adds, in µs."""
     for _ in range(3):
         await turn()
     took = []

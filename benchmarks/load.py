@@ -41,12 +41,12 @@ class Load:
 
     @property
     def name(self) -> str:
-        """Give the load as a table names it."""
+        """Return the load as a table names it."""
         size = f"{self.entry_bytes // 1024} KiB" if self.entry_bytes % 1024 == 0 else f"{self.entry_bytes} B"
         return f"{size}, {self.in_flight:,} in flight"
 
     def arguments(self) -> list[str]:
-        """Give it as the arguments that a client in a process of its own takes."""
+        """Return it as the arguments that a client in a process of its own takes."""
         values = (
             self.entry_bytes, self.in_flight, self.ledgers, self.warm_up_s, self.seconds, self.read_entries
         )  # fmt: skip
@@ -80,7 +80,7 @@ class Figures:
     adds_with_warm_up: int = 0
 
     def to_dict(self) -> dict[str, float]:
-        """Give the figures by name."""
+        """Return the figures by name."""
         return asdict(self)
 
     @classmethod
@@ -159,6 +159,6 @@ async def drive(
 
 
 def cpu_seconds() -> float:
-    """Give the processor time that this process has used."""
+    """Return the processor time that this process has used."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime

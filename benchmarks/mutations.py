@@ -88,12 +88,12 @@ class Mutator:
     # --- well-formed frames --------------------------------------------------------------------
 
     def hello(self) -> bytes:
-        """Give a handshake that is right."""
+        """Return a handshake that is right."""
         request = wire.Hello(wire.VERSION_MIN, wire.VERSION_MAX, "fuzz", "", "")
         return encode_frame(wire.encode_request(request, 0))
 
     def frame(self, request: wire.Message, body: bytes = b"") -> bytes:
-        """Give a request's frame."""
+        """Return a request's frame."""
         auth = self._rng.choice((None, None, None, b"", b"token", bytes(4096)))
         header = wire.encode_request(request, self._rng.randrange(2**32), auth)
         return encode_frame(header, len(body)) + body

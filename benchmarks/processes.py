@@ -46,7 +46,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Give the process id."""
+        """Return the process id."""
         return self.process.pid
 
     async def line(self, wanted: Callable[[str], bool] = lambda _: True, timeout_s: float = 120.0) -> str:
@@ -77,7 +77,7 @@ class Child:
             pass
 
     def log_tail(self, size: int = 3000) -> str:
-        """Give the end of its log."""
+        """Return the end of its log."""
         return self.log.read_text(errors="replace")[-size:]
 
     def kill(self) -> None:

@@ -64,7 +64,7 @@ class Writers:
             await self._end(writer)
 
     def add_for(self, count: int) -> Add:
-        """Give what adds the next entries: the ledger itself where there is but one."""
+        """Return what adds the next entries: the ledger itself where there is but one."""
         if self._count > 1:
             return self._add
         self._left[0] -= count
@@ -141,7 +141,7 @@ async def _write_and_delete(client: client_aio.Client, size: int) -> None:
 
 
 async def _files(bookie: BookieRecord) -> int:
-    """Give how many files of segments a bookie has, in use or spare."""
+    """Return how many files of segments a bookie has, in use or spare."""
     address = bookie.addresses[0]
     connection = await connect(address, bookie_id="", instance_id="", timeout_s=_CALL_TIMEOUT_S)
     _, body = await connection.call(Info(), Done, timeout_s=_CALL_TIMEOUT_S)

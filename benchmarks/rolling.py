@@ -223,7 +223,7 @@ async def _build(
 
 
 async def _largest(store: MetadataStore, name: str) -> tuple[int, int]:
-    """Give the size of the log's largest value, and the number of its pages."""
+    """Return the size of the log's largest value, and the number of its pages."""
     pages = await store.children(f"log-pages/{name}")
     keys = [f"logs/{name}", *(f"log-pages/{name}/{page}" for page in pages)]
     return max([len((await store.read(key)).value) for key in keys]), len(pages)

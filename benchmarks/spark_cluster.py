@@ -35,12 +35,12 @@ class SparkCluster:
 
     @property
     def master(self) -> str:
-        """Give the URL for `SparkSession.builder.master`."""
+        """Return the URL for `SparkSession.builder.master`."""
         return f"spark://127.0.0.1:{self._port}"
 
     @property
     def settings(self) -> dict[str, str]:
-        """Give what a session needs: executors of one core, which import what we import."""
+        """Return what a session needs: executors of one core, which import what we import."""
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         return {**_PRIVATE, "spark.executorEnv.PYTHONPATH": path, "spark.driver.host": "127.0.0.1"}
 

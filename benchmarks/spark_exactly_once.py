@@ -38,7 +38,7 @@ _KILL_TIMEOUT_S = 300.0
 def misbehave(
     fail: float, last: int, seed: int, crawl_s: float
 ) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """Give what a task does to its rows: hand them on, crawl or fail."""
+    """Return what a task does to its rows: hand them on, crawl or fail."""
 
     def run(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         from pyspark import TaskContext
@@ -62,13 +62,13 @@ def misbehave(
 
 
 def rows_of(spark: SparkSession, rows: int, partitions: int, size: int = 100) -> DataFrame:
-    """Give rows that differ."""
+    """Return rows that differ."""
     text = f"cast(lpad(cast(id as string), {size}, '.') as binary) as value"
     return spark.range(0, rows, 1, partitions).selectExpr(text)
 
 
 def multiset(frame: DataFrame) -> tuple[int, int, int, int]:
-    """Give rows, distinct rows, the largest multiplicity, and a sum over hashes."""
+    """Return rows, distinct rows, the largest multiplicity, and a sum over hashes."""
     counted = frame.groupBy("value").count()
     row = counted.selectExpr(
         "sum(count) as rows", "count(*) as differing", "max(count) as most",

@@ -32,11 +32,11 @@ class NullSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Give the name of the format."""
+        """Return the name of the format."""
         return "null"
 
     def schema(self) -> str:
-        """Give the one column."""
+        """Return the one column."""
         return "value binary"
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -36,7 +36,7 @@ LOG = "scaling"
 
 
 def processor_seconds() -> tuple[float, float]:
-    """Give the processors' busy and idle time since the machine started, in seconds."""
+    """Return the processors' busy and idle time since the machine started, in seconds."""
     with open("/proc/stat") as stat:
         user, nice, system, idle, waiting, *rest = map(int, stat.readline().split()[1:])
     tick = os.sysconf("SC_CLK_TCK")

@@ -38,12 +38,12 @@ class Measurement:
 
     @property
     def best(self) -> float:
-        """Give the best rate, in rows per second."""
+        """Return the best rate, in rows per second."""
         return max(self.rates)
 
 
 def payloads(spark: SparkSession, rows: int, size: int) -> DataFrame:
-    """Give rows of bytes that differ, made inside the JVM."""
+    """Return rows of bytes that differ, made inside the JVM."""
     frame = spark.range(0, rows, 1, PARTITIONS)
     return frame.selectExpr(f"cast(lpad(cast(id as string), {size}, '.') as binary) as value")
 
@@ -54,7 +54,7 @@ def drop(frame: DataFrame) -> None:
 
 
 def measurements(spark: SparkSession, uri: str, rows: int, size: int) -> list[Measurement]:
-    """Give what is measured, in order: each beside the limit that it is compared with."""
+    """Return what is measured, in order: each beside the limit that it is compared with."""
     from benchmarks.spark_null import throw_away
     from client_aio.spark import ledger_sink
 

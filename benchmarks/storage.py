@@ -30,7 +30,7 @@ MIB = 1024 * 1024
 
 
 def make_block(entries: int, entry_bytes: int, first: int = 0) -> Block:
-    """Give a block with random payload."""
+    """Return a block with random payload."""
     payloads = [random.randbytes(entry_bytes) for _ in range(entries)]
     running = [entry_bytes * (first + number + 1) for number in range(entries)]
     data = encode_block(
@@ -41,7 +41,7 @@ def make_block(entries: int, entry_bytes: int, first: int = 0) -> Block:
 
 
 async def open_engine(disk: RealDisk, directory: str) -> Engine:
-    """Give a fresh engine."""
+    """Return a fresh engine."""
     os.makedirs(directory)
     return await Engine.open(
         disk, [directory], StorageConfig(),
@@ -51,7 +51,7 @@ async def open_engine(disk: RealDisk, directory: str) -> Engine:
 
 
 async def stream(engine: Engine, block: Block, total: int, in_flight: int) -> float:
-    """Give the seconds it takes to store the block again and again, so many of them in flight."""
+    """Return the seconds it takes to store the block again and again, so many of them in flight."""
     room = asyncio.Semaphore(in_flight)
     started = time.perf_counter()
     for _ in range(total // block.total_bytes):
@@ -64,7 +64,7 @@ async def stream(engine: Engine, block: Block, total: int, in_flight: int) -> fl
 
 
 async def one_at_a_time(engine: Engine, block: Block, count: int) -> list[float]:
-    """Give the seconds of each block when it waits for the one before."""
+    """Return the seconds of each block when it waits for the one before."""
     loop = asyncio.get_running_loop()
     found = []
     for _ in range(count):
@@ -89,7 +89,7 @@ async def raw(file: File, block: Block, total: int, group: int) -> tuple[float, 
 
 
 def bare(descriptor: int, block: Block, count: int) -> list[float]:
-    """Give the seconds of each write and sync without any loop or thread."""
+    """Return the seconds of each write and sync without any loop or thread."""
     times = []
     for number in range(count):
         begun = time.perf_counter()

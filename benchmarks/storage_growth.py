@@ -56,7 +56,7 @@ def say(**row: Any) -> None:
 
 
 def status_mib(field: str) -> float:
-    """Give a figure of this process's memory."""
+    """Return a figure of this process's memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return round(int(line.split()[1]) / 1024, 1)
@@ -64,7 +64,7 @@ def status_mib(field: str) -> float:
 
 
 def written_bytes() -> int:
-    """Give what this process has caused to be written to a device."""
+    """Return what this process has caused to be written to a device."""
     for line in Path("/proc/self/io").read_text().splitlines():
         if line.startswith("write_bytes:"):
             return int(line.split()[1])
@@ -72,7 +72,7 @@ def written_bytes() -> int:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Give a percentile, in milliseconds."""
+    """Return a percentile, in milliseconds."""
     return round(sorted(values)[min(len(values) - 1, int(share * len(values)))] * 1e3, 3)
 
 
@@ -100,7 +100,7 @@ class Store:
         return cls(engine, entry_bytes, entries)
 
     def block(self, ledger_id: int) -> Block:
-        """Give the next block of a ledger."""
+        """Return the next block of a ledger."""
         first = self.next.get(ledger_id, 0)
         self.next[ledger_id] = first + len(self.payloads)
         data = encode_block(
@@ -144,7 +144,7 @@ class Store:
 
 
 def in_turn(ledgers: int, first: int = 0) -> Iterator[int]:
-    """Give ledger ids, each in its turn."""
+    """Return ledger ids, each in its turn."""
     return (first + number % ledgers for number in count())
 
 
@@ -268,7 +268,7 @@ async def measure_pauses(directory: str, scale: int) -> None:
 
 
 def spare_files(store: Store) -> int:
-    """Give the number of files that are waiting to be segments again."""
+    """Return the number of files that are waiting to be segments again."""
     figures = store.engine.metrics()["disk"]
     assert isinstance(figures, dict)
     return int(figures["spare_files"])

@@ -10,14 +10,14 @@ _SECTOR_BYTES = 512
 
 
 def device_bytes(directory: Path) -> int:
-    """Give the bytes written so far to the device under a directory, by whomever."""
+    """Return the bytes written so far to the device under a directory, by whomever."""
     number = directory.stat().st_dev
     fields = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}/stat").read_text().split()
     return int(fields[6]) * _SECTOR_BYTES
 
 
 def written_bytes(pid: int) -> int:
-    """Give the bytes a process caused to be written to devices so far.
+    """Return the bytes a process caused to be written to devices so far.
 
     The kernel counts them as pages become dirty, whole large pages where a file's cache is made of such. So
     this may be more than the device sees, never less.
@@ -27,18 +27,18 @@ def written_bytes(pid: int) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Give the processor time a process has used so far."""
+    """Return the processor time a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mib(pid: int) -> float:
-    """Give the most memory a process had resident so far."""
+    """Return the most memory a process had resident so far."""
     return _status_kib(pid, "VmHWM:") / _KIB
 
 
 def resident_mib(pid: int) -> float:
-    """Give the memory a process has resident."""
+    """Return the memory a process has resident."""
     return _status_kib(pid, "VmRSS:") / _KIB
 
 
@@ -48,7 +48,7 @@ def _status_kib(pid: int, name: str) -> int:
 
 
 def disk_usage_bytes(directory: Path) -> int:
-    """Give the blocks that the files under a directory take up."""
+    """Return the blocks that the files under a directory take up."""
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:

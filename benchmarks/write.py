@@ -96,7 +96,7 @@ async def one_round(directory: Path, load: Load) -> tuple[Round, dict[str, float
 
 
 def summary(load: Load, rounds: list[tuple[Round, dict[str, float]]]) -> dict[str, Any]:
-    """Give medians, and ratios taken round by round."""
+    """Return medians, and ratios taken round by round."""
 
     row: dict[str, Any] = {"load": load.name, "entry_bytes": load.entry_bytes, "in_flight": load.in_flight}
     for kind in KINDS:

@@ -146,7 +146,7 @@ class BookieConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a host to listen on is reachable from this machine only. A name but localhost is not."""
+    """Return whether a host to listen on is reachable from this machine only. A name but localhost is not."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -154,7 +154,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Tell whether a host to listen on stands for all interfaces."""
+    """Return whether a host to listen on stands for all interfaces."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:

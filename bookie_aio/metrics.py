@@ -28,7 +28,7 @@ class Histogram:
         self.highest = max(self.highest, value)
 
     def percentile(self, share: float) -> int:
-        """Give the upper bound of the bucket in which that share of the values is reached; 0 for none."""
+        """Return the upper bound of the bucket in which that share of the values is reached; 0 for none."""
         count = sum(self.counts)
         for bucket, reached in enumerate(accumulate(self.counts)):
             if count and reached >= share * count:
@@ -54,7 +54,7 @@ class StorageMetrics:
         self.sync_us.add(round(synced_s * 1e6))
 
     def as_dict(self) -> dict[str, object]:
-        """Give them as JSON has them; percentiles are upper bounds, within a factor of two."""
+        """Return them as JSON has them; percentiles are upper bounds, within a factor of two."""
         count = max(1, self.groups)
         return {
             "groups": {

@@ -25,7 +25,7 @@ _PLAIN = frozenset(
 
 
 def fields(**values: object) -> dict[str, Mapping[str, object]]:
-    """Give the `extra` argument of a logging call that carries the fields."""
+    """Return the `extra` argument of a logging call that carries the fields."""
     return {_ATTRIBUTE: values}
 
 

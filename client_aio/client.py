@@ -142,12 +142,12 @@ class Client(LogOperations, UnboundedLedgerOperations):
 
     @property
     def bookies(self) -> Mapping[str, BookieRecord]:
-        """Give the running bookies, as last heard of."""
+        """Return the running bookies, as last heard of."""
         return self._context.pool.directory.available
 
     @property
     def quarantined_bookies(self) -> list[str]:
-        """Give the bookies that failed within `quarantine_s`, the one that failed longest ago first.
+        """Return the bookies that failed within `quarantine_s`, the one that failed longest ago first.
 
         They are put into ensembles only where there are too few others, and asked last by readers.
         """

@@ -113,12 +113,12 @@ PASSWORD_VARIABLE = "BOOKIE_AIO_PASSWORD"
 
 
 def password_in_environment(variable: str = PASSWORD_VARIABLE) -> bytes:
-    """Give the password that a variable holds; b"" where it is not set."""
+    """Return the password that a variable holds; b"" where it is not set."""
     return os.environb.get(os.fsencode(variable), b"")
 
 
 def password_in_file(file: str | Path) -> bytes:
-    """Give the password that a file holds; one newline at its end does not count.
+    """Return the password that a file holds; one newline at its end does not count.
 
     Raises:
         InvalidArgumentError: the file cannot be read, is empty, or too large to be a password. The message

@@ -97,7 +97,7 @@ class ClientContext:
         self.handles.discard(handle)
 
     async def lock(self, ledger_id: int, password: bytes) -> tuple[PasswordRecord | None, Digest]:
-        """Give what a new ledger's metadata keep of its password (b"": none), and its digest."""
+        """Return what a new ledger's metadata keep of its password (b"": none), and its digest."""
         if not password:
             return None, Digest(ledger_id)
         # On a thread: making guesses dear takes some 50 ms of a processor.
@@ -107,7 +107,7 @@ class ClientContext:
         return record, HmacDigest(ledger_id, root)
 
     async def unlock(self, metadata: LedgerMetadata, password: bytes) -> Digest:
-        """Give a ledger's digest. Nothing is said to any bookie.
+        """Return a ledger's digest. Nothing is said to any bookie.
 
         Raises:
             InvalidArgumentError: this can be no password.

@@ -96,7 +96,7 @@ class LeaderElection:
 
     @property
     def is_leader(self) -> bool:
-        """Tell whether this candidate leads, as far as it can know."""
+        """Return whether this candidate leads, as far as it can know."""
         return (
             self._session is not None
             and self._session == self._store.session

@@ -55,7 +55,7 @@ def say(text: str = "") -> None:
 
 
 def read_source(path: str | None) -> list[bytes]:
-    """Give the lines to stream, each with its newline."""
+    """Return the lines to stream, each with its newline."""
     if path is not None:
         data = Path(path).read_bytes()
         say(f"source     {path}: {len(data):,} bytes")

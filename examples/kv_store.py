@@ -195,7 +195,7 @@ async def start(metadata: str) -> asyncio.subprocess.Process:
 
 
 async def elected(process: asyncio.subprocess.Process) -> float:
-    """Give when a process was elected; the clock is the same for all on one machine."""
+    """Return when a process was elected; the clock is the same for all on one machine."""
     assert process.stdout is not None
     return float((await process.stdout.readline()).split()[1])
 

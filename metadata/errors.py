@@ -346,5 +346,5 @@ class DiskFailedError(StorageError):
 
 
 def is_unforeseen(error: Exception) -> bool:
-    """Tell whether it is none of ours. What goes on after any error logs the traceback of such a one."""
+    """Return whether it is none of ours. What goes on after any error logs the traceback of such a one."""
     return not isinstance(error, BookKeeperError)

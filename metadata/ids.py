@@ -63,17 +63,17 @@ def check_name(name: str) -> str:
 
 
 def ledger_key(ledger_id: int) -> str:
-    """Give the key of a ledger's metadata: 7 lives at `ledgers/000/0000/0000/0000/0007`."""
+    """Return the key of a ledger's metadata: 7 lives at `ledgers/000/0000/0000/0000/0007`."""
     return f"{KEY_LEDGERS}/{_path_of(ledger_id)}"
 
 
 def fragments_key(ledger_id: int) -> str:
-    """Give the key below which the pages of an unbounded ledger's fragment list are."""
+    """Return the key below which the pages of an unbounded ledger's fragment list are."""
     return f"{KEY_FRAGMENTS}/{_path_of(ledger_id)}"
 
 
 def unbounded_key(name: str) -> str:
-    """Give the key that says which unbounded ledger has a name."""
+    """Return the key that says which unbounded ledger has a name."""
     return f"{KEY_UNBOUNDED}/{check_name(name)}"
 
 
@@ -95,10 +95,10 @@ def ledger_id_of(key: str) -> int:
 
 
 def available_key(bookie_id: str) -> str:
-    """Give the key of a bookie's ephemeral registration."""
+    """Return the key of a bookie's ephemeral registration."""
     return f"{KEY_AVAILABLE}/{check_bookie_id(bookie_id)}"
 
 
 def cookie_key(bookie_id: str) -> str:
-    """Give the key of a bookie's cookie."""
+    """Return the key of a bookie's cookie."""
     return f"{KEY_COOKIES}/{check_bookie_id(bookie_id)}"

@@ -76,12 +76,12 @@ def check_count(name: str, count: int) -> int:
 
 
 def parent_of(key: str) -> str:
-    """Give the parent's key; the root's is the empty string."""
+    """Return the parent's key; the root's is the empty string."""
     return key.rpartition("/")[0]
 
 
 def name_of(key: str) -> str:
-    """Give the key's last segment."""
+    """Return the key's last segment."""
     return key.rpartition("/")[2]
 
 
@@ -92,5 +92,5 @@ def ancestors_of(key: str) -> list[str]:
 
 
 def token_of(token: str | None) -> str:
-    """Give the token given, checked, or a new one."""
+    """Return the token given, checked, or a new one."""
     return secrets.token_hex(8) if token is None else check_token(token)

@@ -56,11 +56,11 @@ class Version:
         return hash((self.number, self.incarnation))
 
     def written_by(self, token: str) -> bool:
-        """Tell whether the write with that token led to this state, itself or as a predecessor."""
+        """Return whether the write with that token led to this state, itself or as a predecessor."""
         return token in self.writers
 
     def is_before(self, other: Version) -> bool:
-        """Tell whether it is an earlier state of the same key, which has not been deleted in between."""
+        """Return whether it is an earlier state of the same key, which has not been deleted in between."""
         return self.incarnation == other.incarnation and self.number < other.number
 
 
@@ -104,7 +104,7 @@ class MetadataStore(abc.ABC):
 
     @property
     def session_alive_until(self) -> float:
-        """Give until when, by the loop's clock, the session lives as far as this client's silence goes.
+        """Return until when, by the loop's clock, the session lives as far as this client's silence goes.
 
         Beyond it the session may be gone though this client has not heard of it: it was cut off, or stopped.
         Before it, too, where the servers fall out: a ZooKeeper server that is cut off from its leader goes

@@ -20,7 +20,7 @@ def add_writer(writers: tuple[str, ...], token: str) -> tuple[str, ...]:
 
 
 def version_made(current: Version, token: str) -> Version | None:
-    """Give the version that the token's write made, if that state is the present one or before it."""
+    """Return the version that the token's write made, if that state is the present one or before it."""
     if token not in current.writers:
         return None
     later = current.writers[::-1].index(token)
@@ -74,7 +74,7 @@ def settle_compare_and_set(
 
 
 def is_overwritten(expected: Version, current: Version) -> bool:
-    """Tell whether so many have written since that nobody can tell what became of a write from `expected`.
+    """Return whether so many have written since that nobody can tell what became of a write from `expected`.
 
     It will not land any more: it was from a version long gone.
     """

@@ -17,7 +17,7 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
 def blocks_of(page: Path, language: str) -> list[tuple[int, str]]:
-    """Give the blocks of a language, each with the line that it begins at."""
+    """Return the blocks of a language, each with the line that it begins at."""
     text = page.read_text()
     return [
         (text.count("\n", 0, found.start(2)) + 1, found[2])
@@ -27,7 +27,7 @@ def blocks_of(page: Path, language: str) -> list[tuple[int, str]]:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Give the anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = HEADING.findall(BLOCK.sub("", page.read_text()))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

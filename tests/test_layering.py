@@ -105,7 +105,7 @@ class Module:
     tree: ast.Module
 
     def imports(self, *, for_types_too: bool = True) -> set[str]:
-        """Give the dotted names that are imported anywhere in the module, `from a import b` as `a.b`."""
+        """Return the dotted names that are imported anywhere in the module, `from a import b` as `a.b`."""
         found: set[str] = set()
         nodes = ast.walk(self.tree) if for_types_too else _walk_but_types(self.tree)
         for node in nodes:

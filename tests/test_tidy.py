@@ -47,7 +47,7 @@ LEFTOVERS = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b|breakpoint\(\
 
 
 def _sources() -> list[Path]:
-    """Give the project's Python files: tracked ones, and new ones that git does not ignore."""
+    """Return the project's Python files: tracked ones, and new ones that git does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "--", *(f"{folder}/*.py" for folder in FOLDERS)],
         cwd=ROOT,

@@ -88,7 +88,7 @@ async def matrix(
 
 
 def chosen(text: str | None, names: list[str]) -> list[str]:
-    """Give the names of a comma-separated list, all of them by default."""
+    """Return the names of a comma-separated list, all of them by default."""
     wanted = names if text is None else text.split(",")
     unknown = set(wanted) - set(names)
     if unknown:

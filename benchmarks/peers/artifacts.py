@@ -26,7 +26,7 @@ class MissingToolError(RuntimeError):
 
 
 def class_path(peer: str, cache: Path = CACHE) -> str:
-    """Give the class path of a peer and its driver; fetches and compiles what is not there yet."""
+    """Return the class path of a peer and its driver; fetches and compiles what is not there yet."""
     home = cache / peer
     pom, sources = JAVA / f"{peer}.xml", (JAVA / "Drive.java", JAVA / f"{DRIVERS[peer]}.java")
     _once(home / "lib", pom.read_bytes(), lambda: _fetch_jars(pom, home / "lib", cache))
@@ -36,7 +36,7 @@ def class_path(peer: str, cache: Path = CACHE) -> str:
 
 
 def nats_server(cache: Path = CACHE) -> Path:
-    """Give the path of the NATS server's binary, fetched if need be."""
+    """Return the path of the NATS server's binary, fetched if need be."""
     home = cache / "nats-server"
 
     def fetch() -> None:
@@ -56,7 +56,7 @@ def nats_server(cache: Path = CACHE) -> Path:
 
 
 def java() -> str:
-    """Give the Java virtual machine to run."""
+    """Return the Java virtual machine to run."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home) / "bin" / "java") if home else "java"
 

@@ -45,7 +45,7 @@ class Results:
         return cls(path, found["machine"], found["settings"])
 
     def has(self, workload: str, system: str, round_: int) -> bool:
-        """Tell whether a run has been made."""
+        """Return whether a run has been made."""
         return any(
             (run["workload"], run["system"], run["round"]) == (workload, system, round_)
             for run in self.document["runs"]
@@ -61,7 +61,7 @@ class Results:
 
 
 def runs_of(runs: list[Run], workload: str, system: str) -> dict[int, Run]:
-    """Give the runs of a workload on a system, by round."""
+    """Return the runs of a workload on a system, by round."""
     return {
         run["round"]: run
         for run in runs
@@ -70,7 +70,7 @@ def runs_of(runs: list[Run], workload: str, system: str) -> dict[int, Run]:
 
 
 def medians(runs: list[Run], workload: str, system: str) -> dict[str, float] | None:
-    """Give the median of each figure over the rounds; None where there is no run."""
+    """Return the median of each figure over the rounds; None where there is no run."""
     found = list(runs_of(runs, workload, system).values())
     if not found:
         return None
@@ -84,7 +84,7 @@ def medians(runs: list[Run], workload: str, system: str) -> dict[str, float] | N
 def ratio(
     runs: list[Run], workload: str, system: str, other: str, figure: str = "adds_per_s"
 ) -> float | None:
-    """Give the median of the ratios of one system's figure to another's, over the rounds that have both."""
+    """Return the median of the ratios of one system's figure to another's, over the rounds that have both."""
     ours, theirs = runs_of(runs, workload, system), runs_of(runs, workload, other)
     ratios = [ours[n][figure] / theirs[n][figure] for n in ours.keys() & theirs.keys() if theirs[n][figure]]
     return statistics.median(ratios) if ratios else None

@@ -39,14 +39,14 @@ class System(Protocol):
     """Whether what is acknowledged has been fsynced by those who acknowledged it."""
 
     def can_run(self, workload: Workload) -> bool:
-        """Tell whether the workload makes sense for it."""
+        """Return whether the workload makes sense for it."""
 
     async def start(self, directory: Path, workload: Workload, stack: AsyncExitStack) -> Servers:
         """Start its servers in a directory; the stack ends them."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Give ports that nobody listens on at the moment."""
+    """Return ports that nobody listens on at the moment."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

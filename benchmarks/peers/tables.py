@@ -22,7 +22,7 @@ _HEAD = (
 
 
 def tables(document: dict[str, Any], systems: Sequence[System]) -> str:
-    """Give a table for each workload that was measured."""
+    """Return a table for each workload that was measured."""
     runs = document["runs"]
     parts = []
     for workload in WORKLOADS.values():

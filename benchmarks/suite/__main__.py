@@ -28,7 +28,7 @@ from benchmarks.suite.bench import Bench
 
 
 def begin(path: Path) -> dict[str, Any]:
-    """Give the document to add to: what the file holds, on the machine of now."""
+    """Return the document to add to: what the file holds, on the machine of now."""
     known = json.loads(path.read_text())["parts"] if path.exists() else {}
     return {"machine": machine(), "parts": known}
 
@@ -60,7 +60,7 @@ def write(path: Path, document: dict[str, Any]) -> None:
 
 
 def summary(figures: dict[str, Any]) -> str:
-    """Give the figures that a person looks at first."""
+    """Return the figures that a person looks at first."""
     names = ("adds_per_s", "entries_per_s", "client_us", "bookies_us", "bookie_us", "bookie_mib", "seconds")
     shown = [f"{name} {figures[name]:,.1f}" for name in names if name in figures]
     latency = figures.get("latency_ms")

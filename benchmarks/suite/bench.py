@@ -34,7 +34,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def cluster(self, bookies: int = BOOKIES) -> AsyncIterator[Running]:
-        """Give a fresh cluster; its files are removed afterwards."""
+        """Return a fresh cluster; its files are removed afterwards."""
         home = Path(tempfile.mkdtemp(dir=self.directory, prefix="cluster."))
         try:
             async with Cluster(home, bookies=bookies) as cluster:
@@ -43,11 +43,11 @@ class Bench:
             await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
 
     def spec(self, mode: str, **values: Any) -> dict[str, Any]:
-        """Give the description of a load."""
+        """Return the description of a load."""
         return {"mode": mode, "seconds": self.seconds, "warm_up_s": self.warm_up_s, **values}
 
     def scaled(self, count: int) -> int:
-        """Give a number of entries or bytes, scaled."""
+        """Return a number of entries or bytes, scaled."""
         return max(1, int(count * self.scale))
 
 
@@ -61,7 +61,7 @@ class Running:
 
     @property
     def pids(self) -> list[int]:
-        """Give the process ids of the bookies."""
+        """Return the process ids of the bookies."""
         return [bookie.pid for bookie in self.cluster.bookies.values()]
 
     @contextlib.asynccontextmanager
@@ -88,11 +88,11 @@ class Running:
         return found
 
     def bookie_mib(self) -> float:
-        """Give the resident memory of the largest bookie."""
+        """Return the resident memory of the largest bookie."""
         return max(map(resident_mib, self.pids))
 
     def disk_bytes(self) -> int:
-        """Give what the cluster's files take up."""
+        """Return what the cluster's files take up."""
         return disk_usage_bytes(self.home)
 
     def _servers(self) -> dict[str, float]:
@@ -104,7 +104,7 @@ class Running:
 
 
 async def next_line(child: Child, spec: dict[str, Any]) -> dict[str, Any]:
-    """Give the next object that a client prints."""
+    """Return the next object that a client prints."""
     timeout_s = spec.get("warm_up_s", 0) + spec.get("seconds", 0) + _MARGIN_S
     found: dict[str, Any] = json.loads(await child.line(lambda line: line.startswith("{"), timeout_s))
     return found

@@ -57,20 +57,20 @@ class Spec:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Give the quorums by the names that `create_ledger` has for them."""
+        """Return the quorums by the names that `create_ledger` has for them."""
         names = ("ensemble_size", "write_quorum", "ack_quorum")
         return dict(zip(names, self.ensemble, strict=True))
 
 
 def spread(latencies_s: array.array[float]) -> dict[str, float]:
-    """Give the percentiles of latencies, in ms, by name; sorts a copy."""
+    """Return the percentiles of latencies, in ms, by name; sorts a copy."""
     found = sorted(latencies_s)
     last = len(found) - 1
     return {f"p{each:g}": 1e3 * found[min(last, int(len(found) * each / 100))] for each in PERCENTILES}
 
 
 def histogram(latencies_s: array.array[float]) -> str | None:
-    """Give an HDR histogram of the latencies in µs, encoded; None where hdrhistogram is not installed."""
+    """Return an HDR histogram of the latencies in µs, encoded; None where hdrhistogram is not installed."""
     try:
         from hdrh.histogram import HdrHistogram
     except ImportError:
@@ -96,7 +96,7 @@ async def make_writers(client: client_aio.Client, spec: Spec) -> list[client_aio
 
 
 def in_turn(writers: list[client_aio.LedgerWriter]) -> Any:
-    """Give a function that adds to one writer after the other."""
+    """Return a function that adds to one writer after the other."""
     if len(writers) == 1:
         return writers[0].add_entry
     adds, at, count = [writer.add_entry for writer in writers], -1, len(writers)

@@ -52,7 +52,7 @@ class Access(enum.Enum):
 
 
 def lock_of(token: bytes) -> bytes:
-    """Give the lock that a token opens."""
+    """Return the lock that a token opens."""
     return hashlib.sha256(_PURPOSE + token).digest()
 
 
@@ -69,7 +69,7 @@ def judge_token(lock: bytes, token: bytes | None) -> Access:
 
 
 def ledger_at_stake(request: Message, *, has_token: bool) -> int | None:
-    """Give the ledger that a request changes something of; None where it does not."""
+    """Return the ledger that a request changes something of; None where it does not."""
     if isinstance(request, Add):
         return None if request.flags == _REPAIR and not has_token else request.ledger_id
     if isinstance(request, Read | ReadLac):

@@ -28,7 +28,7 @@ class PollRegister(Generic[Waiter]):
 
     @property
     def ledgers(self) -> KeysView[int]:
-        """Give the ledgers somebody waits for, as a set-like view."""
+        """Return the ledgers somebody waits for, as a set-like view."""
         return self._waiting.keys()
 
     def add(self, ledger_id: int, known_lac: int, waiter: Waiter) -> None:

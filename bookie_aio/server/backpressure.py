@@ -40,12 +40,12 @@ class Budget:
 
     @property
     def waiting(self) -> int:
-        """Give the number of connections that wait."""
+        """Return the number of connections that wait."""
         return len(self._waiting)
 
     @property
     def is_exhausted(self) -> bool:
-        """Tell whether nothing more may be taken."""
+        """Return whether nothing more may be taken."""
         return self.used >= self._bytes_max
 
     def wait(self, waiting: Waiting) -> None:
@@ -87,12 +87,12 @@ class Backpressure:
 
     @property
     def waiting(self) -> int:
-        """Give the number of connections that wait."""
+        """Return the number of connections that wait."""
         return self.adds.waiting + self.reads.waiting + self.running.waiting
 
     @property
     def has_room_for_reads(self) -> bool:
-        """Tell whether another read may begin."""
+        """Return whether another read may begin."""
         return not self.reads.is_exhausted and not self.running.is_exhausted
 
     def wait_for_reads(self, waiting: Waiting) -> None:

@@ -223,7 +223,7 @@ class Bookie:
     # --- figures -------------------------------------------------------------------------------
 
     def info(self) -> dict[str, object]:
-        """Give the figures that INFO answers with."""
+        """Return the figures that INFO answers with."""
         assert self._engine is not None
         assert self._requests is not None
         assert self._deletions is not None

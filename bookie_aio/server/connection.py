@@ -252,7 +252,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def reads(self) -> Collection[asyncio.Task[int]]:
-        """Give the reads that are being computed."""
+        """Return the reads that are being computed."""
         return self._reads
 
     def run_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
@@ -304,12 +304,12 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def buffer_bytes(self) -> int:
-        """Give the size of the receive buffer; an idle connection has none."""
+        """Return the size of the receive buffer; an idle connection has none."""
         return self._parser.buffer_bytes
 
     @property
     def is_open(self) -> bool:
-        """Tell whether answers can still reach the peer."""
+        """Return whether answers can still reach the peer."""
         return not self._is_closing
 
     def send(self, *buffers: Buffer) -> None:

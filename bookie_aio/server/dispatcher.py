@@ -124,7 +124,7 @@ class Dispatcher(Responder):
 
     @property
     def polls_waiting(self) -> int:
-        """Give the number of long polls that wait."""
+        """Return the number of long polls that wait."""
         return len(self._polls)
 
     # --- entry points --------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Authoriser(Protocol):
     """Decides whether a request may be carried out."""
 
     def authorise(self, peer: Peer, request: Message, auth: bytes | None) -> str | None:
-        """Give None to allow the request, or the reason for refusing it."""
+        """Return None to allow the request, or the reason for refusing it."""
 
 
 class LedgerAuthoriser:
@@ -31,7 +31,7 @@ class LedgerAuthoriser:
         self._engine = engine
 
     def authorise(self, peer: Peer, request: Message, auth: bytes | None) -> str | None:
-        """Give None to allow the request, or the reason for refusing it. Raises DiskFullError."""
+        """Return None to allow the request, or the reason for refusing it. Raises DiskFullError."""
         ledger_id = ledger_at_stake(request, has_token=auth is not None)
         if ledger_id is None:
             return None

@@ -169,7 +169,7 @@ class LedgerGarbageCollector:
         return self._engine.last_entry(ledger_id) >= 0 and not self._engine.is_deleted(ledger_id)
 
     async def _is_kept_by_others(self, ledger_id: int) -> bool:
-        """Tell whether the ledger is CLOSED, and none of its ensembles names this bookie."""
+        """Return whether the ledger is CLOSED, and none of its ensembles names this bookie."""
         try:
             metadata, _ = await self._ledgers.read(ledger_id)
         except (NoSuchLedgerError, MetadataCorruptError):
@@ -204,7 +204,7 @@ class LedgerGarbageCollector:
         return held
 
     async def _unlisted(self, held: list[int]) -> list[int]:
-        """Give those of the ascending ids that the metadata store does not list."""
+        """Return those of the ascending ids that the metadata store does not list."""
         if not held:
             return []
         unlisted: list[int] = []

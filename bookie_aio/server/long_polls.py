@@ -53,7 +53,7 @@ class LongPolls:
 
     @property
     def ledgers(self) -> KeysView[int]:
-        """Give the ledgers somebody waits for."""
+        """Return the ledgers somebody waits for."""
         return self._register.ledgers
 
     def add(self, peer: Peer, request_id: int, ledger_id: int, known_lac: int, wait_s: float) -> bool:

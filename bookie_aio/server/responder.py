@@ -37,7 +37,7 @@ class Peer(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Tell whether answers can still reach the peer."""
+        """Return whether answers can still reach the peer."""
 
     def send(self, *buffers: Buffer) -> None:
         """Queue a frame; all of a turn of the loop leave together."""

@@ -20,7 +20,7 @@ class ClosedError(Exception):
 
 
 def fatal(what: str, error: BaseException | None) -> StorageError:
-    """Give what the bookie ends with, whatever it was that failed: going on without it would hide that."""
+    """Return what the bookie ends with, whatever it was that failed: going on without it would hide that."""
     return error if isinstance(error, StorageError) else DiskFailedError(f"{what} failed: {error!r}")
 
 

@@ -64,7 +64,7 @@ class RecoveredState:
         self.ledgers = LedgerTable(self.deleted)
 
     def state(self, ledger_id: int) -> LedgerState:
-        """Give a ledger's state, a new one where there is none."""
+        """Return a ledger's state, a new one where there is none."""
         return self.ledgers.make(ledger_id)
 
     def lose_all(self, why: str) -> None:
@@ -80,7 +80,7 @@ class RecoveredState:
         self.damaged = {one for one in self.damaged if one not in self.deleted}
 
     def first_records(self) -> list[Record]:
-        """Give the records that a restart writes first: the tail's, and marks for the damage it found."""
+        """Return the records that a restart writes first: the tail's, and marks for the damage it found."""
         records: list[Record] = []
         if self.tail is not None:
             packed = self.tail.packed_rows
@@ -375,7 +375,7 @@ class CrashRecovery:
 
     @property
     def _is_learning(self) -> bool:
-        """Tell whether what was known of ledgers, or of some, is lost."""
+        """Return whether what was known of ledgers, or of some, is lost."""
         return self._checkpoint is None or self._is_table_lost
 
     async def _learn_from(self, row: SegmentRow) -> bool:
@@ -478,7 +478,7 @@ class CrashRecovery:
             found.lose_all("data was lost before this start, and nobody knows of which ledgers")
 
     async def _named_by(self, segment: Segment) -> tuple[int, int] | None:
-        """Give which segment came before a sealed one, and that one's end; None where it cannot tell."""
+        """Return which segment came before a sealed one, and that one's end; None where it cannot tell."""
         start = await segment.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
         group = form.peek_group_header(start, segment.header, form.DATA_OFFSET, segment.end)
         if group is None:

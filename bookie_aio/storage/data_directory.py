@@ -75,7 +75,7 @@ async def write_cookie(disk: Disk, directory: str, cookie: Cookie) -> None:
 
 
 async def is_empty(disk: Disk, directory: str) -> bool:
-    """Tell whether a directory is missing or holds nothing (but perhaps a lock)."""
+    """Return whether a directory is missing or holds nothing (but perhaps a lock)."""
     try:
         return set(await disk.list_directory(directory)) <= {LOCK}
     except FileNotFoundError:

@@ -449,22 +449,22 @@ class Engine:
     # --- state ---
 
     def term(self, ledger_id: int) -> int:
-        """Give the highest term accepted, perhaps not durable yet; 0 for a ledger never heard of."""
+        """Return the highest term accepted, perhaps not durable yet; 0 for a ledger never heard of."""
         state = self._ledgers.get(ledger_id)
         return state.term if state is not None else 0
 
     def lock(self, ledger_id: int) -> bytes:
-        """Give the ledger's lock, perhaps not durable yet; empty where it has none."""
+        """Return the ledger's lock, perhaps not durable yet; empty where it has none."""
         state = self._ledgers.get(ledger_id)
         return state.lock if state is not None else b""
 
     def is_deleted(self, ledger_id: int) -> bool:
-        """Tell whether a tombstone was accepted for the ledger, perhaps not durable yet."""
+        """Return whether a tombstone was accepted for the ledger, perhaps not durable yet."""
         return self._ledgers.is_deleted(ledger_id)
 
     @property
     def eviction_candidates(self) -> set[int]:
-        """Give the ledgers that the caller put here; whatever is accepted of one takes it out again.
+        """Return the ledgers that the caller put here; whatever is accepted of one takes it out again.
 
         So does a repair that comes, from which moment on it may conclude that what is here stays here.
         """
@@ -472,51 +472,51 @@ class Engine:
 
     @property
     def lost_data_of_any_ledger(self) -> bool:
-        """Tell whether data was lost that may concern any ledger."""
+        """Return whether data was lost that may concern any ledger."""
         return self._tender.lost_data_of_any_ledger
 
     def is_damaged(self, ledger_id: int) -> bool:
-        """Tell whether data of this ledger was lost, or may have been (rule 4)."""
+        """Return whether data of this ledger was lost, or may have been (rule 4)."""
         state = self._ledgers.get(ledger_id)
         return self._tender.lost_data_of_any_ledger or (state is not None and state.is_damaged)
 
     def last_entry(self, ledger_id: int) -> int:
-        """Give the highest entry that is durable and indexed, or −1."""
+        """Return the highest entry that is durable and indexed, or −1."""
         state = self._ledgers.get(ledger_id)
         return state.last_entry if state is not None else -1
 
     def statement(self, ledger_id: int) -> LacStatement | None:
-        """Give the highest LAC stated by anything that is durable and indexed."""
+        """Return the highest LAC stated by anything that is durable and indexed."""
         state = self._ledgers.get(ledger_id)
         return state.statement if state is not None else None
 
     def first_entry(self, ledger_id: int) -> int:
-        """Give the first entry that is kept, by the trims that are durable; 0 where there were none."""
+        """Return the first entry that is kept, by the trims that are durable; 0 where there were none."""
         state = self._ledgers.get(ledger_id)
         return state.first if state is not None else 0
 
     def is_pending(self, ledger_id: int) -> bool:
-        """Tell whether something accepted for the ledger is not yet durable and indexed."""
+        """Return whether something accepted for the ledger is not yet durable and indexed."""
         return self._ledgers.is_pending(ledger_id)
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether it was closed."""
+        """Return whether it was closed."""
         return self._is_closed
 
     @property
     def bytes_pending(self) -> int:
-        """Give the bytes accepted that are not durable and indexed yet."""
+        """Return the bytes accepted that are not durable and indexed yet."""
         return self._journal.bytes_pending
 
     @property
     def has_room(self) -> bool:
-        """Tell whether entries can be stored."""
+        """Return whether entries can be stored."""
         return self._allocator.is_writable and self._journal.error is None and not self._is_closed
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether ordinary adds are accepted: there is room, and no fence was forgotten (rule 4)."""
+        """Return whether ordinary adds are accepted: there is room, and no fence was forgotten (rule 4)."""
         return self.has_room and not self.lost_data_of_any_ledger
 
     # --- reads ---
@@ -532,7 +532,7 @@ class Engine:
     async def list_entries(
         self, ledger_id: int, from_entry: int, rows_max: int, *, to_entry: int = ENTRY_ID_MAX
     ) -> tuple[list[ListedRun], int]:
-        """Give runs (first entry, content term, count, stride) by first entry, and where to go on or −1.
+        """Return runs (first entry, content term, count, stride) by first entry, and where to go on or −1.
 
         Runs may overlap where entries were stored more than once. None starts above `to_entry`.
 
@@ -542,13 +542,13 @@ class Engine:
         return await self._lookup.list_entries(ledger_id, from_entry, to_entry, rows_max)
 
     def list_ledgers(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
-        """Give ids, ascending, of ledgers of which anything is held, and where to go on or −1."""
+        """Return ids, ascending, of ledgers of which anything is held, and where to go on or −1."""
         return self._ledgers.list(from_ledger, count_max)
 
     # --- the rest ---
 
     def metrics(self) -> dict[str, object]:
-        """Give the figures that `bookie info` shows."""
+        """Return the figures that `bookie info` shows."""
         return {
             "is_writable": self.is_writable,
             "queue": {"bytes": self.bytes_pending, "records": self._journal.records_queued},

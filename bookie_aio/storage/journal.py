@@ -132,22 +132,22 @@ class Journal:
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether everything appended is durable and handed over."""
+        """Return whether everything appended is durable and handed over."""
         return self._in_flight is None and not self._queue
 
     @property
     def bytes_pending(self) -> int:
-        """Give the bytes queued and in flight."""
+        """Return the bytes queued and in flight."""
         return self.queued_bytes + (self._in_flight.size if self._in_flight is not None else 0)
 
     @property
     def records_queued(self) -> int:
-        """Give the number of records that wait for the group in flight."""
+        """Return the number of records that wait for the group in flight."""
         return len(self._queue)
 
     @property
     def room(self) -> int:
-        """Give the bytes left in the current segment for the bodies and rows of one group."""
+        """Return the bytes left in the current segment for the bodies and rows of one group."""
         return self.segment.header.capacity - self._offset - form.GROUP_HEADER_BYTES
 
     def append(self, record: Record) -> None:
@@ -196,7 +196,7 @@ class Journal:
             self._write([self._queue.popleft() for _ in range(count)], size)
 
     def _measure(self, limit: int) -> tuple[int, int]:
-        """Give how many records fit into a group, one at least, and their size."""
+        """Return how many records fit into a group, one at least, and their size."""
         if self.queued_bytes <= limit:
             return len(self._queue), self.queued_bytes
         size = self._queue[0].size

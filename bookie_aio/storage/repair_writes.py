@@ -163,7 +163,7 @@ async def _held(engine: Engine, block: Block, content_term: int) -> tuple[bytear
 
 
 async def _failing(engine: Engine, block: Block, entry_ids: range) -> list[int]:
-    """Give those of the entries that the index knows and that cannot be read.
+    """Return those of the entries that the index knows and that cannot be read.
 
     A read stops at the first block that has damage anywhere in what was asked for, so the range is halved
     until the entries concerned are alone.

@@ -86,19 +86,19 @@ class LacStatement(NamedTuple):
 
 
 def statement_crc(ledger_id: int, content_term: int, lac: int, lafr: int) -> int:
-    """Give the CRC32C that goes with a LAC statement, the seed of the checksums of its entries."""
+    """Return the CRC32C that goes with a LAC statement, the seed of the checksums of its entries."""
     return crc32c(_STATEMENT.pack(ledger_id, content_term, lac, lafr))
 
 
 def statement_is_intact(ledger_id: int, statement: LacStatement) -> bool:
-    """Tell whether a LAC statement about that ledger carries the right checksum."""
+    """Return whether a LAC statement about that ledger carries the right checksum."""
     return statement.crc == statement_crc(ledger_id, statement.content_term, statement.lac, statement.lafr)
 
 
 def entry_checksums(
     lac_crc: int, entry_ids: Sequence[int], running: Sequence[int], payloads: Sequence[Buffer]
 ) -> list[int]:
-    """Give the checksum of each entry. All loops run in C: this is the client's hottest line."""
+    """Return the checksum of each entry. All loops run in C: this is the client's hottest line."""
     seeds = map(crc32c, map(_ENTRY.pack, entry_ids, running), repeat(lac_crc))
     return list(map(crc32c, payloads, seeds))
 
@@ -151,7 +151,7 @@ def encode_block(
 
 @lru_cache(maxsize=256)
 def _covered(count: int) -> struct.Struct:
-    """Give the form of a head of so many entries, from the part that its checksum covers to the codes."""
+    """Return the form of a head of so many entries, from the part that its checksum covers to the codes."""
     return struct.Struct(f"<{_COVERED}{count}Q{count}I{count}I")
 
 
@@ -250,50 +250,50 @@ class Block:
 
     @property
     def total_bytes(self) -> int:
-        """Give the size of head and payload."""
+        """Return the size of head and payload."""
         return self.head_bytes + self.payload_bytes
 
     @property
     def last_entry(self) -> int:
-        """Give the id of the last entry."""
+        """Return the id of the last entry."""
         return self.first_entry + (self.count - 1) * self.stride
 
     @property
     def entry_ids(self) -> range:
-        """Give the ids of the entries."""
+        """Return the ids of the entries."""
         return range(self.first_entry, self.last_entry + 1, self.stride)
 
     @property
     def is_partial(self) -> bool:
-        """Tell whether the block was cut out of a larger one."""
+        """Return whether the block was cut out of a larger one."""
         return bool(self.flags & FLAG_PARTIAL)
 
     @property
     def running(self) -> memoryview:
-        """Give the running lengths, u64."""
+        """Return the running lengths, u64."""
         return self.view[HEADER_BYTES : HEADER_BYTES + 8 * self.count].cast("Q")
 
     @property
     def lengths(self) -> memoryview:
-        """Give the entries' lengths, u32."""
+        """Return the entries' lengths, u32."""
         start = HEADER_BYTES + 8 * self.count
         return self.view[start : start + 4 * self.count].cast("I")
 
     @property
     def checksums(self) -> memoryview:
-        """Give the entries' checksums, u32."""
+        """Return the entries' checksums, u32."""
         start = HEADER_BYTES + 12 * self.count
         return self.view[start : start + 4 * self.count].cast("I")
 
     @property
     def statement(self) -> LacStatement:
-        """Give what the block states about the LAC."""
+        """Return what the block states about the LAC."""
         mac = bytes(self.view[HEADER_BYTES + 16 * self.count :][: self.mac_bytes]) if self.mac_bytes else b""
         return LacStatement(self.content_term, self.lac, self.lafr, self.lac_crc, mac)
 
     @property
     def macs(self) -> list[bytes]:
-        """Give the entries' codes; empty without authentication codes."""
+        """Return the entries' codes; empty without authentication codes."""
         if not self.mac_bytes:
             return []
         start, size = HEADER_BYTES + 16 * self.count + self.mac_bytes, self.mac_bytes
@@ -301,11 +301,11 @@ class Block:
 
     @property
     def payload(self) -> memoryview:
-        """Give all entries' bytes, one after another."""
+        """Return all entries' bytes, one after another."""
         return self.view[self.head_bytes : self.total_bytes]
 
     def payloads(self) -> list[memoryview]:
-        """Give a view of each entry's bytes."""
+        """Return a view of each entry's bytes."""
         payload, lengths = self.payload, self.lengths
         return [payload[end - n : end] for end, n in zip(accumulate(lengths), lengths, strict=True)]
 
@@ -316,7 +316,7 @@ class Block:
         return crc32c(self.payload) == self.payload_crc
 
     def damaged_entries(self) -> list[int]:
-        """Give the ids of the entries whose own checksum does not hold."""
+        """Return the ids of the entries whose own checksum does not hold."""
         found = entry_checksums(self.lac_crc, self.entry_ids, self.running, self.payloads())
         if found == list(self.checksums):
             return []
@@ -324,17 +324,17 @@ class Block:
         return [entry_id for entry_id, is_, ought in pairs if is_ != ought]
 
     def payload_range(self, start: int, stop: int) -> tuple[int, int]:
-        """Give the byte range, within the block, of the payloads of entries number start to stop − 1."""
+        """Return the byte range, within the block, of the payloads of entries number start to stop − 1."""
         lengths = self.lengths
         begin = self.head_bytes + sum(lengths[:start])
         return begin, begin + sum(lengths[start:stop])
 
     def cut_head(self, start: int, stop: int) -> bytes:
-        """Give the head of a PARTIAL block of the entries number start to stop − 1 of this one."""
+        """Return the head of a PARTIAL block of the entries number start to stop − 1 of this one."""
         return self._head_of(start, stop, self.flags | FLAG_PARTIAL, 0)
 
     def whole(self, start: int, stop: int) -> memoryview:
-        """Give a whole block of these entries, as an add carries it.
+        """Return a whole block of these entries, as an add carries it.
 
         What is said of each entry, and the LAC statement, stay as they are: checksums, codes and all. The
         payload must be known to be intact, since it gets a checksum as a whole.

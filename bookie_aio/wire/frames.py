@@ -42,17 +42,17 @@ Header = list[object]
 
 
 def entry_room(frame_bytes_max: int) -> int:
-    """Give the size of the largest entry that such frames have room for, beside all that goes with it."""
+    """Return the size of the largest entry that such frames have room for, beside all that goes with it."""
     return frame_bytes_max - HEADER_BYTES_MAX - 2 * BLOCK_HEADER_BYTES  # a block of one: head, array, codes
 
 
 def encode_frame(header: list[object], body_bytes: int = 0) -> bytes:
-    """Give prefix and header of a frame whose body of `body_bytes` follows in separate buffers."""
+    """Return prefix and header of a frame whose body of `body_bytes` follows in separate buffers."""
     return frame_packed(msgpack.packb(header), body_bytes)
 
 
 def frame_packed(packed: bytes, body_bytes: int = 0) -> bytes:
-    """Give prefix and header of a frame whose header is packed already."""
+    """Return prefix and header of a frame whose header is packed already."""
     return _PREFIX.pack(4 + len(packed) + body_bytes, len(packed)) + packed
 
 
@@ -94,11 +94,11 @@ class ShortForm:
         self._struct = struct.Struct(f">Q{len(before)}sI{len(after)}s")
 
     def pack(self, request_id: int) -> bytes:
-        """Give the frame."""
+        """Return the frame."""
         return self._struct.pack(self._lengths, self._before, request_id, self._after)
 
     def leading(self, view: memoryview) -> tuple[list[int], int]:
-        """Give the ids of the frames of this form that the view begins with, and their size."""
+        """Return the ids of the frames of this form that the view begins with, and their size."""
         size, found = self._struct.size, []
         lengths_, before_, after_ = self._lengths, self._before, self._after
         whole = view[: len(view) // size * size]
@@ -128,16 +128,16 @@ class FrameParser:
 
     @property
     def buffer_bytes(self) -> int:
-        """Give the size of the buffer that is held."""
+        """Return the size of the buffer that is held."""
         return len(self._view)
 
     @property
     def is_mid_frame(self) -> bool:
-        """Tell whether a part of a frame has arrived and the rest has not."""
+        """Return whether a part of a frame has arrived and the rest has not."""
         return self._filled > self._parsed
 
     def get_buffer(self) -> memoryview:
-        """Give room for the next bytes of the stream; never empty."""
+        """Return room for the next bytes of the stream; never empty."""
         if len(self._view) - self._filled <= _ROOM_MIN:
             self._renew()
         return self._view[self._filled :]
@@ -179,7 +179,7 @@ class FrameParser:
             yield decode_header(frame[0]), frame[1]
 
     def next_packed(self) -> tuple[memoryview, memoryview] | None:
-        """Give the next complete frame: its header as it came, and its body; None where there is none.
+        """Return the next complete frame: its header as it came, and its body; None where there is none.
 
         Raises:
             FrameTooLargeError, MalformedFrameError: as `frames` does, but for the header.

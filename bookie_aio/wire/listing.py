@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
     @property
     def entry_ids(self) -> range:
-        """Give the ids of the entries."""
+        """Return the ids of the entries."""
         return range(self.first, self.first + self.entries * self.stride, self.stride)
 
 

@@ -91,7 +91,7 @@ class AddFlag(enum.IntFlag):
 
 
 def _show(value: object) -> str:
-    """Give a value for an error message: short, and never nested, since `repr` recurses."""
+    """Return a value for an error message: short, and never nested, since `repr` recurses."""
     return f"a {type(value).__name__}" if isinstance(value, (list, dict)) else f"{value!r:.80}"
 
 
@@ -176,7 +176,7 @@ class Message:
     schema: ClassVar[tuple[_Kind, ...]] = ()
 
     def encode(self) -> list[object]:
-        """Give the fields as they stand in the header."""
+        """Return the fields as they stand in the header."""
         names: Iterable[str] = type(self).__slots__
         return [kind.encode(getattr(self, name)) for name, kind in zip(names, self.schema, strict=True)]
 
@@ -413,7 +413,7 @@ class Failure:
 
 
 def encode_request(request: Message, request_id: int, auth: bytes | None = None) -> list[object]:
-    """Give a request's header."""
+    """Return a request's header."""
     return [int(request.op), request_id, auth, *request.encode()]
 
 
@@ -430,7 +430,7 @@ class PreparedRequest:
         self._pack = struct.Struct(f">II3sI{len(self._after)}s").pack
 
     def frame_head(self, request_id: int, body_bytes: int) -> bytes:
-        """Give prefix and header of a frame whose body follows."""
+        """Return prefix and header of a frame whose body follows."""
         header_bytes = self._header_bytes
         return self._pack(4 + header_bytes + body_bytes, header_bytes, self._before, request_id, self._after)
 
@@ -445,7 +445,7 @@ ADDED = ShortForm(bytes((0x93, 0xCC, Op.ADD | ANSWER, 0xCE)), b"\x00")
 
 
 def decode_request(header: list[object]) -> tuple[int, bytes | None, Message]:
-    """Give request id, authorisation and request.
+    """Return request id, authorisation and request.
 
     Raises:
         MalformedFrameError: the header is not that of a request.
@@ -475,7 +475,7 @@ class RequestDecoder:
         self._adds: dict[bytes, tuple[bytes | None, Message]] = {}
 
     def decode(self, packed: memoryview) -> tuple[int, bytes | None, Message]:
-        """Give request id, authorisation and request of a header as it came.
+        """Return request id, authorisation and request of a header as it came.
 
         Raises:
             MalformedFrameError: the header does not decode, or is not that of a request.
@@ -496,19 +496,19 @@ class RequestDecoder:
 
 
 def encode_answer(op: int, request_id: int, answer: Message) -> list[object]:
-    """Give the header of an answer that is OK."""
+    """Return the header of an answer that is OK."""
     return [op | ANSWER, request_id, int(Status.OK), *answer.encode()]
 
 
 def encode_failure(op: int, request_id: int, failure: Failure) -> list[object]:
-    """Give the header of an answer that is not OK."""
+    """Return the header of an answer that is not OK."""
     # A message may quote what is no text, the name of a file for one.
     message = failure.message[:1000].encode("utf-8", "backslashreplace").decode()
     return [op | ANSWER, request_id, int(failure.status), message[:1000], failure.value]
 
 
 def decode_answer(header: list[object]) -> tuple[int, int, Message | Failure]:
-    """Give operation, request id and answer.
+    """Return operation, request id and answer.
 
     Raises:
         MalformedFrameError: the header is not that of an answer.

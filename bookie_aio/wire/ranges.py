@@ -6,7 +6,7 @@ from math import gcd
 
 
 def meeting(wanted: range, other: range) -> range:
-    """Give the indexes of those entries of `wanted` that are in `other`; both ascend.
+    """Return the indexes of those entries of `wanted` that are in `other`; both ascend.
 
     By arithmetic, whatever their lengths: they meet once in lcm(strides) entries, from the first meeting on.
     """
@@ -30,7 +30,7 @@ def mark(marks: bytearray, indexes: range) -> None:
 
 
 def runs_of(wanted: range, marks: bytes | bytearray, value: int) -> list[range]:
-    """Give the wanted entries whose mark has that value, as runs of neighbours."""
+    """Return the wanted entries whose mark has that value, as runs of neighbours."""
     runs: list[range] = []
     start = marks.find(value)
     while start >= 0:

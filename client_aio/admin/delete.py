@@ -52,7 +52,7 @@ async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes)
 
 
 async def _bookies(context: ClientContext, metadata: LedgerMetadata) -> set[str]:
-    """Give the bookies that may hold some of a ledger, as far as its pages can be read."""
+    """Return the bookies that may hold some of a ledger, as far as its pages can be read."""
     bookies = {bookie for fragment in metadata.fragments for bookie in fragment.bookies}
     try:
         async for span in spans(context, metadata):

@@ -179,7 +179,8 @@ class Repair:
                 logger.warning("ledger=%d is repaired without its password: %s", self._ledger_id, error)
 
     async def _next(self, metadata: LedgerMetadata) -> tuple[LedgerMetadata, Part | None]:
-        """Give the next fragment to repair, None for no more, and the metadata as they are found by then."""
+        """Return the next fragment to repair, None for no more, and the metadata as they are found by
+        then."""
         async with aclosing(spans(self._context, metadata, self._following)) as found:
             async for span in found:
                 metadata = span.metadata
@@ -228,7 +229,7 @@ class Repair:
         )
 
     async def _is_trimmed(self, part: Part) -> bool:
-        """Tell whether the fragment is no part of the ledger any more, so that nobody needs to have it."""
+        """Return whether the fragment is no part of the ledger any more, so that nobody needs to have it."""
         metadata, _ = await self._context.ledgers.read(self._ledger_id, sync=True)
         return part.first_entry < metadata.first_entry
 
@@ -292,7 +293,7 @@ class _Copier:
         self._add = Add(metadata.ledger_id, TERM_FINAL if can_fence else TERM_WRITER, int(AddFlag.REPAIR))
 
     def result(self) -> RepairedFragment:
-        """Give what was done."""
+        """Return what was done."""
         part = self._part
         return RepairedFragment(
             part.first_entry, part.last_entry, self._target.bookie_id, self.entries_copied, self.bytes_copied

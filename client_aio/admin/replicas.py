@@ -174,7 +174,7 @@ class VerifiedReplica:
 
 
 def parts_of(metadata: LedgerMetadata) -> list[Part]:
-    """Give the fragments whose entries are known: all but the last one of a ledger that is not CLOSED."""
+    """Return the fragments whose entries are known: all but the last one of a ledger that is not CLOSED."""
     parts = complete_parts(metadata.fragments, metadata.last_entry)
     return [part for part in parts if part.last_entry >= part.first_entry]
 

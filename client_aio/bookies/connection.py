@@ -90,7 +90,7 @@ _ERRORS: dict[Status, type[BookKeeperError]] = {
 
 
 def error_of(failure: Failure, *, bookie_id: str, ledger_id: int | None = None) -> BookKeeperError:
-    """Give the typed error for a bookie's failure."""
+    """Return the typed error for a bookie's failure."""
     return _ERRORS[failure.status](
         f"bookie {bookie_id} answered {failure.status.name}: {failure.message}",
         bookie_id=bookie_id,
@@ -128,7 +128,7 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Tell whether requests can be sent."""
+        """Return whether requests can be sent."""
         return self.error is None
 
     def request(

@@ -54,16 +54,16 @@ class BookieDirectory:
 
     @property
     def available(self) -> Mapping[str, BookieRecord]:
-        """Give the running bookies by id."""
+        """Return the running bookies by id."""
         return self._available
 
     @property
     def last_known(self) -> Mapping[str, BookieRecord]:
-        """Give what each bookie that was ever heard of last said of itself, by id."""
+        """Return what each bookie that was ever heard of last said of itself, by id."""
         return self._last_known
 
     def quarantined(self) -> list[str]:
-        """Give the bookies that failed within `quarantine_s`, the one that failed longest ago first.
+        """Return the bookies that failed within `quarantine_s`, the one that failed longest ago first.
 
         A connection to it does not end a bookie's quarantine: one that comes and goes stays in it.
         """
@@ -79,7 +79,7 @@ class BookieDirectory:
             self.note_failure(bookie_id)
 
     def addresses(self, bookie_id: str) -> list[str]:
-        """Give where the bookie is, or was when last heard of; empty when nobody ever heard of it."""
+        """Return where the bookie is, or was when last heard of; empty when nobody ever heard of it."""
         record = self._last_known.get(bookie_id)
         return list(record.addresses) if record else []
 

@@ -43,11 +43,11 @@ class BookiePool:
         self._is_closed = False
 
     def peek(self, bookie_id: str) -> BookieConnection | None:
-        """Give the live connection to the bookie, if there is one."""
+        """Return the live connection to the bookie, if there is one."""
         return self._open.get(bookie_id)
 
     async def get(self, bookie_id: str) -> BookieConnection:
-        """Give a live connection to the bookie, connecting where there is none.
+        """Return a live connection to the bookie, connecting where there is none.
 
         Cancelling leaves the connecting to whoever else waits for it, and to the next caller.
 
@@ -83,7 +83,7 @@ class BookiePool:
             raise ClientClosedError("the client is closed")
 
     async def get_all(self, bookie_ids: Iterable[str]) -> dict[str, BookieConnection | BookKeeperError]:
-        """Give the connections to several bookies, or the errors that came instead."""
+        """Return the connections to several bookies, or the errors that came instead."""
         names = list(bookie_ids)
         found = await asyncio.gather(*map(self.get, names), return_exceptions=True)
         result: dict[str, BookieConnection | BookKeeperError] = {}

@@ -71,7 +71,7 @@ class LatencyBuckets:
         self.count += count
 
     def percentile(self, percent: float) -> float:
-        """Give the latency, in seconds, that `percent` of the values do not exceed; 0 without values."""
+        """Return the latency, in seconds, that `percent` of the values do not exceed; 0 without values."""
         rank = math.ceil(self.count * percent / 100)
         if rank >= self.count:
             return self.max_s
@@ -104,7 +104,7 @@ class Latencies:
 
     @property
     def is_exact(self) -> bool:
-        """Tell whether hdrhistogram is there."""
+        """Return whether hdrhistogram is there."""
         return self._exact is not None
 
     def record(self, seconds: float, count: int) -> None:
@@ -115,7 +115,7 @@ class Latencies:
             self._buckets.record(seconds, count)
 
     def percentile_ms(self, percent: float) -> float:
-        """Give a percentile in milliseconds; 100 is the maximum."""
+        """Return a percentile in milliseconds; 100 is the maximum."""
         if self._exact is not None:
             return float(self._exact.get_value_at_percentile(percent)) / 1e3
         return self._buckets.percentile(percent) * 1e3
@@ -144,7 +144,7 @@ class Measured:
             self.latencies.record(moment - added, count)
 
     def row(self, what: str) -> dict[str, Any]:
-        """Give the result."""
+        """Return the result."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
         return {
             "what": what,
@@ -156,7 +156,7 @@ class Measured:
         }
 
     def line(self) -> str:
-        """Give the figures of the moment."""
+        """Return the figures of the moment."""
         row = self.row("")
         return (
             f"{row['entries_per_s']:,}/s  {row['mb_per_s']:,.1f} MB/s  "

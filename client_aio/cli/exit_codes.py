@@ -81,14 +81,14 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
 
 
 def exit_code_of(error: BaseException) -> Exit:
-    """Give the exit code for an error that ended a command."""
+    """Return the exit code for an error that ended a command."""
     if isinstance(error, BookieStartError) and error.exit_code in set(Exit):
         return Exit(error.exit_code)
     return next((code for kind, code, _ in _TABLE if isinstance(error, kind)), Exit.FAILURE)
 
 
 def describe(error: BaseException) -> str:
-    """Give the one line that says what went wrong and, where something helps, what to do."""
+    """Return the one line that says what went wrong and, where something helps, what to do."""
     message = " ".join(str(error).split())
     if not message:
         message = type(error).__name__

@@ -81,7 +81,7 @@ async def _read_on_thread(path: str) -> AsyncGenerator[bytes, None]:
 
 
 def cut(data: bytes, chunk_bytes: int | None, keep_newline: bool) -> tuple[list[bytes], bytes]:
-    """Give the whole entries at the start of the data (lines, or chunks of that size), and the rest."""
+    """Return the whole entries at the start of the data (lines, or chunks of that size), and the rest."""
     if chunk_bytes is not None:
         end = len(data) - len(data) % chunk_bytes
         return [data[at : at + chunk_bytes] for at in range(0, end, chunk_bytes)], data[end:]
@@ -90,7 +90,7 @@ def cut(data: bytes, chunk_bytes: int | None, keep_newline: bool) -> tuple[list[
 
 
 def size_of(source: str) -> int | None:
-    """Give the bytes that a file has; None where that cannot be told."""
+    """Return the bytes that a file has; None where that cannot be told."""
     if source == "-":
         return None
     path = Path(source)

@@ -277,7 +277,7 @@ async def cat(
 
 
 def slices(batch: Any) -> Iterator[bytes]:
-    """Give the entries of a batch."""
+    """Return the entries of a batch."""
     for start, end in pairwise(batch.offsets):
         yield bytes(batch.buffer[start:end])
 

@@ -25,7 +25,7 @@ def custom_of(pairs: Sequence[str] | None) -> dict[str, bytes]:
 
 
 def text_of(data: bytes) -> dict[str, str]:
-    """Give bytes as `text` where they are UTF-8, else as `base64`."""
+    """Return bytes as `text` where they are UTF-8, else as `base64`."""
     try:
         return {"text": bytes(data).decode()}
     except UnicodeDecodeError:
@@ -33,7 +33,7 @@ def text_of(data: bytes) -> dict[str, str]:
 
 
 def row_of(metadata: LedgerMetadata) -> dict[str, Any]:
-    """Give the row of `ledger list`."""
+    """Return the row of `ledger list`."""
     return {
         "ledger_id": metadata.ledger_id,
         "state": metadata.state.value,
@@ -177,7 +177,7 @@ def _range(first: int, last: int | None) -> str:
 
 
 def _bar(first: int, last: int | None, ledger_last: int | None) -> str:
-    """Give the fragment's place in the ledger; nothing while the ledger has no end."""
+    """Return the fragment's place in the ledger; nothing while the ledger has no end."""
     if last is None or not ledger_last or last < first:
         return ""
     total = ledger_last + 1

@@ -53,7 +53,7 @@ class BookieProcess:
     addresses: list[str] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """Give what cluster.json says of it."""
+        """Return what cluster.json says of it."""
         return {
             "bookie_id": self.bookie_id,
             "pid": self.pid,
@@ -105,11 +105,11 @@ class LocalCluster:
 
     @property
     def metadata_uri(self) -> str:
-        """Give the metadata store's URI."""
+        """Return the metadata store's URI."""
         return self._metadata or f"sqlite://{quote(str(self._directory / 'metadata.db'))}"
 
     def document(self) -> dict[str, Any]:
-        """Give what cluster.json says."""
+        """Return what cluster.json says."""
         return {
             "format": 1,
             "metadata": self.metadata_uri,

@@ -10,7 +10,7 @@ from metadata.model.log import LogRow
 
 
 def row_of(name: str, metadata: LogMetadata) -> dict[str, Any]:
-    """Give the row of `log list`."""
+    """Return the row of `log list`."""
     return {
         "log": name,
         "ledgers": len(metadata.rows),
@@ -21,7 +21,7 @@ def row_of(name: str, metadata: LogMetadata) -> dict[str, Any]:
 
 
 def link_of(row: LogRow, ledger: LedgerMetadata | None) -> dict[str, Any]:
-    """Give what `log show` says of one ledger; None for one that does not exist."""
+    """Return what `log show` says of one ledger; None for one that does not exist."""
     return {
         "id": row.id,
         "ledger_id": row.ledger_id,

@@ -53,7 +53,7 @@ class Invocation:
 
     @property
     def metadata_uri(self) -> str:
-        """Give the URI of a metadata store that exists.
+        """Return the URI of a metadata store that exists.
 
         Raises:
             InvalidArgumentError: none is named, or its URI is wrong.
@@ -67,7 +67,7 @@ class Invocation:
 
     @property
     def new_metadata_uri(self) -> str:
-        """Give the metadata store's URI, of one that may have to be made; see `metadata_uri`."""
+        """Return the metadata store's URI, of one that may have to be made; see `metadata_uri`."""
         if not self.metadata:
             raise InvalidArgumentError(
                 f"no metadata store is named: give --metadata URI or set {METADATA_VARIABLE}, "
@@ -142,7 +142,7 @@ def command(
 
 
 def _help_of(function: Callable[..., Any]) -> str:
-    """Give a docstring as help: each paragraph on one line, for the terminal to fold."""
+    """Return a docstring as help: each paragraph on one line, for the terminal to fold."""
     return "\n\n".join(" ".join(part.split()) for part in (inspect.getdoc(function) or "").split("\n\n"))
 
 
@@ -210,7 +210,7 @@ PasswordFile = Annotated[
 
 
 def password_of(file: Path | None) -> bytes:
-    """Give the password that the file or the environment holds; b"" where neither is given.
+    """Return the password that the file or the environment holds; b"" where neither is given.
 
     Raises:
         InvalidArgumentError: the file cannot be read, is empty, or too large to be a password.
@@ -231,7 +231,7 @@ class Placement(enum.StrEnum):
 
     @property
     def policy(self) -> PlacementPolicy:
-        """Give the policy of that name."""
+        """Return the policy of that name."""
         return RackAware() if self is Placement.RACK_AWARE else WeightedRandom()
 
 

@@ -43,7 +43,7 @@ class Output:
 
     @property
     def is_table(self) -> bool:
-        """Tell whether a person is to read the result."""
+        """Return whether a person is to read the result."""
         return self.form is Format.TABLE
 
     def rows(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
@@ -65,7 +65,7 @@ class Output:
 
     @contextmanager
     def stream(self) -> Iterator[Callable[[Row, str], None]]:
-        """Give a function that prints one object of many as it comes: its text, or its JSON.
+        """Return a function that prints one object of many as it comes: its text, or its JSON.
 
         As JSON they are one array, which is ended whatever ends the stream: the exit code tells.
         """
@@ -94,7 +94,7 @@ class Output:
         self._errors.print(message, markup=False)
 
     def progress(self) -> "Progress":
-        """Give a progress display on standard error, which shows nothing where that is no terminal."""
+        """Return a progress display on standard error, which shows nothing where that is no terminal."""
         import rich.progress
 
         return rich.progress.Progress(

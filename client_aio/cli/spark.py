@@ -163,7 +163,7 @@ def sweep(
 
 
 def _path_of(file: Path | None) -> str | None:
-    """Give the path under which executors on this machine find the file, too."""
+    """Return the path under which executors on this machine find the file, too."""
     return None if file is None else str(file.absolute())
 
 

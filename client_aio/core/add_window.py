@@ -168,52 +168,53 @@ class AddWindow(Generic[Token]):
 
     @property
     def last_add_pushed(self) -> int:
-        """Give the id of the last entry taken."""
+        """Return the id of the last entry taken."""
         return self._next_entry + len(self._payloads) - 1
 
     @property
     def lac_to_state(self) -> int:
-        """Give the LAC that entries sent now state."""
+        """Return the LAC that entries sent now state."""
         return self.lac if self._stated_lac is None else self._stated_lac
 
     @property
     def lafr_to_state(self) -> int:
-        """Give the LAFR that entries sent now state; −1 without guaranteed write quorum."""
+        """Return the LAFR that entries sent now state; −1 without guaranteed write quorum."""
         return self.lafr if self._stated_lafr is None else self._stated_lafr
 
     @property
     def last_entry_reported(self) -> int:
-        """Give the last entry given back in a turn: acknowledged, or (deferred sync) received by Qa."""
+        """Return the last entry given back in a turn: acknowledged, or (deferred sync) received by Qa."""
         return self._received if self._is_deferred else self.lac
 
     @property
     def last_entry_sent(self) -> int:
-        """Give the last entry that `flush` has formed a turn of."""
+        """Return the last entry that `flush` has formed a turn of."""
         return self._next_entry - 1
 
     @property
     def is_idle(self) -> bool:
-        """Tell whether everything taken has been acknowledged, and nothing is retained."""
+        """Return whether everything taken has been acknowledged, and nothing is retained."""
         return not self._turns and not self._payloads and not self._retained
 
     @property
     def is_frozen(self) -> bool:
-        """Tell whether an ensemble change is in flight."""
+        """Return whether an ensemble change is in flight."""
         return self._frozen
 
     @property
     def is_drained(self) -> bool:
-        """Tell whether everything sent has been acknowledged, and nothing is retained."""
+        """Return whether everything sent has been acknowledged, and nothing is retained."""
         return not self._turns and not self._retained
 
     @property
     def has_unsent(self) -> bool:
-        """Tell whether entries wait for `flush`."""
+        """Return whether entries wait for `flush`."""
         return bool(self._payloads)
 
     @property
     def should_gather(self) -> bool:
-        """Tell whether what is not sent yet had better wait for more: it is little, and a turn is under way.
+        """Return whether what is not sent yet had better wait for more: it is little, and a turn is under
+        way.
 
         A batch costs its sender and each of its bookies much the same, whatever is in it (Nagle, RFC 896).
         """
@@ -224,7 +225,7 @@ class AddWindow(Generic[Token]):
 
     @property
     def can_acknowledge(self) -> bool:
-        """Tell whether every write set still has Qa bookies that have not failed."""
+        """Return whether every write set still has Qa bookies that have not failed."""
         return not self.failed or can_acknowledge(
             self.failed, self.ensemble_size, self.write_quorum, self.ack_quorum
         )
@@ -279,7 +280,7 @@ class AddWindow(Generic[Token]):
         return True
 
     def epoch(self, seat: int) -> int:
-        """Give the present epoch of a seat."""
+        """Return the present epoch of a seat."""
         return self._epochs[seat]
 
     def forced(self, seat: int, epoch: int, last_entry: int) -> list[AddGroup[Token]]:
@@ -309,7 +310,7 @@ class AddWindow(Generic[Token]):
 
     @property
     def copies_first(self) -> bool:
-        """Tell whether new bookies must hold copies before the compare-and-set (rule 11)."""
+        """Return whether new bookies must hold copies before the compare-and-set (rule 11)."""
         return self._is_guaranteed and bool(self._retained)
 
     def seat_newcomers(self, replaced: int) -> list[Send]:
@@ -327,7 +328,7 @@ class AddWindow(Generic[Token]):
 
     @property
     def owes_copies(self) -> bool:
-        """Tell whether a newcomer has not acknowledged all its copies yet."""
+        """Return whether a newcomer has not acknowledged all its copies yet."""
         replacements = self.replacements
         return any(
             batch.mask & replacements & ~batch.acks for turn in self._retained for batch in turn.batches
@@ -335,12 +336,12 @@ class AddWindow(Generic[Token]):
 
     @property
     def awaits_copies(self) -> bool:
-        """Tell whether replacements owe copies and will make them: none has failed, whichever came when."""
+        """Return whether replacements owe copies and will make them: none has failed, whichever came when."""
         return self.owes_copies and not self.failed & self.replacements
 
     @property
     def can_abandon(self) -> bool:
-        """Tell whether every write set keeps Qa bookies without the replacements."""
+        """Return whether every write set keeps Qa bookies without the replacements."""
         closed_to = self.failed | self.replacements
         return can_acknowledge(closed_to, self.ensemble_size, self.write_quorum, self.ack_quorum)
 
@@ -385,7 +386,7 @@ class AddWindow(Generic[Token]):
                 batch.forced &= ~seats
 
     def advance(self) -> list[AddGroup[Token]]:
-        """Give the turns that are acknowledged by now."""
+        """Return the turns that are acknowledged by now."""
         return self._advance()
 
     def abort(self) -> list[Token]:
@@ -449,7 +450,7 @@ class AddWindow(Generic[Token]):
         return [new(Send, (seat, epochs[seat], batch)) for seat in indexes_of(mask)]
 
     def _turn_end(self, running: list[int], start: int) -> int:
-        """Give where a turn that begins at `start` ends: bounded in entries and bytes, one entry at least.
+        """Return where a turn that begins at `start` ends: bounded in entries and bytes, one entry at least.
 
         All of it may be one write set's, and has to fit into a frame then.
         """
@@ -527,7 +528,7 @@ class EntryOrder(Generic[Item]):
 
     @property
     def waiting(self) -> list[int]:
-        """Give the ids that wait behind a gap, ascending."""
+        """Return the ids that wait behind a gap, ascending."""
         return sorted(self._waiting)
 
     def give_up(self) -> list[Item]:

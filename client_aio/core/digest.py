@@ -63,11 +63,11 @@ class Digest:
         self.ledger_id = ledger_id
 
     def codes(self, content_term: int) -> Codes | None:
-        """Give what makes the codes of a batch, for an `AddWindow`; None without codes."""
+        """Return what makes the codes of a batch, for an `AddWindow`; None without codes."""
         return None
 
     def token(self, bookie_id: str) -> bytes | None:
-        """Give what authorises a request at that bookie; None where nothing is needed."""
+        """Return what authorises a request at that bookie; None where nothing is needed."""
         return None
 
     def statement(self, content_term: int, lac: int, lafr: int) -> LacStatement:
@@ -76,11 +76,11 @@ class Digest:
         return LacStatement(content_term, lac, lafr, crc)
 
     def is_genuine(self, statement: LacStatement) -> bool:
-        """Tell whether a LAC statement is one that a writer of this ledger made."""
+        """Return whether a LAC statement is one that a writer of this ledger made."""
         return statement_is_intact(self.ledger_id, statement)
 
     def wrong_entries(self, block: Block) -> list[int]:
-        """Give the ids of a block's entries that are not what a writer of this ledger made.
+        """Return the ids of a block's entries that are not what a writer of this ledger made.
 
         The caller has seen that the block is of this ledger and that its head's checksum holds.
         """
@@ -176,7 +176,7 @@ def check_choice(digest: str, password: bytes) -> bytes:
 
 
 def check_root(metadata: LedgerMetadata, password: bytes, root: bytes | None) -> Digest:
-    """Give the digest of a ledger that is opened, if the password is the right one.
+    """Return the digest of a ledger that is opened, if the password is the right one.
 
     Args:
         root: what `metadata.password.stretch` made of the password; None where one of the two is missing.

@@ -74,13 +74,13 @@ class EnsembleChange:
     """Payload bytes below `first_entry`; an unbounded ledger's metadata keep it."""
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Give what to write in place of these metadata; None where they show that others took over."""
+        """Return what to write in place of these metadata; None where they show that others took over."""
         if metadata.state is not LedgerState.OPEN or metadata.last_fragment != self.known:
             return None
         return metadata.change_ensemble(self.first_entry, self.bookies, length=self.length)
 
     def is_met_by(self, metadata: LedgerMetadata) -> bool:
-        """Tell whether it has happened, by metadata that refuse it: nobody else begins such a fragment.
+        """Return whether it has happened, by metadata that refuse it: nobody else begins such a fragment.
 
         So it is where its answer was lost and more repairs followed than the store remembers writers.
         """
@@ -97,13 +97,13 @@ class Closing:
     known: Fragment
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Give what to write in place of these metadata; None where they are not the writer's to close."""
+        """Return what to write in place of these metadata; None where they are not the writer's to close."""
         if metadata.state is not LedgerState.OPEN or metadata.last_fragment != self.known:
             return None
         return metadata.close(self.last_entry, self.length)
 
     def is_met_by(self, metadata: LedgerMetadata) -> bool:
-        """Tell whether a recovery came to the same end: the close has then succeeded (rule 10)."""
+        """Return whether a recovery came to the same end: the close has then succeeded (rule 10)."""
         return metadata.is_closed and metadata.last_entry == self.last_entry
 
 
@@ -131,11 +131,11 @@ class MetadataUpdate:
 
     @property
     def is_refused(self) -> bool:
-        """Tell whether `metadata`, as others made them, leave no room for the change."""
+        """Return whether `metadata`, as others made them, leave no room for the change."""
         return self._wanted is None
 
     def attempt(self) -> Attempt:
-        """Give the compare-and-set to make now; not when the change is refused."""
+        """Return the compare-and-set to make now; not when the change is refused."""
         assert self._wanted is not None
         return Attempt(self._wanted, self.version, self._number)
 
@@ -247,7 +247,7 @@ class EnsembleChangeMachine(Generic[Token]):
 
     @property
     def is_rolling(self) -> bool:
-        """Tell whether a roll has begun."""
+        """Return whether a roll has begun."""
         return self._rolling is not None
 
     def roll(self) -> None:
@@ -259,7 +259,7 @@ class EnsembleChangeMachine(Generic[Token]):
         self.is_roll_due = True
 
     def next(self) -> Step:
-        """Give what is to be done about the seats that have failed, and about a roll that is due."""
+        """Return what is to be done about the seats that have failed, and about a roll that is due."""
         if self._rolling is not None and self._first_entry is None:
             return self.drained()
         self._asked = self._window.failed
@@ -295,7 +295,7 @@ class EnsembleChangeMachine(Generic[Token]):
         return self._begin_roll((), 0)
 
     def roll_later(self) -> Step:
-        """Give the roll up: it is asked for again some other time."""
+        """Return the roll up: it is asked for again some other time."""
         self.is_roll_due = False
         return self.next()
 

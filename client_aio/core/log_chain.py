@@ -42,7 +42,7 @@ NOT_CLOSED_MAX = 2
 
 
 def to_recover(head: LogHead) -> list[LogRow]:
-    """Give the ledgers that must be CLOSED before a new one is appended."""
+    """Return the ledgers that must be CLOSED before a new one is appended."""
     return head.newest[-NOT_CLOSED_MAX:]
 
 
@@ -59,14 +59,14 @@ class Listing:
         self._is_first = True
 
     def apply(self, head: LogHead) -> LogHead | None:
-        """Give what the head is to become; None where others have changed it since."""
+        """Return what the head is to become; None where others have changed it since."""
         if not self._is_first:
             return None
         self._is_first = False
         return self._change(head)
 
     def is_met_by(self, head: LogHead) -> bool:
-        """Tell whether the append has happened after all, before what others made of the list.
+        """Return whether the append has happened after all, before what others made of the list.
 
         As far as the head tells: behind many others the row is in a page by then.
         """
@@ -93,13 +93,13 @@ class RollLimits:
                 raise InvalidArgumentError(f"{name} {value!r} is not a positive number")
 
     def is_due(self, size: int, entries: int) -> bool:
-        """Tell whether the ledger is full."""
+        """Return whether the ledger is full."""
         return (self.bytes is not None and size >= self.bytes) or (
             self.entries is not None and entries >= self.entries
         )
 
     def is_next_due(self, size: int, entries: int) -> bool:
-        """Tell whether the next ledger should be listed: an eighth of this one is used."""
+        """Return whether the next ledger should be listed: an eighth of this one is used."""
         return self.is_due(size * 8, entries * 8)
 
 
@@ -133,7 +133,7 @@ class LogCursor:
         self._rows = rows
 
     def step(self) -> Step | None:
-        """Give the row to read from; None where no row known lies at or behind the reader."""
+        """Return the row to read from; None where no row known lies at or behind the reader."""
         index = bisect_left(self._rows, self.at.ledger_id, key=lambda row: row.id)
         if index == len(self._rows):
             return None
@@ -142,12 +142,12 @@ class LogCursor:
         return Step(row, first_entry, index == len(self._rows) - 1)
 
     def after(self, row: LogRow) -> LogRow | None:
-        """Give the row behind one, where it is known."""
+        """Return the row behind one, where it is known."""
         index = bisect_left(self._rows, row.id + 1, key=lambda each: each.id)
         return self._rows[index] if index < len(self._rows) else None
 
     def knows(self, row: LogRow) -> bool:
-        """Tell whether a row is one of those known, by its id."""
+        """Return whether a row is one of those known, by its id."""
         return any(each.id == row.id for each in self._rows)
 
     def enter(self, step: Step) -> None:
@@ -175,7 +175,7 @@ def check_begun(head: LogHead, position: Position) -> None:
 
 
 def row_at_time(rows: Sequence[LogRow], time_ms: int) -> LogRow | None:
-    """Give the row from which on nothing is missed that was written at that time or later; None for none.
+    """Return the row from which on nothing is missed that was written at that time or later; None for none.
 
     That is the one before the last that was listed by then: a log's next ledger is listed while records
     still go to the one before it. With only one listed by then, it is that.

@@ -58,16 +58,16 @@ class Seating:
 
     @property
     def vacant(self) -> tuple[int, ...]:
-        """Give the indexes of the vacant seats, ascending."""
+        """Return the indexes of the vacant seats, ascending."""
         return tuple(index for index, bookie_id in enumerate(self.seats) if bookie_id is None)
 
     def filled(self, bookies: Sequence[str]) -> tuple[str, ...]:
-        """Give the whole ensemble with these in the vacant seats."""
+        """Return the whole ensemble with these in the vacant seats."""
         following = iter(bookies)
         return tuple(next(following) if bookie_id is None else bookie_id for bookie_id in self.seats)
 
     def rack_of(self, bookie_id: str) -> str:
-        """Give a bookie's rack label; "" for none, and for a bookie that nobody ever heard of."""
+        """Return a bookie's rack label; "" for none, and for a bookie that nobody ever heard of."""
         record = self.candidates.get(bookie_id) or self.records.get(bookie_id)
         return record.rack if record else ""
 
@@ -106,7 +106,7 @@ class WeightedRandom:
 
 
 def weighted_order(candidates: Mapping[str, BookieRecord], rng: random.Random) -> list[str]:
-    """Give the candidates in a random order in which a heavier one tends to come earlier.
+    """Return the candidates in a random order in which a heavier one tends to come earlier.
 
     Any beginning of it is a draw by weight without replacement; those of weight 0 come last.
     """
@@ -138,7 +138,7 @@ def eligible(
     doubtful: Sequence[str],
     count: int,
 ) -> dict[str, BookieRecord]:
-    """Give the writable bookies that may be chosen for `count` seats; fewer where there are no more.
+    """Return the writable bookies that may be chosen for `count` seats; fewer where there are no more.
 
     Args:
         excluded: never given.
@@ -171,7 +171,7 @@ class Quarantine:
         self._failed_at_s[bookie_id] = now_s
 
     def members(self, now_s: float) -> list[str]:
-        """Give the bookies in quarantine, the one that failed longest ago first."""
+        """Return the bookies in quarantine, the one that failed longest ago first."""
         for bookie_id, at_s in list(self._failed_at_s.items()):
             if at_s + self._duration_s > now_s:
                 break
@@ -201,7 +201,7 @@ class RackAware:
 
 
 def write_sets_on_one_rack(racks: Sequence[str], write_quorum: int) -> list[int]:
-    """Give the write sets, by starting index, whose seats are all on one rack.
+    """Return the write sets, by starting index, whose seats are all on one rack.
 
     Args:
         racks: the rack of each seat.
@@ -252,7 +252,7 @@ class _Search:
         self._fewest = 0
 
     def best(self) -> list[str]:
-        """Give a bookie for each vacant seat, with as few write sets on one rack as were found possible."""
+        """Return a bookie for each vacant seat, with as few write sets on one rack as were found possible."""
         for fewest in (1, len(self._seating.seats) + 1):  # below which a result counts
             self._steps, self._fewest = 0, fewest
             self._visit(0, 0)
@@ -300,7 +300,7 @@ class _Search:
         return self._fewest == 0 or (self._fewest == 1 and self._steps > _STEPS_MAX)
 
     def _racks_to_try(self) -> Iterator[str]:
-        """Give the racks with bookies left, in the order of the draw."""
+        """Return the racks with bookies left, in the order of the draw."""
         left = [rack for rack, count in self._supply.items() if count]
 
         def next_of(rack: str) -> int:
@@ -310,7 +310,7 @@ class _Search:
         yield from sorted(left, key=next_of)
 
     def _may_suffice(self, number: int) -> bool:
-        """Tell whether what is left could fill the seats left, with no write set on one rack.
+        """Return whether what is left could fill the seats left, with no write set on one rack.
 
         In n seats in a row, one of each Qw must be on another rack, so a rack fills at most n − n // Qw. That
         is said of new ensembles only: elsewhere, those that stay stand between the seats.

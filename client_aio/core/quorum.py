@@ -14,12 +14,12 @@ from functools import lru_cache
 
 
 def write_set(start: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """Give the indexes of the bookies of the write set that starts at index `start`."""
+    """Return the indexes of the bookies of the write set that starts at index `start`."""
     return tuple((start + offset) % ensemble_size for offset in range(write_quorum))
 
 
 def write_set_mask(start: int, ensemble_size: int, write_quorum: int) -> int:
-    """Give the same as a bit mask."""
+    """Return the same as a bit mask."""
     mask = 0
     for index in write_set(start, ensemble_size, write_quorum):
         mask |= 1 << index
@@ -27,30 +27,30 @@ def write_set_mask(start: int, ensemble_size: int, write_quorum: int) -> int:
 
 
 def write_set_masks(ensemble_size: int, write_quorum: int) -> list[int]:
-    """Give the masks of all write sets, by starting index."""
+    """Return the masks of all write sets, by starting index."""
     return [write_set_mask(start, ensemble_size, write_quorum) for start in range(ensemble_size)]
 
 
 def covers_all_write_sets(answered: int, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Tell whether in every write set fewer than Qa bookies are without an answer (rule 12b)."""
+    """Return whether in every write set fewer than Qa bookies are without an answer (rule 12b)."""
     return all(
         (mask & ~answered).bit_count() < ack_quorum for mask in write_set_masks(ensemble_size, write_quorum)
     )
 
 
 def can_acknowledge(failed: int, ensemble_size: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Tell whether every write set still has Qa bookies that have not failed (rule 9)."""
+    """Return whether every write set still has Qa bookies that have not failed (rule 9)."""
     return all(
         (mask & ~failed).bit_count() >= ack_quorum for mask in write_set_masks(ensemble_size, write_quorum)
     )
 
 
 def proves_absent(negatives: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Tell whether that many answers "no such entry" leave no ack quorum for the entry (rule 12c)."""
+    """Return whether that many answers "no such entry" leave no ack quorum for the entry (rule 12c)."""
     return negatives >= write_quorum - ack_quorum + 1
 
 
 @lru_cache(maxsize=1024)
 def indexes_of(mask: int) -> tuple[int, ...]:
-    """Give the indexes in a mask, ascending."""
+    """Return the indexes in a mask, ascending."""
     return tuple(index for index in range(mask.bit_length()) if mask >> index & 1)

@@ -33,22 +33,22 @@ class ClassRange(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """Give how many entries it names."""
+        """Return how many entries it names."""
         return (self.last - self.first) // self.stride + 1
 
     def after(self, entry_id: int) -> ClassRange | None:
-        """Give what is left behind an entry of it; None when that was the last."""
+        """Return what is left behind an entry of it; None when that was the last."""
         first = entry_id + self.stride
         return self._replace(first=first) if first <= self.last else None
 
 
 def stride_of(metadata: LedgerMetadata) -> int:
-    """Give the distance of neighbouring entries of one class."""
+    """Return the distance of neighbouring entries of one class."""
     return 1 if metadata.ensemble_size == metadata.write_quorum else metadata.ensemble_size
 
 
 def fragment_end(metadata: LedgerMetadata, fragment: Fragment) -> int | None:
-    """Give the last entry that belongs to the fragment; None for the last fragment of an open ledger."""
+    """Return the last entry that belongs to the fragment; None for the last fragment of an open ledger."""
     index = metadata.fragments.index(fragment)
     if index + 1 < len(metadata.fragments):
         return metadata.fragments[index + 1].first_entry - 1

@@ -42,22 +42,22 @@ _RUN_ENTRIES = 4096
 
 
 def recovery_term(metadata: LedgerMetadata) -> int:
-    """Give the term of whoever recovers: the final one, or in an unbounded ledger that of the takeover."""
+    """Return the term of whoever recovers: the final one, or in an unbounded ledger that of the takeover."""
     return metadata.term if metadata.is_unbounded else TERM_FINAL
 
 
 def entered(metadata: LedgerMetadata) -> LedgerMetadata | None:
-    """Give the ledger IN_RECOVERY (rule 12a); None where it is that already, or CLOSED."""
+    """Return the ledger IN_RECOVERY (rule 12a); None where it is that already, or CLOSED."""
     return metadata.begin_recovery() if metadata.state is LedgerState.OPEN else None
 
 
 def fencing_lac_read(metadata: LedgerMetadata) -> ReadLac:
-    """Give the request that fences the ledger at a bookie and asks for the LAC (rule 12b)."""
+    """Return the request that fences the ledger at a bookie and asks for the LAC (rule 12b)."""
     return ReadLac(metadata.ledger_id, recovery_term(metadata), NO_ENTRY, 0)
 
 
 def recovery_read(metadata: LedgerMetadata, ask: Ask, bytes_max: int) -> Read:
-    """Give the request for a run of entries (rule 12c).
+    """Return the request for a run of entries (rule 12c).
 
     It fences as well: else a bookie that the LAC reads did not wait for could say "no such entry", and then
     acknowledge that very entry to the writer.
@@ -68,7 +68,7 @@ def recovery_read(metadata: LedgerMetadata, ask: Ask, bytes_max: int) -> Read:
 
 
 def believed(statement: LacStatement | None, metadata: LedgerMetadata, digest: Digest) -> LacStatement | None:
-    """Give a LAC statement that can be verified; None for another, which counts as −1 (rule 12b)."""
+    """Return a LAC statement that can be verified; None for another, which counts as −1 (rule 12b)."""
     if statement is None or statement.content_term > metadata.last_fragment.content_term:
         return None
     return statement if digest.is_genuine(statement) else None
@@ -97,12 +97,12 @@ class FenceTally:
 
     @property
     def is_covered(self) -> bool:
-        """Tell whether no ack quorum is left without an answer."""
+        """Return whether no ack quorum is left without an answer."""
         return covers_all_write_sets(self._answered, *self._sizes)
 
     @property
     def missing(self) -> list[int]:
-        """Give the seats without an answer."""
+        """Return the seats without an answer."""
         return [seat for seat in range(self._sizes[0]) if not self._answered >> seat & 1]
 
 
@@ -167,7 +167,7 @@ class EntrySearch:
         self._silent: set[tuple[int, int]] = set()
 
     def step(self) -> list[Ask] | Found | End | Inconclusive | None:
-        """Give what can be decided, or is to be asked, now; None while answers are outstanding."""
+        """Return what can be decided, or is to be asked, now; None while answers are outstanding."""
         entry_id = self.following
         payload = self._present.pop(entry_id, None)
         if payload is not None:
@@ -228,7 +228,7 @@ class RecoveredEnd:
     length: int
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Give what to write in place of these metadata; None where they are not those recovered."""
+        """Return what to write in place of these metadata; None where they are not those recovered."""
         if metadata.is_closed or metadata.last_fragment != self.known.last_fragment:
             return None
         # Earlier fragments may have been repaired meanwhile (rule 14): those are taken as they are now.

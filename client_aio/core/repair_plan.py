@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 
 
 def complete_parts(fragments: Sequence[Fragment], last_entry: int | None) -> tuple[Part, ...]:
-    """Give the fragments that are complete: all but the last, and that one if it is said where it ends.
+    """Return the fragments that are complete: all but the last, and that one if it is said where it ends.
 
     Args:
         fragments: some that follow one another.
@@ -72,7 +72,7 @@ def complete_parts(fragments: Sequence[Fragment], last_entry: int | None) -> tup
 
 
 def plan(metadata: LedgerMetadata, bookie_id: str) -> Plan:
-    """Give the fragments of the head that a bookie can be replaced in, by the metadata as read."""
+    """Return the fragments of the head that a bookie can be replaced in, by the metadata as read."""
     parts = complete_parts(metadata.fragments, metadata.last_entry)
     is_last_left = not metadata.is_closed and bookie_id in metadata.last_fragment.bookies
     return Plan(tuple(part for part in parts if bookie_id in part.bookies), is_last_left)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def take_over(metadata: LedgerMetadata) -> LedgerMetadata | None:
-    """Give the ledger IN_RECOVERY under a term of one's own; None where it is sealed."""
+    """Return the ledger IN_RECOVERY under a term of one's own; None where it is sealed."""
     return None if metadata.is_closed else metadata.take_over()
 
 
@@ -56,7 +56,7 @@ class TermOpening:
     bookies: tuple[str, ...]
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Give what to write in place of these metadata; None where another takeover came later."""
+        """Return what to write in place of these metadata; None where another takeover came later."""
         if metadata.state is not LedgerState.IN_RECOVERY or metadata.term != self.known.term:
             return None
         assert metadata.last_fragment == self.known.last_fragment
@@ -65,5 +65,5 @@ class TermOpening:
         return metadata.open_term(self.last_entry + 1, self.bookies, length=self.length, fragments=fragments)
 
     def is_met_by(self, metadata: LedgerMetadata) -> bool:
-        """Tell whether it has happened, by metadata that refuse it: nobody else opens under this term."""
+        """Return whether it has happened, by metadata that refuse it: nobody else opens under this term."""
         return metadata.state is LedgerState.OPEN and metadata.term == self.known.term

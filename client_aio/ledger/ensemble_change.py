@@ -87,7 +87,7 @@ class EnsembleChangeTask(Generic[Token]):
 
     @property
     def fragment(self) -> Fragment:
-        """Give the last fragment as this window's owner last wrote it, whatever others have made of it."""
+        """Return the last fragment as this window's owner last wrote it, whatever others have made of it."""
         return self._changer.fragment
 
     def begin(self) -> None:
@@ -299,7 +299,7 @@ class EnsembleChangeTask(Generic[Token]):
 
     @property
     def _is_stuck(self) -> bool:
-        """Tell whether nothing is acknowledged until bookies are found."""
+        """Return whether nothing is acknowledged until bookies are found."""
         window = self._replicator.window
         return window.is_frozen or not window.can_acknowledge
 
@@ -345,7 +345,7 @@ class _Patience:
         self._lac: int | None = None
 
     def is_over(self, now: float, lac: int) -> bool:
-        """Tell whether it has been frozen at this LAC for the whole time."""
+        """Return whether it has been frozen at this LAC for the whole time."""
         if lac != self._lac or now > self._asked_at + self._timeout_s:
             self._since, self._lac = now, lac
         self._asked_at = now

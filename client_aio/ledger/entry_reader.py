@@ -84,7 +84,7 @@ class EntryBatch:
 
     @property
     def last_entry_id(self) -> int:
-        """Give the id of the last entry."""
+        """Return the id of the last entry."""
         return self.first_entry_id + len(self) - 1
 
     def __len__(self) -> int:
@@ -159,11 +159,11 @@ class EntryReader:
         self.digest_mismatches = 0
 
     def stream(self, first: int, last: int, limit: int) -> EntryStream:
-        """Give the entries first to last, one by one; the arguments are checked now."""
+        """Return the entries first to last, one by one; the arguments are checked now."""
         return entries_of(self.batches(first, last, limit))
 
     def batches(self, first: int, last: int, limit: int) -> BatchStream:
-        """Give the entries first to last, in batches; the arguments are checked now.
+        """Return the entries first to last, in batches; the arguments are checked now.
 
         Args:
             limit: the last entry that may be read.
@@ -172,7 +172,7 @@ class EntryReader:
         return self._batches(first, last)
 
     def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
-        """Give the entries first to last, up to the first that no bookie has."""
+        """Return the entries first to last, up to the first that no bookie has."""
         check_range(first, last)
         return entries_of(self._until_absent(first, last))
 
@@ -217,7 +217,7 @@ class EntryReader:
                 now = moved
 
     def _current(self, wanted: ClassRange) -> ClassRange:
-        """Give the part of a range that lies in one fragment of the metadata as they are now."""
+        """Return the part of a range that lies in one fragment of the metadata as they are now."""
         metadata = self._metadata()
         self._check_begun(wanted.first)
         end = fragment_end(metadata, metadata.fragment_of(wanted.first))
@@ -279,7 +279,7 @@ class EntryReader:
         return min(last, first + entries - 1, last if end is None else end)
 
     async def _consume(self, chunk: _Chunk) -> BatchStream:
-        """Give the entries of a chunk in order, asking for the rest of a part that came short."""
+        """Return the entries of a chunk in order, asking for the rest of a part that came short."""
         if len(chunk.parts) == 1 and chunk.parts[0].wanted.stride == 1:
             part = chunk.parts[0]
             following = part.wanted.first
@@ -382,7 +382,7 @@ class _Part:
         self.payloads: deque[memoryview] = deque()
 
     async def next_blocks(self, reader: EntryReader) -> list[Block]:
-        """Give the next blocks: those asked for ahead, then what they left."""
+        """Return the next blocks: those asked for ahead, then what they left."""
         blocks = await self.task
         rest = self.wanted.after(blocks[-1].last_entry)
         if rest is not None:
@@ -413,7 +413,7 @@ class _ChunkSize:
 
     @property
     def entries(self) -> int:
-        """Give the number of entries to ask for next."""
+        """Return the number of entries to ask for next."""
         if not self._entries:
             return _FIRST_CHUNK_ENTRIES
         mean = self._bytes / self._entries + 16  # with its share of the head
@@ -426,7 +426,7 @@ class _ChunkSize:
 
 
 async def entries_of(batches: BatchStream) -> EntryStream:
-    """Give the entries of batches, one by one."""
+    """Return the entries of batches, one by one."""
     async with contextlib.aclosing(batches):
         async for batch in batches:
             for entry in batch:

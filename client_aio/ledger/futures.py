@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def fail_all(futures: Iterable[asyncio.Future[Any] | None], error: BookKeeperError) -> None:
-    """Give an error to all that are not done, in order.
+    """Return an error to all that are not done, in order.
 
     Without a traceback: each raising of an error adds to the one that it has, with the frames of who called.
     """
@@ -49,7 +49,7 @@ class EntryWaiters:
                 waiter.set_result(None)
 
     def fail(self, error: BookKeeperError) -> None:
-        """Give an error to all."""
+        """Return an error to all."""
         fail_all([waiter for _, waiter in self._waiters], error)
         self._waiters.clear()
 
@@ -63,7 +63,7 @@ def with_message(error: BookKeeperError, message: str, entry_id: int) -> BookKee
 
 
 def as_unknown(error: BookKeeperError) -> BookKeeperError:
-    """Give the error as one of those that it ends: some bookies may have their entries (rule 8).
+    """Return the error as one of those that it ends: some bookies may have their entries (rule 8).
 
     What was *not done* may have been an ensemble change; the adds that waited for it had been sent.
     """

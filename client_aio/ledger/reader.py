@@ -70,32 +70,33 @@ class LedgerReader:
 
     @property
     def ledger_id(self) -> int:
-        """Give the ledger's id."""
+        """Return the ledger's id."""
         return self._metadata.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """Give the metadata as last read."""
+        """Return the metadata as last read."""
         return self._metadata
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether the ledger is known to be closed, so that no entry will follow."""
+        """Return whether the ledger is known to be closed, so that no entry will follow."""
         return self._metadata.is_closed
 
     @property
     def last_add_confirmed(self) -> int:
-        """Give the highest LAC that this handle has seen; −1 for none. The last entry of a closed ledger."""
+        """Return the highest LAC that this handle has seen; −1 for none. The last entry of a closed
+        ledger."""
         return self._lac
 
     @property
     def length(self) -> int | None:
-        """Give the payload bytes of a closed ledger; None while it is not known to be closed."""
+        """Return the payload bytes of a closed ledger; None while it is not known to be closed."""
         return self._metadata.length
 
     @property
     def digest_mismatches(self) -> int:
-        """Give how many answers this handle has met, and passed over, that were damaged or forged."""
+        """Return how many answers this handle has met, and passed over, that were damaged or forged."""
         return self._entries.digest_mismatches + self._false_statements
 
     # --- reading ---
@@ -252,7 +253,7 @@ class LedgerReader:
         return True
 
     def _is_behind(self, statement: LacStatement) -> bool:
-        """Tell whether a statement is of a later term than the fragments known here are (rule 13)."""
+        """Return whether a statement is of a later term than the fragments known here are (rule 13)."""
         return statement.content_term > self._metadata.last_fragment.content_term
 
     async def _ask_for_lac(self, *, needs_coverage: bool) -> None:

@@ -214,7 +214,7 @@ class Recovery:
         return found
 
     async def _length_at(self, lac: int) -> int:
-        """Give the ledger's payload bytes up to its last confirmed entry, as that entry says."""
+        """Return the ledger's payload bytes up to its last confirmed entry, as that entry says."""
         if lac == NO_ENTRY:
             return 0
         if self.metadata.unbounded is not None and lac < self.metadata.last_fragment.first_entry:

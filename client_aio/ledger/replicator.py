@@ -105,17 +105,17 @@ class Replicator(Generic[Token]):
 
     @property
     def bookies(self) -> tuple[str, ...]:
-        """Give the ensemble, in seat order."""
+        """Return the ensemble, in seat order."""
         return tuple(seat.bookie_id for seat in self._seats)
 
     @property
     def failed_bookies(self) -> list[str]:
-        """Give the bookies of the failed seats."""
+        """Return the bookies of the failed seats."""
         return [self._seats[index].bookie_id for index in indexes_of(self.window.failed)]
 
     @property
     def disowning(self) -> list[str]:
-        """Give the bookies of the failed seats that say that the ledger has been deleted."""
+        """Return the bookies of the failed seats that say that the ledger has been deleted."""
         failed = [self._seats[index] for index in indexes_of(self.window.failed)]
         return [seat.bookie_id for seat in failed if isinstance(seat.failure, NoSuchLedgerError)]
 

@@ -196,22 +196,22 @@ class LedgerWriter(ClosesOnExit):
 
     @property
     def ledger_id(self) -> int:
-        """Give the ledger's id."""
+        """Return the ledger's id."""
         return self._held.current.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """Give the ledger's metadata as this writer last wrote it."""
+        """Return the ledger's metadata as this writer last wrote it."""
         return self._held.current
 
     @property
     def last_add_confirmed(self) -> int:
-        """Give the id of the last acknowledged entry, −1 for none."""
+        """Return the id of the last acknowledged entry, −1 for none."""
         return self._window.lac
 
     @property
     def last_add_fully_replicated(self) -> int:
-        """Give the last entry that all of its write set have, and all before it; −1 for none.
+        """Return the last entry that all of its write set have, and all before it; −1 for none.
 
         Known with guaranteed write quorum only (rule 11).
         """
@@ -219,37 +219,38 @@ class LedgerWriter(ClosesOnExit):
 
     @property
     def last_add_pushed(self) -> int:
-        """Give the id of the last entry that was taken, −1 for none."""
+        """Return the id of the last entry that was taken, −1 for none."""
         return self._window.last_add_pushed
 
     @property
     def length(self) -> int:
-        """Give the payload bytes of all acknowledged entries."""
+        """Return the payload bytes of all acknowledged entries."""
         return self._window.length_confirmed
 
     @property
     def bytes_in_flight(self) -> int:
-        """Give the bytes of the entries not acknowledged yet, with what each costs beside its payload."""
+        """Return the bytes of the entries not acknowledged yet, with what each costs beside its payload."""
         return self._window.bytes_held + self._queued_bytes
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether the handle takes no more adds."""
+        """Return whether the handle takes no more adds."""
         return self._is_closing or self._failure is not None
 
     @property
     def failed_bookies(self) -> list[str]:
-        """Give the bookies of the ensemble that failed and have not been replaced."""
+        """Return the bookies of the ensemble that failed and have not been replaced."""
         return self._replicator.failed_bookies
 
     @property
     def max_in_flight_bytes(self) -> int:
-        """Give the bytes in flight above which `drain` waits."""
+        """Return the bytes in flight above which `drain` waits."""
         return self._config.max_in_flight_bytes
 
     @property
     def is_held_up(self) -> bool:
-        """Tell whether adds wait behind a gap in the ids, and for nothing else: the caller must close it."""
+        """Return whether adds wait behind a gap in the ids, and for nothing else: the caller must close
+        it."""
         window = self._window
         has_gap = self._order is not None and self._queued_bytes > 0
         return has_gap and window.last_add_pushed == window.last_entry_reported
@@ -423,7 +424,7 @@ class LedgerWriter(ClosesOnExit):
 
     @property
     def _is_closed_here(self) -> bool:
-        """Tell whether this writer has closed the ledger, rather than found it closed by a recovery."""
+        """Return whether this writer has closed the ledger, rather than found it closed by a recovery."""
         return self._failure is None and self._has_closed
 
     async def abort(self) -> None:
@@ -488,7 +489,7 @@ class LedgerWriter(ClosesOnExit):
             self._queued_bytes += len(data) + ENTRY_OVERHEAD_BYTES
 
     def _closes_gap(self, entry_id: int | None) -> bool:
-        """Tell whether this is the entry that those wait for which fill the memory: it alone frees any."""
+        """Return whether this is the entry that those wait for which fill the memory: it alone frees any."""
         return (
             self._order is not None
             and entry_id == self._order.following

@@ -90,14 +90,14 @@ class Addition:
         return cls(ids, transaction, replace, custom)
 
     def is_repeated(self, head: LogHead) -> bool:
-        """Tell whether the log has recorded this transaction, or a later one of its query."""
+        """Return whether the log has recorded this transaction, or a later one of its query."""
         if self.transaction is None:
             return False
         last = head.last_batch(self.transaction[0])
         return last is not None and last >= self.transaction[1]
 
     def change(self, head: LogHead, rows: Sequence[LogRow]) -> LogHead:
-        """Give the head with all of it."""
+        """Return the head with all of it."""
         if self.replace:
             head = head.drop_all()
         elif self.fits is not None:
@@ -255,7 +255,7 @@ async def _check_unlisted(lists: LogStore, head: LogHead, addition: Addition) ->
 
 
 async def _rows(context: ClientContext, head: LogHead, ledger_ids: Sequence[int]) -> list[LogRow]:
-    """Give each ledger the least id that will do: its own, or one drawn for this."""
+    """Return each ledger the least id that will do: its own, or one drawn for this."""
     now_ms, id_min = context.now_ms(), head.id_min
     rows = []
     for ledger_id in ledger_ids:

@@ -55,12 +55,12 @@ class LogLedger(LedgerWriter):
 
     @property
     def bytes_taken(self) -> int:
-        """Give the payload bytes that have been sent."""
+        """Return the payload bytes that have been sent."""
         return self._window.length_pushed
 
     @property
     def failure(self) -> BookKeeperError | None:
-        """Give the first failure, None for none."""
+        """Return the first failure, None for none."""
         return self._failure
 
     def append(self, data: bytes | bytearray | memoryview) -> asyncio.Future[Position]:

@@ -45,7 +45,8 @@ async def read_log_metadata(lists: LogStore) -> LogMetadata:
 
 
 async def is_met(lists: LogStore, listing: Listing, head: LogHead) -> bool:
-    """Tell whether an append to the list has happened after all; a ledger that is listed is not discarded."""
+    """Return whether an append to the list has happened after all; a ledger that is listed is not
+    discarded."""
     if listing.row_id is None or listing.is_met_by(head):
         return listing.row_id is not None
     while True:

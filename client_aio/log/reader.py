@@ -64,32 +64,32 @@ class LogBatch:
 
     @property
     def first_entry_id(self) -> int:
-        """Give the entry id of the first record."""
+        """Return the entry id of the first record."""
         return self._entries.first_entry_id
 
     @property
     def last_entry_id(self) -> int:
-        """Give the entry id of the last record."""
+        """Return the entry id of the last record."""
         return self._entries.last_entry_id
 
     @property
     def first_position(self) -> Position:
-        """Give the position of the first record."""
+        """Return the position of the first record."""
         return Position(self.ledger_id, self._entries.first_entry_id)
 
     @property
     def last_position(self) -> Position:
-        """Give the position of the last record."""
+        """Return the position of the last record."""
         return Position(self.ledger_id, self._entries.last_entry_id)
 
     @property
     def offsets(self) -> Sequence[int]:
-        """Give where records begin in the buffer, and at last where the last one ends."""
+        """Return where records begin in the buffer, and at last where the last one ends."""
         return self._entries.offsets
 
     @property
     def buffer(self) -> memoryview:
-        """Give the bytes of all records."""
+        """Return the bytes of all records."""
         return self._entries.buffer
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ def check_start(start: Start) -> Start:
 
 
 async def records_of(batches: LogBatchStream) -> RecordStream:
-    """Give the records of batches, one by one."""
+    """Return the records of batches, one by one."""
     async with contextlib.aclosing(batches):
         async for batch in batches:
             for record in batch:
@@ -181,7 +181,7 @@ class LogReading:
         self._doubt: BookieUnavailableError | None = None  # whether the ledger behind the end has a record
 
     async def batches(self) -> LogBatchStream:
-        """Give the records, in batches."""
+        """Return the records, in batches."""
         try:
             end, cursor = await self._begun()
             while True:
@@ -213,7 +213,7 @@ class LogReading:
     # --- where to begin ---
 
     async def _begun(self) -> tuple[int | None, LogCursor]:
-        """Give the last row listed now, None for none, and a cursor that knows where to begin."""
+        """Return the last row listed now, None for none, and a cursor that knows where to begin."""
         while True:
             head, version = await self._lists.read(sync=True)
             try:
@@ -249,7 +249,7 @@ class LogReading:
         raise AssertionError(f"start is {self._start!r}")
 
     async def _end(self, head: LogHead) -> Position:
-        """Give the position behind the last record, as the bookies tell it now."""
+        """Return the position behind the last record, as the bookies tell it now."""
         rows = head.newest
         for row in reversed(rows[-2:]):
             reader = await self._open(row)
@@ -261,7 +261,7 @@ class LogReading:
         return head.begins_at
 
     async def _at_time(self, head: LogHead, time_ms: int) -> Position:
-        """Give the beginning of a ledger before which nothing was written at that time or later."""
+        """Return the beginning of a ledger before which nothing was written at that time or later."""
         low, high = 0, len(head.rows.pages)
         while low < high:  # the last page whose first row is old enough, or the head
             middle = (low + high + 1) // 2
@@ -305,7 +305,7 @@ class LogReading:
     # --- one ledger ---
 
     async def _row(self, cursor: LogCursor, step: Step) -> LogBatchStream:
-        """Give the records of one row, and move the cursor past it where it is complete."""
+        """Return the records of one row, and move the cursor past it where it is complete."""
         row = step.row
         try:
             reader = await self._take_open(row)
@@ -387,7 +387,7 @@ class LogReading:
                 yield batch
 
     async def _is_passed(self, cursor: LogCursor, row: LogRow) -> bool:
-        """Tell whether a ledger that is followed is complete, by the list as it is now."""
+        """Return whether a ledger that is followed is complete, by the list as it is now."""
         try:
             await self._learn(cursor)
             return await self._is_overtaken(cursor, row)
@@ -396,7 +396,7 @@ class LogReading:
             return False
 
     async def _is_overtaken(self, cursor: LogCursor, row: LogRow) -> bool:
-        """Tell whether a ledger that is not CLOSED is complete: the one behind it has an entry."""
+        """Return whether a ledger that is not CLOSED is complete: the one behind it has an entry."""
         following = cursor.after(row)
         if following is None:
             return False

@@ -42,12 +42,12 @@ class RollTarget(Protocol):
 
     @property
     def current(self) -> LogLedger:
-        """Give the ledger that records go to."""
+        """Return the ledger that records go to."""
         ...
 
     @property
     def failure(self) -> BookKeeperError | None:
-        """Give the first failure."""
+        """Return the first failure."""
         ...
 
     def on_progress(self, ledger: LogLedger) -> None:
@@ -112,7 +112,7 @@ class Roller:
             self._wake.set()
 
     def has(self, ledger: LogLedger) -> bool:
-        """Tell whether this is the next ledger, listed, or the old one that is being closed."""
+        """Return whether this is the next ledger, listed, or the old one that is being closed."""
         return ledger is self._next or ledger is self._old
 
     def wake(self) -> None:

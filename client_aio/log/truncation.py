@@ -103,7 +103,7 @@ async def _check_password(context: ClientContext, head: LogHead, password: bytes
 
 
 async def _bounded(context: ClientContext, head: LogHead, before: Position, password: bytes) -> Position:
-    """Give the position as far as only CLOSED ledgers lie before it, and no record that is yet to come.
+    """Return the position as far as only CLOSED ledgers lie before it, and no record that is yet to come.
 
     Raises:
         InvalidArgumentError: it lies behind the last ledger.
@@ -126,7 +126,7 @@ async def _bounded(context: ClientContext, head: LogHead, before: Position, pass
 
 
 async def _beginning(context: ClientContext, lists: LogStore, head: LogHead, before: Position) -> Position:
-    """Give where the log begins, truncated before a position: behind the last record that lies before it.
+    """Return where the log begins, truncated before a position: behind the last record that lies before it.
 
     That is not the position itself: ids have gaps, and whoever has read all that is dropped stands at the end
     of its last ledger.

@@ -134,44 +134,44 @@ class LogWriter(ClosesOnExit):
 
     @property
     def name(self) -> str:
-        """Give the log's name."""
+        """Return the log's name."""
         return self._lists.name
 
     @property
     def ledger_id(self) -> int:
-        """Give the ledger that records go to now."""
+        """Return the ledger that records go to now."""
         return self.current.ledger_id
 
     @property
     def rolls(self) -> int:
-        """Give how often this writer has gone on to another ledger."""
+        """Return how often this writer has gone on to another ledger."""
         return self._roller.rolls if self._roller is not None else 0
 
     @property
     def last_add_confirmed(self) -> Position | None:
-        """Give the position of the last record that this writer has had acknowledged, None for none."""
+        """Return the position of the last record that this writer has had acknowledged, None for none."""
         current = self.current  # once, and before `_before`: the blocking adapter's threads look in here
         lac = current.last_add_confirmed
         return Position(current.ledger_id, lac) if lac >= 0 else self._before
 
     @property
     def bytes_in_flight(self) -> int:
-        """Give the bytes of the records not acknowledged yet, with what each costs beside its payload."""
+        """Return the bytes of the records not acknowledged yet, with what each costs beside its payload."""
         return self.current.bytes_in_flight + self._held_bytes
 
     @property
     def max_in_flight_bytes(self) -> int:
-        """Give the bytes in flight above which `drain` waits."""
+        """Return the bytes in flight above which `drain` waits."""
         return self._context.config.max_in_flight_bytes
 
     @property
     def is_held_up(self) -> bool:
-        """Tell whether records wait for the caller: never, a log gives the positions."""
+        """Return whether records wait for the caller: never, a log gives the positions."""
         return False
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether the handle takes no more records."""
+        """Return whether the handle takes no more records."""
         return self._is_closing or self._failure is not None
 
     # --- writing ---
@@ -304,13 +304,13 @@ class LogWriter(ClosesOnExit):
 
     @property
     def current(self) -> LogLedger:
-        """Give the ledger that records go to."""
+        """Return the ledger that records go to."""
         assert self._opened is not None
         return self._opened
 
     @property
     def failure(self) -> BookKeeperError | None:
-        """Give the writer's first failure, None for none."""
+        """Return the writer's first failure, None for none."""
         return self._failure
 
     def on_progress(self, ledger: LogLedger) -> None:

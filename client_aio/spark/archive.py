@@ -165,7 +165,7 @@ def _entries_of(spark: SparkSession, uri: str, ids: list[int], place: PasswordPl
 
 
 def _fingerprints(entries: DataFrame) -> dict[int, tuple[int, int, int]]:
-    """Give of each ledger the entries, their bytes, and a number that changes with any of them."""
+    """Return of each ledger the entries, their bytes, and a number that changes with any of them."""
     rows = (
         entries.groupBy("ledger_id")
         .agg(
@@ -267,7 +267,7 @@ def _settings(log: str, job: str, ledger: dict[str, Any], password: bytes) -> di
 def _importer(
     uri: str, log: str, job: str, ledgers: dict[int, dict[str, Any]], place: PasswordPlace
 ) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """Give the function that writes each ledger's entries, which come sorted, to a ledger of its own."""
+    """Return the function that writes each ledger's entries, which come sorted, to a ledger of its own."""
 
     def run(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow

@@ -82,7 +82,7 @@ class LedgerReader(DataSourceReader):
         return left
 
     def _decoded_names(self) -> set[str]:
-        """Give the names of ours that what is decoded has for itself."""
+        """Return the names of ours that what is decoded has for itself."""
         if self._written.encoding == "binary":
             return set()
         if self._written.schema is None:  # the user has said which columns there are
@@ -112,7 +112,7 @@ def _value_of(one: Filter) -> Any:
 
 
 def row_reader(options: ReadOptions, written: Written, schema: StructType) -> RowReader:
-    """Give what turns pieces into rows of a schema."""
+    """Return what turns pieces into rows of a schema."""
     decoded = written.schema
     if written.encoding == "binary":
         decoded = schemas.BYTES

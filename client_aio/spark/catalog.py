@@ -55,7 +55,7 @@ class Listed:
     """Whether it is known that no entry will follow, though it need not be closed yet."""
 
     def as_of(self, end: Place) -> Listed:
-        """Give it with what follows from an offset that a micro-batch ends at: that was verified then.
+        """Return it with what follows from an offset that a micro-batch ends at: that was verified then.
 
         Another handle may be told a lower LAC later, or nothing at all; and the batch is the same.
         """
@@ -100,7 +100,7 @@ class Catalog:
         return await question(self)
 
     async def listed(self) -> list[Listed]:
-        """Give the ledgers named by the options, in order.
+        """Return the ledgers named by the options, in order.
 
         Raises:
             NoSuchLogError, NoSuchLedgerError: there is none of that name or id.
@@ -140,7 +140,7 @@ class Catalog:
         return said[0] if len(kinds) == 1 else None
 
     async def stretches(self, bounds: Bounds, listed: Sequence[Listed] | None = None) -> list[Found]:
-        """Give what can be read now within the bounds, in order.
+        """Return what can be read now within the bounds, in order.
 
         Raises:
             UnauthorizedAccessError: the password is not that of the ledgers.
@@ -229,7 +229,7 @@ class Catalog:
         )
 
     async def _is_overtaken(self, row: Listed, rows: Sequence[Listed]) -> bool:
-        """Tell whether a log's ledger that is not CLOSED is complete: the one behind it has an entry."""
+        """Return whether a log's ledger that is not CLOSED is complete: the one behind it has an entry."""
         index = rows.index(row) + 1
         if row.log is None or index == len(rows) or rows[index].log != row.log:
             return False
@@ -268,7 +268,7 @@ class Catalog:
 
 
 def rows_of(log: LogMetadata) -> list[Listed]:
-    """Give a log's ledgers, without what has been truncated."""
+    """Return a log's ledgers, without what has been truncated."""
     return [
         Listed(
             log.name,

@@ -138,7 +138,7 @@ class _LogIsUsedError(InvalidArgumentError):
 
 
 def _fitting_if_new(options: WriteOptions, custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
-    """Give `fitting`, which also looks whether `ifExists` lets anything be added."""
+    """Return `fitting`, which also looks whether `ifExists` lets anything be added."""
 
     def fits(head: LogHead) -> None:
         if head.rows and options.if_exists != "append":
@@ -152,7 +152,8 @@ def _fitting_if_new(options: WriteOptions, custom: Mapping[str, bytes]) -> Calla
 
 
 def fitting(custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
-    """Give what looks, in the step that adds ledgers to a log, whether the log still says what they hold."""
+    """Return what looks, in the step that adds ledgers to a log, whether the log still says what they
+    hold."""
     return lambda head: provenance.check_fit(custom, head.custom, is_used=bool(head.rows))
 
 
@@ -201,7 +202,7 @@ async def _delete_garbage(client: client_aio.Client, job: Job, floor: int) -> No
 
 
 def _is_garbage(job: Job, metadata: LedgerMetadata) -> bool:
-    """Tell whether an unlisted ledger can never be listed, now that the job is committed or aborted."""
+    """Return whether an unlisted ledger can never be listed, now that the job is committed or aborted."""
     custom = metadata.custom
     if (
         custom.get(provenance.LOG) != job.options.log.encode()
@@ -219,7 +220,7 @@ async def _delete(client: client_aio.Client, job: Job, ledger_id: int) -> None:
 
 
 async def listed_in(client: client_aio.Client, log: str) -> Collection[int]:
-    """Give the ledgers that a log lists now; none for a log that there is not."""
+    """Return the ledgers that a log lists now; none for a log that there is not."""
     try:
         metadata = await client.log_metadata(log)
     except NoSuchLogError:

@@ -72,7 +72,7 @@ class Decoded:
 def make_encoder(
     format_: Format, *, entry_bytes: int, entry_bytes_max: int, value: str | None = None
 ) -> Callable[[pyarrow.RecordBatch], list[bytes]]:
-    """Give the function that turns a batch of rows into entries.
+    """Return the function that turns a batch of rows into entries.
 
     Args:
         entry_bytes: what a batch of rows is cut at (arrow), before compression.
@@ -272,7 +272,7 @@ def _from_arrow(
 
 
 def _cell(value: Any, kind: pyarrow.DataType) -> Any:
-    """Give a value of JSON as a cell; raises as `from_json_value`, also where Arrow takes no such cell."""
+    """Return a value of JSON as a cell; raises as `from_json_value`, also where Arrow takes no such cell."""
     cell = from_json_value(value, kind)
     if cell is not None:
         pyarrow.scalar(cell, kind)

@@ -44,7 +44,7 @@ def ledger_sink(
     password_file: str | None = None,
     password_env: str | None = None,
 ) -> LedgerSink:
-    """Give a function that writes the rows of a partition to a log; hand it to `foreachPartition`.
+    """Return a function that writes the rows of a partition to a log; hand it to `foreachPartition`.
 
     What travels to the executors is these arguments; each task connects for itself.
 

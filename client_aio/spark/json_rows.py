@@ -33,7 +33,7 @@ _NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 
 
 def to_json_rows(batch: pyarrow.RecordBatch) -> list[bytes]:
-    """Give each row of a batch as an object, in UTF-8.
+    """Return each row of a batch as an object, in UTF-8.
 
     Raises:
         InvalidArgumentError: a date or time that Python does not have; it names the column.
@@ -56,7 +56,7 @@ def to_json_rows(batch: pyarrow.RecordBatch) -> list[bytes]:
 
 
 def _texts(column: pyarrow.Array) -> pyarrow.Array:
-    """Give the cells of a column as JSON."""
+    """Return the cells of a column as JSON."""
     kind = column.type
     if kinds.is_integer(kind) or kinds.is_boolean(kind):
         return column.cast(pyarrow.string()).fill_null("null")
@@ -75,7 +75,7 @@ def _needs_escape(column: pyarrow.Array) -> bool:
 
 
 def from_json_rows(schema: pyarrow.Schema, entries: Sequence[bytes]) -> list[pyarrow.Array] | None:
-    """Give the columns of rows that are all as they should be; None where one is not, or may not be.
+    """Return the columns of rows that are all as they should be; None where one is not, or may not be.
 
     Where it is None, whoever asked decodes row by row, and can tell which row it is.
     """
@@ -95,7 +95,7 @@ def from_json_rows(schema: pyarrow.Schema, entries: Sequence[bytes]) -> list[pya
 
 
 def _cells(values: list[Any], kind: pyarrow.DataType) -> list[Any]:
-    """Give the cells of a column; those that JSON has itself need no look at each."""
+    """Return the cells of a column; those that JSON has itself need no look at each."""
     found = set(map(type, values)) - {type(None)}
     if (
         (kinds.is_string(kind) and found <= {str})
@@ -108,7 +108,7 @@ def _cells(values: list[Any], kind: pyarrow.DataType) -> list[Any]:
 
 
 def to_json_value(cell: Any, kind: pyarrow.DataType) -> Any:
-    """Give a cell as a value that `json` can write."""
+    """Return a cell as a value that `json` can write."""
     if cell is None or kinds.is_integer(kind) or kinds.is_string(kind):
         return cell
     if kinds.is_floating(kind):
@@ -197,7 +197,7 @@ def _integer(value: Any, kind: pyarrow.DataType) -> int:
 
 
 def _name_of(number: float) -> str:
-    """Give the text of a number that JSON does not have."""
+    """Return the text of a number that JSON does not have."""
     if math.isnan(number):
         return "NaN"
     return "Infinity" if number > 0 else "-Infinity"

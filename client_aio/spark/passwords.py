@@ -32,11 +32,11 @@ class Place(Protocol):
 
     @property
     def password_file(self) -> str | None:
-        """Give the path of a file that holds it."""
+        """Return the path of a file that holds it."""
 
     @property
     def password_env(self) -> str | None:
-        """Give the name of a variable that holds it; empty for no password."""
+        """Return the name of a variable that holds it; empty for no password."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PasswordPlace:
     password_env: str | None = None
 
     def as_options(self) -> dict[str, str]:
-        """Give the place as options of a read."""
+        """Return the place as options of a read."""
         if self.password_file is not None:
             return {"passwordFile": self.password_file}
         return {"passwordEnv": self.password_env or ""}

@@ -45,7 +45,7 @@ class Written:
     schema: str | None = None
 
     def to_custom(self) -> dict[str, bytes]:
-        """Give the entries of the custom metadata.
+        """Return the entries of the custom metadata.
 
         Raises:
             InvalidArgumentError: the schema is too large to be kept there.

@@ -148,7 +148,7 @@ class RowReader:
         return self._assemble(piece, entry_ids, decoded, format_)
 
     def _format_of(self, written: Written) -> Format:
-        """Give how a ledger's entries are decoded, for the encoding and the columns that the query reads.
+        """Return how a ledger's entries are decoded, for the encoding and the columns that the query reads.
 
         Raises:
             UndecodableEntryError: it was written in another encoding, or with other columns.

@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Give the form that sorts."""
+        """Return the form that sorts."""
         return f"{self.row_id:019d}:{self.entry_id:019d}"
 
     @classmethod
@@ -71,11 +71,11 @@ class Offset(NamedTuple):
     ledger its id. None: not known, in a checkpoint of an older release."""
 
     def is_of(self, made: int) -> bool:
-        """Tell whether it is, as far as is known, an offset in this log."""
+        """Return whether it is, as far as is known, an offset in this log."""
         return self.made is None or self.made == made
 
     def to_json(self) -> dict[str, int]:
-        """Give the form that Spark keeps in a query's checkpoint."""
+        """Return the form that Spark keeps in a query's checkpoint."""
         made = {} if self.made is None else {"made": self.made}
         return {"id": self.place.row_id, "entry": self.place.entry_id, **made}
 
@@ -93,7 +93,7 @@ class Offset(NamedTuple):
 
 
 def position_column(row_id: int, entry_ids: Numbers) -> pyarrow.Array:
-    """Give the positions of entries of one row as an Arrow array, without a Python string per entry."""
+    """Return the positions of entries of one row as an Arrow array, without a Python string per entry."""
     count = len(entry_ids)
     text = numpy.empty((count, _WIDTH), dtype=numpy.uint8)
     text[:, : _DIGITS + 1] = numpy.frombuffer(f"{row_id:019d}:".encode(), dtype=numpy.uint8)
@@ -139,12 +139,12 @@ class Stretch:
 
     @property
     def entries(self) -> int:
-        """Give how many entries it has."""
+        """Return how many entries it has."""
         return max(0, self.last - self.first + 1)
 
     @property
     def end(self) -> Place:
-        """Give the position behind its last entry; behind the ledger, where no entry will follow."""
+        """Return the position behind its last entry; behind the ledger, where no entry will follow."""
         return Place(self.row_id + 1, 0) if self.is_complete else Place(self.row_id, self.last + 1)
 
 
@@ -215,11 +215,11 @@ class Bounds:
 
     @property
     def is_narrow(self) -> bool:
-        """Tell whether anything is left out."""
+        """Return whether anything is left out."""
         return self != Bounds()
 
     def may_name(self, log: str | None, ledger_id: int) -> bool:
-        """Tell whether a ledger may hold something that is wanted, before its metadata are read."""
+        """Return whether a ledger may hold something that is wanted, before its metadata are read."""
         if self.is_nothing:
             return False
         if self.logs is not None and log not in self.logs:
@@ -229,11 +229,11 @@ class Bounds:
         return _within(ledger_id, self.ledger_range)
 
     def may_hold(self, log: str | None, ledger_id: int, created_ms: int) -> bool:
-        """Tell whether a ledger may hold something that is wanted."""
+        """Return whether a ledger may hold something that is wanted."""
         return self.may_name(log, ledger_id) and _within(created_ms * 1000, self.time_range)
 
     def cut(self, stretch: Stretch) -> Stretch:
-        """Give what is wanted of a stretch, perhaps an empty one."""
+        """Return what is wanted of a stretch, perhaps an empty one."""
         if not self.may_hold(stretch.log, stretch.ledger_id, stretch.created_ms):
             return replace(stretch, last=stretch.first - 1)
         low, high = self.entry_range
@@ -268,7 +268,7 @@ def _within(value: int, pair: tuple[int | None, int | None]) -> bool:
 
 
 def _first_behind(row_id: int, cut: Cut) -> int:
-    """Give the first entry of a row whose position lies behind a cut."""
+    """Return the first entry of a row whose position lies behind a cut."""
     low, high = 0, ENTRY_ID_MAX + 1
     while low < high:
         middle = (low + high) // 2
@@ -310,7 +310,7 @@ def cut_into_partitions(stretches: Iterable[Stretch], partition_bytes: int) -> l
 
 
 def partition_size(stretches: Iterable[Stretch]) -> int:
-    """Give about how much one task reads, where nobody has said it: a share, within bounds.
+    """Return about how much one task reads, where nobody has said it: a share, within bounds.
 
     A task costs some 20 ms by itself, so large reads have large ones; small reads have small ones, so that
     all executors have some.
@@ -347,7 +347,7 @@ class Limit:
 
 
 def advance(start: Place, stretches: Sequence[Stretch], limit: Limit) -> Place:
-    """Give the end of the micro-batch that begins at `start`: at most the limit, at least one entry.
+    """Return the end of the micro-batch that begins at `start`: at most the limit, at least one entry.
 
     Behind a ledger that is complete, the end is `Place(row_id + 1, 0)`: it says that all of it was read, so
     that nothing is missed when the ledger is truncated.
@@ -378,7 +378,7 @@ def advance(start: Place, stretches: Sequence[Stretch], limit: Limit) -> Place:
 
 
 def between(stretches: Iterable[Stretch], start: Place, end: Place | None = None) -> list[Stretch]:
-    """Give the parts of stretches from `start` up to, and without, `end` (None: to the end)."""
+    """Return the parts of stretches from `start` up to, and without, `end` (None: to the end)."""
     found = []
     for stretch in stretches:
         if stretch.row_id < start.row_id or (end is not None and stretch.row_id > end.row_id):

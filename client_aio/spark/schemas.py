@@ -36,7 +36,7 @@ BYTES = '{"type":"struct","fields":[{"name":"value","type":"binary","nullable":t
 
 
 def schema_of(options: ReadOptions, written: Written) -> StructType:
-    """Give the schema of a read.
+    """Return the schema of a read.
 
     Raises:
         InvalidArgumentError: a column is asked for that there is not, or the columns of JSON are not known.
@@ -97,7 +97,7 @@ def _field(name: str, kind: str) -> dict[str, Any]:
 
 
 def arrow_schema(schema: StructType | str) -> pyarrow.Schema:
-    """Give the Arrow schema under which Spark exchanges rows of a schema (or of its JSON)."""
+    """Return the Arrow schema under which Spark exchanges rows of a schema (or of its JSON)."""
     if isinstance(schema, str):
         schema = StructType.fromJson(json.loads(schema))
     convert: Any = _to_arrow_schema  # its parameters differ from one release to the next
@@ -107,23 +107,23 @@ def arrow_schema(schema: StructType | str) -> pyarrow.Schema:
 
 
 def arrow_schema_of_ddl(ddl: str) -> pyarrow.Schema:
-    """Give the Arrow schema of columns of plain types, written as `name type, name type`."""
+    """Return the Arrow schema of columns of plain types, written as `name type, name type`."""
     fields = [_field(*column.split()) for column in ddl.split(",")]
     return arrow_schema(StructType.fromJson({"type": "struct", "fields": fields}))
 
 
 def nullable_json(schema: StructType) -> str:
-    """Give a schema as the JSON that is kept with what is written."""
+    """Return a schema as the JSON that is kept with what is written."""
     return as_nullable(schema.json())
 
 
 def without_error(schema: StructType) -> StructType:
-    """Give the columns that entries decode to, of a schema that the user has written."""
+    """Return the columns that entries decode to, of a schema that the user has written."""
     return StructType([field for field in schema.fields if field.name != ERROR])
 
 
 def from_entries(schema: StructType, decoded: str) -> StructType:
-    """Give the columns of a read that come from the entries: all but ours.
+    """Return the columns of a read that come from the entries: all but ours.
 
     Args:
         decoded: the schema that the query decodes to, in Spark's JSON.
@@ -134,5 +134,5 @@ def from_entries(schema: StructType, decoded: str) -> StructType:
 
 
 def is_binary(schema: StructType, name: str) -> bool:
-    """Tell whether a column is of bytes."""
+    """Return whether a column is of bytes."""
     return schema[name].dataType.typeName() == "binary"

@@ -221,7 +221,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _ledgers_of(messages: list[WriterCommitMessage | None]) -> list[int]:
-    """Give the ledgers of all partitions, in the order of the partitions."""
+    """Return the ledgers of all partitions, in the order of the partitions."""
     partitions = sorted(
         (message for message in messages if isinstance(message, Partition)),
         key=lambda partition: partition.number,

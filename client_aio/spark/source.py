@@ -32,11 +32,11 @@ class LedgerDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Give the name for `format(…)`."""
+        """Return the name for `format(…)`."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """Give the columns of what the options name, where the user has not given them."""
+        """Return the columns of what the options name, where the user has not given them."""
         options = settled(parse_read(self.options))
         return schemas.schema_of(options, written_of(options))
 

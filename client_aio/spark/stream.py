@@ -85,11 +85,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- offsets ---
 
     def initialOffset(self) -> dict[str, int]:
-        """Give where a new query starts."""
+        """Return where a new query starts."""
         return self._ask(lambda catalog: self._offset(catalog, self._first_place)).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Give the limit that the options set."""
+        """Return the limit that the options set."""
         if self._options.max_entries_per_trigger is not None:
             return ReadMaxRows(self._options.max_entries_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
@@ -97,7 +97,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Give where the next micro-batch ends.
+        """Return where the next micro-batch ends.
 
         Raises:
             LogTruncatedError: records have been truncated before they were read, and `failOnDataLoss` is set.
@@ -110,7 +110,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, int] | None:
-        """Give the end of what can be read, for the query's progress report."""
+        """Return the end of what can be read, for the query's progress report."""
         return self._ask(lambda catalog: self._offset(catalog, self._last_place)).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -153,7 +153,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return growing[0].end if growing else found[-1].stretch.end
 
     async def _begin(self, catalog: Catalog) -> Place:
-        """Give where a log begins that has no ledger yet, or none any more."""
+        """Return where a log begins that has no ledger yet, or none any more."""
         return Place(*(await catalog.log_metadata(self._options.log[0])).begins_at)
 
     async def _end_of_batch(self, catalog: Catalog, start: Offset, limit: ReadLimit) -> Offset:
@@ -218,7 +218,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _Now(rows[0].ledger_id, Place(rows[0].row_id, 0), rows)
 
     def _first_of(self, start: Offset, now: _Now) -> Place:
-        """Give where a batch begins; raises LogTruncatedError where the log is another one by now."""
+        """Return where a batch begins; raises LogTruncatedError where the log is another one by now."""
         if start.is_of(now.made):
             return start.place
         self._report_loss(start.place, now.begin, is_anew=True)
@@ -227,7 +227,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     async def _found(
         self, catalog: Catalog, now: _Now, start: Place, end: Place | None = None
     ) -> list[Found]:
-        """Give what can be read from an offset on; raises LogTruncatedError where some of it is gone.
+        """Return what can be read from an offset on; raises LogTruncatedError where some of it is gone.
 
         Args:
             end: where the batch ends that has been planned: up to there all of it is given, or an error.

@@ -57,7 +57,7 @@ class Job:
     """The frame's columns in the order in which the log has them."""
 
     def custom(self) -> dict[str, bytes]:
-        """Give the custom metadata of the ledgers."""
+        """Return the custom metadata of the ledgers."""
         custom = self.written.to_custom()
         custom[provenance.LOG] = self.options.log.encode()
         custom[provenance.JOB] = self.job_id.encode()

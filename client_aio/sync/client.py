@@ -31,22 +31,22 @@ class LedgerReader(Handle):
 
     @property
     def ledger_id(self) -> int:
-        """Give the ledger's id."""
+        """Return the ledger's id."""
         return self._reader.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """Give the metadata as last read."""
+        """Return the metadata as last read."""
         return self._reader.metadata
 
     @property
     def last_add_confirmed(self) -> int:
-        """Give the highest LAC that this handle has seen, −1 for none."""
+        """Return the highest LAC that this handle has seen, −1 for none."""
         return self._reader.last_add_confirmed
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether the ledger is known to be closed."""
+        """Return whether the ledger is known to be closed."""
         return self._reader.is_closed
 
     def read_last_add_confirmed(self) -> int:
@@ -127,7 +127,7 @@ class Client(LogClient, UnboundedClient):
         self._run(self._client.delete_ledger(ledger_id, password=password))
 
     def list_ledgers(self, *, first: int = 0) -> list[int]:
-        """Give the ids of all ledgers from `first` on, ascending."""
+        """Return the ids of all ledgers from `first` on, ascending."""
 
         async def collect() -> list[int]:
             return [ledger_id async for ledger_id in self._client.list_ledgers(first=first)]

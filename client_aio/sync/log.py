@@ -29,12 +29,12 @@ class LogWriter(WriterHandle["Position"]):
 
     @property
     def name(self) -> str:
-        """Give the log's name."""
+        """Return the log's name."""
         return self._writer.name
 
     @property
     def last_add_confirmed(self) -> Position | None:
-        """Give the position of the last acknowledged record, None for none."""
+        """Return the position of the last acknowledged record, None for none."""
         return self._writer.last_add_confirmed
 
     def append(self, data: bytes | bytearray | memoryview) -> Position:
@@ -97,7 +97,7 @@ class LogClient(Handle):
         return self._run(self._client.log_metadata(name))
 
     def list_logs(self) -> list[str]:
-        """Give the names of all logs, sorted."""
+        """Return the names of all logs, sorted."""
 
         async def collect() -> list[str]:
             return [name async for name in self._client.list_logs()]

@@ -47,7 +47,7 @@ R = TypeVar("R")
 
 
 def closed_gate() -> threading.Lock:
-    """Give a lock that is locked: whoever acquires it waits until another thread releases it."""
+    """Return a lock that is locked: whoever acquires it waits until another thread releases it."""
     gate = threading.Lock()
     gate.acquire()
     return gate
@@ -150,7 +150,7 @@ class LoopThread:
 
     @property
     def is_here(self) -> bool:
-        """Tell whether this is the loop's own thread."""
+        """Return whether this is the loop's own thread."""
         return threading.get_ident() == self._thread_id
 
     def check_running(self) -> None:
@@ -251,7 +251,7 @@ class _Call(Generic[T]):
         return self._has_ended or self._ending.acquire(timeout=timeout_s)
 
     def result(self) -> T:
-        """Give the result of what has ended, or raise its exception. Once."""
+        """Return the result of what has ended, or raise its exception. Once."""
         error, self._error = self._error, None
         try:
             if error is not None:
@@ -317,7 +317,7 @@ _inherited: list[LoopThread] = []
 
 
 def get_loop_thread() -> LoopThread:
-    """Give this process's background loop, making it where there is none, or only a parent's."""
+    """Return this process's background loop, making it where there is none, or only a parent's."""
     global _background
     with _lock:
         if _background is None:

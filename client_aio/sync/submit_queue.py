@@ -28,15 +28,15 @@ class Writer(Protocol):
 
     @property
     def bytes_in_flight(self) -> int:
-        """Give the bytes not acknowledged yet."""
+        """Return the bytes not acknowledged yet."""
 
     @property
     def max_in_flight_bytes(self) -> int:
-        """Give the bytes above which `drain` waits."""
+        """Return the bytes above which `drain` waits."""
 
     @property
     def is_held_up(self) -> bool:
-        """Tell whether what is in flight waits for an entry that has not been put in."""
+        """Return whether what is in flight waits for an entry that has not been put in."""
 
     async def drain(self) -> None:
         """Wait for room."""

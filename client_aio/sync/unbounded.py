@@ -25,12 +25,12 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     @property
     def term(self) -> int:
-        """Give the term under which this writer writes."""
+        """Return the term under which this writer writes."""
         return self._unbounded.term
 
     @property
     def first_entry(self) -> int:
-        """Give the first entry that has not been trimmed."""
+        """Return the first entry that has not been trimmed."""
         return self._unbounded.first_entry
 
     def roll(self) -> int:
@@ -75,7 +75,7 @@ class UnboundedClient(Handle):
         )
 
     def list_unbounded_ledgers(self) -> list[tuple[str, int]]:
-        """Give names and ids of the unbounded ledgers that have a name, in the order of the names."""
+        """Return names and ids of the unbounded ledgers that have a name, in the order of the names."""
 
         async def collect() -> list[tuple[str, int]]:
             return [found async for found in self._client.list_unbounded_ledgers()]

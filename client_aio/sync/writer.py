@@ -105,22 +105,22 @@ class LedgerWriter(WriterHandle[int]):
 
     @property
     def ledger_id(self) -> int:
-        """Give the ledger's id."""
+        """Return the ledger's id."""
         return self._writer.ledger_id
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """Give the ledger's metadata as this writer last wrote it."""
+        """Return the ledger's metadata as this writer last wrote it."""
         return self._writer.metadata
 
     @property
     def last_add_confirmed(self) -> int:
-        """Give the id of the last acknowledged entry, −1 for none."""
+        """Return the id of the last acknowledged entry, −1 for none."""
         return self._writer.last_add_confirmed
 
     @property
     def length(self) -> int:
-        """Give the payload bytes of all acknowledged entries."""
+        """Return the payload bytes of all acknowledged entries."""
         return self._writer.length
 
     def add_entry(self, data: bytes | bytearray | memoryview, entry_id: int | None = None) -> int:

@@ -190,7 +190,7 @@ class UnboundedLedgerOperations:
         raise NotImplementedError
 
     async def _ledger_id_of(self, name_or_id: str | int) -> int:
-        """Give the id of a ledger; raises NoSuchLedgerError for a name that none has."""
+        """Return the id of a ledger; raises NoSuchLedgerError for a name that none has."""
         if isinstance(name_or_id, int):
             return check_ledger_id(name_or_id)
         return await LedgerNames(self._context.ledgers).find(name_or_id)
@@ -233,7 +233,7 @@ def settings_of(
     password: bytes,
     custom: Mapping[str, bytes] | None,
 ) -> LedgerSettings:
-    """Give the settings of an unbounded ledger; the digest is that which goes with the password."""
+    """Return the settings of an unbounded ledger; the digest is that which goes with the password."""
     return LedgerSettings(
         ensemble_size=ensemble_size,
         write_quorum=write_quorum,

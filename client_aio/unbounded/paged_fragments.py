@@ -50,7 +50,7 @@ _Wanted = tuple[FragmentHead, "Sequence[Page]"]
 
 
 def fragment_list(context: ClientContext, ledger_id: int) -> FragmentList:
-    """Give a ledger's fragment list."""
+    """Return a ledger's fragment list."""
     patience_s = context.config.ensemble_change_timeout_s
     return FragmentList(context.ledgers, ledger_id, context.draw_token, patience_s)
 
@@ -188,20 +188,20 @@ class PagedEntries:
 
     @property
     def digest_mismatches(self) -> int:
-        """Give how many answers were damaged or forged."""
+        """Return how many answers were damaged or forged."""
         return self._mismatches + sum(reader.digest_mismatches for reader in self._readers)
 
     def stream(self, first: int, last: int, limit: int) -> EntryStream:
-        """Give the entries first to last, one by one; the arguments are checked now."""
+        """Return the entries first to last, one by one; the arguments are checked now."""
         return entries_of(self.batches(first, last, limit))
 
     def batches(self, first: int, last: int, limit: int) -> BatchStream:
-        """Give the entries first to last, in batches; the arguments are checked now."""
+        """Return the entries first to last, in batches; the arguments are checked now."""
         check_limit(self._metadata().ledger_id, first, last, limit)
         return self._batches(first, last)
 
     def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
-        """Give the entries first to last, up to the first that no bookie has."""
+        """Return the entries first to last, up to the first that no bookie has."""
         check_range(first, last)
         return self._unconfirmed(first, last)
 
@@ -230,7 +230,7 @@ class PagedEntries:
 
     @contextlib.asynccontextmanager
     async def _run(self, first: int, last: int) -> AsyncGenerator[_Run, None]:
-        """Give a reader of entries from `first` on, and up to which one it may be used."""
+        """Return a reader of entries from `first` on, and up to which one it may be used."""
         view, end = await self._view(first, first)
         last = min(last, end)
 
@@ -258,7 +258,7 @@ class PagedEntries:
             self._mismatches += reader.digest_mismatches
 
     async def _view(self, first: int, last: int) -> tuple[LedgerMetadata, int]:
-        """Give the metadata with the fragments of that range, and up to which entry they are all."""
+        """Return the metadata with the fragments of that range, and up to which entry they are all."""
         while True:
             metadata = self._metadata()
             if first < metadata.first_entry:

@@ -36,7 +36,7 @@ class UnboundedLedgerReader(LedgerReader):
 
     @property
     def first_entry(self) -> int:
-        """Give the first entry that has not been trimmed, as last heard."""
+        """Return the first entry that has not been trimmed, as last heard."""
         return self._metadata.first_entry
 
     async def refresh(self, *, sync: bool = True) -> None:

@@ -71,12 +71,12 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     @property
     def term(self) -> int:
-        """Give the term that this writer holds."""
+        """Return the term that this writer holds."""
         return self._term
 
     @property
     def first_entry(self) -> int:
-        """Give the first entry that has not been trimmed."""
+        """Return the first entry that has not been trimmed."""
         return self._held.current.first_entry
 
     async def roll(self) -> int:

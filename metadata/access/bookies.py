@@ -33,7 +33,7 @@ class _Record:
     """A frozen record whose fields are exactly those of its JSON object, plus `format`."""
 
     def to_json(self) -> bytes:
-        """Give the stored form."""
+        """Return the stored form."""
         return json.dumps({"format": FORMAT_VERSION, **asdict(self)}).encode()
 
     @classmethod

@@ -58,19 +58,19 @@ class FragmentHead:
 
     @property
     def rows(self) -> PagedRows:
-        """Give the fragments."""
+        """Return the fragments."""
         return self.metadata.rows
 
     def with_rows(self, rows: PagedRows) -> FragmentHead:
-        """Give the same ledger, its fragments otherwise paged."""
+        """Return the same ledger, its fragments otherwise paged."""
         return FragmentHead(self.metadata.with_rows(rows))
 
     def to_json(self) -> bytes:
-        """Give the stored form."""
+        """Return the stored form."""
         return self.metadata.to_json()
 
     def pages_in_use(self) -> list[str]:
-        """Give the names of the pages that it refers to."""
+        """Return the names of the pages that it refers to."""
         return [page.name for page in self.rows.pages]
 
     @classmethod
@@ -108,7 +108,8 @@ class FragmentList(PagedList[FragmentHead]):
             raise MetadataCorruptError(f"page {ref.name} of a fragment list is damaged: {error!r}") from error
 
     async def without_before(self, metadata: LedgerMetadata, entry_id: int) -> LedgerMetadata:
-        """Give the ledger without the fragments that lie as a whole before an entry; never without the last.
+        """Return the ledger without the fragments that lie as a whole before an entry; never without the
+        last.
 
         Raises:
             NoSuchKeyError: a page that has to be read is gone: the head has changed.
@@ -131,7 +132,7 @@ class LedgerNames:
         self._store = ledgers.store
 
     async def find(self, name: str) -> int:
-        """Give the id of the ledger of that name.
+        """Return the id of the ledger of that name.
 
         Raises:
             NoSuchLedgerError: no ledger has it, or the one that had it was deleted.
@@ -144,7 +145,7 @@ class LedgerNames:
         raise NoSuchLedgerError(f"there is no unbounded ledger {name!r}")
 
     async def give(self, name: str, ledger_id: int, *, token: str) -> None:
-        """Give a name to a ledger whose metadata are there.
+        """Return a name to a ledger whose metadata are there.
 
         Raises:
             LedgerExistsError: another ledger has it.
@@ -213,7 +214,7 @@ class LedgerNames:
             raise MetadataCorruptError(f"the name {name!r} is damaged: {error!r}") from error
 
     async def _exists(self, ledger_id: int) -> bool:
-        """Tell whether a ledger is there, by the store as it is now, and not by a server that lags."""
+        """Return whether a ledger is there, by the store as it is now, and not by a server that lags."""
         try:
             await self._ledgers.read(ledger_id)
         except NoSuchLedgerError:

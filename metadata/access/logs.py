@@ -36,7 +36,7 @@ async def log_names(store: MetadataStore, *, sync: bool = False) -> list[str]:
 
 
 async def names_ever(store: MetadataStore) -> set[str]:
-    """Give the names of logs and of deleted ones whose place, or directory of pages, is still there."""
+    """Return the names of logs and of deleted ones whose place, or directory of pages, is still there."""
     await store.sync(KEY_LOGS)
     return {*await store.children(KEY_LOGS), *await store.children(KEY_LOG_PAGES)}
 
@@ -188,7 +188,7 @@ class LogStore:
         return found + head.newest
 
     async def lists_row(self, head: LogHead, row_id: int) -> bool:
-        """Tell whether the list has a row of this id, in the head or in a page; raises as `rows` does."""
+        """Return whether the list has a row of this id, in the head or in a page; raises as `rows` does."""
         return any(row.id == row_id for row in await self.rows_around(head, row_id))
 
     async def rows_at_page(self, head: LogHead, number: int) -> list[LogRow]:
@@ -213,7 +213,7 @@ class LogStore:
         return tuple((int(row[0]), int(row[1]), int(row[2])) for row in await self._list.read_page(ref))
 
     def damaged(self, missing: NoSuchKeyError) -> MetadataCorruptError:
-        """Give the error of a list of which a page is missing though its head has not changed since."""
+        """Return the error of a list of which a page is missing though its head has not changed since."""
         return self._list.damaged(missing)
 
     async def check_changed(self, version: Version, missing: NoSuchKeyError) -> None:

@@ -40,19 +40,19 @@ class Head(Protocol):
 
     @property
     def rows(self) -> PagedRows:
-        """Give what it says of the list."""
+        """Return what it says of the list."""
         ...
 
     def with_rows(self, rows: PagedRows) -> Self:
-        """Give the same value with another list."""
+        """Return the same value with another list."""
         ...
 
     def to_json(self) -> bytes:
-        """Give the stored form."""
+        """Return the stored form."""
         ...
 
     def pages_in_use(self) -> Iterable[str]:
-        """Give the names of the pages that must stay: those of the list, and what its user still reads."""
+        """Return the names of the pages that must stay: those of the list, and what its user still reads."""
         ...
 
 
@@ -129,7 +129,7 @@ class PagedList(Generic[SomeHead]):
         return rows_of_page(ref, value)
 
     def damaged(self, missing: NoSuchKeyError) -> MetadataCorruptError:
-        """Give the error of a list that refers to a page that is missing for good."""
+        """Return the error of a list that refers to a page that is missing for good."""
         return MetadataCorruptError(f"the list at {self._key} refers to what is not there: {missing}")
 
     async def walk(self, head: SomeHead) -> AsyncGenerator[Row, None]:

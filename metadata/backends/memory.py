@@ -71,11 +71,11 @@ class MemoryTree:
         return range(start, start + count)
 
     def find(self, key: str) -> _Node | None:
-        """Give the node, with or without a value."""
+        """Return the node, with or without a value."""
         return self._nodes.get(key)
 
     def find_value(self, key: str) -> _Node:
-        """Give the node, which has a value."""
+        """Return the node, which has a value."""
         node = self._nodes.get(key)
         if node is None or node.value is None:
             raise NoSuchKeyError(f"there is no key {key!r}")
@@ -98,7 +98,7 @@ class MemoryTree:
         return self.change(key, value, token)
 
     def change(self, key: str, value: bytes, token: str) -> Version:
-        """Give the key a new value."""
+        """Return the key a new value."""
         node = self._nodes[key]
         node.value = value
         node.number += 1

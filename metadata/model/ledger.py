@@ -94,7 +94,7 @@ class UnboundedRecord:
     pages: tuple[PageRef, ...] = ()
 
     def to_document(self) -> dict[str, object]:
-        """Give the stored form, without the pages, which stand with the fragments."""
+        """Return the stored form, without the pages, which stand with the fragments."""
         return {"name": self.name, "length_before": self.length_before}
 
     @classmethod
@@ -138,12 +138,12 @@ class Fragment:
 
     @property
     def row(self) -> Row:
-        """Give the fragment as a row of a paged list."""
+        """Return the fragment as a row of a paged list."""
         return (self.first_entry, self.content_term, list(self.bookies))
 
     @classmethod
     def of_row(cls, row: Row) -> Fragment:
-        """Give the fragment of a row; raises ValueError or TypeError where it is damaged."""
+        """Return the fragment of a row; raises ValueError or TypeError where it is damaged."""
         first_entry, content_term, bookies = row
         return cls(
             integer(first_entry, 0, ENTRY_ID_MAX),
@@ -188,7 +188,7 @@ class LedgerMetadata:
         custom: Mapping[str, bytes] | None = None,
         unbounded: UnboundedRecord | None = None,
     ) -> LedgerMetadata:
-        """Give the metadata of a new, empty, OPEN ledger; an unbounded one belongs to nobody yet (term 0).
+        """Return the metadata of a new, empty, OPEN ledger; an unbounded one belongs to nobody yet (term 0).
 
         Raises:
             InvalidArgumentError: the quorums, the digest, the bookies or the custom metadata are wrong.
@@ -214,33 +214,33 @@ class LedgerMetadata:
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether the ledger takes no more entries, for ever."""
+        """Return whether the ledger takes no more entries, for ever."""
         return self.state is LedgerState.CLOSED
 
     @property
     def last_fragment(self) -> Fragment:
-        """Give the fragment that new entries go to."""
+        """Return the fragment that new entries go to."""
         return self.fragments[-1]
 
     @property
     def is_unbounded(self) -> bool:
-        """Tell whether the ledger is written under one term after another."""
+        """Return whether the ledger is written under one term after another."""
         return self.unbounded is not None
 
     @property
     def first_entry(self) -> int:
-        """Give the first entry that has not been trimmed; 0 in a bounded ledger."""
+        """Return the first entry that has not been trimmed; 0 in a bounded ledger."""
         pages = self.unbounded.pages if self.unbounded is not None else ()
         return pages[0].first if pages else self.fragments[0].first_entry
 
     @property
     def rows(self) -> PagedRows:
-        """Give the fragments as a paged list."""
+        """Return the fragments as a paged list."""
         pages = self.unbounded.pages if self.unbounded is not None else ()
         return PagedRows(pages, tuple(fragment.row for fragment in self.fragments))
 
     def with_rows(self, rows: PagedRows) -> LedgerMetadata:
-        """Give an unbounded ledger with the same fragments, otherwise paged, or with fewer at the front."""
+        """Return an unbounded ledger with the same fragments, otherwise paged, or with fewer at the front."""
         assert self.unbounded is not None
         changed = replace(
             self,
@@ -252,7 +252,8 @@ class LedgerMetadata:
         return changed
 
     def fragment_of(self, entry_id: int) -> Fragment:
-        """Give the fragment that holds the entry (whether or not it has been written), one of `fragments`."""
+        """Return the fragment that holds the entry (whether or not it has been written), one of
+        `fragments`."""
         assert entry_id >= self.fragments[0].first_entry
         low, high = 0, len(self.fragments)
         while high - low > 1:
@@ -282,7 +283,7 @@ class LedgerMetadata:
         return changed
 
     def changes_that_fit(self, wanted: int) -> int:
-        """Give how many of so many ensemble changes the stored form has room for, whatever their bookies.
+        """Return how many of so many ensemble changes the stored form has room for, whatever their bookies.
 
         One change too many and the ledger could not be closed. An unbounded ledger's fragments are in pages.
         """
@@ -294,7 +295,8 @@ class LedgerMetadata:
 
     @property
     def is_crowded(self) -> bool:
-        """Tell whether none should begin a fragment for its size: the rest is for takeovers and replacements.
+        """Return whether none should begin a fragment for its size: the rest is for takeovers and
+        replacements.
 
         A ledger whose metadata are full could not be opened by anybody, and so not be trimmed.
         """
@@ -472,7 +474,7 @@ class LedgerMetadata:
         )
 
     def to_json(self) -> bytes:
-        """Give the stored form (see the module's docstring)."""
+        """Return the stored form (see the module's docstring)."""
         return json.dumps(
             {
                 "format": FORMAT_UNBOUNDED if self.is_unbounded else FORMAT_BOUNDED,
@@ -559,7 +561,7 @@ def check_custom(custom: Mapping[str, bytes]) -> dict[str, bytes]:
 def with_ensemble(
     fragments: Sequence[Fragment], first_entry: int, bookies: Sequence[str]
 ) -> tuple[Fragment, ...]:
-    """Give the fragments after an ensemble change at `first_entry` (rule 9).
+    """Return the fragments after an ensemble change at `first_entry` (rule 9).
 
     Raises:
         InvalidTransitionError: that lies before the last fragment.

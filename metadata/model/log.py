@@ -77,7 +77,7 @@ class Position(NamedTuple):
 
     @classmethod
     def check(cls, position: tuple[int, int]) -> Self:
-        """Give the position, or raise InvalidArgumentError."""
+        """Return the position, or raise InvalidArgumentError."""
         try:
             ledger_id, entry_id = position
         except (TypeError, ValueError):
@@ -129,17 +129,17 @@ class LogHead:
 
     @property
     def id_min(self) -> int:
-        """Give the least id that the next row may have."""
+        """Return the least id that the next row may have."""
         last = self.rows.last_key
         return max(self.begins_at.ledger_id, 0 if last is None else last + 1)
 
     @property
     def newest(self) -> list[LogRow]:
-        """Give the last rows, oldest first: all that are in the head."""
+        """Return the last rows, oldest first: all that are in the head."""
         return [LogRow(*row) for row in self.rows.rows]
 
     def lists(self, row_id: int) -> bool:
-        """Tell whether the head lists this id; for one of the newest rows."""
+        """Return whether the head lists this id; for one of the newest rows."""
         return any(row[0] == row_id for row in self.rows.rows)
 
     def append(self, rows: Iterable[LogRow]) -> LogHead:
@@ -152,7 +152,8 @@ class LogHead:
         return replace(self, rows=self.rows.append(listed))
 
     def first_id_kept(self, before: Position) -> int:
-        """Give the id from which on rows stay when the log is truncated before a position: the last stays."""
+        """Return the id from which on rows stay when the log is truncated before a position: the last
+        stays."""
         last = self.rows.last_key
         return before.ledger_id if last is None else min(before.ledger_id, last)
 
@@ -199,7 +200,7 @@ class LogHead:
 
     @property
     def has_dropped(self) -> bool:
-        """Tell whether ledgers that are not listed any more have yet to be deleted."""
+        """Return whether ledgers that are not listed any more have yet to be deleted."""
         return self.dropped != _NOTHING
 
     def finish_dropping(self, dropped: Dropped) -> LogHead | None:
@@ -207,7 +208,7 @@ class LogHead:
         return replace(self, dropped=_NOTHING) if dropped == self.dropped and self.has_dropped else None
 
     def last_batch(self, query_id: str) -> int | None:
-        """Give the highest batch that a query has recorded; None for none."""
+        """Return the highest batch that a query has recorded; None for none."""
         return dict(self.transactions).get(query_id)
 
     def record(self, query_id: str, batch_id: int) -> LogHead:
@@ -228,15 +229,15 @@ class LogHead:
     # --- as the head of a paged list (`metadata.access.paged_list.Head`) ---
 
     def with_rows(self, rows: PagedRows) -> LogHead:
-        """Give the same with another list."""
+        """Return the same with another list."""
         return replace(self, rows=rows)
 
     def pages_in_use(self) -> list[str]:
-        """Give the pages that are listed, and those whose ledgers have yet to be deleted."""
+        """Return the pages that are listed, and those whose ledgers have yet to be deleted."""
         return [page.name for page in (*self.rows.pages, *self.dropped.pages)]
 
     def to_json(self) -> bytes:
-        """Give the stored form."""
+        """Return the stored form."""
         return json.dumps(
             {
                 "format": FORMAT_VERSION,

@@ -65,11 +65,11 @@ class Page(NamedTuple):
 
     @property
     def ref(self) -> PageRef:
-        """Give the reference to all of it."""
+        """Return the reference to all of it."""
         return PageRef(self.name, int(self.rows[0][0]), len(self.rows))
 
     def to_json(self) -> bytes:
-        """Give the stored form."""
+        """Return the stored form."""
         return json.dumps({"format": PAGE_FORMAT_VERSION, "rows": self.rows}).encode()
 
 
@@ -85,14 +85,14 @@ class PagedRows:
 
     @property
     def first_key(self) -> int | None:
-        """Give the key of the oldest row, None for an empty list."""
+        """Return the key of the oldest row, None for an empty list."""
         if self.pages:
             return self.pages[0].first
         return int(self.rows[0][0]) if self.rows else None
 
     @property
     def last_key(self) -> int | None:
-        """Give the key of the newest row, None for an empty list."""
+        """Return the key of the newest row, None for an empty list."""
         return int(self.rows[-1][0]) if self.rows else None
 
     def append(self, rows: Iterable[Sequence[Any]], *, in_place_of: int = 0) -> PagedRows:
@@ -108,7 +108,7 @@ class PagedRows:
         return changed
 
     def page_of(self, key: int) -> PageRef | None:
-        """Give the page that holds the last row whose key is at most `key`; None where the head does.
+        """Return the page that holds the last row whose key is at most `key`; None where the head does.
 
         Also None where there is no such row.
         """
@@ -118,7 +118,7 @@ class PagedRows:
         return self.pages[index] if index >= 0 else None
 
     def page_cut_at(self, key: int) -> PageRef | None:
-        """Give the page that `drop_before(key)` cuts in two, which must be read first."""
+        """Return the page that `drop_before(key)` cuts in two, which must be read first."""
         page = self.page_of(key - 1)
         if page is None or page.first >= key:
             return None
@@ -126,7 +126,7 @@ class PagedRows:
         return None if following <= key else page
 
     def following(self, page: PageRef) -> int:
-        """Give the first key behind a page: behind the last one is the head's first row."""
+        """Return the first key behind a page: behind the last one is the head's first row."""
         index = self.pages.index(page) + 1
         return self.pages[index].first if index < len(self.pages) else int(self.rows[0][0])
 
@@ -190,7 +190,7 @@ class PagedRows:
         return replace(self, pages=(*self.pages[:index], made.ref, *self.pages[index + 1 :])), made
 
     def to_document(self) -> dict[str, Any]:
-        """Give the part of a head's JSON object that says what the list is."""
+        """Return the part of a head's JSON object that says what the list is."""
         return {"pages": self.pages, "rows": self.rows}
 
     @classmethod
@@ -229,7 +229,7 @@ def parse_rows(found: object) -> tuple[Row, ...]:
 
 
 def rows_of_page(ref: PageRef, text: bytes) -> tuple[Row, ...]:
-    """Give the rows of a stored page that count; raises MetadataCorruptError."""
+    """Return the rows of a stored page that count; raises MetadataCorruptError."""
     try:
         document = json.loads(text)
         if document["format"] != PAGE_FORMAT_VERSION:

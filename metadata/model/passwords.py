@@ -60,15 +60,15 @@ class PasswordRecord:
             raise ValueError(f"scrypt with n {self.n}, r {self.r}, p {self.p} costs too much")
 
     def stretch(self, password: bytes) -> bytes:
-        """Give the root that belongs to a password, right or wrong. Takes some 50 ms of a processor."""
+        """Return the root that belongs to a password, right or wrong. Takes some 50 ms of a processor."""
         return _stretch(password, self.salt, self.n, self.r, self.p)
 
     def is_of(self, root: bytes) -> bool:
-        """Tell whether the root was made of the right password; takes the same time either way."""
+        """Return whether the root was made of the right password; takes the same time either way."""
         return hmac.compare_digest(verifier_of(root), self.verifier)
 
     def to_document(self) -> dict[str, object]:
-        """Give the stored form."""
+        """Return the stored form."""
         return {
             "kdf": KDF,
             "n": self.n,
@@ -91,7 +91,7 @@ class PasswordRecord:
 
 
 def new_password(password: bytes, salt: bytes) -> tuple[PasswordRecord, bytes]:
-    """Give the record of a new ledger's password, and its root. Takes some 50 ms of a processor.
+    """Return the record of a new ledger's password, and its root. Takes some 50 ms of a processor.
 
     Args:
         salt: `SALT_BYTES` drawn for this ledger. It need not be secret, but must not be used twice.
@@ -101,7 +101,7 @@ def new_password(password: bytes, salt: bytes) -> tuple[PasswordRecord, bytes]:
 
 
 def verifier_of(root: bytes) -> bytes:
-    """Give what the metadata keeps of a root."""
+    """Return what the metadata keeps of a root."""
     return hmac.digest(root, _VERIFIER_PURPOSE, "sha256")
 
 

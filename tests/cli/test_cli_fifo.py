@@ -34,7 +34,7 @@ def test_one_interrupt_ends_what_waits_for_a_named_pipe(cli: Cli, tmp_path: Path
 
 
 def waits_for_a_writer(pid: int) -> bool:
-    """Tell whether a thread of the process is in the opening of a named pipe."""
+    """Return whether a thread of the process is in the opening of a named pipe."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):  # a thread that has ended meanwhile
             if (thread / "wchan").read_text() == "wait_for_partner":

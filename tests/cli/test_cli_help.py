@@ -10,7 +10,7 @@ from tests.support.cli import Cli
 
 
 def help_of(*command: str) -> str:
-    """Give a command's help as words in a row, without the frame that is drawn around it."""
+    """Return a command's help as words in a row, without the frame that is drawn around it."""
     return " ".join(re.sub("[│╭╮╰╯─]", " ", Cli().run(*command, "--help").decode()).split())
 
 

@@ -9,7 +9,7 @@ import pytest
 
 
 def loaded(program: str) -> set[str]:
-    """Give the modules a fresh interpreter has loaded after a program."""
+    """Return the modules a fresh interpreter has loaded after a program."""
     command = [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 

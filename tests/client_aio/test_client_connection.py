@@ -39,7 +39,7 @@ class Wire:
         pass
 
     def requests(self) -> list[list[tuple[int, int]]]:
-        """Give operation and id of the requests of each write."""
+        """Return operation and id of the requests of each write."""
         found = []
         for data in self.writes:
             parser = FrameParser(FRAME_BYTES_MAX)

@@ -42,7 +42,7 @@ def fragment(number: int) -> Fragment:
 
 
 async def ledger() -> tuple[VersionedFragments, PagedEntries]:
-    """Give the metadata as a client holds them, and what reads by them."""
+    """Return the metadata as a client holds them, and what reads by them."""
     store = LedgerStore(MemoryMetadataStore(MemoryTree()))
     metadata = LedgerMetadata.new(
         7, ensemble_size=3, write_quorum=3, ack_quorum=2, bookies=fragment(0).bookies,
@@ -60,7 +60,7 @@ async def ledger() -> tuple[VersionedFragments, PagedEntries]:
 
 
 def begun(number: int) -> Apply:
-    """Give the change that begins a fragment, under the next term where it is of one."""
+    """Return the change that begins a fragment, under the next term where it is of one."""
 
     def apply(now: LedgerMetadata) -> LedgerMetadata:
         wanted = fragment(number)
@@ -127,7 +127,7 @@ async def test_who_has_not_heard_of_a_trim_is_told_when_a_page_is_gone() -> None
 
 
 def part_of(number: int) -> Part:
-    """Give a fragment that is complete, as it is to be repaired."""
+    """Return a fragment that is complete, as it is to be repaired."""
     planned = fragment(number)
     return Part(planned.first_entry, planned.first_entry + STEP - 1, planned.content_term, planned.bookies)
 

@@ -186,7 +186,7 @@ async def put(entries: AsyncIterator[client_aio.Entry], found: list[int]) -> Non
 
 
 def next_term(first_entry: int) -> Change:
-    """Give the change of a takeover that ends before an entry."""
+    """Return the change of a takeover that ends before an entry."""
 
     def apply(metadata: LedgerMetadata) -> LedgerMetadata:
         taken = metadata.take_over()
@@ -198,7 +198,7 @@ def next_term(first_entry: int) -> Change:
 
 @asynccontextmanager
 async def five_fragments() -> AsyncIterator[tuple[Scene, Callable[[int, LedgerReader], Awaitable[None]]]]:
-    """Give a ledger of five fragments of three entries, and what trims it and moves the rest to b1.
+    """Return a ledger of five fragments of three entries, and what trims it and moves the rest to b1.
 
     b0 answers for the entries from 6 on only then.
     """

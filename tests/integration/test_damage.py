@@ -30,7 +30,7 @@ async def fill(client: client_aio.Client, count: int = 50) -> int:
 
 
 async def ledgers_of(client: client_aio.Client, bookie_id: str) -> dict[str, object]:
-    """Give what the bookie's figures say of its ledgers."""
+    """Return what the bookie's figures say of its ledgers."""
     connection = await client._context.pool.get(bookie_id)
     _, body = await connection.call(Info(), Done, timeout_s=WAIT_S)
     figures: dict[str, object] = json.loads(bytes(body))["storage"]["ledgers"]

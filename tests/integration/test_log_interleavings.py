@@ -304,7 +304,7 @@ async def test_a_log_that_is_deleted_while_its_last_ledger_is_recovered_is_made_
 
 @asynccontextmanager
 async def deleted_meanwhile(cluster: Cluster, client: Client, key: str) -> AsyncIterator[Client]:
-    """Give a client; another one deletes the log "a" right before its first compare-and-set of a key."""
+    """Return a client; another one deletes the log "a" right before its first compare-and-set of a key."""
     async with Links(cluster.uri) as links, links.connect("writer") as writing:
         deleted: list[str] = []
 

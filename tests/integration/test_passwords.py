@@ -59,7 +59,7 @@ async def contents(reader: client_aio.LedgerReader, last: int | None = None) -> 
 
 
 async def counters_of(bookie: BookieProcess) -> dict[str, Any]:
-    """Give what a bookie says it has done."""
+    """Return what a bookie says it has done."""
     async with await RawClient.connect(bookie.addresses[0]) as client:
         counters = json.loads((await client.call(Info())).body)["counters"]
     assert isinstance(counters, dict)
@@ -67,7 +67,7 @@ async def counters_of(bookie: BookieProcess) -> dict[str, Any]:
 
 
 def files_with(folder: Path, text: bytes) -> list[Path]:
-    """Give the files that hold a text: the metadata store's, the bookies' and their logs."""
+    """Return the files that hold a text: the metadata store's, the bookies' and their logs."""
     return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
 
 
@@ -150,7 +150,7 @@ async def test_a_password_for_a_ledger_without_one_is_refused(tmp_path: Path) ->
 
 
 def rebuilt(one: Block, **changes: Any) -> bytes:
-    """Give a block with changes, and with checksums that hold: whoever lies can make those."""
+    """Return a block with changes, and with checksums that hold: whoever lies can make those."""
     fields: dict[str, Any] = {
         "ledger_id": one.ledger_id,
         "content_term": one.content_term,
@@ -166,7 +166,7 @@ def rebuilt(one: Block, **changes: Any) -> bytes:
 
 
 def of_blocks(lie: Callable[[Block], bytes]) -> Callable[[Frame], Frame | None]:
-    """Give a lie about the first block of each read."""
+    """Return a lie about the first block of each read."""
 
     def forge(frame: Frame) -> Frame | None:
         if frame.op is not Op.READ or not isinstance(frame.message, ReadAnswer) or not frame.body:
@@ -177,7 +177,7 @@ def of_blocks(lie: Callable[[Block], bytes]) -> Callable[[Frame], Frame | None]:
 
 
 def swap(one: Block) -> bytes:
-    """Give the entry under the name of its neighbour's id: what a lie about the ids looks like."""
+    """Return the entry under the name of its neighbour's id: what a lie about the ids looks like."""
     payloads = [bytes(data) for data in one.payloads()]
     return rebuilt(one, payloads=[payload(one.first_entry + 1), *payloads[1:]])
 
@@ -195,7 +195,7 @@ class Replay:
 
 
 def replay_as_it_was() -> Callable[[Frame], Frame | None]:
-    """Give the bytes of an earlier answer, untouched."""
+    """Return the bytes of an earlier answer, untouched."""
     seen: list[Frame] = []
 
     def forge(frame: Frame) -> Frame | None:
@@ -277,7 +277,7 @@ async def test_a_bookie_that_denies_entries_below_the_lac_is_passed_over(tmp_pat
 
 
 def state_lac(ledger_id: int, lac: int, mac: bytes) -> Callable[[Frame], Frame | None]:
-    """Give a lie about the LAC, with a checksum that holds."""
+    """Return a lie about the LAC, with a checksum that holds."""
     statement = LacStatement(0, lac, -1, statement_crc(ledger_id, 0, lac, -1), mac)
 
     def forge(frame: Frame) -> Frame | None:
@@ -340,7 +340,7 @@ async def test_recovery_takes_no_entry_from_a_bookie_that_lies(tmp_path: Path, l
 
 
 def unauthorised(ledger_id: int) -> list[tuple[Message, bytes]]:
-    """Give everything that would change something of a ledger."""
+    """Return everything that would change something of a ledger."""
     return [
         (ReadLac(ledger_id, TERM_FINAL, -1, 0), b""),
         (Add(ledger_id, TERM_FINAL, int(AddFlag.RECOVERY)), block(ledger_id, 0, [b"forged"])),

@@ -34,7 +34,7 @@ KILLED = -9
 
 
 def one_small_bookie(directory: Path) -> Cluster:
-    """Give a cluster of a single bookie, whose word counts alone, and whose segments are soon full."""
+    """Return a cluster of a single bookie, whose word counts alone, and whose segments are soon full."""
     cluster = Cluster(directory, bookies=1)
     cluster["b1"].module = "tests.support.smallstorage"
     return cluster
@@ -52,7 +52,7 @@ async def write_until_it_fails(cluster: Cluster, seed: int) -> Run:
 
 
 def failed_write(bookie: BookieProcess) -> tuple[str, int, str]:
-    """Give the segment whose write is said to have failed, where the write began, and the reason."""
+    """Return the segment whose write is said to have failed, where the write began, and the reason."""
     assert bookie.child is not None
     message = bookie.child.log_tail().splitlines()[-1]
     found = re.fullmatch(r"bookie-aio: writing (\S+\.segment) at (\d+): (.*)", message)
@@ -69,7 +69,7 @@ def lose(path: str, offset: int) -> None:
 
 
 def bytes_at(path: str, offset: int, size: int) -> bytes:
-    """Give bytes of a file."""
+    """Return bytes of a file."""
     with open(path, "rb") as file:
         file.seek(offset)
         return file.read(size)

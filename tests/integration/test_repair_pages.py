@@ -47,7 +47,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 
 
 async def fragments_of(client: client_aio.Client, ledger_id: int) -> list[Fragment]:
-    """Give all fragments, oldest first."""
+    """Return all fragments, oldest first."""
     listed = fragment_list(client._context, ledger_id)
     head, _ = await listed.read()
     return [Fragment.of_row(row) async for row in listed.walk(head)]
@@ -93,7 +93,7 @@ async def check_repaired(cluster: Cluster, client: client_aio.Client, ledger_id:
 
 
 async def left_over(cluster: Cluster, client: client_aio.Client, ledger_id: int) -> set[str]:
-    """Give the pages that no head refers to."""
+    """Return the pages that no head refers to."""
     metadata = await client.ledger_metadata(ledger_id)
     assert metadata.unbounded is not None
     return set(await pages_of(cluster, ledger_id)) - {page.name for page in metadata.unbounded.pages}

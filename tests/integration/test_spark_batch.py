@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def payloads(spark: SparkSession, count: int, partitions: int = 3) -> DataFrame:
-    """Give rows of bytes in a known order: the decimal digits of 0, 1, 2 …"""
+    """Return rows of bytes in a known order: the decimal digits of 0, 1, 2 …"""
     frame = spark.range(0, count, 1, partitions)
     return frame.select(F.col("id").cast("string").cast("binary").alias("value"))
 

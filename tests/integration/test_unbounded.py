@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def take(entries: EntryStream, count: int) -> list[tuple[int, bytes]]:
-    """Give the next entries of a reader that follows."""
+    """Return the next entries of a reader that follows."""
 
     async def next_ones() -> list[tuple[int, bytes]]:
         return [tuple(await anext(entries)) for _ in range(count)]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def new_root() -> str:
-    """Give a root node that no other test uses."""
+    """Return a root node that no other test uses."""
     return f"tests/root-{secrets.token_hex(8)}"
 
 

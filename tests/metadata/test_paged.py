@@ -166,7 +166,7 @@ async def die(_: str) -> None:
 
 
 async def filled(tree: MemoryTree) -> tuple[Mean, PagedList[Note]]:
-    """Give a list of which the next row makes a page."""
+    """Return a list of which the next row makes a page."""
     store = Mean(tree)
     lists = paged(store)
     await lists.create(Note(PagedRows()))
@@ -257,7 +257,7 @@ async def test_a_crash_before_and_after_the_head_is_written_loses_nothing() -> N
 def marking(
     lists: PagedList[Note], key: int
 ) -> Callable[[Note], Awaitable[tuple[Note, Sequence[Page]] | None]]:
-    """Give the change that marks a row which stands in a page."""
+    """Return the change that marks a row which stands in a page."""
 
     async def apply(head: Note) -> tuple[Note, Sequence[Page]] | None:
         ref = head.rows.page_of(key)
@@ -274,7 +274,7 @@ def marking(
 
 
 async def paged_out(tree: MemoryTree) -> tuple[Mean, PagedList[Note]]:
-    """Give a list of which the rows 0 to 2 are in its only page."""
+    """Return a list of which the rows 0 to 2 are in its only page."""
     store, lists = await filled(tree)
     await append(lists, (6, WIDE))
     (ref,) = (await lists.read())[0].rows.pages

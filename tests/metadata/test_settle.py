@@ -12,7 +12,7 @@ from metadata.store import WRITERS_KEPT, Version
 
 
 def history(tokens: list[str], incarnation: int = 1) -> list[Version]:
-    """Give the versions that writes with those tokens lead through, the create first."""
+    """Return the versions that writes with those tokens lead through, the create first."""
     writers: tuple[str, ...] = ()
     versions = []
     for number, token in enumerate(tokens):

@@ -347,7 +347,7 @@ class Chain:
                 self._say(f"!! {fault}")
 
     def _is_final(self, record: str) -> bool:
-        """Tell whether a record can no longer come to be there."""
+        """Return whether a record can no longer come to be there."""
         return record not in self._in_flight and all(record not in w.held for w in self._writers.values())
 
 

@@ -55,7 +55,7 @@ class Chance:
 
     @property
     def text(self) -> str:
-        """Give what has happened, as a scenario."""
+        """Return what has happened, as a scenario."""
         return "\n".join(self.lines)
 
     def do(self, event: str) -> None:
@@ -75,7 +75,7 @@ class Chance:
         self._settle()
 
     def _deliverable(self) -> list[Message]:
-        """Give what may arrive next: what one client asks one bookie stays in order."""
+        """Return what may arrive next: what one client asks one bookie stays in order."""
         seen: set[tuple[str, str, int]] = set()
         found = []
         for message in self.scene.in_flight:
@@ -184,7 +184,7 @@ class Chance:
             assert len(holders) >= copies, f"entry {entry_id} is on {holders} of {names}:\n{self.text}"
 
     def _clients(self) -> list[Client]:
-        """Give the clients that are not over."""
+        """Return the clients that are not over."""
         return [each for each in self.scene.actors.values() if isinstance(each, Client) and not each.is_over]
 
     def _client(self) -> Client:

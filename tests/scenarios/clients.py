@@ -110,7 +110,7 @@ class Client(Actor):
             self.go_on_copying()
 
     def is_needed(self) -> bool:
-        """Tell whether anything is still owed to anybody."""
+        """Return whether anything is still owed to anybody."""
         return not self.is_over
 
     # --- ensemble changes ---

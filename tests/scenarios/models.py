@@ -134,7 +134,7 @@ class Bookie(Actor):
         self.answer(message, ", ".join([*found, end]), Found(ask, blocks, stop, entry_id))
 
     def read(self, first: int, last: int, stride: int) -> tuple[list[bytes], Stop, int]:
-        """Give the entries asked for as encoded blocks, why they end, and which entry was to follow."""
+        """Return the entries asked for as encoded blocks, why they end, and which entry was to follow."""
         entry_id, blocks = first, []
         while entry_id in self.kept and entry_id <= last:
             # A bookie that is wrong gives another entry in its place, or a byte that is not what it was.
@@ -155,7 +155,7 @@ class Bookie(Actor):
         return blocks, Stop.UNKNOWN if entry_id in self.lost else Stop.NO_SUCH_ENTRY, entry_id
 
     def has_stored(self, entry_id: int, payload: bytes) -> bool:
-        """Tell whether this copy was stored here; one that was lost since counts."""
+        """Return whether this copy was stored here; one that was lost since counts."""
         kept = self.kept.get(entry_id)
         return entry_id in self.lost or (kept is not None and kept.payload == payload)
 

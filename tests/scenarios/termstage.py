@@ -282,7 +282,7 @@ class TermStage:
                 self._say(f"!! {entry_id} was acknowledged as {value}, and term {holder.term} begins there")
 
     def _followed(self, opening: TermOpening) -> LedgerMetadata:
-        """Give what the compare-and-set to OPEN would write, were an empty fragment not replaced."""
+        """Return what the compare-and-set to OPEN would write, were an empty fragment not replaced."""
         known = opening.known
         following = Fragment(opening.last_entry + 1, opening.bookies, known.term)
         return replace(known, state=LedgerState.OPEN, fragments=(*known.fragments, following))

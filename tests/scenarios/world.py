@@ -60,18 +60,18 @@ class World:
 
     @property
     def store(self) -> Store:
-        """Give the metadata store."""
+        """Return the metadata store."""
         store = self.actors["m"]
         assert isinstance(store, Store)
         return store
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """Give the metadata as they are stored."""
+        """Return the metadata as they are stored."""
         return self.store.metadata
 
     def bookie(self, name: str) -> Bookie:
-        """Give a bookie; there are as many as are named."""
+        """Return a bookie; there are as many as are named."""
         if not re.fullmatch(r"b\d+", name):
             raise ValueError(f"{name} is not a bookie")
         bookie = self.actors.setdefault(name, Bookie(self, name))
@@ -194,7 +194,7 @@ class World:
     # --- what must always hold ---
 
     def keepers_of(self, entry_id: int) -> list[str]:
-        """Give the bookies that the metadata name for an entry."""
+        """Return the bookies that the metadata name for an entry."""
         metadata = self.metadata
         seats = write_set(entry_id % metadata.ensemble_size, metadata.ensemble_size, metadata.write_quorum)
         return [metadata.fragment_of(entry_id).bookies[seat] for seat in seats]

@@ -178,11 +178,11 @@ class Calls:
     # --- what ----------------------------------------------------------------------------------
 
     def life(self, handle: Handle) -> Life:
-        """Give the record of a handle's ledger."""
+        """Return the record of a handle's ledger."""
         return self.lives.life(handle.ledger.ledger_id)
 
     def is_displaced(self, handle: Handle) -> bool:
-        """Tell whether somebody else has taken the ledger over, or it is gone."""
+        """Return whether somebody else has taken the ledger over, or it is gone."""
         return self.life(handle).term != handle.term or self.life(handle).is_deleted
 
     def add(self, handle: Handle, size: int) -> None:

@@ -102,7 +102,7 @@ class Tally:
     failures: list[tuple[str, int, str, str]] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """Give the summary."""
+        """Return the summary."""
         ratio = self.simulated_s / self.elapsed_s if self.elapsed_s else 0.0
 
         def table(counts: Counter[str]) -> str:
@@ -242,7 +242,7 @@ def version(root: Path = ROOT) -> tuple[str, str]:
 
 
 def changed_files(root: Path = ROOT) -> list[str]:
-    """Give the files of a run that differ from what was committed."""
+    """Return the files of a run that differ from what was committed."""
     return [
         line[2:].strip() for line in _git(root, "status", "--porcelain", "--untracked-files=all").splitlines()
     ]
@@ -304,5 +304,5 @@ def go_on(
 
 
 def all_profiles() -> list[str]:
-    """Give the names of all profiles, in order."""
+    """Return the names of all profiles, in order."""
     return sorted(PROFILES)

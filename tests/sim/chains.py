@@ -67,7 +67,7 @@ class Chains:
 
     @classmethod
     def of(cls, simulation: Simulation) -> Chains:
-        """Give the run's record."""
+        """Return the run's record."""
         if "chains" not in simulation.shared:
             chains = simulation.shared["chains"] = cls(simulation.history, lambda: simulation.loop.now)
             simulation.tree.watchers.append(chains.metadata_changed)
@@ -248,7 +248,7 @@ class Chains:
                 self._fail("AtMostTwoNotClosed", f"{row.ledger_id} of {[each.id for each in head.newest]}")
 
     def left_over(self, head_rows: list[int], made_before: float) -> list[int]:
-        """Give the ledgers made for the log that exist and are not among these.
+        """Return the ledgers made for the log that exist and are not among these.
 
         A dead client's request may still make one later.
         """

@@ -74,15 +74,15 @@ class Life:
 
     @property
     def begins_at(self) -> Position:
-        """Give where the log begins."""
+        """Return where the log begins."""
         return self.head.begins_at if self.head is not None else BEGINNING
 
     def began_where(self, at: float) -> Position:
-        """Give where the log began at a time."""
+        """Return where the log began at a time."""
         return max((shape.begins_at for shape in self.shapes if shape.since < at), default=BEGINNING)
 
     def is_there(self, since: float) -> bool:
-        """Tell whether the log could be read without a break from that time on."""
+        """Return whether the log could be read without a break from that time on."""
         return self.began_at <= since and self.condemned_at is None
 
 
@@ -104,7 +104,7 @@ class LogLives(Chains):
 
     @property
     def life(self) -> Life | None:
-        """Give the log's present life, None where there is no log."""
+        """Return the log's present life, None where there is no log."""
         return self.lives[-1] if self.lives and self.lives[-1].ended_at is None else None
 
     # --- writers ---
@@ -194,7 +194,7 @@ class LogLives(Chains):
         self._in_its_life(who, payload, position)
 
     def in_closed_ledgers(self) -> list[Position]:
-        """Give what is acknowledged and lies in ledgers that are CLOSED, as are all before them."""
+        """Return what is acknowledged and lies in ledgers that are CLOSED, as are all before them."""
         life, found = self.life, list[Position]()
         for row in life.rows if life is not None else ():
             if not self._ledgers[row.ledger_id].is_closed:
@@ -204,15 +204,15 @@ class LogLives(Chains):
         return found
 
     def is_closed(self, ledger_id: int) -> bool:
-        """Tell whether a ledger is CLOSED, or was when it was deleted."""
+        """Return whether a ledger is CLOSED, or was when it was deleted."""
         return ledger_id in self._ledgers and self._ledgers[ledger_id].is_closed
 
     def exists(self, ledger_id: int) -> bool:
-        """Tell whether there is such a ledger."""
+        """Return whether there is such a ledger."""
         return ledger_id in self._ledgers and ledger_id not in self._deleted
 
     def end_of(self, before: Position) -> Position | None:
-        """Give where a log begins for sure that is truncated before a position: behind what lies before it.
+        """Return where a log begins for sure that is truncated before a position: behind what lies before it.
 
         None where a ledger up to there is not CLOSED, or nothing lies before.
         """
@@ -350,12 +350,12 @@ class LogLives(Chains):
     # --- the end ---
 
     def left_over(self, head_rows: list[int], made_before: float) -> list[int]:
-        """Give the ledgers made for the log or ever listed that exist and are not among these."""
+        """Return the ledgers made for the log or ever listed that exist and are not among these."""
         gone = self._deleted.union(head_rows)
         return [each for each, at in self._owned.items() if at < made_before and each not in gone]
 
     def pages_left_over(self, made_before: float) -> list[str]:
-        """Give the pages made by then that exist and that no list refers to.
+        """Return the pages made by then that exist and that no list refers to.
 
         A dead client's request may still make one later, as it may make a ledger.
         """
@@ -365,7 +365,7 @@ class LogLives(Chains):
 
 
 def lives_of(simulation: Simulation) -> LogLives:
-    """Give the run's record."""
+    """Return the run's record."""
     found = Chains.of(simulation)
     assert isinstance(found, LogLives), "the plan's setup is log_lives"
     return found

@@ -58,7 +58,7 @@ def sweep_chains(seed: int, *, chains: int = CHAINS) -> Sweep:
 
 
 def _chain(name: str, step: Step, rng: random.Random) -> tuple[list[Step], bool]:
-    """Give the steps of several starts, and whether the disk is whole."""
+    """Return the steps of several starts, and whether the disk is whole."""
     steps: list[Step] = []
     is_whole = True
     for start in range(STARTS):

@@ -75,7 +75,7 @@ class Facts:
     deleted: set[int] = field(default_factory=set)
 
     def copy(self) -> Facts:
-        """Give them as they are now."""
+        """Return them as they are now."""
         return Facts(
             dict(self.issued), set(self.acked), dict(self.terms), set(self.deleting), set(self.deleted)
         )
@@ -261,7 +261,7 @@ Build = Callable[[], Hardware]
 
 
 def states(step: Step, rng: random.Random) -> Iterator[tuple[str, Build]]:
-    """Give what a power cut at this step may leave: a word on each, and how to make it."""
+    """Return what a power cut at this step may leave: a word on each, and how to make it."""
     for number in range(4):
         yield "chance", partial(by_chance, step, f"{rng.random()}/{number}")
     changes = step.hardware.directories[HOME].changes
@@ -280,7 +280,7 @@ def states(step: Step, rng: random.Random) -> Iterator[tuple[str, Build]]:
 
 
 def by_chance(step: Step, seed: str) -> Hardware:
-    """Give the disk as the fault model has it lose power."""
+    """Return the disk as the fault model has it lose power."""
     state = image_of(step.hardware)
     state.rng = random.Random(seed)
     state.lose_power()
@@ -288,7 +288,7 @@ def by_chance(step: Step, seed: str) -> Hardware:
 
 
 def _renamed(step: Step, mask: int) -> Hardware:
-    """Give the disk with some of the changes of names; of files only what is durable."""
+    """Return the disk with some of the changes of names; of files only what is durable."""
     state = image_of(step.hardware)
     directory = state.directories[HOME]
     entries = dict(directory.durable)
@@ -306,7 +306,8 @@ def _renamed(step: Step, mask: int) -> Hardware:
 
 
 def _with_file(step: Step, name: str, content: bytes) -> Hardware:
-    """Give the disk with its names as they are, that content in a file, and what is durable in the others."""
+    """Return the disk with its names as they are, that content in a file, and what is durable in the
+    others."""
     state = image_of(step.hardware)
     directory = state.directories[HOME]
     directory.durable = dict(directory.entries)
@@ -344,7 +345,7 @@ def _prefixes(
 
 
 def _filled(content: bytes) -> int:
-    """Give how much of a write is not the zeros at its end, up to which a group's last page is filled."""
+    """Return how much of a write is not the zeros at its end, up to which a group's last page is filled."""
     return max(1, len(content.rstrip(b"\0")))
 
 
@@ -422,7 +423,7 @@ async def _inspect(loop: SimLoop, state: Hardware, facts: Facts, *, is_whole: bo
 
 
 async def _wrong_with(engine: Engine, facts: Facts, ledger_id: int) -> str:
-    """Give what is wrong with a ledger. Nothing that is missing, if the bookie says that it is damaged."""
+    """Return what is wrong with a ledger. Nothing that is missing, if the bookie says that it is damaged."""
     term, is_damaged = facts.terms.get(ledger_id, 0), engine.is_damaged(ledger_id)
     if ledger_id in facts.deleting:
         is_back = ledger_id in facts.deleted and not engine.is_deleted(ledger_id) and not is_damaged

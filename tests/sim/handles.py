@@ -104,7 +104,7 @@ async def calm(simulation: Simulation) -> None:
 
 
 def is_calm(simulation: Simulation) -> bool:
-    """Tell whether all faults are over, and what they led to is too."""
+    """Return whether all faults are over, and what they led to is too."""
     return bool(simulation.loop.now >= simulation.shared.get("calm at", float("inf")))
 
 
@@ -171,7 +171,7 @@ class Bulk:
             self._use.look()
 
     async def slowly(self) -> AsyncGenerator[bytes, None]:
-        """Give the entries one after another, with pauses."""
+        """Return the entries one after another, with pauses."""
         for data in self:
             yield data
             await asyncio.sleep(self._pause_s)
@@ -330,7 +330,7 @@ class WriterUse:
     # --- what is waited for ---
 
     def outstanding(self) -> list[asyncio.Future[int]]:
-        """Give the adds so far that `flush` and `close` are to wait for."""
+        """Return the adds so far that `flush` and `close` are to wait for."""
         self.look()
         adds = [*self._singles[self._completed :], *self._queue]
         return [add.future for add in adds if add.future is not None]
@@ -402,7 +402,7 @@ class ReaderUse:
 
     @property
     def acknowledged(self) -> int:
-        """Give the last entry that is in the ledger for sure."""
+        """Return the last entry that is in the ledger for sure."""
         self._history.settle(self._who)
         closed = self.record.closed_last
         return max(self.record.acked, -1 if closed is None else closed)

@@ -79,7 +79,7 @@ class Inode:
         self.size_is_dirty = True
 
     def snapshot(self) -> tuple[dict[int, bytes], int]:
-        """Give what a sync that begins now covers: dirty pages, and the size."""
+        """Return what a sync that begins now covers: dirty pages, and the size."""
         pages = {page: bytes(self.data[page * PAGE : (page + 1) * PAGE]) for page in self.dirty}
         return pages, len(self.data)
 
@@ -147,7 +147,7 @@ class Directory:
         """From the first change on that a failed sync was to write: all until now, and which were synced."""
 
     def change(self, *settings: Setting) -> None:
-        """Give names to files, or take them away: all of these settings together or none."""
+        """Return names to files, or take them away: all of these settings together or none."""
         self.changes.append(settings)
         apply(self.entries, settings)
 
@@ -161,7 +161,7 @@ class Directory:
         del self.changes[:covered]
 
     def inodes(self) -> dict[int, Inode]:
-        """Give the files that have a name here, or may have one after a power cut."""
+        """Return the files that have a name here, or may have one after a power cut."""
         found = [*self.entries.values(), *self.durable.values()]
         found += [inode for settings, _ in self._doubtful for _, inode in settings if inode is not None]
         return dict(sorted((inode.number, inode) for inode in found))
@@ -299,7 +299,7 @@ class Hardware:
         return True
 
     def files(self, suffix: str) -> list[Inode]:
-        """Give the files whose names end so, in a fixed order."""
+        """Return the files whose names end so, in a fixed order."""
         return [
             inode
             for _, directory in sorted(self.directories.items())
@@ -334,7 +334,7 @@ class Hardware:
     # --- the journal's path ----------------------------------------------------------------------
 
     def begin_group(self) -> float:
-        """Give the delay until the next journal write begins: they are executed in order."""
+        """Return the delay until the next journal write begins: they are executed in order."""
         return max(self._journal_free_at - self.loop.now, 0.0)
 
     def group_times(self) -> tuple[float, float]:

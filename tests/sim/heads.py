@@ -72,7 +72,7 @@ def _check_length(lives: Lives, life: Life, after: LedgerMetadata, what: str) ->
 
 
 def _is_opening(old: list[Fragment], new: list[Fragment], term: int) -> bool:
-    """Tell whether a takeover has opened a term: what it found, perhaps on other bookies, and its own."""
+    """Return whether a takeover has opened a term: what it found, perhaps on other bookies, and its own."""
     *kept, own = new
     settled, found = old[:-1], kept[len(old) - 1 :]
     return (
@@ -83,7 +83,7 @@ def _is_opening(old: list[Fragment], new: list[Fragment], term: int) -> bool:
 
 
 def _is_repair(old: list[Fragment], new: list[Fragment], *, is_sealed: bool = False) -> bool:
-    """Tell whether bookies are exchanged in one fragment that is not the last, or is a sealed ledger's."""
+    """Return whether bookies are exchanged in one fragment that is not the last, or is a sealed ledger's."""
     if [(each.first_entry, each.content_term) for each in old] != [
         (each.first_entry, each.content_term) for each in new
     ]:

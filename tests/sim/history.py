@@ -87,12 +87,12 @@ class LedgerRecord:
 
     @property
     def is_deleted(self) -> bool:
-        """Tell whether it is gone, or may be by now."""
+        """Return whether it is gone, or may be by now."""
         return self.is_gone or self.may_be_deleted
 
     @property
     def closed_last(self) -> int | None:
-        """Give the last entry of a ledger that is closed."""
+        """Return the last entry of a ledger that is closed."""
         return self.metadata.last_entry if self.metadata is not None and self.metadata.is_closed else None
 
 
@@ -120,7 +120,7 @@ class History:
         self.events.append((self.now(), who, what, *details))
 
     def digest(self) -> int:
-        """Give a checksum of all that happened."""
+        """Return a checksum of all that happened."""
         return zlib.crc32("\n".join(map(repr, self.events)).encode())
 
     def fail(self, name: str, text: str) -> None:
@@ -136,7 +136,7 @@ class History:
             self.fail(name, text())
 
     def ledger(self, ledger_id: int) -> LedgerRecord:
-        """Give a ledger's record."""
+        """Return a ledger's record."""
         record = self.ledgers.get(ledger_id)
         if record is None:
             record = self.ledgers[ledger_id] = LedgerRecord(ledger_id)
@@ -197,7 +197,7 @@ class History:
             )
 
     def holders(self, metadata: LedgerMetadata, entry_id: int) -> list[str]:
-        """Give the bookies of an entry's write set that have said that they have it."""
+        """Return the bookies of an entry's write set that have said that they have it."""
         return [
             bookie
             for bookie in write_set(metadata, entry_id)
@@ -409,12 +409,13 @@ class History:
 
 
 def write_set(metadata: LedgerMetadata, entry_id: int) -> list[str]:
-    """Give the bookies that are to hold an entry."""
+    """Return the bookies that are to hold an entry."""
     return write_set_of(metadata, metadata.fragment_of(entry_id), entry_id)
 
 
 def write_set_of(metadata: LedgerMetadata, fragment: Fragment, entry_id: int) -> list[str]:
-    """Give the bookies of a fragment that are to hold an entry; it may be one that the head does not have."""
+    """Return the bookies of a fragment that are to hold an entry; it may be one that the head does not
+    have."""
     bookies = fragment.bookies
     start = entry_id % metadata.ensemble_size
     return [bookies[(start + step) % metadata.ensemble_size] for step in range(metadata.write_quorum)]

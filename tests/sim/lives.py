@@ -70,11 +70,11 @@ class Handle:
 
     @property
     def term(self) -> int:
-        """Give the holder's term."""
+        """Return the holder's term."""
         return self.ledger.term
 
     def unfinished(self) -> list[asyncio.Future[int]]:
-        """Give the futures of adds that have not ended yet."""
+        """Return the futures of adds that have not ended yet."""
         return [future for future, _ in self.pending if not future.done()]
 
 
@@ -107,29 +107,29 @@ class Life:
 
     @property
     def first_entry(self) -> int:
-        """Give the first entry that is left."""
+        """Return the first entry that is left."""
         return self.metadata.first_entry if self.metadata is not None else 0
 
     @property
     def term(self) -> int:
-        """Give the present term."""
+        """Return the present term."""
         return self.metadata.term if self.metadata is not None else 0
 
     @property
     def end(self) -> int | None:
-        """Give the last entry of a sealed ledger."""
+        """Return the last entry of a sealed ledger."""
         return self.metadata.last_entry if self.metadata is not None and self.metadata.is_closed else None
 
     def fragment_of(self, entry_id: int) -> Fragment:
-        """Give the fragment of an entry that has not been trimmed."""
+        """Return the fragment of an entry that has not been trimmed."""
         return next(each for each in reversed(self.fragments) if each.first_entry <= entry_id)
 
     def known(self) -> dict[int, bytes]:
-        """Give all that was acknowledged or read."""
+        """Return all that was acknowledged or read."""
         return {**self.read, **self.acknowledged}
 
     def length_below(self, end: int) -> int | None:
-        """Give the payload bytes of all entries below one; None where not all of them are known."""
+        """Return the payload bytes of all entries below one; None where not all of them are known."""
         values = [self.acknowledged.get(entry_id, self.read.get(entry_id)) for entry_id in range(end)]
         return None if None in values else sum(len(value) for value in values if value is not None)
 
@@ -157,7 +157,7 @@ class Lives:
 
     @classmethod
     def of(cls, simulation: Simulation) -> Lives:
-        """Give the run's record, which begins to watch the metadata store when it is first asked for."""
+        """Return the run's record, which begins to watch the metadata store when it is first asked for."""
         record = simulation.shared.get(_KEY)
         if record is None:
             record = simulation.shared[_KEY] = cls(simulation)
@@ -168,20 +168,20 @@ class Lives:
 
     @classmethod
     def find(cls, simulation: Simulation) -> Lives | None:
-        """Give the run's record, None where there is none."""
+        """Return the run's record, None where there is none."""
         return simulation.shared.get(_KEY)
 
     def life(self, ledger_id: int) -> Life:
-        """Give the record of one ledger."""
+        """Return the record of one ledger."""
         return self.all.setdefault(ledger_id, Life(ledger_id))
 
     def alive(self) -> list[Life]:
-        """Give the ledgers that are not deleted, oldest first."""
+        """Return the ledgers that are not deleted, oldest first."""
         return [life for _, life in sorted(self.all.items()) if not life.is_deleted]
 
     @property
     def newest(self) -> Life | None:
-        """Give the ledger that was made last, deleted or not."""
+        """Return the ledger that was made last, deleted or not."""
         return self.all[max(self.all)] if self.all else None
 
     def require(self, condition: bool, name: str, text: str) -> None:
@@ -202,7 +202,7 @@ class Lives:
         return handle
 
     def value(self, handle: Handle, size: int) -> bytes:
-        """Give a new value for an entry, as one that is about to be added."""
+        """Return a new value for an entry, as one that is about to be added."""
         ledger_id = handle.ledger.ledger_id
         value = f"{ledger_id}/{handle.who}/{handle.term}/{handle.number}/".encode() + b"." * size
         handle.number += 1
@@ -274,7 +274,7 @@ class Lives:
                 self.fail("NoLogDivergence", text)
 
     def lac_of(self, life: Life) -> int:
-        """Give the highest entry that may be read: by the word of its holders, or of the metadata."""
+        """Return the highest entry that may be read: by the word of its holders, or of the metadata."""
         if life.end is not None:
             return life.end
         assert life.metadata is not None
@@ -288,7 +288,7 @@ class Lives:
             self._given.setdefault((bookie, ledger_id), set()).update(entries)
 
     def has_shown(self, bookie: str, ledger_id: int, entry_id: int) -> bool:
-        """Tell whether a bookie has shown that it holds an entry: has acknowledged it, or given it."""
+        """Return whether a bookie has shown that it holds an entry: has acknowledged it, or given it."""
         key = bookie, ledger_id
         return entry_id in self._promised.get(key, ()) or entry_id in self._given.get(key, ())
 
@@ -383,10 +383,10 @@ class Lives:
 
 
 def is_acknowledged(future: asyncio.Future[int]) -> bool:
-    """Tell whether an add has been acknowledged, and was not cancelled."""
+    """Return whether an add has been acknowledged, and was not cancelled."""
     return future.done() and not future.cancelled() and future.exception() is None
 
 
 def ledger_of(value: bytes) -> int:
-    """Give the ledger that an entry was added to."""
+    """Return the ledger that an entry was added to."""
     return int(value.split(b"/", 1)[0])

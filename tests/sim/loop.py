@@ -154,7 +154,7 @@ class SimTask(asyncio.Task[Any]):
 
     @property
     def label(self) -> str:
-        """Give its name, or what it runs and its number; put together only when somebody looks."""
+        """Return its name, or what it runs and its number; put together only when somebody looks."""
         name = self.get_name()
         if name != _UNNAMED:
             return name

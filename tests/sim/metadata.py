@@ -67,7 +67,7 @@ class MetadataFaults:
 
     @property
     def keeps_waiting(self) -> bool:
-        """Tell whether an operation may get no answer, or a slow one."""
+        """Return whether an operation may get no answer, or a slow one."""
         is_lossy = self.lose_request or self.lose_answer or self.late_request
         return bool(self.is_cut or is_lossy or self.delay != MetadataFaults.delay)
 
@@ -124,7 +124,7 @@ class SimTree(MemoryTree):
             store.notice(key, self.change_number)
 
     def value_at(self, key: str, number: int) -> Versioned:
-        """Give a value as it was after that change."""
+        """Return a value as it was after that change."""
         history = self._values.get(key, [])
         index = bisect_right(history, number, key=lambda row: row[0])
         _, value, version = history[index - 1] if index else (0, None, None)
@@ -133,7 +133,7 @@ class SimTree(MemoryTree):
         return Versioned(value, version)
 
     def children_at(self, key: str, number: int) -> list[str]:
-        """Give the names below a key as they were after that change."""
+        """Return the names below a key as they were after that change."""
         history = self._children.get(key, [])
         index = bisect_right(history, number, key=lambda row: row[0])
         return list(history[index - 1][1]) if index else []

@@ -166,7 +166,7 @@ class Endpoint(asyncio.Transport):
         self._high, self._low = _HIGH_BYTES, _HIGH_BYTES // 4
 
     def begin(self, protocol: Any) -> None:
-        """Give the endpoint its protocol."""
+        """Return the endpoint its protocol."""
         self.protocol = protocol
         protocol.connection_made(self)
         if self._inbox:
@@ -311,11 +311,11 @@ class SimServer:
 
     @property
     def sockets(self) -> list[SimServer]:
-        """Give the one socket: itself."""
+        """Return the one socket: itself."""
         return [self]
 
     def getsockname(self) -> tuple[str, int]:
-        """Give host and port."""
+        """Return host and port."""
         return self.process.name, self.port
 
     def close(self) -> None:
@@ -400,7 +400,7 @@ class SimNetwork:
         self._endpoints.pop(endpoint, None)
 
     def is_cut_off(self, source: str, target: str) -> bool:
-        """Tell whether a host gets no answer from another one, whatever that would be."""
+        """Return whether a host gets no answer from another one, whatever that would be."""
         is_blocked = (source, target) in self.blocked or (target, source) in self.blocked
         return is_blocked or target in self.without_power
 

@@ -67,11 +67,11 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """Give the one command that runs this again."""
+        """Return the one command that runs this again."""
         return f"python -m tests.sim --profile {self.profile} --seed {self.seed} --shrink"
 
     def without(self, faults: Collection[int] = (), actors: Collection[str] = ()) -> Plan:
-        """Give the plan without some faults (by their number) and actors (by name)."""
+        """Return the plan without some faults (by their number) and actors (by name)."""
         return replace(
             self,
             faults=tuple(fault for number, fault in enumerate(self.faults) if number not in faults),
@@ -169,13 +169,13 @@ class Draw:
 
     @property
     def clients(self) -> list[str]:
-        """Give the names of the clients so far."""
+        """Return the names of the clients so far."""
         return [actor.name for actor in self._actors]
 
     # --- faults --------------------------------------------------------------------------------
 
     def allows(self, kind: str) -> bool:
-        """Tell whether this seed has that kind of fault switched on (swarm testing)."""
+        """Return whether this seed has that kind of fault switched on (swarm testing)."""
         if kind not in self._swarm:
             self._swarm[kind] = self.rng.random() < 0.5
         return self._swarm[kind]
@@ -204,7 +204,7 @@ class Draw:
             )
 
     def plan(self, **more: Any) -> Plan:
-        """Give the plan drawn so far."""
+        """Return the plan drawn so far."""
         return Plan(
             **{
                 "profile": self.profile,

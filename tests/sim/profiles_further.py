@@ -46,7 +46,7 @@ def _reader(draw: Draw, **settings: float) -> str:
 
 
 def _plan(draw: Draw, **more: Any) -> Plan:
-    """Give the plan, with limits that are met: writers that must wait, and entries that are too large."""
+    """Return the plan, with limits that are met: writers that must wait, and entries that are too large."""
     in_flight = draw.rng.choice((1_000, 4_000, 100_000))
     settings = {"max_in_flight_bytes": in_flight, "entry_bytes_max": 10_000}
     return draw.plan(client_settings=settings, **more)

@@ -47,7 +47,7 @@ def _writer(draw: Draw, **settings: Any) -> str:
 
 
 def _protected(draw: Draw, plan: Plan) -> Plan:
-    """Give the log a password, in some seeds, and have somebody try others."""
+    """Return the log a password, in some seeds, and have somebody try others."""
     if draw.rng.random() < 0.75:
         return plan
     intruder = Actor("intruder", "log_intruder", 0.5)

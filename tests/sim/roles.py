@@ -33,7 +33,7 @@ def role(function: Callable[[Simulation, Actor, Client], Awaitable[None]]) -> An
 
 
 def payload(ledger_id: int, entry_id: int, size: int) -> bytes:
-    """Give an entry's bytes, which name the entry."""
+    """Return an entry's bytes, which name the entry."""
     head = f"{ledger_id}:{entry_id}:".encode()
     return head if size <= len(head) else (head * (size // len(head) + 1))[:size]
 

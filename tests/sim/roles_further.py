@@ -553,7 +553,7 @@ def _rows(metadata: LedgerMetadata) -> list[tuple[int, str]]:
 
 
 def _owed(metadata: LedgerMetadata, replica: Replica) -> set[int] | None:
-    """Give what a bookie owes of a fragment; None where the fragment has no end yet."""
+    """Return what a bookie owes of a fragment; None where the fragment has no end yet."""
     starts = [each.first_entry for each in metadata.fragments]
     ends_at = [*(start - 1 for start in starts[1:]), metadata.last_entry]
     for start, end in zip(starts, ends_at, strict=True):

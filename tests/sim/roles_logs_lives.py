@@ -113,7 +113,7 @@ async def log_intruder(simulation: Simulation, actor: Actor, client: Client) -> 
 
 
 def secret(lives: LogLives) -> dict[str, Any]:
-    """Give the settings of a ledger that has the log's password."""
+    """Return the settings of a ledger that has the log's password."""
     return {"digest": "hmac-sha256", "password": lives.password} if lives.password else {}
 
 

@@ -160,7 +160,7 @@ class _Holder:
 
 
 def _held(handle: Handle) -> tuple[int, int]:
-    """Give the range of all that a handle has, as far as it knows."""
+    """Return the range of all that a handle has, as far as it knows."""
     lac = handle.ledger.last_add_confirmed
     return min(handle.ledger.first_entry, lac + 1), lac
 

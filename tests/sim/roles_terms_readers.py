@@ -159,7 +159,7 @@ class _Follower:
 
 
 async def _entries_of(batches: Any) -> Any:
-    """Give the entries of batches, and let go of them."""
+    """Return the entries of batches, and let go of them."""
     try:
         async for batch in batches:
             for entry in batch:

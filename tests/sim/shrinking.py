@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def shrink(plan: Plan, failed: Result, *, runs_max: int = 150) -> Result:
-    """Give the run of the smallest plan found that fails as this one did."""
+    """Return the run of the smallest plan found that fails as this one did."""
     best, name, wanted = plan, failed.name, _type_of(failed)
     runs = 0
     progress = True
@@ -39,7 +39,7 @@ def shrink(plan: Plan, failed: Result, *, runs_max: int = 150) -> Result:
 
 
 def _type_of(result: Result) -> str:
-    """Give the type of the error that a result tells of, where its name says little; else nothing."""
+    """Return the type of the error that a result tells of, where its name says little; else nothing."""
     lines = result.text.splitlines() if result.name in ("Liveness", "Unexpected") else []
     for line in (*lines[:1], *lines[-1:]):  # what went wrong, or a traceback, which ends with it
         if found := re.search(r"\b\w+Error\b", line):

@@ -100,7 +100,7 @@ class Result:
 
     @property
     def is_good(self) -> bool:
-        """Tell whether every invariant held."""
+        """Return whether every invariant held."""
         return not self.name
 
 
@@ -227,7 +227,7 @@ class Simulation:
     # --- bookies -------------------------------------------------------------------------------
 
     def directories_of(self, name: str) -> tuple[str, ...]:
-        """Give a bookie's data directories."""
+        """Return a bookie's data directories."""
         return tuple(f"/{name}/data{number}" for number in range(self.plan.directories))
 
     def start_bookie(self, name: str) -> None:
@@ -318,7 +318,7 @@ class Simulation:
         return _EPOCH_MS + int((self.loop.now + process.clock_offset) * 1000)
 
     def is_up(self, name: str) -> bool:
-        """Tell whether a process of that name runs."""
+        """Return whether a process of that name runs."""
         process = self.network.processes.get(name)
         return process is not None and process.is_alive
 
@@ -433,7 +433,7 @@ class Simulation:
     # --- metadata ------------------------------------------------------------------------------
 
     def metadata_faults(self, name: str) -> MetadataFaults:
-        """Give what is wrong with a host's link to the metadata store."""
+        """Return what is wrong with a host's link to the metadata store."""
         return self._meta_faults.setdefault(name, MetadataFaults())
 
     def _open_store(self, name: str, process: Process, rng: random.Random) -> SimMetadataStore:

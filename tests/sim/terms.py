@@ -40,7 +40,7 @@ class TermsRecord:
 
     @classmethod
     def of(cls, simulation: Simulation) -> TermsRecord:
-        """Give the run's record, which begins to watch the metadata store when it is first asked for."""
+        """Return the run's record, which begins to watch the metadata store when it is first asked for."""
         record = simulation.shared.get(_KEY)
         if record is None:
             record = simulation.shared[_KEY] = cls(simulation)
@@ -50,7 +50,7 @@ class TermsRecord:
 
     @classmethod
     def find(cls, simulation: Simulation) -> TermsRecord | None:
-        """Give the run's record, None where there is no unbounded ledger."""
+        """Return the run's record, None where there is no unbounded ledger."""
         return simulation.shared.get(_KEY)
 
     def acknowledge(self, who: str, entry_id: int, value: bytes) -> None:

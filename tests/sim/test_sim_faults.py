@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def _seen(*spans: tuple[float, float, str]) -> list[tuple[float, str]]:
-    """Give what is seen of faults from one time to another, each time that something begins or ends."""
+    """Return what is seen of faults from one time to another, each time that something begins or ends."""
     seen: list[tuple[float, str]] = []
     events: list[tuple[float, partial[object]]] = []
     now, state = 0.0, {"value": ""}

@@ -93,7 +93,7 @@ class Stage:
 
     @property
     def ensemble(self) -> tuple[str, ...]:
-        """Give the bookies of the ledger's last fragment."""
+        """Return the bookies of the ledger's last fragment."""
         assert self.ledger is not None
         return self.ledger.metadata.last_fragment.bookies
 

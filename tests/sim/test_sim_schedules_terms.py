@@ -129,13 +129,13 @@ class Terms:
 
     @property
     def life(self) -> Life:
-        """Give the ledger's record."""
+        """Return the ledger's record."""
         (life,) = self.lives.alive()
         return life
 
     @property
     def ensemble(self) -> tuple[str, ...]:
-        """Give the bookies of the last fragment."""
+        """Return the bookies of the last fragment."""
         assert self.life.metadata is not None
         return self.life.metadata.last_fragment.bookies
 

@@ -47,7 +47,7 @@ class Upkeep:
 
 
 def _followed(simulation: Simulation) -> type[Bookie]:
-    """Give the class of bookies, followed from the moment that they have an engine."""
+    """Return the class of bookies, followed from the moment that they have an engine."""
 
     class FollowedBookie(Bookie):
         async def _open(self, *arguments: Any) -> None:

@@ -23,7 +23,7 @@ _IS = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 
 def interpreters() -> dict[str, str]:
-    """Give an interpreter of each version that this machine has: version → command."""
+    """Return an interpreter of each version that this machine has: version → command."""
     found: dict[str, str] = {}
     for major, minor in VERSIONS:
         wanted = f"{major}.{minor}"
@@ -35,7 +35,7 @@ def interpreters() -> dict[str, str]:
 
 
 def version_of(python: str) -> str:
-    """Give "3.12" of an interpreter, "" of what is none."""
+    """Return "3.12" of an interpreter, "" of what is none."""
     try:
         told = subprocess.run([python, "-c", _IS], capture_output=True, text=True, check=False)
     except OSError:
@@ -63,7 +63,7 @@ def tell(seeds: range) -> None:
 
 
 def verdicts(python: str, seeds: range) -> tuple[list[str], str]:
-    """Give the verdicts of an interpreter, and what the runs took."""
+    """Return the verdicts of an interpreter, and what the runs took."""
     command = [
         python,
         "-m",

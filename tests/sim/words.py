@@ -102,7 +102,7 @@ class Words:
         return answered.at >= self._history.now()
 
     def promised_under(self, bookie: str, ledger_id: int, content_term: int) -> dict[int, int]:
-        """Give what a bookie has acknowledged of a ledger under a content term."""
+        """Return what a bookie has acknowledged of a ledger under a content term."""
         return self._promised_under.get((bookie, ledger_id, content_term), {})
 
     # --- terms ---------------------------------------------------------------------------------

@@ -147,7 +147,7 @@ class Writing:
         await asyncio.sleep(rng.choice((0.0, 0.01, self._settings["gap"])) * rng.random())
 
     def _data(self) -> bytes:
-        """Give the next payload: no other is like it."""
+        """Return the next payload: no other is like it."""
         self._given += 1
         size = int(self._settings["bytes"] * self._rng.random() * 2)
         return payload(self.handle.ledger_id, self._given, size)

@@ -23,7 +23,7 @@ class Cli:
     metadata: str | None = None
 
     def environment(self) -> dict[str, str]:
-        """Give the environment of its processes."""
+        """Return the environment of its processes."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("BOOKIE_AIO")}
         return kept if self.metadata is None else kept | {"BOOKIE_AIO_METADATA": self.metadata}
 
@@ -65,7 +65,7 @@ class RunningCluster:
         self.cli = Cli(self.document["metadata"])
 
     def pids(self) -> dict[str, int]:
-        """Give the process of each bookie, as cluster.json has it now."""
+        """Return the process of each bookie, as cluster.json has it now."""
         rows = json.loads((self.directory / "cluster.json").read_text())["bookies"]
         return {row["bookie_id"]: row["pid"] for row in rows}
 

@@ -38,7 +38,7 @@ class BookieProcess:
 
     @property
     def pid(self) -> int:
-        """Give the id of the running process."""
+        """Return the id of the running process."""
         assert self.child is not None
         return self.child.pid
 

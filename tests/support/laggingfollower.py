@@ -91,7 +91,7 @@ class LaggingEnsemble:
 
     @property
     def others(self) -> str:
-        """Give the two that do not lag, as a `zk:` URI wants them."""
+        """Return the two that do not lag, as a `zk:` URI wants them."""
         return ",".join(one.address for one in self._others)
 
     def lag(self) -> None:

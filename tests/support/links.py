@@ -88,7 +88,7 @@ class Frame(NamedTuple):
 
     @property
     def block(self) -> Block:
-        """Give the (first) block in the body."""
+        """Return the (first) block in the body."""
         return Block.parse(self.body)
 
     @classmethod
@@ -104,7 +104,7 @@ class Frame(NamedTuple):
         return cls(request.op, request_id, request, body, is_answer=False)
 
     def encode_answer(self) -> bytes:
-        """Give the bytes of an answer that is not a failure, length and all."""
+        """Return the bytes of an answer that is not a failure, length and all."""
         assert self.is_answer
         assert isinstance(self.message, Message)
         header = encode_answer(self.op, self.request_id, self.message)
@@ -126,7 +126,7 @@ class Sighting:
 
     @property
     def is_reached(self) -> bool:
-        """Tell whether it has come."""
+        """Return whether it has come."""
         return self._frame.done()
 
     def release(self) -> None:
@@ -196,7 +196,7 @@ class Link:
 
     @property
     def address(self) -> str:
-        """Give `host:port` for the client."""
+        """Return `host:port` for the client."""
         return f"127.0.0.1:{self._port}"
 
     def reset(self) -> None:
@@ -392,18 +392,18 @@ class Links:
         self._own: MetadataStore
 
     def __getitem__(self, pair: tuple[str, str]) -> Link:
-        """Give the link between a client and a bookie."""
+        """Return the link between a client and a bookie."""
         link = self._links.get(pair)
         if link is None:
             link = self._links[pair] = Link(*pair, self._locate)
         return link
 
     def of(self, client: str) -> dict[str, Link]:
-        """Give a client's links by bookie, as far as it has heard of the bookies."""
+        """Return a client's links by bookie, as far as it has heard of the bookies."""
         return {bookie_id: link for (name, bookie_id), link in self._links.items() if name == client}
 
     def store(self, client: str) -> ClientStore:
-        """Give the metadata store as a connected client sees it."""
+        """Return the metadata store as a connected client sees it."""
         return self._stores[client]
 
     @asynccontextmanager

@@ -85,11 +85,11 @@ class Network:
         return f"02:00:00:00:00:{self._hosts.index(host) + 1:02x}"
 
     def address(self, host: str) -> str:
-        """Give its address, without a port."""
+        """Return its address, without a port."""
         return f"{_NET}.{self._tag % 250}.{self._hosts.index(host) + 1}"
 
     def prefix(self, host: str) -> list[str]:
-        """Give the command to put before one that shall run on that host."""
+        """Return the command to put before one that shall run on that host."""
         return ["ip", "netns", "exec", self._namespace(host)]
 
     async def drop(self, sender: str, receiver: str) -> None:

@@ -58,7 +58,7 @@ class ZooKeeperProxy:
 
     @property
     def address(self) -> str:
-        """Give `host:port` for clients."""
+        """Return `host:port` for clients."""
         return f"127.0.0.1:{self._port}"
 
     def lose_answer(

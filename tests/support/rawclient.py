@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
     @property
     def entries(self) -> list[tuple[int, bytes]]:
-        """Give id and payload of the entries in the body, all checksums checked."""
+        """Return id and payload of the entries in the body, all checksums checked."""
         found = []
         for block in parse_blocks(memoryview(self.body)):
             assert block.payload_is_intact()
@@ -167,7 +167,7 @@ def hello(
     instance_id: str = "",
     bookie_id: str = "",
 ) -> Hello:
-    """Give a handshake."""
+    """Return a handshake."""
     return Hello(version_min, version_max, "raw", instance_id, bookie_id)
 
 
@@ -180,7 +180,7 @@ def block(
     lac: int = -1,
     stride: int = 1,
 ) -> bytes:
-    """Give a block of entries that begin at `first`."""
+    """Return a block of entries that begin at `first`."""
     return encode_block(
         ledger_id=ledger_id,
         content_term=content_term,
@@ -194,5 +194,5 @@ def block(
 
 
 def lac_statement(ledger_id: int, lac: int, *, content_term: int = 0) -> LacStatement:
-    """Give an intact LAC statement."""
+    """Return an intact LAC statement."""
     return LacStatement(content_term, lac, -1, statement_crc(ledger_id, content_term, lac, -1))

@@ -142,7 +142,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(bookies: int = 3, **settings: Any) -> AsyncIterator[Scene]:
-    """Give bookies and a client of them, over a memory metadata store."""
+    """Return bookies and a client of them, over a memory metadata store."""
     async with AsyncExitStack() as stack:
         tree = MemoryTree()
         store, server = MemoryMetadataStore(tree), LaggingStore(tree)

@@ -74,7 +74,7 @@ class Bookies:
 
     @property
     def uri(self) -> str:
-        """Give the metadata store's URI."""
+        """Return the metadata store's URI."""
         return self.cluster.uri
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -148,7 +148,7 @@ class Bookies:
         return self.run(read())
 
     def ledgers_of(self, log: str) -> tuple[set[int], set[int]]:
-        """Give the ledgers that Spark made for a log: those it lists, and those it does not."""
+        """Return the ledgers that Spark made for a log: those it lists, and those it does not."""
 
         async def look() -> tuple[set[int], set[int]]:
             try:
@@ -168,7 +168,8 @@ class Bookies:
         return self.run(look())
 
     def leftovers(self, log: str) -> set[int]:
-        """Give what Spark made for a log and nobody lists, when the attempts that failed have had their time.
+        """Return what Spark made for a log and nobody lists, when the attempts that failed have had their
+        time.
 
         A failed attempt deletes what it made. Spark does not wait for that, so neither do job and commit.
         """

@@ -44,7 +44,7 @@ def make_block(
     content_term: int = 0,
     lac: int | None = None,
 ) -> Block:
-    """Give a block as it arrives from the network."""
+    """Return a block as it arrives from the network."""
     ends = list(accumulate(map(len, payloads)))
     data = encode_block(
         ledger_id=ledger_id, content_term=content_term, first_entry=first, stride=stride,
@@ -173,7 +173,8 @@ def copy_as_a_crash_leaves_it(path: Path, to: Path) -> Path:
 
 
 def unaccounted_files(store: Store) -> set[str]:
-    """Give the names of files in a settled store's directory that nothing refers to, or that are missing."""
+    """Return the names of files in a settled store's directory that nothing refers to, or that are
+    missing."""
     engine = store.engine
     expected = {names.CHECKPOINT, names.RESERVE, names.LOCK}
     for segment in engine._segments.by_id.values():
@@ -189,7 +190,7 @@ def unaccounted_files(store: Store) -> set[str]:
 
 
 def entries_of(buffers: Sequence[Buffer]) -> dict[int, bytes]:
-    """Give the entries in a read's buffers, after checking them."""
+    """Return the entries in a read's buffers, after checking them."""
     found: dict[int, bytes] = {}
     for block in parse_blocks(memoryview(b"".join(buffers))):
         assert block.payload_is_intact()

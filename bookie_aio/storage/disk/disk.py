@@ -94,10 +94,10 @@ class File(Protocol):
         """Make the file's data and size durable."""
 
     def size(self) -> int:
-        """Give the file's length."""
+        """Return the file's length."""
 
     async def written(self) -> list[tuple[int, int]]:
-        """Give where it may ever have been written to: ascending ranges, from an offset to another.
+        """Return where it may ever have been written to: ascending ranges, from an offset to another.
 
         The rest was reserved at most, and reads as zeros. One range for the whole file is never wrong.
         """
@@ -123,7 +123,7 @@ class Disk(Protocol):
         """Open an existing file for reading and writing; raises FileNotFoundError."""
 
     async def list_directory(self, path: str) -> list[str]:
-        """Give the names in a directory, sorted; raises FileNotFoundError."""
+        """Return the names in a directory, sorted; raises FileNotFoundError."""
 
     async def make_directory(self, path: str) -> None:
         """Create a directory and its parents where they are missing."""
@@ -145,7 +145,7 @@ class Disk(Protocol):
         """
 
     def space(self, path: str) -> Space:
-        """Give the space left on the file system of `path`, and all there is."""
+        """Return the space left on the file system of `path`, and all there is."""
 
 
 def _typed(error: OSError, what: str) -> StorageError:
@@ -438,7 +438,7 @@ class RealDisk:
 
     @property
     def journal_thread(self) -> JournalThread:
-        """Give the thread that writes the journal; it is started by the first use."""
+        """Return the thread that writes the journal; it is started by the first use."""
         if self._journal_thread is None:
             self._journal_thread = JournalThread()
         return self._journal_thread
@@ -570,7 +570,7 @@ TEMPORARY_SUFFIX = ".new"
 
 @asynccontextmanager
 async def replacement(disk: Disk, directory: str, name: str) -> AsyncIterator[File]:
-    """Give an empty file, which gets the name in the end: synced by then, in one step.
+    """Return an empty file, which gets the name in the end: synced by then, in one step.
 
     The directory is yet to be synced. Where there is no room, nothing is left over that takes space.
     """

@@ -43,7 +43,7 @@ class FileCache:
         self._close_some()
 
     async def borrow(self, path: str) -> File:
-        """Give the file, open until `give_back`.
+        """Return the file, open until `give_back`.
 
         Raises:
             FileNotFoundError: there is none.

@@ -97,7 +97,7 @@ class Checkpoint:
 
 
 def pack_state(ledger_id: int, state: LedgerState) -> bytes:
-    """Give a ledger's row."""
+    """Return a ledger's row."""
     statement = state.statement
     term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
     return _LEDGER.pack(
@@ -109,7 +109,7 @@ def pack_state(ledger_id: int, state: LedgerState) -> bytes:
 
 
 def unpack_state(row: Buffer) -> LedgerState:
-    """Give the state that a row says."""
+    """Return the state that a row says."""
     return _state_of(_LEDGER.unpack(row))
 
 
@@ -132,7 +132,7 @@ def encode_checkpoint(
     deleted: bytes = b"",
     table: int = 0,
 ) -> list[bytes]:
-    """Give the file's bytes, in parts.
+    """Return the file's bytes, in parts.
 
     Args:
         rows: what `pack_state` made of ledgers, one or several joined: of all of which the table has no row,
@@ -162,7 +162,7 @@ def encode_checkpoint(
 
 
 def empty_checkpoint() -> list[bytes]:
-    """Give the checkpoint of a bookie that holds nothing yet."""
+    """Return the checkpoint of a bookie that holds nothing yet."""
     return encode_checkpoint(1, (), False, ())
 
 

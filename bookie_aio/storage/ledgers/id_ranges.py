@@ -53,20 +53,21 @@ class IdRanges:
         return at > 0 and one <= self._lasts[at - 1]
 
     def __len__(self) -> int:
-        """Give the number of ranges, not of ids."""
+        """Return the number of ranges, not of ids."""
         return len(self._firsts)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """Give first and last id of each range, ascending."""
+        """Return first and last id of each range, ascending."""
         return zip(self._firsts, self._lasts, strict=True)
 
     def packed(self) -> bytes:
-        """Give first and last id of each range, ascending: 8 bytes each, little-endian. Fast for millions."""
+        """Return first and last id of each range, ascending: 8 bytes each, little-endian. Fast for
+        millions."""
         both = array("q", bytes(16 * len(self._firsts)))
         both[0::2], both[1::2] = self._firsts, self._lasts
         return both.tobytes()
 
     def ranges_from(self, one: int) -> Iterator[tuple[int, int]]:
-        """Give first and last id of each range that does not end before an id, ascending."""
+        """Return first and last id of each range that does not end before an id, ascending."""
         for at in range(bisect_left(self._lasts, one), len(self._firsts)):
             yield self._firsts[at], self._lasts[at]

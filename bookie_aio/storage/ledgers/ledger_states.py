@@ -43,15 +43,15 @@ class LedgerStates:
         self.on_less: Callable[[], None] = lambda: None  # called when something need not be kept any more
 
     def get(self, ledger_id: int) -> LedgerState | None:
-        """Give a ledger's state; None for one never heard of, or deleted."""
+        """Return a ledger's state; None for one never heard of, or deleted."""
         return self.states.get(ledger_id)
 
     def state(self, ledger_id: int) -> LedgerState:
-        """Give a ledger's state, a new one where there is none."""
+        """Return a ledger's state, a new one where there is none."""
         return self.states.make(ledger_id)
 
     def is_deleted(self, ledger_id: int) -> bool:
-        """Tell whether a tombstone was accepted for the ledger, perhaps not durable yet."""
+        """Return whether a tombstone was accepted for the ledger, perhaps not durable yet."""
         return ledger_id in self.burying or ledger_id in self.deleted
 
     def accept(self, ledger_id: int) -> LedgerState:
@@ -94,12 +94,12 @@ class LedgerStates:
             self.burying.discard(change.ledger_id)
 
     def is_pending(self, ledger_id: int) -> bool:
-        """Tell whether something accepted for the ledger is not yet durable and indexed."""
+        """Return whether something accepted for the ledger is not yet durable and indexed."""
         state = self.states.live.get(ledger_id)
         return state is not None and self.awaits(state)
 
     def awaits(self, state: LedgerState) -> bool:
-        """Tell whether something accepted for this state's ledger is not yet durable and indexed."""
+        """Return whether something accepted for this state's ledger is not yet durable and indexed."""
         return state.accepted > self._indexed
 
     def index(self, group: Group) -> set[int]:
@@ -168,6 +168,6 @@ class LedgerStates:
             state.is_damaged = True
 
     def list(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
-        """Give ids, ascending, of ledgers of which anything is held, and where to go on or −1."""
+        """Return ids, ascending, of ledgers of which anything is held, and where to go on or −1."""
         ids = list(islice(self.states.ids_from(from_ledger), count_max + 1))
         return ids[:count_max], ids[count_max] if len(ids) > count_max else -1

@@ -75,14 +75,14 @@ class PackedTable:
             self.damaged.update(one for one, flag in zip(ids, flags, strict=True) if flag & 1)
 
     def row(self, ledger_id: int) -> memoryview | None:
-        """Give a ledger's row."""
+        """Return a ledger's row."""
         at = bisect_left(self.ids, ledger_id)
         if at == len(self.ids) or self.ids[at] != ledger_id:
             return None
         return memoryview(self.rows)[at * LEDGER_BYTES : (at + 1) * LEDGER_BYTES]
 
     def encode(self) -> list[Buffer]:
-        """Give the file's bytes, in parts."""
+        """Return the file's bytes, in parts."""
         head = _HEAD.pack(TABLE_MAGIC, 0, VERSION, 0, self.number, len(self.ids))[_COVERED_FROM:]
         crc = crc32c(self.rows, crc32c(head))
         return [TABLE_MAGIC + crc.to_bytes(4, "little"), head, self.rows]
@@ -139,7 +139,7 @@ class LedgerTable:
         self._new = sum(one in deleted or self._table.row(one) is None for one in self.live) - gone
 
     def get(self, ledger_id: int) -> LedgerState | None:
-        """Give a ledger's state, to be looked at and not to be changed; None where there is none."""
+        """Return a ledger's state, to be looked at and not to be changed; None where there is none."""
         state = self.live.get(ledger_id)
         if state is None and self._table.number:
             row = self._table.row(ledger_id)
@@ -148,7 +148,7 @@ class LedgerTable:
         return state
 
     def make(self, ledger_id: int) -> LedgerState:
-        """Give a ledger's state, a new one where there is none; now is the time to change it."""
+        """Return a ledger's state, a new one where there is none; now is the time to change it."""
         state = self.live.get(ledger_id)
         if state is None:
             state = self.get(ledger_id)
@@ -171,29 +171,29 @@ class LedgerTable:
 
     @property
     def damaged_count(self) -> int:
-        """Give the number of ledgers of which data was lost."""
+        """Return the number of ledgers of which data was lost."""
         resting = sum(one not in self.live and one not in self._deleted for one in self._table.damaged)
         return resting + sum(state.is_damaged for state in self.live.values())
 
     @property
     def table_number(self) -> int:
-        """Give the number of the table that a checkpoint must name; 0 for none."""
+        """Return the number of the table that a checkpoint must name; 0 for none."""
         return self._table.number
 
     @property
     def next_table_number(self) -> int:
-        """Give the number of the next table."""
+        """Return the number of the next table."""
         return max(self._table.number, self._numbers_used) + 1
 
     def is_table_due(self, live_max: int) -> bool:
-        """Tell whether there are so many live states that a new table should be made.
+        """Return whether there are so many live states that a new table should be made.
 
         Those of ledgers in use stay live whatever the table holds, so that their number alone is no reason.
         """
         return len(self.live) > max(live_max, len(self._table.ids) // 4, 2 * self._stayed)
 
     def ids_from(self, first: int) -> Iterator[int]:
-        """Give the ledgers' ids from `first` on, ascending."""
+        """Return the ledgers' ids from `first` on, ascending."""
         if self._sorted is None:
             self._sorted = sorted(self.live)
         ids, live = self._table.ids, self._sorted
@@ -208,7 +208,8 @@ class LedgerTable:
     # --- making a new table ---
 
     def new_rows(self, packed: dict[int, bytes]) -> Iterator[Buffer]:
-        """Give the rows of a new table, in parts: the present one's, with those of live states as packed."""
+        """Return the rows of a new table, in parts: the present one's, with those of live states as
+        packed."""
         ids = self._table.ids
         at = 0
         for ledger_id in sorted(packed):
@@ -219,7 +220,7 @@ class LedgerTable:
         yield from self._kept(at, len(ids))
 
     def _kept(self, start: int, stop: int) -> Iterator[Buffer]:
-        """Give the rows number `start` to `stop` − 1 of the table, but for those of deleted ledgers."""
+        """Return the rows number `start` to `stop` − 1 of the table, but for those of deleted ledgers."""
         table, rows = self._table, memoryview(self._table.rows)
         while start < stop:
             end = stop

@@ -101,7 +101,7 @@ class _Watch:
         self._noted.clear()
 
     def touches(self, entry_ids: range) -> bool:
-        """Tell whether one of the adds may concern one of these entries."""
+        """Return whether one of the adds may concern one of these entries."""
         return any(first <= entry_ids[-1] and last >= entry_ids[0] for first, last in self._noted)
 
 
@@ -160,7 +160,7 @@ class Compactor:
             self.notice()
 
     def metrics(self) -> dict[str, object]:
-        """Give the figures that `bookie info` shows."""
+        """Return the figures that `bookie info` shows."""
         return {
             "live_bytes": sum(live for live, _ in self._assessed.values()),
             "given_up": self.given_up,
@@ -230,7 +230,7 @@ class Compactor:
         self.given_up += 1
 
     def _worst(self) -> Segment | None:
-        """Give the segment that is compacted next."""
+        """Return the segment that is compacted next."""
         config = self._config
         limit = config.compact_below_when_low if self._allocator.is_low else config.compact_below
         worst: tuple[float, Segment] | None = None
@@ -367,7 +367,7 @@ class Compactor:
 
 
 def _batch(mine: list[StoredCopy], start: int) -> list[tuple[int, int]]:
-    """Give where the next runs lie, as many as are fetched together."""
+    """Return where the next runs lie, as many as are fetched together."""
     blocks: list[tuple[int, int]] = []
     size = 0
     for one in mine[start:]:

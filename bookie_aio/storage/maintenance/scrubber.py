@@ -78,7 +78,7 @@ class Scrubber:
             self._background.start()
 
     def metrics(self) -> dict[str, object]:
-        """Give the figures that `bookie info` shows."""
+        """Return the figures that `bookie info` shows."""
         return {
             "passes": self.passes,
             "bytes": self.bytes_read,

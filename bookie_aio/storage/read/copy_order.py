@@ -28,7 +28,7 @@ class StoredCopy(NamedTuple):
 
 
 def newest_copies(mine: StoredCopy, found: Sequence[StoredCopy], last: int) -> list[range]:
-    """Give those entries of a run, up to `last`, of which no other run found holds a copy that counts more.
+    """Return those entries of a run, up to `last`, of which no other run found holds a copy that counts more.
 
     They are given as ranges of the run's stride, ascending; all runs that hold copies have to be in `found`.
     """

@@ -29,10 +29,10 @@ class DamageMarker(Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Tell whether nothing can be marked any more."""
+        """Return whether nothing can be marked any more."""
 
     def is_damaged(self, ledger_id: int) -> bool:
-        """Tell whether data of the ledger was lost."""
+        """Return whether data of the ledger was lost."""
 
     def append_mark(self, ledger_id: int, done: Done) -> None:
         """Accept a mark."""
@@ -56,7 +56,7 @@ class Lookup:
         self.damaged_blocks = self.unread_blocks = 0
 
     async def sources(self, ledger_id: int, low: int, high: int) -> list[Source]:
-        """Give where entries of the ledger from `low` to `high` may lie.
+        """Return where entries of the ledger from `low` to `high` may lie.
 
         Raises:
             DamagedIndexError: rebuild the index, and look again.

@@ -59,7 +59,7 @@ class ReadResult(NamedTuple):
 async def gather(
     sources: Sequence[Source], low: int, high: int, count_max: int
 ) -> tuple[list[StoredCopy], int]:
-    """Give the runs that may hold entries from `low` on, by first entry, and up to where they are all.
+    """Return the runs that may hold entries from `low` on, by first entry, and up to where they are all.
 
     That is the horizon: `high`, or less, so that of the runs that start above `low` no more than `count_max`
     are given. It is never below `low`: the runs that start there or before are given, however many.
@@ -132,7 +132,7 @@ class Reader:
         self.is_cold = False  # something was not in memory
 
     def unknown(self) -> ReadResult:
-        """Give what was read before a damaged block was met."""
+        """Return what was read before a damaged block was met."""
         return ReadResult(self._buffers, Stop.UNKNOWN, self._entry_id)
 
     async def read(self, entry_ids: range, is_damaged: bool) -> ReadResult:
@@ -174,7 +174,7 @@ class Reader:
         return ReadResult(self._buffers, Stop.END, min(entry_ids[-1] + entry_ids.step, ENTRY_ID_MAX))
 
     def _next_ranges(self, entry_ids: range) -> dict[Segment, list[tuple[int, int]]]:
-        """Give where the next runs lie that are wanted whole, as many as the budget has room for."""
+        """Return where the next runs lie that are wanted whole, as many as the budget has room for."""
         left = self._bytes_left
         wanted: dict[Segment, list[tuple[int, int]]] = {}
         for number in range(self._from, len(self._found)):
@@ -201,7 +201,7 @@ class Reader:
                     self._fetched[segment.segment_id, offset] = view
 
     def ahead(self) -> list[tuple[Segment, list[tuple[int, int]]]]:
-        """Give where lies what the next read will want, if it goes on where this one ended."""
+        """Return where lies what the next read will want, if it goes on where this one ended."""
         self._bytes_left = _AHEAD_BYTES
         following = range(self._entry_id, self._horizon + 1, self._step)
         if not following:
@@ -227,7 +227,7 @@ class Reader:
         return best
 
     def _extent(self, best: StoredCopy, entry_ids: range) -> int:
-        """Give how many of the entries asked for lie one after another in the run and nowhere better."""
+        """Return how many of the entries asked for lie one after another in the run and nowhere better."""
         run = best.run
         left = (run.last - entry_ids[0]) // run.stride + 1
         extent = min(left, len(entry_ids)) if entry_ids.step == run.stride else 1
@@ -305,7 +305,7 @@ class Reader:
 
 
 def _joined(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Give the ranges to read for some blocks: neighbours are read together, with what lies between."""
+    """Return the ranges to read for some blocks: neighbours are read together, with what lies between."""
     ranges: list[tuple[int, int]] = []
     for offset, size in sorted(blocks):
         if ranges:
@@ -321,7 +321,7 @@ def _joined(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _damaged(
     found: StoredCopy, what: str, kind: type[CorruptRecordError] = DamagedBlockError
 ) -> CorruptRecordError:
-    """Give the error for bytes that do not hold.
+    """Return the error for bytes that do not hold.
 
     Those of a segment that was given up may be another one's by now, in the file that both had.
     """
@@ -398,7 +398,7 @@ async def read_block(found: StoredCopy, ledger_id: int, data: Buffer = b"") -> B
 async def list_runs(
     sources: Sequence[Source], from_entry: int, to_entry: int, rows_max: int
 ) -> tuple[list[ListedRun], int]:
-    """Give runs of entries by first entry, neighbours joined, and where to go on (−1: that is all).
+    """Return runs of entries by first entry, neighbours joined, and where to go on (−1: that is all).
 
     No run starts above `to_entry`; they may end above it. There are `rows_max` at most, or as many as start
     at one entry.

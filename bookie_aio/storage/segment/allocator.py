@@ -113,22 +113,22 @@ class SegmentAllocator:
 
     @property
     def is_writable(self) -> bool:
-        """Tell whether there is room for ordinary adds."""
+        """Return whether there is room for ordinary adds."""
         return not self.is_full and not self.is_low
 
     @property
     def has_reserve(self) -> bool:
-        """Tell whether the reserve is there."""
+        """Return whether the reserve is there."""
         return self._reserve_bytes > 0
 
     @property
     def is_preparing(self) -> bool:
-        """Tell whether a segment may be ready soon."""
+        """Return whether a segment may be ready soon."""
         return self._task is not None
 
     @property
     def aside_bytes(self) -> int:
-        """Give the room for groups that is set aside already, beside the current segment's."""
+        """Return the room for groups that is set aside already, beside the current segment's."""
         ready = self.ready.header.capacity if self.ready is not None else 0
         return max(0, ready - form.DATA_OFFSET) + max(0, self._reserve_bytes - form.DATA_OFFSET)
 
@@ -143,7 +143,7 @@ class SegmentAllocator:
     async def first_segment(
         self, bytes_min: int, used: Sequence[tuple[str, int]], unlisted: Sequence[str]
     ) -> Segment:
-        """Give the segment to start with: an ordinary one, or the reserve where there is no space.
+        """Return the segment to start with: an ordinary one, or the reserve where there is no space.
 
         Where there is no reserve either, since it was used and no space came back before the process ended,
         a spare file is taken. Or files that nobody needs are removed, those that were replayed are cut, and
@@ -292,7 +292,8 @@ class SegmentAllocator:
         raise error
 
     def _by_preference(self) -> list[str]:
-        """Give the directories, first those with most space, and among equals those with fewest segments."""
+        """Return the directories, first those with most space, and among equals those with fewest
+        segments."""
         if len(self._directories) == 1:
             return list(self._directories)
         counts = dict.fromkeys(self._directories, 0)
@@ -339,7 +340,7 @@ class SegmentAllocator:
                 await remove_files(self._disk, [os.path.join(*spare)])
 
     def wants_spare(self, size: int) -> bool:
-        """Tell whether a file of that size is to be kept: not while space for anything else is missing."""
+        """Return whether a file of that size is to be kept: not while space for anything else is missing."""
         if self.is_full or not self.has_reserve:
             return False
         kept = len(self._spares) * self._spare_bytes
@@ -375,7 +376,7 @@ class SegmentAllocator:
             self._on_writable(self.is_writable)
 
     def metrics(self) -> dict[str, object]:
-        """Give the figures that `bookie info` shows."""
+        """Return the figures that `bookie info` shows."""
         return {
             "has_reserve": self.has_reserve,
             "spare_files": len(self._spares),

@@ -115,7 +115,7 @@ class SegmentHeader(NamedTuple):
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
-    """Give the first 4,096 bytes of a segment."""
+    """Return the first 4,096 bytes of a segment."""
     fixed = _SEGMENT.pack(SEGMENT_MAGIC, 0, VERSION, 0, *header)
     return (SEGMENT_MAGIC + crc32c(fixed[8:]).to_bytes(4, "little") + fixed[8:]).ljust(DATA_OFFSET, b"\0")
 
@@ -156,20 +156,20 @@ class Row(NamedTuple):
 
     @property
     def body_bytes(self) -> int:
-        """Give the size of what the row has among the bodies."""
+        """Return the size of what the row has among the bodies."""
         return self.head_bytes + self.rest_bytes
 
     @property
     def marks_all(self) -> bool:
-        """Tell whether it is the mark that data was lost which may concern any ledger."""
+        """Return whether it is the mark that data was lost which may concern any ledger."""
         return self.kind == KIND_MARK and bool(self.flags & MARK_ALL)
 
     def is_plausible(self) -> bool:
-        """Tell whether the row is of a kind that this version knows."""
+        """Return whether the row is of a kind that this version knows."""
         return self.kind in KINDS
 
     def statement(self, body: memoryview) -> LacStatement:
-        """Give what a block states about the LAC, or an explicit statement, from the row and its body."""
+        """Return what a block states about the LAC, or an explicit statement, from the row and its body."""
         if self.kind == KIND_STATEMENT:
             return LacStatement(self.term, self.lac, self.first, self.lac_crc, bytes(body))
         (lafr,) = _BLOCK_LAFR.unpack_from(body, _BLOCK_LAFR_AT)
@@ -190,7 +190,7 @@ class Row(NamedTuple):
 
 
 def block_row(block: Block, flags: int = 0) -> bytes:
-    """Give the row of a whole block. Called for each block that is stored: the hot path."""
+    """Return the row of a whole block. Called for each block that is stored: the hot path."""
     # A partial block (rule 14 stores copies as they are) has no checksum over its payload.
     payload_crc = block.payload_crc if not block.flags else crc32c(block.payload)
     return _ROW.pack(
@@ -201,12 +201,12 @@ def block_row(block: Block, flags: int = 0) -> bytes:
 
 
 def term_row(ledger_id: int, term: int) -> bytes:
-    """Give the row of a fence."""
+    """Return the row of a fence."""
     return _ROW.pack(KIND_TERM, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, term, 0, 0)
 
 
 def statement_row(ledger_id: int, statement: LacStatement) -> bytes:
-    """Give the row of an explicit LAC; its code is the body."""
+    """Return the row of an explicit LAC; its code is the body."""
     mac = statement.mac
     return _ROW.pack(
         KIND_STATEMENT, 0, 0, len(mac), 0, 0, 0, crc32c(mac), statement.crc,
@@ -215,32 +215,32 @@ def statement_row(ledger_id: int, statement: LacStatement) -> bytes:
 
 
 def mark_row(ledger_id: int, *, all_ledgers: bool = False) -> bytes:
-    """Give the row that says that data of this ledger, or of any, was lost."""
+    """Return the row that says that data of this ledger, or of any, was lost."""
     return _ROW.pack(KIND_MARK, MARK_ALL if all_ledgers else 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
 
 
 def tombstone_row(ledger_id: int) -> bytes:
-    """Give the row that says that this ledger has been deleted."""
+    """Return the row that says that this ledger has been deleted."""
     return _ROW.pack(KIND_TOMBSTONE, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
 
 
 def lock_row(ledger_id: int, lock: bytes) -> bytes:
-    """Give the row of a ledger's lock, which is the body."""
+    """Return the row of a ledger's lock, which is the body."""
     return _ROW.pack(KIND_LOCK, 0, 0, len(lock), 0, 0, 0, crc32c(lock), 0, ledger_id, 0, 0, 0)
 
 
 def trim_row(ledger_id: int, first: int) -> bytes:
-    """Give the row that says that a ledger's entries below `first` are not kept."""
+    """Return the row that says that a ledger's entries below `first` are not kept."""
     return _ROW.pack(KIND_TRIM, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, first, 0)
 
 
 def forget_row(ledger_id: int) -> bytes:
-    """Give the row that says that what was stored of a ledger before it does not count any more."""
+    """Return the row that says that what was stored of a ledger before it does not count any more."""
     return _ROW.pack(KIND_FORGET, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
 
 
 def group_start(end: int, size: int) -> int:
-    """Give where a group of that size begins, behind groups that end at `end`.
+    """Return where a group of that size begins, behind groups that end at `end`.
 
     The system writes whole pages. A small group begins on a new one where that makes it touch fewer: one
     entry of 1 KiB at a time costs one page each instead of 1.3, and no sector of an older group is rewritten.
@@ -252,7 +252,7 @@ def group_start(end: int, size: int) -> int:
 
 
 def padding(end: int, capacity: int) -> bytes:
-    """Give the zeros that fill the page in which a group ends, as far as the segment goes.
+    """Return the zeros that fill the page in which a group ends, as far as the segment goes.
 
     Of a page that is written in part the system must have the rest: in a file that was a segment before it
     reads it from the disk first, and the group waits for that. The next group may begin in the zeros.
@@ -261,7 +261,7 @@ def padding(end: int, capacity: int) -> bytes:
 
 
 def next_page(offset: int) -> int:
-    """Give the first multiple of the page size from `offset` on."""
+    """Return the first multiple of the page size from `offset` on."""
     return offset + -offset % _PAGE_BYTES
 
 
@@ -279,24 +279,24 @@ class GroupHeader(NamedTuple):
 
     @property
     def head_bytes(self) -> int:
-        """Give the size of header and rows."""
+        """Return the size of header and rows."""
         return GROUP_HEADER_BYTES + self.row_count * ROW_BYTES
 
     @property
     def end(self) -> int:
-        """Give the offset behind the group."""
+        """Return the offset behind the group."""
         return self.offset + self.total_bytes
 
 
 def encode_group_head(header: GroupHeader, rows: Sequence[bytes]) -> bytes:
-    """Give header and rows; the bodies follow in their own buffers."""
+    """Return header and rows; the bodies follow in their own buffers."""
     assert len(rows) == header.row_count
     covered = b"".join((_GROUP_COVERED.pack(*header, 0), *rows))
     return b"".join((_GROUP_START.pack(GROUP_MAGIC, crc32c(covered)), covered))
 
 
 def peek_group_header(data: Buffer, segment: SegmentHeader, offset: int, end: int) -> GroupHeader | None:
-    """Give what may be the header of the group at `offset`; its checksum is `parse_group_rows`'s.
+    """Return what may be the header of the group at `offset`; its checksum is `parse_group_rows`'s.
 
     None where the bytes cannot be the header of a group of this life of the segment that lies there and
     ends at or before `end`.
@@ -318,7 +318,7 @@ def peek_group_header(data: Buffer, segment: SegmentHeader, offset: int, end: in
 
 
 def parse_group_rows(header: GroupHeader, data: memoryview) -> list[Row] | None:
-    """Give the rows of a group from its head's bytes; None where anything about them is wrong."""
+    """Return the rows of a group from its head's bytes; None where anything about them is wrong."""
     if len(data) < header.head_bytes:
         return None
     (crc,) = struct.unpack_from("<I", data, 4)

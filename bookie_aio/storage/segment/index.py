@@ -84,12 +84,12 @@ class Run(NamedTuple):
 
     @property
     def last(self) -> int:
-        """Give the last entry."""
+        """Return the last entry."""
         return self.first + (self.entries - 1) * self.stride
 
     @property
     def entry_ids(self) -> range:
-        """Give the entries."""
+        """Return the entries."""
         return range(self.first, self.last + 1, self.stride)
 
 
@@ -122,14 +122,14 @@ class Runs:
             self.widest = last - first
 
     def overlapping(self, low: int, high: int, count_max: int) -> list[Run]:
-        """Give the runs that may hold entries from `low` to `high`.
+        """Return the runs that may hold entries from `low` to `high`.
 
         Of those that start above `low`, only the first `count_max`.
         """
         return list(chain.from_iterable(self.parts(low, high, count_max)))
 
     def parts(self, low: int, high: int, count_max: int) -> Iterator[list[Run]]:
-        """Give what `overlapping` gives, of `RUNS_PER_TURN` runs (or all of one first entry) at a time.
+        """Return what `overlapping` gives, of `RUNS_PER_TURN` runs (or all of one first entry) at a time.
 
         Runs may be added between two parts. Those are given or not.
         """
@@ -149,7 +149,7 @@ class Runs:
                 return
 
     def _end_of_part(self, start: int, end: int) -> int:
-        """Give where a part of the runs number `start` to `end` − 1 ends: between two first entries."""
+        """Return where a part of the runs number `start` to `end` − 1 ends: between two first entries."""
         if end - start <= RUNS_PER_TURN:
             return end
         firsts = self.firsts
@@ -183,14 +183,14 @@ class LedgerRow(NamedTuple):
     statement: LacStatement | None
 
     def pack(self) -> bytes:
-        """Give the stored form."""
+        """Return the stored form."""
         term, lac, lafr, crc, mac = self.statement or (0, 0, 0, 0, b"")
         mac_bytes = _NO_STATEMENT if self.statement is None else len(mac)
         return _LEDGER.pack(*self[:7], term, lac, lafr, crc, mac_bytes, mac)
 
 
 def find_ledger(page: Buffer, count: int, ledger_id: int) -> LedgerRow | None:
-    """Give a ledger's row from a page of `count` of them, by binary search."""
+    """Return a ledger's row from a page of `count` of them, by binary search."""
     numbers = range(count)
     at = bisect_left(numbers, ledger_id, key=lambda number: _U64.unpack_from(page, number * LEDGER_BYTES)[0])
     view = memoryview(page)[at * LEDGER_BYTES : (at + 1) * LEDGER_BYTES]
@@ -221,7 +221,7 @@ def unpack_ledgers(page: Buffer, count: int) -> list[LedgerRow]:
 
 
 def unpack_shares(page: Buffer, count: int) -> Iterator[tuple[int, int, int, int]]:
-    """Give id, lowest entry, highest entry and bytes of the first `count` ledgers of a page."""
+    """Return id, lowest entry, highest entry and bytes of the first `count` ledgers of a page."""
     return _SHARE.iter_unpack(memoryview(page)[: count * LEDGER_BYTES])
 
 
@@ -291,16 +291,16 @@ class IndexEncoder:
 
     @property
     def lowest_ledger(self) -> int:
-        """Give the lowest ledger; 0 where there is none."""
+        """Return the lowest ledger; 0 where there is none."""
         return self._ledgers[0][0] if self._ledgers else 0
 
     @property
     def highest_ledger(self) -> int:
-        """Give the highest ledger; 0 where there is none."""
+        """Return the highest ledger; 0 where there is none."""
         return self._ledgers[-1][0] if self._ledgers else 0
 
     def pages(self) -> Iterator[bytes]:
-        """Give the pages, in the order in which they follow each other from `pages_at` on."""
+        """Return the pages, in the order in which they follow each other from `pages_at` on."""
         for page in _paged(self._ledger_rows(), LEDGER_BYTES):
             yield self._count(page)
         for page in _paged((runs.packed for _, runs in self._ledgers), RUN_BYTES):
@@ -322,7 +322,7 @@ class IndexEncoder:
         return page
 
     def head(self) -> bytes:
-        """Give the head, which lies before the pages, once all of them were given."""
+        """Return the head, which lies before the pages, once all of them were given."""
         assert len(self._crcs) == self._page_count
         covered = b"".join((_HEAD.pack(*self._fixed)[_COVERED_FROM:], self._crcs.tobytes(), *self._fences))
         return (INDEX_MAGIC + crc32c(covered).to_bytes(4, "little") + covered).ljust(self.pages_at, b"\0")
@@ -342,7 +342,7 @@ class IndexHead:
 
     @staticmethod
     def size(data: Buffer) -> int:
-        """Give how many bytes a head has, from its first 72; raises CorruptRecordError."""
+        """Return how many bytes a head has, from its first 72; raises CorruptRecordError."""
         if len(data) < _HEAD.size or bytes(data[:4]) != INDEX_MAGIC:
             raise CorruptRecordError("the index of a segment is damaged")
         *_, ledger_pages, run_pages, _ = _HEAD.unpack_from(data)
@@ -374,16 +374,16 @@ class IndexHead:
 
     @property
     def lowest_ledger(self) -> int:
-        """Give the lowest ledger; 0 where there is none."""
+        """Return the lowest ledger; 0 where there is none."""
         return self.ledger_fences[0] if self.ledger_fences else 0
 
     @property
     def memory_bytes(self) -> int:
-        """Give about what it takes in memory."""
+        """Return about what it takes in memory."""
         return 600 + 12 * len(self.crcs)
 
     def page_offset(self, page: int) -> int:
-        """Give where in the file a page lies; runs' pages are numbered on behind the ledgers'."""
+        """Return where in the file a page lies; runs' pages are numbered on behind the ledgers'."""
         return self.pages_at + page * PAGE_BYTES
 
     def page_is_intact(self, page: int, data: Buffer) -> bool:
@@ -391,15 +391,15 @@ class IndexHead:
         return len(data) == PAGE_BYTES and crc32c(data) == self.crcs[page]
 
     def page_of_ledger(self, ledger_id: int) -> int:
-        """Give the page that holds the ledger, if any does; −1 where none can."""
+        """Return the page that holds the ledger, if any does; −1 where none can."""
         return bisect_right(self.ledger_fences, ledger_id) - 1
 
     def ledgers_on(self, page: int) -> int:
-        """Give how many ledgers a page holds."""
+        """Return how many ledgers a page holds."""
         return min(LEDGERS_PER_PAGE, int(self.ledger_count) - page * LEDGERS_PER_PAGE)
 
     def pages_of_runs(self, run_start: int, run_count: int, low: int, high: int) -> range:
-        """Give the pages that hold those of one ledger's runs that have a first entry from `low` to `high`.
+        """Return the pages that hold those of one ledger's runs that have a first entry from `low` to `high`.
 
         They are numbered among the runs' pages. Only pages that begin within the ledger's runs have a
         fence that says anything about it.

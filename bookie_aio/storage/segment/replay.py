@@ -127,7 +127,7 @@ class _Window:
         self.failure: DiskFailedError | None = None
 
     async def view(self, offset: int, size: int) -> memoryview:
-        """Give bytes; fewer than asked for at the limit or where the disk fails."""
+        """Return bytes; fewer than asked for at the limit or where the disk fails."""
         at = offset - self._start
         if at < 0 or at + size > len(self._data):
             wanted = min(max(size, _WINDOW_BYTES), max(0, self._limit - offset))
@@ -162,11 +162,11 @@ class _Walk:
 
     @property
     def failure(self) -> DiskFailedError | None:
-        """Give how the disk failed to give something, None where it gave all."""
+        """Return how the disk failed to give something, None where it gave all."""
         return self._window.failure
 
     async def group_at(self, offset: int) -> Group | None:
-        """Give the group at an offset, its bodies checked; None where its header or rows fail."""
+        """Return the group at an offset, its bodies checked; None where its header or rows fail."""
         start = await self._window.view(offset, form.GROUP_HEADER_BYTES)
         header = form.peek_group_header(start, self._segment, offset, self._limit)
         if header is None:
@@ -194,7 +194,7 @@ class _Walk:
         return group
 
     async def following(self, offset: int, number: int) -> Group | None:
-        """Give the group of that number, if it begins at `offset` or on the page that follows."""
+        """Return the group of that number, if it begins at `offset` or on the page that follows."""
         group = await self.group_at(offset)
         on_page = form.next_page(offset)
         if group is None and on_page != offset and on_page < self._limit:
@@ -203,7 +203,7 @@ class _Walk:
         return group if group is not None and group.header.number == number else None
 
     async def next_group(self, offset: int) -> int | None:
-        """Give where the next group head lies from `offset` on; None where there is none."""
+        """Return where the next group head lies from `offset` on; None where there is none."""
         for start, end in self._written:
             found = await self._find_head(max(offset, start), min(end, self._limit))
             if found is not None:
@@ -238,7 +238,7 @@ class Gap(NamedTuple):
 
 
 async def walk_groups(file: File, header: form.SegmentHeader, end: int) -> AsyncIterator[Group | Gap]:
-    """Give the groups of a sealed segment, which ends at `end`, and the gaps between them."""
+    """Return the groups of a sealed segment, which ends at `end`, and the gaps between them."""
     walk = _Walk(file, header, end, [(form.DATA_OFFSET, end)])
     offset, number = form.DATA_OFFSET, 0
     while offset < end:

@@ -57,7 +57,7 @@ class LruCache(Generic[K, V]):
         return len(self._held)
 
     def get(self, key: K) -> V | None:
-        """Give a value, which counts as used now."""
+        """Return a value, which counts as used now."""
         found = self._held.get(key)
         if found is None:
             return None
@@ -96,7 +96,7 @@ class SegmentRow(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        """Tell whether it is of a segment with an index. (A generation drawn as 0 costs a look at it.)"""
+        """Return whether it is of a segment with an index. (A generation drawn as 0 costs a look at it.)"""
         return self.generation != 0
 
 
@@ -119,7 +119,7 @@ class SealedIndex:
         self._heads = heads
 
     async def head(self) -> IndexHead:
-        """Give its head.
+        """Return its head.
 
         Raises:
             CorruptRecordError: it is damaged, missing, or of another segment or life.
@@ -159,7 +159,7 @@ class SealedIndex:
         return memoryview(data)
 
     async def ledgers(self) -> list[LedgerRow]:
-        """Give what it says of every ledger. Raises CorruptRecordError."""
+        """Return what it says of every ledger. Raises CorruptRecordError."""
         head = await self.head()
         rows: list[LedgerRow] = []
         for page in range(head.ledger_pages):
@@ -167,7 +167,7 @@ class SealedIndex:
         return rows
 
     async def shares(self) -> AsyncIterator[list[tuple[int, int, int, int]]]:
-        """Give ledger, lowest entry, highest entry and bytes of all ledgers, page by page.
+        """Return ledger, lowest entry, highest entry and bytes of all ledgers, page by page.
 
         Raises CorruptRecordError.
         """
@@ -176,7 +176,7 @@ class SealedIndex:
             yield list(unpack_shares(await self._page(head, page), head.ledgers_on(page)))
 
     async def ledger(self, ledger_id: int) -> LedgerRow | None:
-        """Give what it says of one ledger. Raises CorruptRecordError."""
+        """Return what it says of one ledger. Raises CorruptRecordError."""
         if not self.row.lowest_ledger <= ledger_id <= self.row.highest_ledger:
             return None
         head = await self.head()
@@ -188,7 +188,7 @@ class SealedIndex:
     async def overlapping(
         self, run_start: int, run_count: int, widest: int, low: int, high: int, count_max: int
     ) -> list[Run]:
-        """Give one ledger's runs as `Runs.overlapping` does. Raises CorruptRecordError."""
+        """Return one ledger's runs as `Runs.overlapping` does. Raises CorruptRecordError."""
         head = await self.head()
         found: list[Run] = []
         above = looked_at = 0
@@ -268,12 +268,12 @@ class Segment:
 
     @property
     def segment_id(self) -> int:
-        """Give its id."""
+        """Return its id."""
         return self.header.segment_id
 
     @property
     def index_path(self) -> str:
-        """Give where its index is, or will be."""
+        """Return where its index is, or will be."""
         return os.path.join(self.directory, names.index_name(self.segment_id))
 
     async def read(self, offset: int, size: int) -> Buffer:

@@ -52,7 +52,7 @@ class Source(NamedTuple):
     widest: int = 0
 
     async def overlapping(self, low: int, high: int, count_max: int) -> list[Run]:
-        """Give the runs, by first entry, that may hold entries from `low` to `high`.
+        """Return the runs, by first entry, that may hold entries from `low` to `high`.
 
         Of those that start above `low`, only the first `count_max`.
 
@@ -134,7 +134,7 @@ class SegmentSet:
         insort(self._sealed, segment.segment_id)
 
     def read_index(self, path: str, row: SegmentRow) -> SealedIndex:
-        """Give what reads an index."""
+        """Return what reads an index."""
         return SealedIndex(path, row, self.file_cache, self._heads)
 
     async def unseal(self, segment: Segment, index: MemoryIndex) -> None:
@@ -170,11 +170,11 @@ class SegmentSet:
             self._sealed.remove(segment.segment_id)
 
     def sealed(self) -> list[Segment]:
-        """Give the sealed segments, oldest first."""
+        """Return the sealed segments, oldest first."""
         return [self.by_id[segment_id] for segment_id in self._sealed]
 
     def rows(self) -> list[SegmentRow]:
-        """Give what the checkpoint is to say of all segments."""
+        """Return what the checkpoint is to say of all segments."""
         return [
             segment.sealed.row
             if segment.sealed is not None
@@ -183,12 +183,12 @@ class SegmentSet:
         ]
 
     def sealed_row(self, segment_id: int) -> SegmentRow | None:
-        """Give what the checkpoint is to say of a sealed segment; None where it is not one."""
+        """Return what the checkpoint is to say of a sealed segment; None where it is not one."""
         segment = self.by_id.get(segment_id)
         return segment.sealed.row if segment is not None and segment.sealed is not None else None
 
     async def find(self, ledger_id: int, since: int, low: int, high: int) -> list[Source]:
-        """Give where entries of the ledger from `low` to `high` may lie, in segments from `since` on.
+        """Return where entries of the ledger from `low` to `high` may lie, in segments from `since` on.
 
         They come by their lowest entry, since a ledger that grew for long lies in many.
 
@@ -253,7 +253,7 @@ class SegmentSet:
                 self._places.put(ledger_id, fresh, 200 + 8 * len(fresh.ledger_locations))
 
     def metrics(self) -> dict[str, object]:
-        """Give the figures that `bookie info` shows."""
+        """Return the figures that `bookie info` shows."""
         return {
             "count": len(self.by_id),
             "sealed": len(self._sealed),

@@ -108,7 +108,7 @@ class Leases:
             lock.close()
 
     def live(self) -> set[str]:
-        """Give all sessions that live, and withdraw for good the leases of the others."""
+        """Return all sessions that live, and withdraw for good the leases of the others."""
         now = time.monotonic_ns()
         with translated(self._path):
             leases = self._database.execute("SELECT session, deadline_ns FROM lease").fetchall()
@@ -142,7 +142,7 @@ class Leases:
         return lock
 
     def _is_gone(self, session: str) -> bool:
-        """Tell whether the session's process has ended: the lock that it held can be had."""
+        """Return whether the session's process has ended: the lock that it held can be had."""
         if session in self._locks:
             return False
         try:
@@ -162,7 +162,7 @@ def _unlink(path: Path) -> None:
 
 
 def boot_id() -> str:
-    """Give what distinguishes this boot of the machine from all others."""
+    """Return what distinguishes this boot of the machine from all others."""
     linux = Path("/proc/sys/kernel/random/boot_id")
     if linux.exists():
         return linux.read_text().strip()

@@ -171,12 +171,12 @@ class Tables:
     # Watches
 
     def signature(self, key: str) -> Signature:
-        """Give what changes whenever the key's value or its children do."""
+        """Return what changes whenever the key's value or its children do."""
         with self._translated():
             return self._signature(key)
 
     def changed_signatures(self, keys: tuple[str, ...]) -> dict[str, Signature] | None:
-        """Give the keys' signatures, or None when the last call, with the same keys, saw no less."""
+        """Return the keys' signatures, or None when the last call, with the same keys, saw no less."""
         with self._translated():
             ((data_version,),) = self._database.execute("PRAGMA data_version").fetchall()
             seen = (data_version, self._own_commits, keys)

@@ -64,7 +64,7 @@ def seal_counter(next_id: int) -> bytes:
 
 
 def unseal_counter(path: str, data: bytes) -> int:
-    """Give the next id of a sequence; raises MetadataCorruptError."""
+    """Return the next id of a sequence; raises MetadataCorruptError."""
     try:
         next_id = json.loads(data)["next"]
         if not isinstance(next_id, int) or isinstance(next_id, bool) or next_id < 0:

@@ -308,7 +308,7 @@ class Session:
         return answer.data or b"", _stat(answer.stat)
 
     async def exists(self, path: str, *, watch: bool = False) -> Stat | None:
-        """Tell whether there is a node; a watch then fires when it is created, changed or deleted."""
+        """Return whether there is a node; a watch then fires when it is created, changed or deleted."""
         try:
             answer = await self._call(protocol.ExistsRequest(path=path, watch=watch), protocol.ExistsResponse)
         except NoNodeError:

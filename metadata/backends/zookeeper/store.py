@@ -109,7 +109,7 @@ class ZooKeeperRegistration(Registration):
 
     @property
     def is_current(self) -> bool:
-        """Tell whether nothing is left to do: the key was put under the present session."""
+        """Return whether nothing is left to do: the key was put under the present session."""
         return not self.is_closed and self._session_id == self._store._session.session_id != 0
 
     async def put(self) -> bool:

@@ -41,16 +41,16 @@ class Bookies:
         self._clients: list[RawClient] = []
 
     def disk(self) -> HeldDisk:
-        """Give a disk to start a bookie with, that the test can hold."""
+        """Return a disk to start a bookie with, that the test can hold."""
         self._disks.append(HeldDisk())
         return self._disks[-1]
 
     def store(self) -> MemoryMetadataStore:
-        """Give a metadata store of the cluster."""
+        """Return a metadata store of the cluster."""
         return MemoryMetadataStore(self.tree)
 
     def config(self, bookie_id: str = "b1", *, folder: str | None = None, **values: Any) -> BookieConfig:
-        """Give a bookie's configuration."""
+        """Return a bookie's configuration."""
         values.setdefault("storage", STORAGE)
         values.setdefault("directories", (str(self.folder / (folder or bookie_id)),))
         return BookieConfig(bookie_id, **values)

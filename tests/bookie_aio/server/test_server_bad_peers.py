@@ -30,7 +30,7 @@ def capture_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Give the logged reasons for closing connections."""
+    """Return the logged reasons for closing connections."""
     found = [vars(record).get("bookie_fields", {}) for record in caplog.records]
     return [str(values["reason"]) for values in found if "reason" in values]
 

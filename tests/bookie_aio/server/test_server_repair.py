@@ -35,7 +35,7 @@ async def repair(client: RawClient, first: int, payloads: list[bytes], **values:
 
 
 async def held(client: RawClient, last: int = 99) -> dict[int, tuple[bytes, int]]:
-    """Give payload and stated LAC of each entry from 0 up to the first that is not there."""
+    """Return payload and stated LAC of each entry from 0 up to the first that is not there."""
     answer = await client.call(Read(7, NO_TERM, 0, 0, last, 1, 1 << 20))
     return {
         entry_id: (bytes(payload), one.lac)

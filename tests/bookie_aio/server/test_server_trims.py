@@ -20,7 +20,7 @@ MIB = 1024 * 1024
 
 
 def of(*firsts: int, pages: tuple[PageRef, ...] = ()) -> LedgerMetadata:
-    """Give an unbounded ledger's metadata with fragments that begin at these entries."""
+    """Return an unbounded ledger's metadata with fragments that begin at these entries."""
     metadata = LedgerMetadata.new(
         7, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"], unbounded=UnboundedRecord("x")
     )
@@ -46,7 +46,7 @@ async def change(ledgers: LedgerStore, metadata: LedgerMetadata) -> None:
 
 
 async def readable(client: RawClient) -> list[int]:
-    """Give the entries that the bookie has."""
+    """Return the entries that the bookie has."""
     found = []
     for n in range(12):
         answer = await client.call(Read(7, NO_TERM, 1, n, n, 1, MIB))

@@ -29,7 +29,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def groups_of(path: Path) -> list[form.GroupHeader]:
-    """Give the groups of a segment."""
+    """Return the groups of a segment."""
     data = path.read_bytes()
     header = form.parse_segment_header(data)
     found, at = [], form.DATA_OFFSET
@@ -40,7 +40,7 @@ def groups_of(path: Path) -> list[form.GroupHeader]:
 
 
 async def crashed_store(tmp_path: Path, groups: int) -> Path:
-    """Give the directory of a crashed bookie: one entry of ledger 1 and one of ledger 2 in each group."""
+    """Return the directory of a crashed bookie: one entry of ledger 1 and one of ledger 2 in each group."""
     store = await Store.open(tmp_path / "b1")
     await store.settled()
     for number in range(groups):
@@ -89,7 +89,7 @@ async def test_a_group_whose_head_is_damaged_may_have_held_anything(tmp_path: Pa
 
 
 async def sealed_store(tmp_path: Path) -> Path:
-    """Give the directory of a bookie that was closed: some sealed segments of ledgers 1 and 2."""
+    """Return the directory of a bookie that was closed: some sealed segments of ledgers 1 and 2."""
     store = await Store.open(tmp_path / "b1")
     for first in range(0, 3000, 10):
         for ledger_id in (1, 2):

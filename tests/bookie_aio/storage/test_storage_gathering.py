@@ -47,7 +47,7 @@ class CountedRuns(Runs):
 
 
 def sources_of(segments: Iterable[Iterable[Shape]]) -> list[Source]:
-    """Give sources, as `Segments.find` does, of segments whose index is in memory."""
+    """Return sources, as `Segments.find` does, of segments whose index is in memory."""
     file_cache = FileCache(None, 1)  # type: ignore[arg-type]  # nothing is read
     sources = []
     for segment_id, shapes in enumerate(segments, 1):
@@ -71,7 +71,7 @@ def named(found: Iterable[StoredCopy]) -> list[tuple[int, int]]:
 
 @pytest.fixture
 async def store(tmp_path: Path) -> Store:
-    """Give a store with entries 0, 2, … 398 of ledger 1, each a run of its own, in several segments."""
+    """Return a store with entries 0, 2, … 398 of ledger 1, each a run of its own, in several segments."""
     opened = await Store.open(tmp_path / "b1")
     for entry_id in range(0, 400, 2):
         opened.engine.append_block(make_block(1, entry_id, [b"held" * 200]), lambda _: None)
@@ -118,7 +118,7 @@ def test_all_runs_up_to_the_horizon_are_gathered(
 
 
 def terms_of(rows: Iterable[tuple[int, int, int, int]]) -> dict[int, int]:
-    """Give the highest content term of each entry listed."""
+    """Return the highest content term of each entry listed."""
     terms: dict[int, int] = {}
     for first, content_term, entries, stride in rows:
         for entry_id in range(first, first + entries * stride, stride):

@@ -169,7 +169,7 @@ async def test_a_reader_that_comes_late_does_not_take_a_file_used_again_for_a_da
 
 
 async def store_with_a_damaged_index(path: Path, disk: FaultyDisk) -> Store:
-    """Give a store of sealed segments 1 to 3, each of the ledger of that number, and also 2 of ledger 5.
+    """Return a store of sealed segments 1 to 3, each of the ledger of that number, and also 2 of ledger 5.
 
     Segment 2's index fails its checksums.
     """

@@ -45,7 +45,7 @@ Model = dict[tuple[int, int], tuple[int, bytes]]
 def expect(
     model: Model, damaged: bool, ledger_id: int, term: int, ids: range
 ) -> tuple[dict[int, bytes], Stop]:
-    """Give what a read without a budget finds, by the rules."""
+    """Return what a read without a budget finds, by the rules."""
     found: dict[int, bytes] = {}
     for entry_id in ids:
         held, data = model.get((ledger_id, entry_id), (-1, b""))

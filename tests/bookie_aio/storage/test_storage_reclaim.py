@@ -61,7 +61,7 @@ async def assert_kept(store: Store, entries: range) -> None:
 
 
 async def store_with_dead_ledgers(path: Path, disk: FaultyDisk | None = None) -> Store:
-    """Give a store in which ledgers that are kept and others are mixed, one part in four of all kept."""
+    """Return a store in which ledgers that are kept and others are mixed, one part in four of all kept."""
     store = await Store.open(path, SMALL, disk)
     await write(store, range(1, 13), range(60))
     await store.settled()

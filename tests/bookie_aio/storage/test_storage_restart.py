@@ -160,7 +160,7 @@ async def test_a_restart_reads_what_was_written_not_what_was_reserved(tmp_path: 
 
 
 def last_group(path: Path) -> tuple[Path, int, int]:
-    """Give the segment written last, and where its last group begins and ends."""
+    """Return the segment written last, and where its last group begins and ends."""
     for name in sorted((n for n in os.listdir(path) if n.endswith(".segment")), reverse=True):
         data = (path / name).read_bytes()
         header = form.parse_segment_header(data)

@@ -72,7 +72,7 @@ class ColdDisk(RealDisk):
 
 @pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    """Give a store with many ledgers mixed, one entry at a time, over several sealed segments."""
+    """Return a store with many ledgers mixed, one entry at a time, over several sealed segments."""
     opened = await Store.open(tmp_path / "b1", disk=ColdDisk())
     for entry in range(100):
         for ledger_id in LEDGERS:

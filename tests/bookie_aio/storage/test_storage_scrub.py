@@ -33,7 +33,7 @@ def flip(path: Path, at: int) -> None:
 
 
 async def sealed_store(path: Path, disk: FaultyDisk | None = None) -> Store:
-    """Give a store of some sealed segments, each with entries of ledgers 1 to 3."""
+    """Return a store of some sealed segments, each with entries of ledgers 1 to 3."""
     store = await Store.open(path, FAST, disk)
     for first in range(0, 1000, 10):
         for ledger_id in (1, 2, 3):

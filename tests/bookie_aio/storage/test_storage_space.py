@@ -127,7 +127,7 @@ def small_file_systems(paths: list[Path]) -> Iterator[None]:
 
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Path]:
-    """Give a file system of 1 MiB."""
+    """Return a file system of 1 MiB."""
     with small_file_systems([tmp_path / "small"]):
         yield tmp_path / "small"
 
@@ -201,7 +201,7 @@ async def test_a_reserve_of_another_size_is_used_as_it_is(tmp_path: Path) -> Non
 
 @pytest.fixture
 def disks(tmp_path: Path) -> Iterator[list[Path]]:
-    """Give six file systems of 1 MiB each."""
+    """Return six file systems of 1 MiB each."""
     paths = [tmp_path / f"disk{number}" for number in range(6)]
     with small_file_systems(paths):
         yield paths

@@ -109,7 +109,7 @@ def test_the_golden_frames_parse() -> None:
 
 
 def crc32c_by_bits(data: bytes) -> int:
-    """Give CRC32C (Castagnoli) from its definition."""
+    """Return CRC32C (Castagnoli) from its definition."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

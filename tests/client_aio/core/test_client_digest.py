@@ -24,7 +24,7 @@ RUNNING = list(accumulate(map(len, PAYLOADS), initial=100))[1:]
 
 
 def build(digest: HmacDigest = DIGEST, **changes: Any) -> Block:
-    """Give a block as a writer makes it; what is changed here is signed as well."""
+    """Return a block as a writer makes it; what is changed here is signed as well."""
     fields: dict[str, Any] = {
         "ledger_id": LEDGER,
         "content_term": 0,
@@ -42,7 +42,7 @@ def build(digest: HmacDigest = DIGEST, **changes: Any) -> Block:
 
 
 def with_codes_of(genuine: Block, **changes: Any) -> Block:
-    """Give a block whose checksums all hold, and whose codes are those of another."""
+    """Return a block whose checksums all hold, and whose codes are those of another."""
     fields: dict[str, Any] = {
         "ledger_id": genuine.ledger_id,
         "content_term": genuine.content_term,

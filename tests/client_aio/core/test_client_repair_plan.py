@@ -26,7 +26,7 @@ def bookies(size: int, *, shift: int = 0) -> list[str]:
 
 
 def make(size: int, write_quorum: int, starts: list[int], last_entry: int | None) -> LedgerMetadata:
-    """Give a ledger whose fragments start there; CLOSED when it has a last entry."""
+    """Return a ledger whose fragments start there; CLOSED when it has a last entry."""
     metadata = LedgerMetadata.new(
         7, ensemble_size=size, write_quorum=write_quorum, ack_quorum=1, bookies=bookies(size)
     )

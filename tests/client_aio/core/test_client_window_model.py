@@ -291,7 +291,7 @@ class Model:
         return write_set(entry_id % self.ensemble, self.ensemble, self.write)
 
     def owed(self, seats: int, first: int, last: int | None = None) -> list[tuple[int, int]]:
-        """Give which entries seats of a mask owe of first to last, by default the last one sent."""
+        """Return which entries seats of a mask owe of first to last, by default the last one sent."""
         ids = range(first, (self.window.last_entry_sent if last is None else last) + 1)
         return sorted((seat, each) for each in ids for seat in self.write_set(each) if seats >> seat & 1)
 

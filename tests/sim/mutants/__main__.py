@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 
 
 def everything() -> list[Mutant]:
-    """Give the table."""
+    """Return the table."""
     return sorted(
         [*protocol.MUTANTS, *storage.MUTANTS, *chains.MUTANTS, *further.MUTANTS],
         key=lambda mutant: mutant.number,

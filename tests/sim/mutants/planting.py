@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _find(target: str) -> tuple[Any, Any, str]:
-    """Give module, owner and name of `module:Class.name` or `module:name`."""
+    """Return module, owner and name of `module:Class.name` or `module:name`."""
     module_name, _, path = target.partition(":")
     module = importlib.import_module(module_name)
     owner: Any = module
