@@ -90,7 +90,7 @@ MUTANTS = [
         49, "a change of which a newcomer has failed is never abandoned",
         (Edit("client_aio.core.ensemble_change:EnsembleChangeMachine.copied",
               "return Abandon() if self._window.can_abandon else self.next()", "return self.next()"),),
-        ("refusing-replacements",),
+        ("refusing-newcomers",),
     ),
     Mutant(
         50, "that data was lost is not heard from a tail",

@@ -127,7 +127,7 @@ MUTANTS = [
         _CHANGES,
     ),
     Mutant(
-        13, "ensemble change without compare-and-set", (_blind("NewEnsemble"),),
+        13, "ensemble change without compare-and-set", (_blind("EnsembleChange"),),
         ("split-brain", "duelling-recoverers", "chaos"),
     ),
     Mutant(
