@@ -26,7 +26,7 @@ BURST_MAX = 40
 
 
 def payload(seed: int, entry_id: int) -> bytes:
-    """Return the payload of entry `entry_id` of the run with that seed: some are empty, most name themselves."""
+    """Return the payload of entry `entry_id` of that seed's run: most name themselves, some are empty."""
     size = (seed * 7919 + entry_id * 104_729) % ENTRY_BYTES_MAX
     if size < 64:
         return b""

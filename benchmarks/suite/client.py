@@ -39,7 +39,7 @@ from client_aio.bookies.connection import connect
 _STAMP = struct.Struct("<q")
 _TICK_S = 0.001  # the finest that uvloop has: less is a busy loop
 _BURST_MAX = 512
-"""The most adds in one event-loop iteration. A late generator that adds everything due at once gets no answers
+"""The most adds in one event-loop iteration. A late generator that adds all due at once gets no answers
 meanwhile. Client and bookies would then wait for each other in turn, and it would never catch up."""
 _IN_FLIGHT_BYTES_MAX = 64 << 20
 PERCENTILES = (0, 10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.99, 100)
