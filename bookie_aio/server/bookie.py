@@ -245,7 +245,7 @@ class Bookie:
             "ledgers_dropped": self._deletions.dropped,
             "ledgers_forgotten": self._deletions.forgotten,
             "ledgers_trimmed": self._deletions.trimmed,
-            "counters": self._requests.counters.to_json(),
+            "counters": self._requests.metrics.to_json(),
             "storage": self._engine.metrics(),
         }
 
