@@ -1,9 +1,9 @@
 """Dispatcher: takes the frames of all connections to the handlers of their requests.
 
-Owns the handshake, the table from a request's type to its handler, and the checks that every request passes:
-no body except an ADD's, the bookie is not draining, the ledger is not deleted, the request is authorised.
-Does not own the bytes and limits of a connection (`connection`), the operations (`handlers`), nor the form of
-answers (`responder`).
+Owns the handshake, the table from a request's type to its handler, and the checks that every request passes.
+They are: only an ADD has a body, the bookie is not draining, the ledger is not deleted, the request is
+authorised. Does not own the bytes and limits of a connection (`connection`), the operations (`handlers`), nor
+the form of answers (`responder`).
 
 Invariant (rule 7): all of it is synchronous, in the order in which the frames came. A handler's verdict on a
 term, and the append that the verdict allows, are one step with the checks here.
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 class Dispatcher:
     """Carries out the requests of all connections.
 
-    `metrics` counts the requests. `is_draining` is set by the bookie's shutdown or fail-stop: every request
-    is refused from then on.
+    `metrics` counts the requests. The bookie's shutdown or fail-stop sets `is_draining`. Every request is
+    refused from then on.
     """
 
     def __init__(

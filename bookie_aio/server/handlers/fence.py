@@ -1,7 +1,7 @@
 """Fence: how a request with a term is refused, or raises the term of its ledger (rule 7).
 
-Owns the step from the verdict on a term to the append of a higher one, and the answer to a term below the
-held one. The verdict itself is `bookie_aio.core.fencing`'s. READ and READ_LAC with a term, WRITE_LAC,
+Owns the step from the verdict on a term to the append of a higher one. Owns the answer to a term below the
+held one, too. The verdict itself is `bookie_aio.core.fencing`'s. READ and READ_LAC with a term, WRITE_LAC,
 write-backs and final repairs use `admit`. An ordinary ADD has checks of its own between the verdict and the
 append (`add`).
 """

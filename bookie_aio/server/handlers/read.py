@@ -4,8 +4,8 @@ Rule 3 decides when a read's answer may leave:
 
 - A fencing read is answered when its fence, and every add accepted before it, are durable and indexed.
   Recovery concludes from "no such entry" that this bookie never acknowledges the entry.
-- Any other read is answered at once. If it then misses an entry of a ledger that has adds under way, it waits
-  for them and reads again, since the entry may be among the accepted ones.
+- Any other read is answered at once, unless it misses an entry of a ledger that has adds under way. The
+  entry may be among these adds, so the read waits for them and reads again.
 """
 
 from __future__ import annotations

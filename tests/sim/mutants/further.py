@@ -48,7 +48,7 @@ MUTANTS = [
         43, "some reads end in an error that nobody had foreseen",
         (Edit("bookie_aio.server.handlers.read:ReadHandler._answer_read",
               "size = sum(map(len, found.buffers))",
-              "if not fences and request.first % 3 == 1 and peer._requests._hello.bookie_id == 'b1':\n"
+              "if not fences and request.first % 3 == 1 and peer._dispatcher._hello.bookie_id == 'b1':\n"
               "        raise KeyError('an error of its own')\n"
               "    size = sum(map(len, found.buffers))"),),
         ("chaos", "slow-bookie"),
@@ -57,7 +57,7 @@ MUTANTS = [
         44, "a bookie says \"no such entry\" of what it holds of logs and of unbounded ledgers",
         (Edit("bookie_aio.server.handlers.read:ReadHandler._answer_read",
               "answer = ReadAnswer(int(found.stop)",
-              "if not fences and peer._requests._hello.bookie_id == 'b1':\n"
+              "if not fences and peer._dispatcher._hello.bookie_id == 'b1':\n"
               "        found = type(found)([], Stop.NO_SUCH_ENTRY, request.first)\n"
               "    answer = ReadAnswer(int(found.stop)"),),
         ("duelling-logs", "duelling-holders", "sealed-terms", "truncated-logs"),
