@@ -11,8 +11,8 @@ A bookie without a record of a ledger holds term 0 for it.
 
 The verdict and the append that follows it are one step: nothing may run between them (rule 7).
 
-The block of an add is checked before the verdict. It must be of the request's ledger, its content term must
-not be above the request's term (except in a repair), and its checksums must hold. Does not own the form of a
+The block of an add is checked before the verdict. It must be of the request's ledger, and its checksum must
+hold. Its content term must not be above the request's term, except in a repair. Does not own the form of a
 block (`bookie_aio.wire.blocks`).
 """
 

@@ -35,9 +35,7 @@ HEADER_BYTES_MAX = 16 * 1024
 _PREFIX = struct.Struct(">II")
 _BUFFER_BYTES_MIN = 16 * 1024
 _BUFFER_BYTES_MAX = 4 * 1024 * 1024
-_SHRINK_BELOW = (
-    8  # a buffer of which no single read filled an eighth is followed by a buffer of half its size
-)
+_SHRINK_BELOW = 8  # a buffer of which no read filled an eighth is followed by a buffer of half its size
 _KEPT_TIMES_MAX = 32  # a body may keep alive a buffer of at most this many times its own size
 _ROOM_MIN = 4 * 1024
 _NO_BUFFER = memoryview(bytearray(0))
@@ -47,9 +45,7 @@ Header = list[object]
 
 def entry_room(frame_bytes_max: int) -> int:
     """Return the size of the largest entry that frames of this limit hold, beside its header and codes."""
-    return (
-        frame_bytes_max - HEADER_BYTES_MAX - 2 * BLOCK_HEADER_BYTES
-    )  # head, arrays and codes of a block of one entry
+    return frame_bytes_max - HEADER_BYTES_MAX - 2 * BLOCK_HEADER_BYTES  # a block of one: head, arrays, codes
 
 
 def encode_frame(header: list[object], body_bytes: int = 0) -> bytes:
