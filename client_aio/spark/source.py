@@ -1,7 +1,7 @@
-"""The data source "ledger" as Spark sees it, and its batch reads.
+"""The data source "ledger" as Spark sees it.
 
 Owns the class that is registered with a session. Everything here runs in processes that Spark starts: the
-schema and the plan in the driver's, `read` in a task's. What travels between them is options and pieces.
+schema and the plan in the driver's, `read` in a task's. Only options and pieces are sent between them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LedgerDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the columns of what the options name, where the user has not given them."""
+        """Return the columns of the logs or ledgers that the options name, where the user gave none."""
         options = settled(parse_read(self.options))
         return schemas.schema_of(options, written_of(options))
 

@@ -1,9 +1,9 @@
-"""What the metadata store says of bookies and of the cluster they belong to.
+"""The records of bookies, and of the cluster they belong to, in the metadata store.
 
 Three records, each a JSON object under a key of `metadata.ids`:
 
 - `cluster`: the instance id, drawn once when the cluster is first used;
-- `bookies/available/ID` (ephemeral): where a running bookie can be reached, and whether it takes adds;
+- `bookies/available/ID` (ephemeral): the addresses of a running bookie, and whether it takes adds;
 - `bookies/cookies/ID` (durable): the identity that its data directories must match (rule 6).
 """
 
@@ -50,7 +50,7 @@ class _Record:
         return record
 
     def _check(self) -> None:
-        """Raise ValueError when a field is of the wrong type or value."""
+        """Raise ValueError where a field has a wrong type or value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def _need(condition: bool, name: str) -> None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[v6]:port`; raises ValueError that says what is expected."""
+    """Split `host:port` or `[v6]:port`; raises ValueError for any other form."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535 or not host:
         raise ValueError(f"{address!r} is not host:port")
@@ -124,7 +124,7 @@ def join_address(host: str, port: int) -> str:
 
 
 async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], now_ms: int) -> ClusterRecord:
-    """Read the cluster's record, creating it where there is none. Whoever comes second adopts the first's."""
+    """Read the cluster's record, or create it. A client that loses the race adopts the winner's record."""
     try:
         return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
     except NoSuchKeyError:
@@ -140,7 +140,7 @@ async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], no
 async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
     """Read the registrations of all running bookies, by id.
 
-    One that vanishes meanwhile is left out; so is a damaged one, which is logged.
+    A registration that vanishes meanwhile is left out. A damaged one is logged and left out.
     """
     found: dict[str, BookieRecord] = {}
     for name in await store.children(KEY_AVAILABLE):
@@ -149,7 +149,7 @@ async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
         except NoSuchKeyError:
             continue
         except MetadataCorruptError as error:
-            logger.error("the registration of bookie %s is left out: %s", name, error)  # others are unharmed
+            logger.error("the registration of bookie %s is left out: %s", name, error)
             continue
         found[record.bookie_id] = record
     return found
