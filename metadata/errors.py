@@ -306,7 +306,7 @@ class NoSuchKeyError(MetadataError):
 
 
 class VersionConflictError(MetadataError):
-    """The key's version is not the expected one: somebody else changed it."""
+    """The key's version is not the expected one: another client changed the key."""
 
 
 class MetadataCorruptError(MetadataError):

@@ -159,7 +159,7 @@ async def takeover(
         ) as ledger,
     ):
         if source is not None:
-            await _pour(output, ledger, source, None, False)
+            await _add_input(output, ledger, source, None, False)
         if trim_before is not None:
             await ledger.trim(trim_before)
         if seal:
@@ -210,7 +210,7 @@ async def write(
         ) as ledger,
     ):
         output.note(f"writing ledger {ledger.ledger_id}")  # so that the id is known after an interruption
-        await _pour(output, ledger, source, chunk_bytes, keep_newline)
+        await _add_input(output, ledger, source, chunk_bytes, keep_newline)
         document = {
             "ledger_id": ledger.ledger_id,
             "entries": ledger.last_add_confirmed + 1,
@@ -220,7 +220,7 @@ async def write(
     output.note(f"{document['entries']:,} entries, {document['bytes']:,} bytes")
 
 
-async def _pour(
+async def _add_input(
     output: Output, ledger: client_aio.LedgerWriter, source: str, chunk_bytes: int | None, keep_newline: bool
 ) -> None:
     """Add the entries of a file or a pipe, and wait until they are acknowledged."""

@@ -226,7 +226,7 @@ class LocalCluster:
                 bookie_id=bookie.bookie_id,
             ) from None
         if not line:
-            error = BookieStartError(_why_not(bookie, log_start), bookie_id=bookie.bookie_id)
+            error = BookieStartError(_start_failure(bookie, log_start), bookie_id=bookie.bookie_id)
             error.exit_code = await process.wait()
             raise error
         bookie.addresses = json.loads(line)["addresses"]
@@ -240,7 +240,7 @@ class LocalCluster:
             return
         self._running.pop(bookie.bookie_id, None)
         self._report(
-            f"bookie {bookie.bookie_id} (pid {bookie.pid}) {_how_it_ended(code)}; its log: {bookie.log}"
+            f"bookie {bookie.bookie_id} (pid {bookie.pid}) {_exit_text(code)}; its log: {bookie.log}"
         )
         bookie.pid = None
         self._record()
@@ -284,11 +284,11 @@ class LocalCluster:
         draft.replace(path)
 
 
-def _how_it_ended(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _why_not(bookie: BookieProcess, log_start: int) -> str:
+def _start_failure(bookie: BookieProcess, log_start: int) -> str:
     with bookie.log.open("rb") as log:
         log.seek(log_start)
         lines = log.read().decode(errors="replace").strip().splitlines()

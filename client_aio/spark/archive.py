@@ -22,7 +22,7 @@ import client_aio.sync
 from client_aio.log.add_ledgers import CONDEMNED, Addition, add_to_log
 from client_aio.log.log_ledger import TAG
 from client_aio.spark import provenance
-from client_aio.spark.commits import fitting
+from client_aio.spark.commits import fit_check
 from client_aio.spark.jobs import metadata_of
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock, unlock_log
 from client_aio.sync.loop_thread import get_loop_thread
@@ -327,5 +327,5 @@ async def _make_empty(uri: str, settings: dict[str, Any]) -> int:
 
 async def _add(uri: str, log: str, ids: list[int], custom: dict[str, bytes], password: bytes) -> None:
     async with client_aio.connect(uri) as client:
-        addition = replace(Addition.check(ids, None, False, check_custom(custom)), fits=fitting(custom))
+        addition = replace(Addition.check(ids, None, False, check_custom(custom)), fits=fit_check(custom))
         await add_to_log(client._context, client._lists(log), addition, password)

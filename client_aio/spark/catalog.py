@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_ONCE = 32
-_LOOKS_MAX = 10
+_ATTEMPTS_MAX = 10
 """The number of attempts to plan a query while its logs are truncated in between."""
 _SAMPLE_ENTRIES = 64
 
@@ -91,7 +91,7 @@ class Catalog:
             NoSuchLedgerError: a listed ledger is missing for good, or logs changed at every attempt.
             Exception: the errors of the question itself.
         """
-        for _ in range(_LOOKS_MAX - 1):
+        for _ in range(_ATTEMPTS_MAX - 1):
             try:
                 return await question(self)
             except NoSuchLedgerError as error:

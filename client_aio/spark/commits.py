@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LogFound:
+class LogState:
     """The log that a write is for, as found before the write."""
 
     is_used: bool
@@ -63,7 +63,7 @@ class LogFound:
     written: provenance.Written | None
 
 
-async def look_at(options: WriteOptions, *, needs_bookies: bool) -> LogFound:
+async def inspect_log(options: WriteOptions, *, needs_bookies: bool) -> LogState:
     """Check that a write can begin (metadata store, number of bookies, password), and return the log's state.
 
     Raises:
@@ -80,9 +80,9 @@ async def look_at(options: WriteOptions, *, needs_bookies: bool) -> LogFound:
         try:
             log = await client.log_metadata(options.log)
         except NoSuchLogError:
-            return LogFound(False, None)
+            return LogState(False, None)
         await unlock_log(client, log, options)
-        return LogFound(bool(log.rows), provenance.Written.of_custom(log.custom))
+        return LogState(bool(log.rows), provenance.Written.of_custom(log.custom))
 
 
 async def draw_floor(options: WriteOptions) -> int:
@@ -113,7 +113,7 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
         if floor is None:
             floor = max(await listed_in(client, options.log), default=0)
         custom = job.written.to_custom()
-        fits = _fitting_if_new(options, custom)
+        fits = _fit_check_if_new(options, custom)
         addition = changed(Addition.check(ledger_ids, transaction, replace, custom), fits=fits)
         try:
             added = await add_to_log(
@@ -135,8 +135,8 @@ class _LogIsUsedError(InvalidArgumentError):
     """The log holds records by now, and `ifExists` forbids adding to it."""
 
 
-def _fitting_if_new(options: WriteOptions, custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
-    """Return the check of `fitting`, which also raises where `ifExists` forbids adding to this log."""
+def _fit_check_if_new(options: WriteOptions, custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
+    """Return the check of `fit_check`, which also raises where `ifExists` forbids adding to this log."""
 
     def fits(head: LogHead) -> None:
         if head.rows and options.if_exists != "append":
@@ -144,12 +144,12 @@ def _fitting_if_new(options: WriteOptions, custom: Mapping[str, bytes]) -> Calla
                 f"log {options.log!r} holds records that were added while this was written, and ifExists is "
                 f"{options.if_exists}: choose another name, or append"
             )
-        fitting(custom)(head)
+        fit_check(custom)(head)
 
     return fits
 
 
-def fitting(custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
+def fit_check(custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
     """Return a check that the log's encoding and columns still fit ledgers with this custom metadata.
 
     `add_to_log` calls it with the log's head in each attempt at the compare-and-set.
@@ -165,7 +165,7 @@ async def add_bytes(client: client_aio.Client, options: WriteOptions, ledger_ids
             rows.
     """
     addition = Addition.check(ledger_ids, None, False, {})
-    addition = changed(addition, fits=fitting(provenance.Written().to_custom()))
+    addition = changed(addition, fits=fit_check(provenance.Written().to_custom()))
     await add_to_log(client._context, client._lists(options.log), addition, password_of(options))
 
 

@@ -84,7 +84,7 @@ def make_encoder(
     """
     compress = _compressor(format_.compression)
 
-    def squeeze(entries: list[bytes], what: str) -> list[bytes]:
+    def compress_checked(entries: list[bytes], what: str) -> list[bytes]:
         if format_.compression == "none":
             return entries
         for number, entry in enumerate(entries):
@@ -114,18 +114,18 @@ def make_encoder(
                 f"Leave such rows out: where({value} is not null)"
             )
         entries: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()
-        return check(squeeze(entries, "row"), "row")
+        return check(compress_checked(entries, "row"), "row")
 
     def rows(batch: pyarrow.RecordBatch) -> list[bytes]:
         _check_readable(batch)
-        return check(squeeze(to_json_rows(batch), "row"), "row")
+        return check(compress_checked(to_json_rows(batch), "row"), "row")
 
     def arrow(batch: pyarrow.RecordBatch) -> list[bytes]:
         assert format_.schema is not None
         _check_readable(batch)
         if batch.schema != format_.schema:
             batch = batch.cast(format_.schema)
-        return check(squeeze(list(_messages(batch, entry_bytes)), "row"), "row")
+        return check(compress_checked(list(_messages(batch, entry_bytes)), "row"), "row")
 
     return {"binary": binary, "json": rows, "arrow": arrow}[format_.encoding]
 
@@ -194,7 +194,7 @@ def decode(
         errors[place] = str(error)
 
     if format_.compression != "none":
-        entries = _inflated(format_.compression, offsets, buffer, fail)
+        entries = _decompressed(format_.compression, offsets, buffer, fail)
         offsets = list(accumulate(map(len, entries), initial=0))
         buffer = memoryview(b"".join(entries))
     if format_.encoding == "binary":
@@ -223,7 +223,7 @@ def _as_values(offsets: Sequence[int], buffer: memoryview, errors: dict[int, str
     return Decoded([binary_array(offsets, buffer, errors)], len(offsets) - 1, errors=errors)
 
 
-def _inflated(
+def _decompressed(
     compression: str, offsets: Sequence[int], buffer: memoryview, fail: Callable[[int, object], None]
 ) -> list[bytes]:
     codec = pyarrow.Codec(_CODECS[compression])

@@ -144,7 +144,7 @@ def from_json_value(value: Any, kind: pyarrow.DataType) -> Any:
     if value is None:
         return None
     if kinds.is_boolean(kind):
-        return _need(value, bool, kind)
+        return _check_type(value, bool, kind)
     if kinds.is_integer(kind):
         return _integer(value, kind)
     if kinds.is_floating(kind):
@@ -152,37 +152,37 @@ def from_json_value(value: Any, kind: pyarrow.DataType) -> Any:
             return _NOT_FINITE[value]
         if isinstance(value, bool):
             raise TypeError(f"{value!r} is no {kind}")
-        return float(_need(value, (int, float), kind))
+        return float(_check_type(value, (int, float), kind))
     if kinds.is_string(kind) or kinds.is_large_string(kind):
-        return _need(value, str, kind)
+        return _check_type(value, str, kind)
     if kinds.is_binary(kind) or kinds.is_large_binary(kind):
-        return base64.b64decode(_need(value, str, kind), validate=True)
+        return base64.b64decode(_check_type(value, str, kind), validate=True)
     if kinds.is_timestamp(kind):
-        return _timestamp(_need(value, str, kind), kind)
+        return _timestamp(_check_type(value, str, kind), kind)
     if kinds.is_date(kind):
-        return datetime.date.fromisoformat(_need(value, str, kind))
+        return datetime.date.fromisoformat(_check_type(value, str, kind))
     if kinds.is_time(kind):
-        return datetime.time.fromisoformat(_need(value, str, kind))
+        return datetime.time.fromisoformat(_check_type(value, str, kind))
     if kinds.is_duration(kind):
-        return datetime.timedelta(microseconds=_need(value, int, kind))
+        return datetime.timedelta(microseconds=_check_type(value, int, kind))
     if kinds.is_decimal(kind):
-        return _decimal(_need(value, str, kind), kind)
+        return _decimal(_check_type(value, str, kind), kind)
     return _nested(value, kind)
 
 
 def _nested(value: Any, kind: pyarrow.DataType) -> Any:
     if kinds.is_list(kind) or kinds.is_large_list(kind):
-        return [from_json_value(item, kind.value_type) for item in _need(value, list, kind)]
+        return [from_json_value(item, kind.value_type) for item in _check_type(value, list, kind)]
     if kinds.is_struct(kind):
-        document = _need(value, dict, kind)
+        document = _check_type(value, dict, kind)
         return {part.name: from_json_value(document.get(part.name), part.type) for part in kind}
     if kinds.is_map(kind):
-        pairs = _need(value, list, kind)
+        pairs = _check_type(value, list, kind)
         return [(from_json_value(k, kind.key_type), from_json_value(v, kind.item_type)) for k, v in pairs]
     return value
 
 
-def _need(value: Any, wanted: type | tuple[type, ...], kind: pyarrow.DataType) -> Any:
+def _check_type(value: Any, wanted: type | tuple[type, ...], kind: pyarrow.DataType) -> Any:
     if not isinstance(value, wanted):
         raise TypeError(f"{value!r:.80} is no {kind}")
     return value

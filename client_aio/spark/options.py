@@ -44,7 +44,7 @@ class ReadOptions:
     columns: tuple[str, ...] = ()
     """The columns to read; by default all."""
     mode: str = "failfast"
-    """How an entry is treated that is missing, damaged or cannot be decoded: it fails the task, or
+    """The treatment of an entry that is missing, damaged or cannot be decoded. It fails the task, or
     (`permissive`) becomes a row with the reason in the column `_error`."""
     partition_bytes: int | None = None
     """About how much one task reads; by default it grows with the read (`scan_plan.partition_size`)."""

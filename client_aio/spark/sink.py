@@ -73,7 +73,7 @@ def plan_write(
             f"a stream appends batch after batch: ifExists {options.if_exists!r} is for batch writes"
         )
     written, value = _encoding_of(options, schema)
-    log = get_loop_thread().run(commits.look_at(options, needs_bookies=not is_stream))
+    log = get_loop_thread().run(commits.inspect_log(options, needs_bookies=not is_stream))
     if log.is_used and options.if_exists == "error":
         raise InvalidArgumentError(
             f"log {options.log!r} holds records, and ifExists is error: choose another name, or append"

@@ -42,15 +42,15 @@ class LedgerDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read."""
-        return LedgerReader(self._parsed(schema, is_stream=False), schema)
+        return LedgerReader(self._parse_options(schema, is_stream=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Begin a streaming read."""
         from client_aio.spark.stream import LedgerStreamReader
 
-        return LedgerStreamReader(self._parsed(schema, is_stream=True), schema)
+        return LedgerStreamReader(self._parse_options(schema, is_stream=True), schema)
 
-    def _parsed(self, schema: StructType, *, is_stream: bool) -> ReadOptions:
+    def _parse_options(self, schema: StructType, *, is_stream: bool) -> ReadOptions:
         options = parse_read(self.options)
         check_kind(self.options, is_stream=is_stream)
         schemas.check_columns(options, schema)

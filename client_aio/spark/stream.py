@@ -49,7 +49,7 @@ _TAIL_ROWS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Now:
+class _Listing:
     """The list of the log, or the ledger, when a batch is planned."""
 
     made: int
@@ -123,8 +123,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._ask(lambda catalog: self._offset(catalog, self._last_place))
 
     async def _offset(self, catalog: Catalog, where: Callable[[Catalog], Awaitable[Place]]) -> Offset:
-        made = (await self._now(catalog)).made  # before the place, so that a log created meanwhile is noticed
-        return Offset(await where(catalog), made)
+        # Read before the place, so that a log created meanwhile is noticed.
+        listing = await self._read_listing(catalog)
+        return Offset(await where(catalog), listing.made)
 
     async def _first_place(self, catalog: Catalog) -> Place:
         starting = self._starting
@@ -159,11 +160,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Place(*(await catalog.log_metadata(self._options.log[0])).begins_at)
 
     async def _end_of_batch(self, catalog: Catalog, start: Offset, limit: ReadLimit) -> Offset:
-        now = await self._now(catalog)
-        first = self._first_of(start, now)
-        found = await self._found(catalog, now, first)
+        listing = await self._read_listing(catalog)
+        first = self._first_of(start, listing)
+        found = await self._found(catalog, listing, first)
         ahead = between([one.stretch for one in found], first)
-        return Offset(advance(first, ahead, self._limit_of(limit)), now.made)
+        return Offset(advance(first, ahead, self._limit_of(limit)), listing.made)
 
     def _limit_of(self, limit: ReadLimit) -> Limit:
         if isinstance(limit, ReadAllAvailable):
@@ -186,12 +187,12 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(partitions_of(parts, self._options.partition_bytes))
 
     async def _parts(self, catalog: Catalog, start: Offset, end: Offset) -> list[Found]:
-        now = await self._now(catalog)
-        if not end.is_of(now.made):
-            self._report_loss(start.place, now.begin, is_anew=True)
+        listing = await self._read_listing(catalog)
+        if not end.is_of(listing.made):
+            self._report_loss(start.place, listing.begin, is_anew=True)
             return []
-        first = self._first_of(start, now)
-        found = await self._found(catalog, now, first, end.place)
+        first = self._first_of(start, listing)
+        found = await self._found(catalog, listing, first, end.place)
         said = {one.stretch.row_id: one for one in found}
         stretches = between([one.stretch for one in found], first, end.place)
         return [Found(one, said[one.row_id].written) for one in stretches]
@@ -212,22 +213,22 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- asking the cluster ---
 
-    async def _now(self, catalog: Catalog) -> _Now:
+    async def _read_listing(self, catalog: Catalog) -> _Listing:
         if self._options.ledger is None:
             log = await catalog.log_metadata(self._options.log[0])
-            return _Now(log.created_ms, Place(*log.begins_at), rows_of(log))
+            return _Listing(log.created_ms, Place(*log.begins_at), rows_of(log))
         rows = await catalog.listed()
-        return _Now(rows[0].ledger_id, Place(rows[0].row_id, 0), rows)
+        return _Listing(rows[0].ledger_id, Place(rows[0].row_id, 0), rows)
 
-    def _first_of(self, start: Offset, now: _Now) -> Place:
+    def _first_of(self, start: Offset, listing: _Listing) -> Place:
         """Return where a batch begins; raises LogTruncatedError where another log has the name by now."""
-        if start.is_of(now.made):
+        if start.is_of(listing.made):
             return start.place
-        self._report_loss(start.place, now.begin, is_anew=True)
-        return now.begin
+        self._report_loss(start.place, listing.begin, is_anew=True)
+        return listing.begin
 
     async def _found(
-        self, catalog: Catalog, now: _Now, start: Place, end: Place | None = None
+        self, catalog: Catalog, listing: _Listing, start: Place, end: Place | None = None
     ) -> list[Found]:
         """Return the stretches readable from a place on; raises LogTruncatedError where some are gone.
 
@@ -235,9 +236,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end: the end of a batch that has been planned; all records up to it are returned, or an error is
                 raised.
         """
-        if self._options.ledger is None and start < now.begin:
-            self._report_loss(start, now.begin)
-        rows = [row for row in now.rows if row.row_id >= start.row_id]
+        if self._options.ledger is None and start < listing.begin:
+            self._report_loss(start, listing.begin)
+        rows = [row for row in listing.rows if row.row_id >= start.row_id]
         if end is not None:
             rows = [row.as_of(end) for row in rows if row.row_id <= end.row_id]
         found = await catalog.stretches(Bounds(), rows)

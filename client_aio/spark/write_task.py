@@ -83,7 +83,7 @@ def write_partition(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> tuple[W
         Exception: any other error of adding, or of the rows. After any error the written ledgers are deleted,
             as far as the bookies and the metadata store can be reached.
     """
-    entries = encoded(job, batches)
+    entries = encode_chunks(job, batches)
     with client_aio.sync.connect(job.options.metadata, **SETTINGS) as client:
         return write_ledgers(client, job, entries)
 
@@ -106,7 +106,7 @@ def write_ledgers(
                 custom_metadata=job.custom(),
             ) as ledger:
                 made.append(ledger.ledger_id)
-                ledger.add_chunks(_up_to(options.ledger_bytes, first, chunks))
+                ledger.add_chunks(_chunks_up_to(options.ledger_bytes, first, chunks))
             metadata = ledger.metadata
             assert metadata.last_entry is not None
             assert metadata.length is not None
@@ -119,7 +119,7 @@ def write_ledgers(
     return tuple(done)
 
 
-def _up_to(size_max: int, first: list[bytes], chunks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+def _chunks_up_to(size_max: int, first: list[bytes], chunks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
     yield first
     size = sum(map(len, first))
     while size < size_max and (chunk := next(chunks, None)) is not None:
@@ -127,7 +127,7 @@ def _up_to(size_max: int, first: list[bytes], chunks: Iterator[list[bytes]]) -> 
         yield chunk
 
 
-def encoded(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[list[bytes]]:
+def encode_chunks(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[list[bytes]]:
     """Yield the entries of the rows, in non-empty chunks of bounded size."""
     written = job.written
     schema = None if written.schema is None else arrow_schema(written.schema)

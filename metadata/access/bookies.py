@@ -61,7 +61,7 @@ class ClusterRecord(_Record):
     created_ms: int
 
     def _check(self) -> None:
-        _need(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
+        _require(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class BookieRecord(_Record):
 
     def _check(self) -> None:
         check_bookie_id(self.bookie_id)
-        _need(isinstance(self.addresses, list) and bool(self.addresses), "addresses")
+        _require(isinstance(self.addresses, list) and bool(self.addresses), "addresses")
         for address in self.addresses:
             split_address(address)
-        _need(isinstance(self.is_writable, bool), "is_writable")
-        _need(isinstance(self.rack, str), "rack")
-        _need(isinstance(self.weight, (int, float)) and self.weight >= 0, "weight")
+        _require(isinstance(self.is_writable, bool), "is_writable")
+        _require(isinstance(self.rack, str), "rack")
+        _require(isinstance(self.weight, (int, float)) and self.weight >= 0, "weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +100,12 @@ class Cookie(_Record):
 
     def _check(self) -> None:
         check_bookie_id(self.bookie_id)
-        _need(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
-        _need(isinstance(self.incarnation, str) and bool(self.incarnation), "incarnation")
-        _need(isinstance(self.directories, int) and self.directories >= 1, "directories")
+        _require(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
+        _require(isinstance(self.incarnation, str) and bool(self.incarnation), "incarnation")
+        _require(isinstance(self.directories, int) and self.directories >= 1, "directories")
 
 
-def _need(condition: bool, name: str) -> None:
+def _require(condition: bool, name: str) -> None:
     if not condition:
         raise ValueError(f"{name} is missing or wrong")
 

@@ -569,8 +569,8 @@ class ZooKeeperMetadataStore(MetadataStore):
                 raise error
 
     async def _sync(self, state: Attempt) -> None:
-        # A write, since ZooKeeper's own sync asks no quorum: a leader cut off from the other servers may
-        # still answer it, and a read after that may be stale.
+        # A write, since ZooKeeper's own sync asks no quorum. A leader cut off from the other servers may
+        # still answer that sync, and a read after it may be stale.
         try:
             await self._session.set(self._path(KEY_SYNC), b"", -1)
         except NoNodeError:
