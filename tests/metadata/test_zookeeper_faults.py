@@ -512,8 +512,8 @@ async def test_a_root_that_is_gone_is_said_and_what_was_registered_comes_back_wi
             await store.create("c", b"1")
         for registration in store._registrations:
             registration._session_id = 0  # as after a session that expired meanwhile
-        has_failed, later = asyncio.Event(), store._later
-        monkeypatch.setattr(store, "_later", lambda: (has_failed.set(), later()))
+        has_failed, later = asyncio.Event(), store._schedule_retry
+        monkeypatch.setattr(store, "_schedule_retry", lambda: (has_failed.set(), later()))
         store._new_session.set()
         async with asyncio.timeout(PATIENCE_S):
             await has_failed.wait()

@@ -172,7 +172,7 @@ MUTANTS = [
         61, "what a repair waits to hear of is forgotten meanwhile",
         (Edit("bookie_aio.server.handlers.inspect:InspectHandler.list_entries",
               "self._engine.eviction_candidates.discard(request.ledger_id)", "pass"),),
-        tests=("tests/bookie_aio/server/test_server_deletions.py", "-k", "waits_to_hear"),
+        tests=("tests/bookie_aio/server/test_server_ledger_gc.py", "-k", "waits_to_hear"),
     ),
     Mutant(
         62, "that a ledger has been deleted is believed of a bookie",
