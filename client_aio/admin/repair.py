@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from bookie_aio.wire.messages import (
-    NO_TERM,
     Add,
     AddFlag,
     Done,
-    Read,
     ReadAnswer,
     Stop,
 )
@@ -415,14 +413,11 @@ class _Copier:
 
     async def _read(self, connection: BookieConnection, wanted: ClassRange) -> tuple[list[Block], ReadAnswer]:
         answer, body = await connection.call(
-            Read(
-                wanted.ledger_id, NO_TERM, wanted.content_term, wanted.first, wanted.last,
-                wanted.stride, self._config.read_ahead_bytes,
-            ),
+            wanted.request(self._config.read_ahead_bytes),
             ReadAnswer,
             timeout_s=self._config.read_timeout_s,
             ledger_id=wanted.ledger_id,
-        )  # fmt: skip
+        )
         # The checksums are all that can be checked without a password.
         return checked_blocks(wanted, answer, body, Digest(wanted.ledger_id)), answer
 

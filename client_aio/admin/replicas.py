@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import parse_blocks
 from bookie_aio.wire.listing import Row, parse_rows
-from bookie_aio.wire.messages import NO_TERM, ListEntries, ListEntriesAnswer, Read, ReadAnswer, Stop
+from bookie_aio.wire.messages import ListEntries, ListEntriesAnswer, ReadAnswer, Stop
 from client_aio.core.repair_plan import Part, complete_parts, owed, split
 from client_aio.unbounded.paged_fragments import spans
 from metadata.errors import BookKeeperError, MalformedFrameError, ProtocolError
@@ -216,14 +216,11 @@ async def _verify_range(
     while rest is not None:
         asked = rest._replace(last=rest.first) if is_careful else rest
         answer, body = await connection.call(
-            Read(
-                asked.ledger_id, NO_TERM, asked.content_term, asked.first, asked.last, asked.stride,
-                context.config.read_ahead_bytes,
-            ),
+            asked.request(context.config.read_ahead_bytes),
             ReadAnswer,
             timeout_s=context.config.read_timeout_s,
             ledger_id=asked.ledger_id,
-        )  # fmt: skip
+        )
         last = None
         try:
             for block in parse_blocks(body):

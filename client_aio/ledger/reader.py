@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
 from client_aio.core.quorum import covers_all_write_sets
-from client_aio.ledger.entry_reader import BatchStream, EntryStream, check_range, entries_of
+from client_aio.core.read_plan import check_range
+from client_aio.ledger.entry_reader import BatchStream, EntryStream, entries_of
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,

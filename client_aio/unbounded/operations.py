@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from client_aio.core.read_plan import check_range
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, new_metadata
-from client_aio.ledger.entry_reader import EntryStream, check_range
 from client_aio.unbounded.writer import FRAGMENT_BYTES, UnboundedLedgerWriter, take_ledger_over
 from metadata.access.fragments import LedgerNames
 from metadata.errors import (
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from client_aio.context import ClientContext
+    from client_aio.ledger.entry_reader import EntryStream
     from client_aio.ledger.reader import LedgerReader
 
 

@@ -16,16 +16,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from client_aio.core.read_plan import check_limit, check_range, trimmed
 from client_aio.core.repair_plan import replaced, replaced_in_page
-from client_aio.ledger.entry_reader import (
-    BatchStream,
-    EntryReader,
-    EntryStream,
-    check_limit,
-    check_range,
-    entries_of,
-    trimmed,
-)
+from client_aio.ledger.entry_reader import BatchStream, EntryReader, EntryStream, entries_of
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from metadata.access.fragments import FragmentHead, FragmentList, LedgerNames
 from metadata.errors import NoSuchKeyError, NoSuchLedgerError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from client_aio.ledger.entry_reader import trimmed
+from client_aio.core.read_plan import trimmed
 from client_aio.ledger.reader import LedgerReader
 from client_aio.unbounded.paged_fragments import PagedEntries
 from metadata.ids import NO_ENTRY
