@@ -1,8 +1,8 @@
 """Planning and checking reads: ranges, chunk sizes, whom to ask, and what a failed read means (rule 13).
 
-Entries of one fragment that share a write set form a *class*: all entries where E = Qw (stride 1), else
-the ids with the same remainder modulo E (stride E). Every bookie of the write set holds all of them, so a
-range of one class is read from one bookie.
+Entries of one fragment that share a write set form a *class*. Where E = Qw, all entries form one class
+(stride 1). Else the entries with the same remainder modulo E form a class (stride E). Every bookie of the
+write set holds all entries of the class, so one bookie can answer for a range of the class.
 
 The theory. A `Scan` cuts a range of entries into chunks of about one answer's budget. A chunk lies in one
 fragment and consists of one `ClassRange` per write set. A `RangeRead` reads the beginning of one class range
@@ -17,7 +17,8 @@ is slow. The first intact answer ends the round.
 
 When no bookie is left, damage is reported before absence, and absence before doubt. Absence needs enough
 bookies that deny the entry. After a failed round the caller reads the metadata again. Another round follows
-where they name other bookies, or where the store knows of no later content term.
+where the metadata name other bookies. One more round follows where a bookie knows a later content term that
+the metadata store does not know.
 
 The caller's duties:
 
@@ -60,7 +61,7 @@ _READ_FAILURES = (DigestMismatchError, NoSuchEntryError, EntryUnknownError, Stal
 
 
 class ClassRange(NamedTuple):
-    """Entries `first`, `first + stride`, … up to `last`, of one fragment, kept by `bookies`."""
+    """Entries `first`, `first + stride`, … up to `last` of one fragment; `bookies` are their write set."""
 
     ledger_id: int
     content_term: int
@@ -71,11 +72,11 @@ class ClassRange(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """Return how many entries it names."""
+        """Return the number of entries."""
         return (self.last - self.first) // self.stride + 1
 
     def after(self, entry_id: int) -> ClassRange | None:
-        """Return what is left behind an entry of it; None when that was the last."""
+        """Return the range behind one of its entries; None behind the last one."""
         first = entry_id + self.stride
         return self._replace(first=first) if first <= self.last else None
 
@@ -85,7 +86,7 @@ class ClassRange(NamedTuple):
 
 
 def stride_of(metadata: LedgerMetadata) -> int:
-    """Return the distance of neighbouring entries of one class."""
+    """Return the distance between neighbouring entries of one class."""
     return 1 if metadata.ensemble_size == metadata.write_quorum else metadata.ensemble_size
 
 
@@ -98,7 +99,7 @@ def fragment_end(metadata: LedgerMetadata, fragment: Fragment) -> int | None:
 
 
 def class_ranges(metadata: LedgerMetadata, first: int, last: int) -> list[ClassRange]:
-    """Cut a range that lies within one fragment into its classes, by their first entry."""
+    """Cut a range within one fragment into one range per class, in the order of their first entries."""
     fragment = metadata.fragment_of(first)
     stride = stride_of(metadata)
     ranges = []
@@ -111,11 +112,11 @@ def class_ranges(metadata: LedgerMetadata, first: int, last: int) -> list[ClassR
 
 
 def checked_blocks(asked: ClassRange, answer: ReadAnswer, body: memoryview, digest: Digest) -> list[Block]:
-    """Parse and check the blocks of an answer: they are the beginning of what was asked for, intact.
+    """Parse the blocks of an answer, and check that they are the intact beginning of the range asked for.
 
     Raises:
         DigestMismatchError: an entry's bytes do not match its checksum, or its authentication code.
-        ProtocolError: the answer is not one to this request.
+        ProtocolError: the answer does not fit this request.
     """
     blocks = list(_in_order(asked, body))
     for block in blocks:
@@ -156,7 +157,7 @@ def _in_order(asked: ClassRange, body: memoryview) -> Iterator[Block]:
             expected = block.last_entry + asked.stride
             yield block
     except MalformedFrameError as error:
-        # The head's checksum is part of what protects an entry: damage there is damage of the entry.
+        # The head's checksum protects the entry too, so damage of the head is damage of the entry.
         raise DigestMismatchError(
             f"entry {expected} of ledger {asked.ledger_id} does not match its checksum: {error}",
             ledger_id=asked.ledger_id,

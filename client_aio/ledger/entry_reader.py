@@ -1,14 +1,10 @@
-"""Reading entries: from whom, in which order, and what to do when a bookie cannot give one.
+"""Reading entries from bookies: the shell around `client_aio.core.read_plan`, and the entries it returns.
 
-A range is cut into chunks of about one answer's budget; several are asked for ahead of the consumer. Each
-chunk is asked of one bookie of its write set, the next one of the next, so that a scan spreads over the
-ensemble. A miss, a bad digest, an error or a slow answer sends the rest to the next bookie (rule 13). What is
-held at any time is bounded by `read_ahead_requests` answers.
+The plan decides which ranges to ask for, of which bookie, and what a failed read means. `EntryReader` sends
+the reads, arms the timer of the speculative read and hands answers to the plan. It asks for several chunks
+ahead of the consumer. `read_ahead_requests` answers bound the memory that a scan holds.
 
-Owns the asking. What may be read (the LAC) is its callers' business, `client_aio.ledger.reader` and the
-writer.
-
-What a read gives: entries, and batches of them.
+The callers decide what may be read (the LAC): `client_aio.ledger.reader` and the writer.
 """
 
 from __future__ import annotations
@@ -64,7 +60,8 @@ class EntryBatch:
     """A run of entries with contiguous ids, without an object per entry.
 
     Entry number i has the id `first_entry_id + i` and the bytes `buffer[offsets[i]:offsets[i + 1]]`. The
-    buffer is read-only and stays valid for as long as it is held; holding a part of it holds all of it.
+    buffer is read-only and stays valid while a reference to it exists. A reference to a slice keeps all of
+    its memory.
     """
 
     __slots__ = ("buffer", "first_entry_id", "offsets")
@@ -96,8 +93,8 @@ class EntryBatch:
         return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[Entry]:
-        # One copy of the whole buffer, then slices of bytes: cheaper than a view per entry. And no call of a
-        # Python function per entry, as a named tuple's constructor is one.
+        # One copy of the whole buffer and slices of it cost less than a view per entry. `_new_entry` avoids
+        # the call of a Python function per entry: the constructor of a named tuple is one.
         whole = bytes(self.buffer)
         parts = [whole[start:end] for start, end in pairwise(self.offsets)]
         return map(_new_entry, zip(count(self.first_entry_id), parts, strict=False))
@@ -113,7 +110,7 @@ BatchStream = AsyncGenerator[EntryBatch, None]
 
 
 class EntrySource(Protocol):
-    """Where a handle reads its ledger's entries; `EntryReader` says what each member does."""
+    """The source of a ledger's entries for a handle; `EntryReader` documents the members."""
 
     @property
     def digest_mismatches(self) -> int: ...
@@ -129,13 +126,13 @@ class EntryReader:
     """Reads entries of one ledger.
 
     Args:
-        metadata: gives the ledger's metadata as its owner knows them now.
+        metadata: returns the ledger's metadata as its owner knows them now.
         digest: checks entries.
-        on_statement: told every LAC statement that an answer carries, not verified yet.
-        refresh: reads the metadata again; asked when no bookie named by the present ones has an entry.
-        turn: which bookie of its write set the first chunk is asked of; the next one of the next.
-        absent_at: how many bookies of a write set that have no such entry are enough to say that there is
-            none; by default all of them.
+        on_statement: called with every LAC statement that an answer carries; the statement is not verified.
+        refresh: reads the metadata again; called when no bookie of the present metadata returns an entry.
+            None: the metadata never change, and a failed read ends at once.
+        turn: the rotation at which the first read starts; see `ReadPlan`.
+        absent_at: how many bookies of a write set must deny an entry to prove it absent; by default all.
     """
 
     def __init__(
@@ -164,20 +161,31 @@ class EntryReader:
         self.digest_mismatches = 0
 
     def stream(self, first: int, last: int, limit: int) -> EntryStream:
-        """Return the entries first to last, one by one; the arguments are checked now."""
+        """Return the entries first to last, one by one; see `batches`."""
         return entries_of(self.batches(first, last, limit))
 
     def batches(self, first: int, last: int, limit: int) -> BatchStream:
-        """Return the entries first to last, in batches; the arguments are checked now.
+        """Return the entries first to last, in batches.
 
         Args:
             limit: the last entry that may be read.
+
+        Raises:
+            InvalidArgumentError: at the call: first to last is no range.
+            NoSuchEntryError: at the call: `last` lies beyond `limit`. While iterating: an entry has been
+                trimmed, or no bookie has it.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating; see `blocks`.
         """
         check_limit(self._metadata().ledger_id, first, last, limit)
         return self._batches(first, last)
 
     def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
-        """Return the entries first to last, up to the first that no bookie has."""
+        """Return the entries first to last, up to the first entry that no bookie has.
+
+        Raises:
+            InvalidArgumentError: at the call: first to last is no range.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating; see `blocks`.
+        """
         check_range(first, last)
         return entries_of(self._until_absent(first, last))
 
@@ -188,12 +196,17 @@ class EntryReader:
                     yield batch
 
     async def blocks(self, wanted: ClassRange) -> list[Block]:
-        """Read the beginning of a class's range, at least one entry of it, from whoever has it.
+        """Read the beginning of a class's range, at least one entry, from any bookie of its write set.
+
+        Cancelling drops the answers that are outstanding.
 
         Raises:
-            NoSuchEntryError: every bookie of the write set says that the entry does not exist.
-            DigestMismatchError: a bookie had it with damage, and no other had it without.
-            EntryUnknownError, BookieUnavailableError: nobody could tell.
+            NoSuchEntryError: enough bookies of the write set (by default all) deny the entry, or it lies
+                outside the ledger by the metadata.
+            DigestMismatchError: a bookie returned a damaged copy, and no other bookie an intact one.
+            StaleMetadataError: a bookie knows a later content term of the entry than the metadata do.
+            EntryUnknownError, BookieUnavailableError: no bookie returned the entry, and too few deny it.
+            MetadataUnavailableError, NoSuchLedgerError: the metadata could not be read again.
         """
         read = RangeRead(self._plan, self._metadata(), wanted)
         while True:
@@ -232,7 +245,7 @@ class EntryReader:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _consume(self, chunk: _Chunk) -> BatchStream:
-        """Return the entries of a chunk in order, asking for the rest of a part that came short."""
+        """Return the entries of a chunk in order; ask again for entries that an answer had no room for."""
         if len(chunk.parts) == 1 and chunk.parts[0].wanted.stride == 1:
             part = chunk.parts[0]
             following = part.wanted.first
@@ -258,7 +271,7 @@ class EntryReader:
     # --- asking bookies ---
 
     async def _ask_in_turn(self, read: RangeRead) -> list[Block]:
-        """Ask one bookie after the other, and the next one early where an answer is slow."""
+        """Ask one bookie after the other, and the next bookie early when an answer is slow."""
         read.begin_round(self._context.pool.directory.quarantined())
         asking: set[asyncio.Task[list[Block]]] = set()
         try:
@@ -294,7 +307,7 @@ class EntryReader:
         )
         try:
             blocks = checked_blocks(wanted, answer, body, self._digest)
-        except (DigestMismatchError, ProtocolError) as error:  # damaged, forged, or not what was asked for
+        except (DigestMismatchError, ProtocolError) as error:  # damaged, forged, or no answer to this request
             self.digest_mismatches += 1
             logger.error("ledger=%d bookie=%s: %s", wanted.ledger_id, bookie_id, error)
             error.bookie_id = bookie_id
@@ -307,7 +320,7 @@ class EntryReader:
 
 
 class _Part:
-    """The share of a chunk that one write set holds."""
+    """The entries of a chunk that one write set holds."""
 
     __slots__ = ("_reader", "payloads", "task", "wanted")
 
@@ -318,18 +331,18 @@ class _Part:
         self.payloads: deque[memoryview] = deque()
 
     async def next_blocks(self) -> list[Block]:
-        """Return the next blocks: those asked for ahead, then what they left."""
+        """Return the next blocks: the first answer's, then those of a read for each remainder."""
         blocks = await self.task
         rest = self.wanted.after(blocks[-1].last_entry)
         if rest is not None:
             self.wanted = rest
-            # Asked for only now that it is wanted: what is held ahead stays bounded.
+            # Not before the consumer has come so far: else the memory of a chunk would not be bounded.
             self.task = asyncio.create_task(self._reader.blocks(rest))
         return blocks
 
 
 class _Chunk:
-    """A range that is asked for in one go, as one part per write set."""
+    """A range that is asked for at once, as one part per write set."""
 
     __slots__ = ("first", "last", "parts")
 
