@@ -266,8 +266,8 @@ class RangeRead:
         self._plan = plan
         self._asked = asked
         self.wanted = _in_one_fragment(metadata, asked)
-        # One bookie that knows a later content term is enough to read the metadata again: the entry of
-        # another bookie may be what a displaced writer left behind.
+        # Rule 13: one bookie that knows a later content term is enough to read the metadata again. The
+        # entries of the other bookies may be leftovers of a fenced writer.
         self._heeds_stale = plan.can_refresh
         self._unasked: list[str] = []
         self._outstanding = 0

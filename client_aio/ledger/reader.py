@@ -127,7 +127,7 @@ class LedgerReader:
         """Read the entries first to last whether they are acknowledged or not, in order.
 
         Ends before the first entry that no bookie of its write set has. **Entries above the LAC are not part
-        of the ledger yet and may never be.** A recovery may cut them off after they were read here.
+        of the ledger yet, and may never be.** A recovery may cut them off after they were read here.
 
         Raises:
             InvalidArgumentError: first to last is no range of entries.

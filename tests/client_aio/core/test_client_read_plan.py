@@ -1,4 +1,4 @@
-"""What a reader asks for, of whom, and what it makes of failed reads."""
+"""The plan of a reader: its ranges, the bookies that it asks, and the meaning of a failed read."""
 
 from __future__ import annotations
 
