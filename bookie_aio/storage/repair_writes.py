@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.blocks import Block
-from bookie_aio.wire.listing import Row, listed
+from bookie_aio.wire.listing import Row, listed, runs_of
 from bookie_aio.wire.messages import Stop
-from bookie_aio.wire.ranges import runs_of
 from metadata.errors import LedgerFencedError, StaleMetadataError, UnauthorizedAccessError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.wire.ranges import mark, meeting, runs_of
+from bookie_aio.wire.listing import mark, meeting, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
