@@ -9,30 +9,23 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from metadata.errors import DiskFailedError, StorageError
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from bookie_aio.storage.health import StorageHealth
 
 
 class ClosedError(Exception):
     """The engine is being closed: end the work."""
 
 
-def fatal(what: str, error: BaseException | None) -> StorageError:
-    """Return what the bookie ends with, whatever it was that failed: going on without it would hide that."""
-    return error if isinstance(error, StorageError) else DiskFailedError(f"{what} failed: {error!r}")
-
-
 class BackgroundTask:
     """One kind of work, at most one task at a time."""
 
-    def __init__(
-        self, work: Callable[[], Awaitable[None]], on_failed: Callable[[StorageError], None]
-    ) -> None:
-        """Take the work, which calls `pause` now and then; an error of the disk is passed on."""
+    def __init__(self, work: Callable[[], Awaitable[None]], health: StorageHealth) -> None:
+        """Take the work, which calls `pause` now and then; an error that it raises stops the engine."""
         self._work = work
-        self._on_failed = on_failed
+        self._health = health
         self._waiting: list[asyncio.Future[None]] = []
         self._is_closed = False
         self.task: asyncio.Task[None] | None = None
@@ -48,7 +41,7 @@ class BackgroundTask:
         except ClosedError:
             return
         except Exception as error:
-            self._on_failed(fatal("the work in the background", error))
+            self._health.fail(error, "the work in the background")
         finally:
             self.task = None
 

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 from bookie_aio.metrics import StorageMetrics
 from bookie_aio.storage.crash_recovery import CrashRecovery, RecoveredState
 from bookie_aio.storage.disk.fail_stop import FailStopDisk
+from bookie_aio.storage.health import StorageHealth
 from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
+from bookie_aio.storage.ledgers.checkpointer import Checkpointer
 from bookie_aio.storage.ledgers.ledger_states import LedgerStates
-from bookie_aio.storage.maintenance.compactor import CompactionConfig, Compactor
+from bookie_aio.storage.maintenance.compactor import CompactionConfig, Compactor, SegmentRemover
 from bookie_aio.storage.maintenance.scrubber import Scrubber, ScrubConfig
-from bookie_aio.storage.maintenance.sealer import Tender
+from bookie_aio.storage.maintenance.sealer import IndexRebuilder, SegmentSealer
 from bookie_aio.storage.read.lookup import Lookup
 from bookie_aio.storage.read.reader import ReadResult
 from bookie_aio.storage.segment import format as form
@@ -71,7 +73,7 @@ class StorageConfig:
     live_ledgers_max: int = 4096
     """States of ledgers that are kept as objects, and written with each checkpoint; a fourth as many as there
     are ledgers where that is more. The others rest in a table, at 152 bytes each."""
-    reclaim: CompactionConfig = field(default_factory=CompactionConfig)
+    compaction: CompactionConfig = field(default_factory=CompactionConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
 
 
@@ -80,30 +82,38 @@ class Engine:
 
     def __init__(
         self,
-        disk: FailStopDisk,
+        disk: Disk,
         directories: Sequence[str],
         config: StorageConfig,
-        locks: list[DirectoryLock],
-        segments: SegmentSet,
-        restarted: RecoveredState,
         on_indexed: Callable[[Collection[int]], None],
         on_failed: Callable[[StorageError], None],
+        on_writable: Callable[[bool], None],
     ) -> None:
         """Not for users: `open` is."""
-        self._disk = disk
         self._directories = directories
         self._config = config
-        self._locks = locks
         self._on_indexed = on_indexed
         self._on_failed = on_failed
-        self._ledgers = LedgerStates(restarted.ledgers, restarted.deleted)
-        self._segments = segments
+        self._on_writable = on_writable
+        self._health = StorageHealth(self)
+        self._disk = FailStopDisk(disk, self._health)
+        self._locks: list[DirectoryLock] = []
+        self._segments = SegmentSet(
+            self._disk,
+            files_max=config.files_max,
+            heads_bytes_max=config.heads_bytes_max,
+            places_bytes_max=config.places_bytes_max,
+        )
         self._metrics = StorageMetrics()
         self._is_closed = False
         self.add_watches: set[AddWatch] = set()
-        self.notes: Sequence[str] = restarted.notes
-        self._tender: Tender
+        self.notes: Sequence[str] = ()
+        self._ledgers: LedgerStates
         self._allocator: SegmentAllocator
+        self._checkpointer: Checkpointer
+        self._sealer: SegmentSealer
+        self._index_rebuilder: IndexRebuilder
+        self._remover: SegmentRemover
         self._journal: Journal
         self._lookup: Lookup
         self._compactor: Compactor
@@ -139,71 +149,58 @@ class Engine:
             DiskFullError: there is not even room for the first segment and the reserve.
             DiskFailedError: the disk fails.
         """
-        fail_stop = FailStopDisk(disk)
-        locks: list[DirectoryLock] = []
-        segments = SegmentSet(
-            fail_stop,
-            files_max=config.files_max,
-            heads_bytes_max=config.heads_bytes_max,
-            places_bytes_max=config.places_bytes_max,
-        )
+        engine = cls(disk, directories, config, on_indexed, on_failed, on_writable)
         try:
-            locks.extend(map(fail_stop.lock_directory, directories))
-            restarted = await CrashRecovery(fail_stop, directories, segments).run(
-                spare_bytes=config.segment_bytes
-            )
-            engine = cls(fail_stop, directories, config, locks, segments, restarted, on_indexed, on_failed)
-            await engine._start(restarted, draw_generation, on_writable, on_warning)
+            await engine._start(draw_generation, on_warning)
         except BaseException:
-            segments.file_cache.close()
-            for lock in locks:
+            engine._segments.file_cache.close()
+            for lock in engine._locks:
                 lock.release()
             raise
         return engine
 
-    async def _start(
-        self,
-        restarted: RecoveredState,
-        draw_generation: Callable[[], int],
-        on_writable: Callable[[bool], None],
-        on_warning: Callable[[str], None],
-    ) -> None:
+    async def _start(self, draw_generation: Callable[[], int], on_warning: Callable[[str], None]) -> None:
         config = self._config
-        tail = restarted.first_records()
+        self._locks.extend(map(self._disk.lock_directory, self._directories))
+        recovery = CrashRecovery(self._disk, self._directories, self._segments)
+        recovered = await recovery.run(spare_bytes=config.segment_bytes)
+        self.notes = recovered.notes
+        self._health.lost_data_of_any_ledger = recovered.lost_data_of_any_ledger
+        self._ledgers = LedgerStates(recovered.ledgers, recovered.deleted)
+        tail = recovered.first_records()
         tail_bytes = sum(record.size for record in tail)
         capacity = max(config.segment_bytes, tail_bytes + form.DATA_OFFSET + form.GROUP_HEADER_BYTES)
         self._allocator = SegmentAllocator(
             self._disk,
             self._directories,
-            restarted.home,
+            recovered.home,
             segments=self._segments,
             segment_bytes=capacity,
             limits=config.space,
-            next_id=restarted.next_id,
-            reserve_bytes=restarted.reserve_bytes,
-            spares=restarted.spares,
+            next_id=recovered.next_id,
+            reserve_bytes=recovered.reserve_bytes,
+            spares=recovered.spares,
             spare_bytes=config.segment_bytes,
             draw_generation=draw_generation,
             list_segment=self._list_segment,
             on_ready=self._ready,
-            on_writable=on_writable,
             on_warning=on_warning,
-            on_failed=self._fail,
+            health=self._health,
         )
-        self._make_tenders(restarted, lambda: on_writable(False))
+        self._make_background_parts(recovered)
         try:
-            await self._begin(restarted, tail, tail_bytes)
+            await self._begin(recovered, tail, tail_bytes)
         except BaseException:
             await self._allocator.close()
             raise
 
-    async def _begin(self, restarted: RecoveredState, tail: list[Record], tail_bytes: int) -> None:
+    async def _begin(self, recovered: RecoveredState, tail: list[Record], tail_bytes: int) -> None:
         """Have a segment, with what the last run left in it, and start what works in the background."""
         config = self._config
         replayed = list(self._segments.in_memory.values())
         least = form.DATA_OFFSET + form.GROUP_HEADER_BYTES + tail_bytes + _ROOM_BYTES_MIN
-        segment = await self._allocator.first_segment(least, restarted.used, restarted.unlisted)
-        segment.previous = restarted.previous
+        segment = await self._allocator.first_segment(least, recovered.used, recovered.unlisted)
+        segment.previous = recovered.previous
         self._segments.add(segment)
         self._journal = Journal(
             segment,
@@ -212,7 +209,7 @@ class Engine:
             on_group=self._index_group,
             on_dropped=self._drop,
             on_rolled=self._rolled,
-            on_failed=self._failed,
+            health=self._health,
         )
         if tail_bytes > self._journal.room:
             raise DiskFullError(f"no room for the {tail_bytes} bytes that the last run left to be rewritten")
@@ -220,45 +217,54 @@ class Engine:
         self._allocator.segment_bytes = config.segment_bytes
         largest = config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES
         self._journal.limit_groups(min(config.group_bytes_max, largest))
-        self._tender.also_listed = set()
-        self._tender.clean_up(replayed, restarted.useless + restarted.unlisted)
+        self._checkpointer.release_needed()
+        self._sealer.clean_up(replayed, recovered.useless + recovered.unlisted)
         if not self._allocator.is_full:
             self._allocator.begin()
         self._scrubber.start()
 
-    def _make_tenders(self, restarted: RecoveredState, on_lost_all: Callable[[], None]) -> None:
-        """Make the parts that work in the background."""
-        self._tender = Tender(
-            self._disk,
-            restarted.home,
-            self._segments,
-            self._ledgers,
-            self._allocator,
-            self._fail,
-            on_lost_all,
-            live_ledgers_max=self._config.live_ledgers_max,
-            page_cache_bytes=self._config.page_cache_bytes,
+    def _make_background_parts(self, recovered: RecoveredState) -> None:
+        """Make the parts that work in the background, each after the parts that it uses."""
+        config, disk, health = self._config, self._disk, self._health
+        segments, ledgers, allocator = self._segments, self._ledgers, self._allocator
+        for ledger_id in recovered.damaged:
+            ledgers.state(ledger_id).is_damaged = True
+        self._checkpointer = Checkpointer(
+            disk,
+            recovered.home,
+            segments,
+            ledgers,
+            allocator,
+            health,
+            live_ledgers_max=config.live_ledgers_max,
+            needed=recovered.needed,
         )
-        self._tender.lost_data_of_any_ledger = restarted.lost_data_of_any_ledger
-        self._tender.also_listed = restarted.needed
-        for ledger_id in restarted.damaged:
-            self._ledgers.state(ledger_id).is_damaged = True
-        self._lookup = Lookup(self, self._ledgers, self._segments, self._tender)
+        self._sealer = SegmentSealer(
+            disk,
+            segments,
+            ledgers,
+            allocator,
+            self._checkpointer,
+            health,
+            page_cache_bytes=config.page_cache_bytes,
+            on_sealed=self._sealed,
+        )
+        self._index_rebuilder = IndexRebuilder(segments, ledgers, self._checkpointer, self._sealer, health)
+        self._remover = SegmentRemover(disk, segments, allocator, self._checkpointer)
+        rebuild_index = self._index_rebuilder.rebuild
+        self._lookup = Lookup(self, ledgers, segments, rebuild_index)
         self._compactor = Compactor(
-            self._config.reclaim,
+            config.compaction,
             self,
-            self._ledgers,
-            self._segments,
+            ledgers,
+            segments,
             self._lookup,
-            self._tender,
-            self._allocator,
-            self._fail,
+            allocator,
+            self._remover,
+            rebuild_index,
+            health,
         )
-        self._ledgers.on_less = self._compactor.notice_less
-        self._tender.on_sealed = self._compactor.notice
-        self._scrubber = Scrubber(
-            self._config.scrub, self._ledgers, self._segments, self._lookup, self._tender, self._fail
-        )
+        self._scrubber = Scrubber(config.scrub, ledgers, segments, self._lookup, rebuild_index, health)
 
     async def _rewrite(self, tail: list[Record]) -> None:
         """Write the tail and new marks as the first group: durable here before anything is served."""
@@ -279,24 +285,32 @@ class Engine:
             raise error
 
     async def _list_segment(self, segment: Segment) -> None:
-        await self._tender.checkpoint(segment.segment_id)
+        await self._checkpointer.write(segment.segment_id)
 
     def _ready(self) -> None:
-        self._tender.retry()
+        self._sealer.retry()
         self._compactor.go_on()
         # Also while closing: the compaction that is waited for may have copies in the queue.
         self._journal.launch()
 
     def _rolled(self, segment: Segment) -> None:
         self._segments.add(self._journal.segment)
-        self._tender.seal(segment)
+        self._sealer.seal(segment)
 
-    def _fail(self, error: StorageError) -> None:
-        self._journal.fail(error)
+    def _sealed(self) -> None:
+        self._compactor.notice()
 
-    def _failed(self, error: StorageError) -> None:
-        self._disk.stop(error)
+    # --- health ---
+
+    def storage_failed(self, error: StorageError) -> None:
+        """Tell the server, and drop what was accepted (rule 2). See `HealthListener`."""
+        records = self._journal.stop()
         self._on_failed(error)
+        self._drop(records, error)
+
+    def writable_changed(self, is_writable: bool) -> None:
+        """Tell the server. See `HealthListener`."""
+        self._on_writable(is_writable)
 
     # --- accepting ---
 
@@ -332,7 +346,7 @@ class Engine:
             EntryTooLargeError: it does not fit into a segment.
         """
         size = self._size_of(block)
-        if not self._allocator.is_writable:
+        if not self._health.has_room:
             if not from_reserve:
                 raise DiskFullError("no space left for ordinary adds")
             self._check_room(size, self._config.space.reserve_bytes // _FENCE_SHARE)
@@ -365,12 +379,12 @@ class Engine:
         """Accept a fence: the ledger's term is at least `term` from now on. Raises DiskFullError."""
         change = Change(form.KIND_TERM, ledger_id, term=term, before=self.term(ledger_id))
         state = self._accept_change(form.term_row(ledger_id, term), change, done)
-        if self._journal.error is None:
+        if self._health.error is None:
             state.term = max(state.term, term)
 
     def append_statement(self, ledger_id: int, statement: LacStatement, done: Done) -> None:
         """Accept an explicit LAC. Raises DiskFullError when the engine is not writable."""
-        if not self._allocator.is_writable:
+        if not self._health.has_room:
             raise DiskFullError("no space left for ordinary adds")
         change = Change(form.KIND_STATEMENT, ledger_id, statement=statement)
         size = form.ROW_BYTES + len(statement.mac)
@@ -424,7 +438,10 @@ class Engine:
 
     def _index_group(self, group: Group) -> None:
         """Index a durable group, and tell those who wait."""
+        reductions = self._ledgers.reductions
         touched = self._ledgers.index(group)
+        if self._ledgers.reductions != reductions:
+            self._compactor.notice()
         self._metrics.count_group(len(group.records), group.size, group.synced_s)
         self._on_indexed(touched)
         self._tell(group.records, None)
@@ -473,12 +490,12 @@ class Engine:
     @property
     def lost_data_of_any_ledger(self) -> bool:
         """Return whether data was lost that may concern any ledger."""
-        return self._tender.lost_data_of_any_ledger
+        return self._health.lost_data_of_any_ledger
 
     def is_damaged(self, ledger_id: int) -> bool:
         """Return whether data of this ledger was lost, or may have been (rule 4)."""
         state = self._ledgers.get(ledger_id)
-        return self._tender.lost_data_of_any_ledger or (state is not None and state.is_damaged)
+        return self._health.lost_data_of_any_ledger or (state is not None and state.is_damaged)
 
     def last_entry(self, ledger_id: int) -> int:
         """Return the highest entry that is durable and indexed, or −1."""
@@ -512,7 +529,7 @@ class Engine:
     @property
     def has_room(self) -> bool:
         """Return whether entries can be stored."""
-        return self._allocator.is_writable and self._journal.error is None and not self._is_closed
+        return self._health.has_room and self._health.error is None and not self._is_closed
 
     @property
     def is_writable(self) -> bool:
@@ -566,7 +583,7 @@ class Engine:
                 "count": len(self._ledgers.states),
                 "damaged": self._ledgers.states.damaged_count,
                 "deleted_ranges": len(self._ledgers.deleted),
-                "all_damaged": self._tender.lost_data_of_any_ledger,
+                "all_damaged": self._health.lost_data_of_any_ledger,
             },
             "disk": {
                 "free_bytes": min(self._disk.space(one).free for one in self._directories),
@@ -591,10 +608,10 @@ class Engine:
         # A compaction that stopped half way may have left copies on their way into the segment to be sealed.
         error = await self._drained() or error
         await self._allocator.close()
-        await self._tender.close()
-        if error is None and self._journal.error is None:
+        await self._sealer.close()
+        if error is None and self._health.error is None:
             try:
-                await self._tender.finish(self._journal.segment)
+                await self._sealer.finish(self._journal.segment)
             except (DiskFailedError, DiskFullError) as failure:
                 self._metrics.close_error = str(failure)  # the next start replays instead
         await self._segments.close()

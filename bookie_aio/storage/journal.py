@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bookie_aio.storage.background_task import fatal
 from bookie_aio.storage.segment import format as form
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.wire.blocks import Block, Buffer, LacStatement
@@ -103,7 +103,7 @@ class Journal:
         on_group: Callable[[Group], None],
         on_dropped: Callable[[Sequence[Record], StorageError], None],
         on_rolled: Callable[[Segment], None],
-        on_failed: Callable[[StorageError], None],
+        health: StorageHealth,
     ) -> None:
         """Start with an empty segment.
 
@@ -111,7 +111,7 @@ class Journal:
             on_group: a group is durable.
             on_dropped: these records were not written: there was no space, or the disk failed.
             on_rolled: nothing more will be written to this segment.
-            on_failed: the end (fail-stop), before the records concerned are dropped.
+            health: is told of a failed write; it calls `stop` then, by way of its listener.
         """
         self._loop = asyncio.get_running_loop()
         self._allocator = allocator
@@ -119,7 +119,7 @@ class Journal:
         self._on_group = on_group
         self._on_dropped = on_dropped
         self._on_rolled = on_rolled
-        self._on_failed = on_failed
+        self._health = health
         self._queue: deque[Record] = deque()
         self._barriers = 0  # in the queue
         self._in_flight: Group | None = None
@@ -128,7 +128,6 @@ class Journal:
         self._offset = form.DATA_OFFSET
         self.segment = segment
         self.queued_bytes = 0
-        self.error: StorageError | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -152,8 +151,8 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Queue a record. A group begins at the end of this turn of the loop unless one is in flight."""
-        if self.error is not None:
-            self._on_dropped([record], self.error)
+        if self._health.error is not None:
+            self._on_dropped([record], self._health.error)
             return
         self._queue.append(record)
         self.queued_bytes += record.size
@@ -166,8 +165,8 @@ class Journal:
 
         With `DiskFullError` when some of it was dropped.
         """
-        if self.error is not None or self.is_idle:
-            done(self.error)
+        if self._health.error is not None or self.is_idle:
+            done(self._health.error)
         elif self._queue:
             self._queue.append(Record(b"", None, None, done, 0))
             self._barriers += 1
@@ -178,7 +177,7 @@ class Journal:
     def launch(self) -> None:
         """Write the next group, if there is one to write and room for it."""
         self._is_scheduled = False
-        while self._queue and self._in_flight is None and self.error is None:
+        while self._queue and self._in_flight is None and self._health.error is None:
             count, size = self._measure(self._group_bytes_max)
             if size > self.room:
                 segment = self._allocator.take()
@@ -250,17 +249,17 @@ class Journal:
             assert offset + total <= header.capacity
             future = segment.file.write_and_sync(buffers, offset)
         except Exception as error:  # no memory, or no thread
-            self.fail(fatal("writing a group", error))
+            self._health.fail(error, "writing a group")
             return
         future.add_done_callback(self._written)
 
     def _written(self, future: asyncio.Future[None]) -> None:
         error = None if future.cancelled() else future.exception()
         group = self._in_flight
-        if self.error is not None or group is None:
+        if self._health.error is not None or group is None:
             return
         if future.cancelled() or error is not None:
-            self.fail(fatal("a write", error))
+            self._health.fail(error, "a write")
             return
         group.synced_s = self._loop.time() - group.started_s
         self._in_flight = None
@@ -273,24 +272,17 @@ class Journal:
             self._on_group(group)
         except Exception as broken:
             # A group that is durable and not indexed must not be followed by others that are (rule 3).
-            self.fail(DiskFailedError(f"a durable group could not be indexed: {broken!r}"))
+            error = DiskFailedError(f"a durable group could not be indexed: {broken!r}")
+            self._health.fail(error, "indexing a group")
             raise
 
-    def fail(self, error: StorageError) -> None:
-        """Stop for good (rule 2). Whatever is queued or in flight is dropped with the error."""
-        if self.error is not None:
-            return
-        if not isinstance(error, DiskFailedError):
-            error = DiskFailedError(str(error))
-        self.error = error
-        records = (
-            [*self._in_flight.records, *self._queue] if self._in_flight is not None else list(self._queue)
-        )
+    def stop(self) -> list[Record]:
+        """Stop for good (rule 2); returns the records queued and in flight, which are never written."""
+        records = [*(self._in_flight.records if self._in_flight is not None else ()), *self._queue]
         self._queue.clear()
         self._in_flight = None
         self.queued_bytes = 0
-        self._on_failed(error)
-        self._on_dropped(records, error)
+        return records
 
     def limit_groups(self, group_bytes_max: int) -> None:
         """Set the size of a group; a restart writes the tail it found as one, whatever its size."""

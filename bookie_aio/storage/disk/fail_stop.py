@@ -16,32 +16,31 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie_aio.storage.disk.disk import DirectoryLock, Disk, File, Space
-    from metadata.errors import StorageError
+    from bookie_aio.storage.health import StorageHealth
 
 _T = TypeVar("_T")
 
 
 class FailStopDisk:
-    """A disk that changes no name once something has failed, or has failed elsewhere (`stop`)."""
+    """A disk that changes no name once a change of a name has failed here, or the engine has failed."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, health: StorageHealth) -> None:
         self._disk = disk
-        self._error: StorageError | None = None
-
-    def stop(self, error: StorageError) -> None:
-        """Let nothing be changed from now on."""
-        self._error = self._error or error
+        self._health = health
+        self._error: DiskFailedError | None = None  # of the first change that failed here
 
     def _check(self) -> None:
-        if self._error is not None:
-            raise DiskFailedError(f"nothing is changed on this disk any more: {self._error}")
+        error = self._error or self._health.error
+        if error is not None:
+            raise DiskFailedError(f"nothing is changed on this disk any more: {error}")
 
     async def _change(self, change: Callable[..., Awaitable[_T]], *paths: str) -> _T:
         self._check()
         try:
             return await change(*paths)
         except DiskFailedError as error:
-            self.stop(error)
+            if self._health.error is None:
+                self._error = self._error or error
             raise
 
     async def create(self, path: str) -> File:

@@ -8,7 +8,7 @@ when one is sealed, and before the file of one is given up. Little-endian:
 
       0  4s   magic b"BKC1"
       4  u32  crc            CRC32C of byte 8 up to the end
-      8  u32  version        5 (4: the same, no segment of generation 0; 3: without `table` as well)
+      8  u32  version        5
      12  u32  flags          1: data was lost that may concern any ledger
      16  u64  next_segment   the lowest segment id that was never used
      24  u64  segments
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 VERSION = 5
 CHECKPOINT_MAGIC = b"BKC1"
 _HEAD = struct.Struct("<4sIIIQQQQQ")
-_VERSION_WITHOUT_TABLE = 3
-_VERSIONS_READ = (_VERSION_WITHOUT_TABLE, 4, VERSION)
-_TABLE_BYTES = 8
 _SEGMENT = struct.Struct("<QQQQQ")
 _RANGE = struct.Struct("<QQ")
 _LEDGER = struct.Struct("<QQqIIQqqII32s32sQq")
@@ -175,17 +172,14 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
     """
     head = bytes(data[: _HEAD.size]).ljust(_HEAD.size, b"\0")
     _, crc, version, flags, next_segment, segments, ledgers, ranges, table = _HEAD.unpack(head)
-    segments_at = _HEAD.size
-    if version == _VERSION_WITHOUT_TABLE:
-        segments_at, table = _HEAD.size - _TABLE_BYTES, 0
-    if head[:4] != CHECKPOINT_MAGIC or len(data) < segments_at:
+    if head[:4] != CHECKPOINT_MAGIC or len(data) < _HEAD.size:
         raise CorruptRecordError("the checkpoint is damaged")
-    ranges_at = segments_at + _SEGMENT.size * segments
+    ranges_at = _HEAD.size + _SEGMENT.size * segments
     ledgers_at = ranges_at + _RANGE.size * ranges
     view = memoryview(data)
     if crc32c(view[_COVERED_FROM:]) != crc:
         raise CorruptRecordError("the checkpoint is damaged")
-    if version not in _VERSIONS_READ:
+    if version != VERSION:
         raise UnknownVersionError(
             f"a checkpoint of format version {version}; this program knows {VERSION}. It cannot be taken "
             "over: start a new bookie in an empty directory, and have the ledgers of the old one repaired"
@@ -193,7 +187,7 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
     if len(data) != ledgers_at + LEDGER_BYTES * ledgers:
         raise CorruptRecordError("the checkpoint is damaged")
     found = Checkpoint(next_segment, lost_data_of_any_ledger=bool(flags & 1), table=table)
-    rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[segments_at:ranges_at]))
+    rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[_HEAD.size : ranges_at]))
     found.segments = {row.segment_id: row for row in rows}
     found.deleted = IdRanges(_RANGE.iter_unpack(view[ranges_at:ledgers_at]))
     for fields in _LEDGER.iter_unpack(view[ledgers_at:]):

@@ -18,8 +18,6 @@ from bookie_aio.wire.blocks import Block
 from metadata.errors import NoSuchLedgerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from bookie_aio.storage.journal import Change, Group
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.ledgers.id_ranges import IdRanges
@@ -40,7 +38,7 @@ class LedgerStates:
         self.eviction_candidates: set[int] = (
             set()
         )  # of those that somebody put here: nothing was accepted since
-        self.on_less: Callable[[], None] = lambda: None  # called when something need not be kept any more
+        self.reductions = 0  # tombstones, trims and forgets indexed: each lets something be given up
 
     def get(self, ledger_id: int) -> LedgerState | None:
         """Return a ledger's state; None for one never heard of, or deleted."""
@@ -148,15 +146,15 @@ class LedgerStates:
             self.burying.discard(change.ledger_id)
             self.deleted.add(change.ledger_id)
             self.states.remove(change.ledger_id)
-            self.on_less()
+            self.reductions += 1
         elif change.kind == form.KIND_FORGET:
             assert segment.index is not None
             segment.index.ledgers.pop(change.ledger_id, None)
             state.since, state.last_entry = segment.segment_id, -1
-            self.on_less()
+            self.reductions += 1
         elif change.kind == form.KIND_TRIM:
             state.first = max(state.first, change.first)
-            self.on_less()
+            self.reductions += 1
         elif change.kind == form.KIND_LOCK:
             state.lock = change.lock
         elif change.kind == form.KIND_TERM:

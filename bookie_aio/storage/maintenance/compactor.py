@@ -23,6 +23,7 @@ from bookie_aio.storage.background_task import BackgroundTask
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.read.copy_order import newest_copies
 from bookie_aio.storage.read.reader import DamagedBlockError, UnreadBlockError, fetch, gather, read_block
+from bookie_aio.storage.segment.files import give_up_segment
 from bookie_aio.storage.segment.format import DATA_OFFSET
 from bookie_aio.storage.segment.segment_set import DamagedIndexError, SegmentGoneError
 from bookie_aio.wire.blocks import Block
@@ -31,20 +32,22 @@ from metadata.errors import (
     DiskFullError,
     EntryTooLargeError,
     NoSuchLedgerError,
+    StorageError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from bookie_aio.storage.disk.disk import Disk
+    from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.journal import AddWatch, Done
+    from bookie_aio.storage.ledgers.checkpointer import Checkpointer
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
-    from bookie_aio.storage.maintenance.sealer import Tender
     from bookie_aio.storage.read.copy_order import StoredCopy
     from bookie_aio.storage.read.lookup import Lookup
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
-    from metadata.errors import StorageError
 
 _RUNS_AT_ONCE = 256
 _FETCHED_BYTES = 512 * 1024
@@ -105,6 +108,71 @@ class _Watch:
         return any(first <= entry_ids[-1] and last >= entry_ids[0] for first, last in self._noted)
 
 
+class SegmentRemover:
+    """Gives up segments of which nothing counts any more."""
+
+    def __init__(
+        self, disk: Disk, segments: SegmentSet, allocator: SegmentAllocator, checkpointer: Checkpointer
+    ) -> None:
+        """Share the engine's parts."""
+        self._disk = disk
+        self._segments = segments
+        self._allocator = allocator
+        self._checkpointer = checkpointer
+
+    async def give_up(self, segment: Segment, *, is_dead: bool) -> None:
+        """Remove a sealed segment, or keep its file as a spare one.
+
+        A crash at any point leaves a whole segment that the checkpoint lists, or files that the checkpoint
+        does not list, which the next start removes.
+
+        Args:
+            is_dead: nothing in it counts, not even as one of several copies.
+
+        Raises:
+            DiskFullError: no space for the checkpoint; the segment stays what it was.
+        """
+        async with self._checkpointer.list_lock:
+            if segment.sealed is None or segment.is_gone:
+                return
+            row = segment.sealed.row
+            self._segments.remove(segment)
+            try:
+                try:
+                    await self._checkpointer.write_locked()
+                except DiskFullError:
+                    if not is_dead:
+                        raise
+                    # Not even the checkpoint has room. Nobody reads a dead segment, so that it may be cut.
+                    await self._empty(segment)
+                    await self._checkpointer.write_locked()
+            except DiskFullError:
+                segment.is_gone = False
+                self._segments.add_sealed(segment, row)
+                raise
+            keep = not segment.has_unread and self._allocator.wants_spare(await self._size_of(segment))
+            name = await give_up_segment(self._disk, segment, keep_as_spare=keep)
+            if name is not None:
+                self._allocator.add_spare(segment.directory, name)
+
+    async def _empty(self, segment: Segment) -> None:
+        file = await self._segments.file_cache.borrow(segment.path)
+        try:
+            await file.truncate(DATA_OFFSET)
+        finally:
+            self._segments.file_cache.give_back(segment.path)
+
+    async def _size_of(self, segment: Segment) -> int:
+        try:
+            file = await self._segments.file_cache.borrow(segment.path)
+        except (FileNotFoundError, StorageError):
+            return 0
+        try:
+            return file.size()
+        finally:
+            self._segments.file_cache.give_back(segment.path)
+
+
 class Compactor:
     """Reclaims the space of one engine, in one task at a time."""
 
@@ -115,9 +183,10 @@ class Compactor:
         ledgers: LedgerStates,
         segments: SegmentSet,
         lookup: Lookup,
-        tender: Tender,
         allocator: SegmentAllocator,
-        on_failed: Callable[[StorageError], None],
+        remover: SegmentRemover,
+        rebuild_index: Callable[[Segment], Awaitable[bool]],
+        health: StorageHealth,
     ) -> None:
         """Share the engine's parts. Nothing happens before `notice`."""
         self._config = config
@@ -125,15 +194,15 @@ class Compactor:
         self._ledgers = ledgers
         self._segments = segments
         self._lookup = lookup
-        self._tender = tender
         self._allocator = allocator
-        self._background = BackgroundTask(self._work, on_failed)
+        self._remover = remover
+        self._rebuild_index = rebuild_index
+        self._background = BackgroundTask(self._work, health)
         self._loop = asyncio.get_running_loop()
         self.close = self._background.close
         self._noticed = 0
-        self._less = 0  # counts what was deleted, trimmed or forgotten
         self._looked_s = 0.0
-        self._assessed: dict[int, tuple[int, int]] = {}  # live bytes, and `_less` by then
+        self._assessed: dict[int, tuple[int, int]] = {}  # live bytes, and `ledgers.reductions` then
         self._immovable: set[int] = set()  # segments with blocks that cannot be read
         self._bytes_pending = 0
         self._lost_copy: StorageError | None = None
@@ -147,11 +216,6 @@ class Compactor:
         """Look, in a while, at segments that have not been looked at since they were sealed."""
         self._noticed += 1
         self._background.start()
-
-    def notice_less(self) -> None:
-        """Look, in a while, at all segments: less counts than before."""
-        self._less += 1
-        self.notice()
 
     def go_on(self) -> None:
         """Begin again where it stopped for want of space."""
@@ -190,18 +254,18 @@ class Compactor:
         """Assess every sealed segment, and give up the dead ones."""
         for segment in self._segments.sealed():
             known = self._assessed.get(segment.segment_id)
-            if segment.is_gone or (known is not None and known[1] == self._less):
+            if segment.is_gone or (known is not None and known[1] == self._ledgers.reductions):
                 continue
-            less, started = self._less, self._loop.time()
+            reductions, started = self._ledgers.reductions, self._loop.time()
             try:
                 live = await self._live_bytes(segment)
             except CorruptRecordError:
                 if not segment.is_gone:
-                    await self._tender.rebuild(segment)
+                    await self._rebuild_index(segment)
                 continue
             finally:
                 self._looked_s += self._loop.time() - started
-            self._assessed[segment.segment_id] = (live, less)
+            self._assessed[segment.segment_id] = (live, reductions)
             if not live:
                 await self._give_up(segment, is_dead=True)
         for segment_id in [one for one in self._assessed if one not in self._segments.by_id]:
@@ -225,7 +289,7 @@ class Compactor:
         return live
 
     async def _give_up(self, segment: Segment, *, is_dead: bool = False) -> None:
-        await self._tender.give_up(segment, is_dead=is_dead)
+        await self._remover.give_up(segment, is_dead=is_dead)
         self._assessed.pop(segment.segment_id, None)
         self.given_up += 1
 
@@ -263,11 +327,11 @@ class Compactor:
             self._assessed.pop(segment.segment_id, None)  # until it is looked at the next time
             return
         except DamagedIndexError as error:
-            await self._tender.rebuild(error.segment)
+            await self._rebuild_index(error.segment)
             self._assessed.pop(segment.segment_id, None)
             return
         except CorruptRecordError:
-            await self._tender.rebuild(segment)
+            await self._rebuild_index(segment)
             self._assessed.pop(segment.segment_id, None)
             return
         await when_durable(self._appending.barrier)

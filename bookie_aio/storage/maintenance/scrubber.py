@@ -21,14 +21,14 @@ from bookie_aio.storage.segment.format import KIND_BLOCK
 from bookie_aio.storage.segment.replay import Gap, walk_groups
 from bookie_aio.storage.segment.segment import UnreadIndexError
 from bookie_aio.storage.segment.segment_set import SegmentGoneError
-from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError, StorageError
+from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
-    from bookie_aio.storage.maintenance.sealer import Tender
     from bookie_aio.storage.read.lookup import Lookup
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
@@ -55,16 +55,16 @@ class Scrubber:
         ledgers: LedgerStates,
         segments: SegmentSet,
         lookup: Lookup,
-        tender: Tender,
-        on_failed: Callable[[StorageError], None],
+        rebuild_index: Callable[[Segment], Awaitable[bool]],
+        health: StorageHealth,
     ) -> None:
         """Share the engine's parts."""
         self._config = config
         self._ledgers = ledgers
         self._segments = segments
         self._lookup = lookup
-        self._tender = tender
-        self._background = BackgroundTask(self._work, on_failed)
+        self._rebuild_index = rebuild_index
+        self._background = BackgroundTask(self._work, health)
         self._owed_bytes = 0
         self.passes = 0
         self.bytes_read = 0
@@ -113,7 +113,7 @@ class Scrubber:
         except CorruptRecordError:
             if not segment.is_gone:
                 self.damaged += 1
-                await self._tender.rebuild(segment)
+                await self._rebuild_index(segment)
             return  # the rebuilding has read all of it
         gaps: list[Gap] = []  # and blocks that fail
         try:

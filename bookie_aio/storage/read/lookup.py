@@ -16,10 +16,12 @@ from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFailedError, DiskFullError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from bookie_aio.storage.journal import Done
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
-    from bookie_aio.storage.maintenance.sealer import Tender
     from bookie_aio.storage.read.reader import ListedRun
+    from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet, Source
     from metadata.errors import StorageError
 
@@ -45,13 +47,22 @@ class Lookup:
     """Reads of one engine."""
 
     def __init__(
-        self, damage_marker: DamageMarker, ledgers: LedgerStates, segments: SegmentSet, tender: Tender
+        self,
+        damage_marker: DamageMarker,
+        ledgers: LedgerStates,
+        segments: SegmentSet,
+        rebuild_index: Callable[[Segment], Awaitable[bool]],
     ) -> None:
-        """Share the engine's ledgers and segments."""
+        """Share the engine's ledgers and segments.
+
+        Args:
+            rebuild_index: rebuilds the index of a sealed segment; False if the disk fails to read the
+                segment, and nothing was changed.
+        """
         self._damage_marker = damage_marker
         self._ledgers = ledgers
         self._segments = segments
-        self._tender = tender
+        self._rebuild_index = rebuild_index
         self._on_their_way: set[int] = set()  # ledgers whose mark is not durable yet
         self.damaged_blocks = self.unread_blocks = 0
 
@@ -123,7 +134,7 @@ class Lookup:
         if segment_id in rebuilt:
             return False
         rebuilt.add(segment_id)
-        return await self._tender.rebuild(error.segment)
+        return await self._rebuild_index(error.segment)
 
     async def mark(self, ledger_id: int, cause: Exception) -> None:
         """Mark a ledger damaged and wait until that is durable."""

@@ -18,7 +18,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from bookie_aio.storage.background_task import fatal
 from bookie_aio.storage.disk.disk import remove_files
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment import names
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from bookie_aio.storage.disk.disk import Disk
+    from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
 
@@ -73,9 +73,8 @@ class SegmentAllocator:
         draw_generation: Callable[[], int],
         list_segment: Callable[[Segment], Awaitable[None]],
         on_ready: Callable[[], None],
-        on_writable: Callable[[bool], None],
         on_warning: Callable[[str], None],
-        on_failed: Callable[[StorageError], None],
+        health: StorageHealth,
     ) -> None:
         """Take what is known from the restart; nothing happens before `begin`.
 
@@ -98,9 +97,8 @@ class SegmentAllocator:
         self._draw_generation = draw_generation
         self._list_segment = list_segment
         self._on_ready = on_ready
-        self._on_writable = on_writable
         self._on_warning = on_warning
-        self._on_failed = on_failed
+        self._health = health
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -110,11 +108,6 @@ class SegmentAllocator:
         self.is_full = False  # there is no space for another segment
         self.is_low = False  # there is, but it is not for ordinary adds
         self.ready: Segment | None = None
-
-    @property
-    def is_writable(self) -> bool:
-        """Return whether there is room for ordinary adds."""
-        return not self.is_full and not self.is_low
 
     @property
     def has_reserve(self) -> bool:
@@ -222,7 +215,7 @@ class SegmentAllocator:
             self._set(is_full=True)
         except Exception as error:
             self._task = None
-            self._on_failed(fatal("preparing a segment", error))
+            self._health.fail(error, "preparing a segment")
             return
         self._task = None
         self._on_ready()
@@ -369,11 +362,9 @@ class SegmentAllocator:
         self._set(is_low=is_low and not self._spares)
 
     def _set(self, *, is_full: bool | None = None, is_low: bool | None = None) -> None:
-        was_writable = self.is_writable
         self.is_full = self.is_full if is_full is None else is_full
         self.is_low = self.is_low if is_low is None else is_low
-        if self.is_writable != was_writable:
-            self._on_writable(self.is_writable)
+        self._health.set_room(not self.is_full and not self.is_low)
 
     def metrics(self) -> dict[str, object]:
         """Return the figures that `bookie info` shows."""
@@ -395,7 +386,7 @@ class SegmentAllocator:
         try:
             self.look()
         except StorageError as error:
-            self._on_failed(error)
+            self._health.fail(error, "looking at the space")
             return
         if self._task is None:
             if self.ready is None:

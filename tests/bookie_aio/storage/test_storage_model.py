@@ -13,7 +13,7 @@ from unittest.mock import patch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bookie_aio.storage.maintenance import compactor as reclaim_module
+from bookie_aio.storage.maintenance import compactor as compactor_module
 from bookie_aio.storage.read.reader import read_block
 from bookie_aio.storage.segment import index as index_module
 from bookie_aio.storage.segment.index import MemoryIndex, Run, Runs
@@ -147,7 +147,7 @@ async def tell_compacting(path: Path, before: list[Add], during: list[Add]) -> N
             append(store, model, one, number)
         return block
 
-    with patch.object(reclaim_module, "read_block", read_and_add):
+    with patch.object(compactor_module, "read_block", read_and_add):
         await store.wait(lambda done: store.engine.append_tombstone(DELETED, done))
         await store.settled()
     for number, one in coming:
