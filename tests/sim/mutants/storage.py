@@ -38,7 +38,7 @@ MUTANTS = [
         26, "no directory sync at rotation",
         (Edit("bookie_aio.storage.segment.files:create_segment",
               "await file.sync()\n        await disk.sync_directory(directory)", "await file.sync()"),
-         Edit("bookie_aio.storage.data_directory:write_file",
+         Edit("bookie_aio.storage.disk.disk:write_file",
               "await disk.sync_directory(directory)", "pass")),
         ("recycling", *_POWER),
         note="the checkpoint that lists the new segment syncs the same directory, and would hide it: both "
