@@ -1,7 +1,6 @@
-"""Work in the background: one task that goes in small steps, and stops between two of them.
-
-Owns the task and its pauses. A step is never cut off in the middle, so that what it does to the disk is
-always one of the things that a crash can leave, and no more of them than necessary.
+"""Work in the background: one task that works in small steps, and ends between two steps.
+Owns the task and its pauses. A step is never cancelled in the middle. So closing leaves the disk in the state
+that the end of a step leaves. The states that a crash can leave are many more.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ClosedError(Exception):
-    """The engine is being closed: end the work."""
+    """The engine is being closed, and the work has to end."""
 
 
 class BackgroundTask:
@@ -31,7 +30,7 @@ class BackgroundTask:
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, unless it is under way."""
+        """Start the task unless it is running, or closed."""
         if self.task is None and not self._is_closed:
             self.task = asyncio.get_running_loop().create_task(self._run())
 
@@ -46,10 +45,10 @@ class BackgroundTask:
             self.task = None
 
     async def pause(self, seconds: float) -> None:
-        """Let others go on for so long.
+        """Sleep for so many seconds; 0 for one event-loop iteration. `close` ends the sleep.
 
         Raises:
-            ClosedError: there is no more time.
+            ClosedError: the engine is being closed.
         """
         if not self._is_closed:
             if seconds > 0:
@@ -68,7 +67,7 @@ class BackgroundTask:
             raise ClosedError
 
     async def close(self) -> None:
-        """Stop after the step under way."""
+        """Wait for the step under way, and let no other begin."""
         self._is_closed = True
         for waiting in self._waiting:
             _wake(waiting)

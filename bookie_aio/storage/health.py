@@ -1,8 +1,7 @@
 """The health of a bookie's storage: whether it failed, whether it lost data, whether it has room.
-
 Owns these three facts, and tells one listener when one of them changes. Every part of the storage that can
-fail gets the same `StorageHealth` and reports to it. Does not own what follows from a fact: the engine
-drops what was accepted, and the server deregisters or becomes read-only.
+fail gets the same `StorageHealth` and reports to it. Does not own what follows from a fact: the engine drops
+the accepted records, and the server deregisters or becomes read-only.
 
 | fact | set by | ends |
 |---|---|---|
@@ -22,14 +21,14 @@ class HealthListener(Protocol):
     """The engine, as `StorageHealth` sees it. Both methods are called on the event loop's thread."""
 
     def storage_failed(self, error: StorageError) -> None:
-        """Drop what was accepted: nothing is written or acknowledged any more. Called at most once."""
+        """Drop the accepted records: none is written or acknowledged any more. Called at most once."""
 
     def writable_changed(self, is_writable: bool) -> None:
-        """Tell the server that ordinary adds are accepted from now on, or are not."""
+        """Tell the server whether ordinary adds are accepted from now on."""
 
 
 class StorageHealth:
-    """What is known of the health of one engine's storage."""
+    """The health of one engine's storage."""
 
     def __init__(self, listener: HealthListener) -> None:
         """Start healthy; `listener` is told of each change."""

@@ -1,8 +1,7 @@
-"""Writing checkpoints: what must outlive the segments that it was journaled in.
-
-Owns the checkpoint's file, the table of ledgers beside it, and the *list lock*. Whoever changes which
-segments the checkpoint lists holds that lock, so that these changes and their checkpoints come one after
-another: sealing a segment, giving one up, rebuilding an index. Writing to the journal goes on meanwhile.
+"""Writing checkpoints: the state that must outlive the segments it was journaled in.
+Owns the checkpoint's file, the table of ledgers beside it, and the *list lock*. The lock is held while a
+segment is sealed, a segment is given up, an index is rebuilt, or a checkpoint is written. So the changes of
+the checkpoint's list of segments come one after another. Writing to the journal goes on meanwhile.
 
 Three orders between checkpoints and other files, kept by the callers:
 
@@ -148,10 +147,10 @@ class Checkpointer:
         """Use a table that a durable checkpoint names, and evict the live states that it holds unchanged."""
         states = self._ledgers.states
         former = states.table_number
-        states.rest_on(table)
+        states.use_table(table)
         live = list(states.live)
         for at in range(0, len(live), _LEDGERS_AT_ONCE):
-            states.rest(live[at : at + _LEDGERS_AT_ONCE], self._ledgers.awaits)
+            states.evict_unchanged(live[at : at + _LEDGERS_AT_ONCE], self._ledgers.awaits)
             await asyncio.sleep(0)
         if former:
             # The checkpoint is durable: a caller must not take this for a checkpoint that found no room.

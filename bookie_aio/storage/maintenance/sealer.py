@@ -1,13 +1,12 @@
 """Sealing segments in the background, and rebuilding the indexes of sealed ones.
-
 `SegmentSealer` owns the segments that wait to be sealed, and the tasks that seal them. `IndexRebuilder` owns
 the decision whether a damaged index may be rebuilt, and the segment that it rebuilds waits to be sealed
 again. Both keep the orders that `ledgers.checkpointer` lists, and work under its `list_lock`.
 
-A lack of space is no failure here: the index stays in memory, and sealing is tried again when there is
-space. One full directory holds up no other directory. The end of an unsealed segment is known from the
-segment written after it, which may be sealed or given up first. So the checkpoint lists the end of each
-segment as soon as nothing more is written to that segment.
+A lack of space is no failure here: the index stays in memory, and sealing is tried again when there is space.
+One full directory holds up no other directory. The end of an unsealed segment is known from the segment
+written after it, which may be sealed or given up first. So the checkpoint lists the end of each segment as
+soon as nothing more is written to that segment.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ async def test_a_crash_before_an_index_is_made_again_is_no_damage(tmp_path: Path
     content[20] ^= 1
     path.write_bytes(content)
     store.engine._segments._heads.clear()
-    store.engine._segments._forget_places()
+    store.engine._segments._evict_locations()
     disk.is_armed = True
     assert (await store.read(1, 0, count - 1))[1] is Stop.END  # from the index in memory
     crashed = await store.crash_into(tmp_path / "crashed")

@@ -72,10 +72,10 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
                 made.extend(part)
             parsed = PackedTable.parse(number, b"".join(made.encode()))
             assert (parsed.ids, parsed.damaged) == (made.ids, made.damaged)
-            states.rest_on(parsed)
+            states.use_table(parsed)
             # One of them has something on its way to the disk.
             pending = states.live.get(one)
-            states.rest(list(states.live), partial(operator.is_, pending))
+            states.evict_unchanged(list(states.live), partial(operator.is_, pending))
             assert states.live.get(one) is pending
         assert list(states.ids_from(0)) == sorted(model)
         assert list(states.ids_from(5)) == sorted(each for each in model if each >= 5)
@@ -112,8 +112,8 @@ def test_a_large_table_is_made_in_small_parts_and_holds_what_is_left() -> None:
     assert list(made.ids) == list(states.ids_from(0)) == wanted
     assert len(states) == len(wanted)
     assert made.damaged == {7, 600, 3001, 5000}
-    states.rest_on(made)
-    states.rest(list(states.live), lambda state: False)
+    states.use_table(made)
+    states.evict_unchanged(list(states.live), lambda state: False)
     assert (len(states), states.damaged_count, len(states.live)) == (len(wanted), 4, 0)
 
 

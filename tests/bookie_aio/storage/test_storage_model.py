@@ -118,7 +118,7 @@ async def tell(path: Path, history: list[Add], pause_every: int, config: Storage
 
 
 DELETED = 9
-TIGHT = replace(SMALL, files_max=2, heads_bytes_max=1, places_bytes_max=1)
+TIGHT = replace(SMALL, files_max=2, heads_bytes_max=1, locations_bytes_max=1)
 
 
 @given(history=adds, pause_every=st.integers(1, 20), config=st.sampled_from([SMALL, TIGHT]))
@@ -210,7 +210,7 @@ def test_overlapping_runs_are_all_found(
     held: Runs = index.ledgers[1]
     assert held.highest == max(run.last for run in everything)
     high = low + span
-    with patch.object(index_module, "RUNS_PER_TURN", turn):
+    with patch.object(index_module, "RUNS_PER_STEP", turn):
         found = held.overlapping(low, high, count_max)
     ordered = sorted(everything, key=lambda run: (run.first, run.offset))
     below = [run for run in ordered if run.first <= low <= run.last]

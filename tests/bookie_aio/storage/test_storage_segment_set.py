@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.wire.blocks import Buffer
 
-TIGHT = replace(SMALL, files_max=3, heads_bytes_max=1, places_bytes_max=1)
+TIGHT = replace(SMALL, files_max=3, heads_bytes_max=1, locations_bytes_max=1)
 
 
 async def fill(store: Store, ledger_ids: range, entries: range) -> None:
