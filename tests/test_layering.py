@@ -54,7 +54,7 @@ PURE = (
     "bookie_aio.core",
     "bookie_aio.storage.segment.format",
     "bookie_aio.storage.segment.index",
-    "bookie_aio.storage.ledgers.id_ranges",
+    "bookie_aio.storage.ledgers.checkpoint",
     "client_aio.core",
     "client_aio.spark.encoding",
     "client_aio.spark.options",

@@ -1,4 +1,5 @@
 """The bookie's storage: segments that hold every entry once, group commit, index, crash recovery.
+
 Read in this order:
 
 1. `engine`: the storage as the server sees it. `health`: what stops it or makes it read-only.

@@ -1,4 +1,5 @@
 """Work in the background: one task that works in small steps, and ends between two steps.
+
 Owns the task and its pauses. A step is never cancelled in the middle. So closing leaves the disk in the state
 that the end of a step leaves. The states that a crash can leave are many more.
 """

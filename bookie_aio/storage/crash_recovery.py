@@ -1,4 +1,5 @@
 """Crash recovery: from the directories to the state that the engine starts with. Every start runs it.
+
 Owns the order in which the directories are read, and the conclusions from files that are missing or damaged.
 Reads the checkpoint, the table of ledgers that it names, and the segments that it does not list as sealed. Of
 sealed segments only the names are read.
@@ -17,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
 from bookie_aio.storage.journal import Change, Record
-from bookie_aio.storage.ledgers.checkpoint import Checkpoint, parse_checkpoint
-from bookie_aio.storage.ledgers.id_ranges import IdRanges
+from bookie_aio.storage.ledgers.checkpoint import Checkpoint, IdRanges, parse_checkpoint
 from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment import names

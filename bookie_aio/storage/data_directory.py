@@ -1,4 +1,5 @@
 """A data directory: its files, its cookie, and the process that has it open.
+
     DIR/cookie.json              the bookie that owns it (rule 6): a `metadata.access.bookies.Cookie`
     DIR/lock                     flocked by the process that has the directory open
     DIR/checkpoint               `bookie_aio.storage.ledgers.checkpoint`

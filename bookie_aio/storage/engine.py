@@ -1,4 +1,5 @@
 """The storage engine: a bookie's disk, as the server sees it.
+
 Owns the order of records: they are written in the order in which they were accepted, in groups, each with one
 fdatasync. A `Done` is called when its record is durable and indexed, and never before (rules 2 and 3). Owns
 the states of ledgers and the set of segments, and makes the parts of the storage. The package's docstring
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.metrics import StorageMetrics
 from bookie_aio.storage.crash_recovery import CrashRecovery, RecoveredState
-from bookie_aio.storage.disk.fail_stop import FailStopDisk
+from bookie_aio.storage.disk.disk import FailStopDisk
 from bookie_aio.storage.health import StorageHealth
 from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
 from bookie_aio.storage.ledgers.checkpointer import Checkpointer

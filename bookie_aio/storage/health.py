@@ -1,4 +1,5 @@
 """The health of a bookie's storage: whether it failed, whether it lost data, whether it has room.
+
 Owns these three facts, and tells one listener when one of them changes. Every part of the storage that can
 fail gets the same `StorageHealth` and reports to it. Does not own what follows from a fact: the engine drops
 the accepted records, and the server deregisters or becomes read-only.

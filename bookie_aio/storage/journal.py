@@ -1,4 +1,5 @@
 """The journal: group commit.
+
 Owns the queue of accepted records and the group in flight. Groups form by natural batching: a group is the
 records that arrived while the fdatasync of the group before it ran. One group is in flight at a time. So a
 group on disk proves that all groups before it are durable (rule 5). Does not own the index. Each durable

@@ -1,4 +1,5 @@
 """Repair at the bookie that receives it: storing the missing entries of a block, and nothing else (rule 14).
+
 Owns two decisions:
 
 - Which of a block's entries are missing: entries that the index does not list, and entries whose stored bytes

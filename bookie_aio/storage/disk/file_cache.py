@@ -1,4 +1,5 @@
 """The file cache: files that are open for reading, up to a maximum number.
+
 Owns the descriptors of sealed segments and of their indexes. A file is opened when it is read, and closed
 when it is the one not used for longest. A file that is being read is never closed.
 """

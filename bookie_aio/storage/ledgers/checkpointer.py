@@ -1,4 +1,5 @@
 """Writing checkpoints: the state that must outlive the segments it was journaled in.
+
 Owns the checkpoint's file, the table of ledgers beside it, and the *list lock*. The lock is held while a
 segment is sealed, a segment is given up, an index is rebuilt, or a checkpoint is written. So the changes of
 the checkpoint's list of segments come one after another. Writing to the journal goes on meanwhile.

@@ -1,4 +1,5 @@
 """The states of a bookie's ledgers in memory: terms, locks, marks, LACs, and the deleted ids.
+
 Owns the state of each ledger, and the sweep that indexes a durable group and updates the states from it. Does
 not own the records on their way to the disk, nor the segments.
 
@@ -18,8 +19,7 @@ from metadata.errors import NoSuchLedgerError
 
 if TYPE_CHECKING:
     from bookie_aio.storage.journal import Change, Group
-    from bookie_aio.storage.ledgers.checkpoint import LedgerState
-    from bookie_aio.storage.ledgers.id_ranges import IdRanges
+    from bookie_aio.storage.ledgers.checkpoint import IdRanges, LedgerState
     from bookie_aio.storage.ledgers.ledger_table import LedgerTable
     from bookie_aio.storage.segment.segment import Segment
 

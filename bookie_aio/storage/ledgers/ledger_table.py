@@ -1,4 +1,5 @@
 """The states of all ledgers: those in use as objects, the rest packed and sorted. Pure.
+
 A bookie may hold millions of ledgers, of which few are in use at a time. So there are two forms of state:
 
 - The *table* has the packed rows of all ledgers as they were at one moment. Its file is never changed.
@@ -40,7 +41,7 @@ from metadata.errors import CorruptRecordError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from bookie_aio.storage.ledgers.id_ranges import IdRanges
+    from bookie_aio.storage.ledgers.checkpoint import IdRanges
     from bookie_aio.wire.blocks import Buffer
 
 TABLE_MAGIC = b"BKT1"

@@ -1,4 +1,5 @@
 """Compaction: freeing the space of segments of which little or nothing counts any more.
+
 `Compactor` owns the decision which segments are given up, and copies the entries that still count out of
 mostly dead segments. `SegmentRemover` gives a segment up. Neither owns spare files (`allocator`).
 
@@ -22,8 +23,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from bookie_aio.storage.background_task import BackgroundTask
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.storage.read.copy_order import newest_copies
-from bookie_aio.storage.read.reader import DamagedBlockError, UnreadBlockError, fetch, gather, read_block
+from bookie_aio.storage.read.reader import (
+    DamagedBlockError,
+    UnreadBlockError,
+    fetch,
+    gather,
+    newest_copies,
+    read_block,
+)
 from bookie_aio.storage.segment.files import give_up_segment
 from bookie_aio.storage.segment.format import DATA_OFFSET
 from bookie_aio.storage.segment.segment_set import DamagedIndexError, SegmentGoneError
@@ -44,8 +51,8 @@ if TYPE_CHECKING:
     from bookie_aio.storage.journal import AddWatch, Done
     from bookie_aio.storage.ledgers.checkpointer import Checkpointer
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
-    from bookie_aio.storage.read.copy_order import StoredCopy
     from bookie_aio.storage.read.lookup import Lookup
+    from bookie_aio.storage.read.reader import StoredCopy
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet

@@ -1,4 +1,5 @@
 """Scrubbing: sealed segments are read again and again, so that damage is found before the data is needed.
+
 Owns the order and the pace. A ledger with a damaged block that still counts is marked (rule 4), as if a read
 had found the damage. A damaged index is rebuilt. Repair is the client's side's work, which sees the marks.
 
@@ -15,8 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage.background_task import BackgroundTask
-from bookie_aio.storage.read.copy_order import StoredCopy
-from bookie_aio.storage.read.reader import DamagedBlockError, UnreadBlockError, read_block
+from bookie_aio.storage.read.reader import DamagedBlockError, StoredCopy, UnreadBlockError, read_block
 from bookie_aio.storage.segment.format import KIND_BLOCK
 from bookie_aio.storage.segment.replay import Gap, walk_groups
 from bookie_aio.storage.segment.segment import UnreadIndexError

@@ -1,4 +1,5 @@
 """Sealing segments in the background, and rebuilding the indexes of sealed ones.
+
 `SegmentSealer` owns the segments that wait to be sealed, and the tasks that seal them. `IndexRebuilder` owns
 the decision whether a damaged index may be rebuilt, and the segment that it rebuilds waits to be sealed
 again. Both keep the orders that `ledgers.checkpointer` lists, and work under its `list_lock`.

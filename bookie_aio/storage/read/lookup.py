@@ -1,4 +1,5 @@
 """Lookup: the segments that a read looks into, and the consequences of the damage that it finds there.
+
 Owns the choice of segments, and the mark of a ledger whose bytes fail (rule 4). The mark counts from its
 acceptance on, and is durable before the answer leaves. Does not own the reading itself (`reader`), nor the
 rebuilding of an index (a callable that the engine hands over).

@@ -1,7 +1,11 @@
 """Reads: from entries asked for to checked bytes of blocks.
-Owns the choice among the copies of an entry (by the invariant in `copy_order`), and the cutting of blocks to
+
+Owns the choice among the copies of an entry (`newest_copies`), and the cutting of blocks to
 a budget. Checks every byte read. Does not own the segments: the caller names the segments to look into. A
 block that fails its check raises `DamagedBlockError`.
+
+Invariant: among copies of an entry the copy with the highest content term counts. Among copies of equal
+content term the newest counts: the copy in the latest segment, and there at the highest offset.
 """
 
 from __future__ import annotations
@@ -11,10 +15,10 @@ from bisect import bisect_right
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.storage.read.copy_order import StoredCopy
 from bookie_aio.storage.segment.index import RUNS_PER_STEP
 from bookie_aio.storage.segment.segment_set import SegmentGoneError
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, entry_checksums
+from bookie_aio.wire.listing import mark, meeting, runs_of
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DiskFailedError, MalformedFrameError
 from metadata.ids import ENTRY_ID_MAX
@@ -22,9 +26,45 @@ from metadata.ids import ENTRY_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bookie_aio.storage.segment.index import Run
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import Source
     from bookie_aio.wire.blocks import Buffer
+
+
+class StoredCopy(NamedTuple):
+    """A run and its place. Of two runs that hold an entry, the greater holds the copy that counts."""
+
+    content_term: int
+    segment_id: int
+    offset: int
+    run: Run
+    segment: Segment
+
+
+def newest_copies(mine: StoredCopy, found: Sequence[StoredCopy], last: int) -> list[range]:
+    """Return the entries of a run, up to `last`, whose copy in this run is the copy that counts.
+
+    They are returned as ranges of the run's stride, ascending. All runs that hold copies have to be in
+    `found`.
+    """
+    run = mine.run
+    entry_ids = run.entry_ids
+    if run.last > last:
+        entry_ids = range(run.first, last + 1, run.stride)
+    rivals = [
+        one.run.entry_ids
+        for one in found
+        if one[:3] > mine[:3] and one.run.first <= run.last and one.run.last >= run.first
+    ]
+    if not rivals:
+        return [entry_ids] if entry_ids else []
+    # One step for each rival, not for each entry: the event loop is blocked meanwhile.
+    lost = bytearray(len(entry_ids))
+    for rival in rivals:
+        mark(lost, meeting(entry_ids, rival))
+    return runs_of(entry_ids, lost, 0)
+
 
 _RUNS_AT_ONCE = 256
 _GAP_BYTES = 4096

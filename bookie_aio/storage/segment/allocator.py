@@ -1,4 +1,5 @@
 """Space: the next segment ahead of time, spare files, the reserve, and a full disk (rule 2).
+
 Owns the prepared segment, the spare files, the reserve, the ids of segments to come, and the directory of
 each new segment. Decides whether there is room for ordinary adds. Does not own a segment once it was taken.
 Does not own the checkpoint, but asks for one: a segment must be listed there before its first group.

@@ -1,4 +1,5 @@
 """The files of segments and the reserve: creating, reusing, cutting, sealing and giving up.
+
 Owns the order of writes and syncs in each of these steps. Does not own when they happen, nor the checkpoint.
 The caller lists a segment there before its first group, and takes it off the list before its file is given
 up.

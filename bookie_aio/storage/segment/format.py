@@ -1,4 +1,5 @@
 """Every byte of a segment: layouts, and their encoding and parsing. Pure.
+
 Everything is little-endian. A segment is a header page and then groups, in the order of their numbers. Each
 group was written by one `pwritev`, and made durable by one fdatasync before the next group was written. A
 group begins where the group before it ends, or at the next multiple of 4,096 (`group_start`). The bytes

@@ -1,4 +1,5 @@
 """The index: where the runs of entries lie. Pure: bytes in, bytes out.
+
 A *run* is a stored block. `Runs` holds one ledger's runs in one segment. `MemoryIndex` holds all runs of a
 segment that is not sealed, sorted and packed at 48 bytes a run: nothing here is per entry.
 

@@ -1,4 +1,5 @@
 """Replay: walking the groups of a segment that has no intact index.
+
 Owns the decision between torn and damaged (rule 5). The groups of a segment were made durable one after
 another. So a proof that a later group was begun proves that all earlier groups were durable. There are three
 such proofs:

@@ -1,4 +1,5 @@
 """A segment: its file, its index, and the lookup of runs in it.
+
 Owns one segment's file and its index. The index is in memory while the segment is not sealed, and in a file
 afterwards. Of that file only the head is kept in memory, in an LRU cache (`LruCache`). Does not own the set
 of segments, nor the bytes that are written into a segment.

@@ -1,4 +1,5 @@
 """The segments of an engine, and the places of a ledger's entries in them.
+
 Owns the set of segments, the set of those whose index is in memory, and the *ledger locations*. These are one
 ledger's rows in the indexes of the sealed segments. Locations are looked up when a ledger is read for the
 first time, and kept in an LRU cache. So a start costs nothing by ledger, and neither does a ledger that

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage.read.copy_order import StoredCopy, newest_copies
+from bookie_aio.storage.read.reader import StoredCopy, newest_copies
 from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.index import Run
 from bookie_aio.wire.messages import Stop

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from bookie_aio.storage.read.copy_order import StoredCopy
-    from bookie_aio.storage.read.reader import ListedRun
+    from bookie_aio.storage.read.reader import ListedRun, StoredCopy
 
 Shape = tuple[int, int, int, int]  # first entry, entries, stride, content term
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_aio.storage.ledgers.id_ranges import IdRanges
+from bookie_aio.storage.ledgers.checkpoint import IdRanges
 
 
 @given(st.lists(st.integers(0, 40) | st.integers(2**63 - 3, 2**63 - 1)), st.sets(st.integers(0, 45)))

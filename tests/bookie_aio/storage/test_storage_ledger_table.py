@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_aio.storage.disk.disk import RealDisk, RealFile
-from bookie_aio.storage.ledgers.checkpoint import pack_state
-from bookie_aio.storage.ledgers.id_ranges import IdRanges
+from bookie_aio.storage.ledgers.checkpoint import IdRanges, pack_state
 from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
 from bookie_aio.storage.segment import names
 from bookie_aio.wire.messages import Stop

@@ -22,7 +22,7 @@ from tests.support.storage import SMALL, Store, entries_of, make_block
 
 if TYPE_CHECKING:
     from bookie_aio.storage.engine import StorageConfig
-    from bookie_aio.storage.read.copy_order import StoredCopy
+    from bookie_aio.storage.read.reader import StoredCopy
     from bookie_aio.wire.blocks import Block
 
 Add = tuple[int, int, int, int, int, int]
