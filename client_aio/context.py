@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.lac_clock import LacClock
-from client_aio.ledger.entry_reader import EntryReader
 from metadata.errors import ClientClosedError
 from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Callable
 
-    from bookie_aio.wire.blocks import LacStatement
     from client_aio.bookies.ensemble_finder import EnsembleFinder
     from client_aio.bookies.pool import BookiePool
     from client_aio.config import ClientConfig
-    from client_aio.ledger.metadata_update import VersionedLedgerMetadata
+    from client_aio.handles import Handle
     from metadata.access.ledgers import LedgerStore
     from metadata.model.ledger import LedgerMetadata
-
-
-class Handle(Protocol):
-    """An open handle that the client must end when it is closed."""
-
-    async def abort(self) -> None:
-        """End at once, leaving outstanding operations as *unknown*."""
 
 
 @dataclass
@@ -120,33 +111,3 @@ class ClientContext:
             loop = asyncio.get_running_loop()
             root = await loop.run_in_executor(None, metadata.password.stretch, password)
         return check_root(metadata, password, root)
-
-    def entry_reader(
-        self,
-        metadata: Callable[[], LedgerMetadata],
-        digest: Digest,
-        *,
-        on_statement: Callable[[LacStatement], object] = lambda _: None,
-        refresh: Callable[[], Awaitable[None]] | None = None,
-        absent_at: int | None = None,
-    ) -> EntryReader:
-        """Make a reader of a ledger's entries; see `EntryReader`."""
-        return EntryReader(
-            self, metadata, digest, on_statement=on_statement, refresh=refresh, absent_at=absent_at
-        )
-
-    def writers_reader(self, held: VersionedLedgerMetadata, digest: Digest) -> EntryReader:
-        """Make a reader of what a writer has written."""
-        # A repair may have replaced bookies of earlier fragments. What is read again is for reading alone:
-        # what is held is what this writer last wrote.
-        found: tuple[LedgerMetadata, LedgerMetadata] | None = None  # what was held then, what was there
-
-        def metadata() -> LedgerMetadata:
-            return held.current if found is None or found[0] is not held.current else found[1]
-
-        async def refresh() -> None:
-            nonlocal found
-            known = held.current
-            found = known, (await self.ledgers.read(known.ledger_id, sync=True))[0]
-
-        return self.entry_reader(metadata, digest, refresh=refresh)

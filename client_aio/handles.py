@@ -21,6 +21,13 @@ class _Managed(Protocol):
     ) -> None: ...
 
 
+class Handle(Protocol):
+    """An open handle that the client must end when it is closed."""
+
+    async def abort(self) -> None:
+        """End at once, leaving outstanding operations as *unknown*."""
+
+
 Opened = TypeVar("Opened", bound=_Managed)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from client_aio.core.ensemble_change import (
     Abandon,
@@ -34,12 +34,12 @@ from metadata.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Sequence
 
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
+    from client_aio.core.add_window import AddWindow
     from client_aio.core.ensemble_change import EnsembleChangeMachine
-    from client_aio.ledger.replicator import Replicator
     from metadata.model.ledger import Fragment, LedgerMetadata
 
 logger = logging.getLogger(__name__)
@@ -47,34 +47,61 @@ logger = logging.getLogger(__name__)
 Token = TypeVar("Token")
 
 
-class EnsembleChangeTask(Generic[Token]):
-    """Replaces failed bookies, one change at a time.
+class ChangesOwner(Protocol):
+    """The writer, or the recovery, whose ensemble is changed."""
 
-    Args:
-        metadata: gives the ledger's metadata as they are known now.
-        write: writes a change; gives False when it has been refused, and everything has been withdrawn.
-        is_needed: tells whether anything is still owed to anybody.
-        on_given_up: called when the ledger cannot be written to any more.
-    """
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """Return the ledger's metadata as they are known now."""
+
+    def _needs_bookies(self) -> bool:
+        """Return whether entries must still reach bookies; else no change is made."""
+
+    async def _write_change(self, change: EnsembleChange) -> bool:
+        """Write a change; returns False when it was refused, and the owner has failed by that."""
+
+    def _fail(self, error: BookKeeperError) -> None:
+        """Note that the ledger cannot be written to any more."""
+
+
+class EnsembleSeats(Protocol[Token]):
+    """The seats of an ensemble; `client_aio.ledger.replication.Replicator` says what each member does."""
+
+    @property
+    def window(self) -> AddWindow[Token]: ...
+
+    @property
+    def disowning(self) -> list[str]: ...
+
+    def describe_failed(self) -> str: ...
+
+    def seat_newcomers(
+        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+    ) -> None: ...
+
+    def abandon(self) -> None: ...
+
+    def reseat(
+        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+    ) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class EnsembleChangeTask(Generic[Token]):
+    """Replaces failed bookies, one change at a time."""
 
     def __init__(
         self,
         context: ClientContext,
         changer: EnsembleChangeMachine[Token],
-        replicator: Replicator[Token],
-        *,
-        metadata: Callable[[], LedgerMetadata],
-        write: Callable[[EnsembleChange], Awaitable[bool]],
-        is_needed: Callable[[], bool],
-        on_given_up: Callable[[BookKeeperError], None],
+        replicator: EnsembleSeats[Token],
+        owner: ChangesOwner,
     ) -> None:
         self._context = context
         self._changer = changer
         self._replicator = replicator
-        self._metadata = metadata
-        self._write = write
-        self._is_needed = is_needed
-        self._on_given_up = on_given_up
+        self._owner = owner
         self._connections: dict[str, BookieConnection] = {}
         self._disowning: set[str] = set()  # bookies that have buried the id of the ledger, which is there
         self._seated_at: dict[str, float] = {}  # by the loop's clock, of those that took a seat
@@ -138,17 +165,17 @@ class EnsembleChangeTask(Generic[Token]):
     async def _run(self) -> None:
         try:
             step = self._changer.next()
-            while step is not None and self._is_needed():
+            while step is not None and self._owner._needs_bookies():
                 if isinstance(step, (Find, Wait, Drain, GiveUp)) and self._replicator.disowning:
                     await self._check_that_it_exists()
                 step = await self._carry_out(step)
         except BookKeeperError as error:
-            self._on_given_up(error)
+            self._owner._fail(error)
         except Exception as error:
             # A mistake of ours must not leave everybody waiting for a task that has ended.
             ledger_id, why = self._replicator.window.ledger_id, f"an ensemble change failed: {error!r}"
             logger.exception("ledger=%d %s", ledger_id, why)
-            self._on_given_up(WriterAbortedError(why, ledger_id=ledger_id))
+            self._owner._fail(WriterAbortedError(why, ledger_id=ledger_id))
         finally:
             self._end_all_rolls()
 
@@ -192,7 +219,7 @@ class EnsembleChangeTask(Generic[Token]):
                 await self._drain(failed)
                 return changer.drained()
             case Write(change):
-                return changer.written() if await self._write(change) else None
+                return changer.written() if await self._owner._write_change(change) else None
             case Reseat(bookies, seats):
                 replicator.reseat(bookies, seats, self._connections)
                 self._note_seated(bookies, seats)
@@ -220,7 +247,7 @@ class EnsembleChangeTask(Generic[Token]):
             NoSuchLedgerError: it has been deleted.
             NotEnoughBookiesError: it cannot be asked, and nothing has been acknowledged for too long.
         """
-        ledger_id = self._metadata().ledger_id
+        ledger_id = self._owner.metadata.ledger_id
         try:
             await self._context.ledgers.read(ledger_id, sync=True)
         except MetadataUnavailableError as error:
@@ -235,7 +262,7 @@ class EnsembleChangeTask(Generic[Token]):
         changer = self._changer
         try:
             bookies, connections = await self._context.finder.replace(
-                self._metadata(), changer.target, seats, excluded=self._disowning
+                self._owner.metadata, changer.target, seats, excluded=self._disowning
             )
         except NotEnoughBookiesError as error:
             step = changer.not_found()
@@ -250,13 +277,13 @@ class EnsembleChangeTask(Generic[Token]):
             # One that takes connections and refuses adds would be resent everything without end.
             await self._wait(is_frozen=self._is_stuck)
             return changer.next()
-        if not self._is_needed():
+        if not self._owner._needs_bookies():
             return None  # All is acknowledged by now: nothing is frozen for a change that nobody makes.
         self._connections |= connections
         return changer.found(bookies)
 
     async def _find_all(self) -> Step:
-        changer, metadata = self._changer, self._metadata()
+        changer, metadata = self._changer, self._owner.metadata
         try:
             # A roll can wait for the metadata store; once its compare-and-set has begun, all adds wait too.
             await self._context.ledgers.read(metadata.ledger_id)
@@ -284,7 +311,7 @@ class EnsembleChangeTask(Generic[Token]):
 
     async def _drain(self, failed: int) -> None:
         window = self._replicator.window
-        while not window.is_drained and window.failed == failed and self._is_needed():
+        while not window.is_drained and window.failed == failed and self._owner._needs_bookies():
             self._progress.clear()
             await self._progress.wait()
 
@@ -324,7 +351,7 @@ class EnsembleChangeTask(Generic[Token]):
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _copy(self) -> None:
-        while self._replicator.window.awaits_copies and self._is_needed():
+        while self._replicator.window.awaits_copies and self._owner._needs_bookies():
             self._progress.clear()
             await self._progress.wait()
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
 from client_aio.core.quorum import covers_all_write_sets
-from client_aio.ledger.entry_reader import BatchStream, EntryStream, check_range, entries_of
+from client_aio.ledger.entry_reader import BatchStream, EntryReader, EntryStream, check_range, entries_of
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -62,8 +62,12 @@ class LedgerReader:
         self._entries = self._make_entries()
 
     def _make_entries(self) -> EntrySource:
-        return self._context.entry_reader(
-            lambda: self._metadata, self._digest, on_statement=self._note, refresh=self._refresh_now
+        return EntryReader(
+            self._context,
+            lambda: self._metadata,
+            self._digest,
+            on_statement=self._note,
+            refresh=self._refresh_now,
         )
 
     # --- what is known ---
@@ -146,7 +150,8 @@ class LedgerReader:
             DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: whether there is
                 such an entry could not be told.
         """
-        entries = self._context.entry_reader(
+        entries = EntryReader(
+            self._context,
             lambda: self._metadata,
             self._digest,
             on_statement=self._note,

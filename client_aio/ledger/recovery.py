@@ -16,8 +16,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import AddFlag, ReadAnswer, ReadLacAnswer, Stop
-from client_aio.core.add_window import AddWindow
-from client_aio.core.ensemble_change import EnsembleChange, EnsembleChangeMachine
 from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges
 from client_aio.core.recovery import (
     Ask,
@@ -33,10 +31,10 @@ from client_aio.core.recovery import (
     recovery_read,
     recovery_term,
 )
-from client_aio.ledger.ensemble_change import EnsembleChangeTask
+from client_aio.ledger.entry_reader import EntryReader
 from client_aio.ledger.futures import fenced_by_term
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
-from client_aio.ledger.replicator import Replicator
+from client_aio.ledger.replication import Replication
 from metadata.errors import (
     BookKeeperError,
     InvalidArgumentError,
@@ -52,7 +50,9 @@ if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
+    from client_aio.core.add_window import AddGroup
     from client_aio.core.digest import Digest
+    from client_aio.core.ensemble_change import EnsembleChange
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
@@ -123,10 +123,8 @@ class Recovery:
         )
         self._written = asyncio.Event()
         self._failure: BookKeeperError | None = None
-        self._changes: EnsembleChangeTask[None] | None = None
         self._reads: set[asyncio.Task[None]] = set()
-        self._window: AddWindow[None] | None = None
-        self._replicator: Replicator[None] | None = None
+        self._replication: Replication[None] | None = None
 
     async def run(self) -> tuple[int, int]:
         """Fence, find and write back; returns the last entry and the ledger's length up to it.
@@ -143,19 +141,18 @@ class Recovery:
             logger.info("ledger=%d fenced, last add confirmed is %d", self.metadata.ledger_id, tally.lac)
             # With guaranteed write quorum what only some of a write set have is written back too (rule 11).
             before = tally.lafr if self.metadata.guaranteed_write_quorum else tally.lac
-            window = self._start_writing(before, tally, await self._length_at(before))
-            last_entry = await self._search(before + 1, tally.lac)
-            await self._finish_writing()
+            replication = self._start_writing(before, tally, await self._length_at(before))
+            last_entry = await self._search(replication, before + 1, tally.lac)
+            await self._finish_writing(replication)
         finally:
-            if self._replicator is not None:
-                self._replicator.stop()
-            if self._changes is not None:
-                await self._changes.cancel()
+            if self._replication is not None:
+                self._replication.replicator.stop()
+                await self._replication.changes.cancel()
             for task in self._reads:
                 task.cancel()
             await asyncio.gather(*self._reads, return_exceptions=True)
-        assert window.lac == last_entry
-        return last_entry, window.length_confirmed
+        assert replication.window.lac == last_entry
+        return last_entry, replication.window.length_confirmed
 
     # --- (b) fencing ---
 
@@ -219,7 +216,9 @@ class Recovery:
             return 0
         if self.metadata.unbounded is not None and lac < self.metadata.last_fragment.first_entry:
             return self.metadata.unbounded.length_before
-        reader = self._context.entry_reader(lambda: self.metadata, self._digest)
+        reader = EntryReader(
+            self._context, lambda: self.metadata, self._digest, on_statement=lambda _: None, refresh=None
+        )
         try:
             blocks = await reader.blocks(class_ranges(self.metadata, lac, lac)[0])
         except BookKeeperError as error:
@@ -232,14 +231,14 @@ class Recovery:
 
     # --- (c) recovery reads ---
 
-    async def _search(self, first_entry: int, lac: int) -> int:
+    async def _search(self, replication: Replication[None], first_entry: int, lac: int) -> int:
         search = EntrySearch(*self._sizes, first_entry, lac=lac)
         while True:
             if self._failure is not None:
                 raise self._failure
             match search.step():
                 case Found(_, payload):
-                    self._write_back(payload)
+                    self._write_back(replication, payload)
                 case End(last_entry):
                     return last_entry
                 case Inconclusive(entry_id, seats):
@@ -290,14 +289,16 @@ class Recovery:
 
     # --- (c, d) writing back ---
 
-    def _start_writing(self, before: int, tally: FenceTally, length: int) -> AddWindow[None]:
+    def _start_writing(self, before: int, tally: FenceTally, length: int) -> Replication[None]:
         metadata = self.metadata
-        ensemble_size, write_quorum, ack_quorum = self._sizes
-        window: AddWindow[None] = AddWindow(
-            ledger_id=metadata.ledger_id,
-            content_term=metadata.last_fragment.content_term,
-            ensemble_size=ensemble_size,
-            write_quorum=write_quorum,
+        _, write_quorum, ack_quorum = self._sizes
+        self._replication = replication = Replication(
+            self._context,
+            metadata,
+            self._digest,
+            self,
+            term=recovery_term(metadata),
+            flags=AddFlag.RECOVERY,
             # Each write-back reaches all of its write set before the close (rules 11 and 12c).
             ack_quorum=write_quorum if metadata.guaranteed_write_quorum else ack_quorum,
             next_entry=before + 1,
@@ -306,61 +307,39 @@ class Recovery:
             # recovery then cuts off.
             stated_lac=tally.lac,
             stated_lafr=tally.lafr if metadata.guaranteed_write_quorum else NO_ENTRY,
-            codes=self._digest.codes(metadata.last_fragment.content_term),
         )
-        self._window = window
-        self._replicator = Replicator(
-            window,
-            term=recovery_term(metadata),
-            flags=AddFlag.RECOVERY,
-            digest=self._digest,
-            config=self._config,
-            on_turns=lambda _: self._written.set(),
-            on_seat_failed=self._on_seat_failed,
-            on_fenced=self._fail,
-        )
-        self._changes = EnsembleChangeTask(
-            self._context,
-            EnsembleChangeMachine.of(window, metadata, self._config.ensemble_changes_max),
-            self._replicator,
-            metadata=lambda: metadata,
-            write=self._change_in_memory,
-            # Nothing is owed: a bookie that is down need not be replaced for a ledger's last rites.
-            is_needed=lambda: not window.is_idle,
-            on_given_up=self._fail,
-        )
-        self._replicator.seat(self._ensemble, self._connections)
-        return window
+        replication.replicator.seat(self._ensemble, self._connections)
+        return replication
 
-    async def _change_in_memory(self, change: EnsembleChange) -> bool:
-        """Note an ensemble change; the closing compare-and-set writes it (rule 12d)."""
-        self.fragments = with_ensemble(self.fragments, change.first_entry, change.bookies)
-        return True
+    def _write_back(self, replication: Replication[None], payload: bytes) -> None:
+        replication.window.add(payload, None)
+        replication.replicator.schedule_flush()
+        replication.replace_failed()
 
-    def _write_back(self, payload: bytes) -> None:
-        assert self._window is not None
-        assert self._replicator is not None
-        self._window.add(payload, None)
-        self._replicator.schedule_flush()
-        self._on_seats_failed()
-
-    async def _finish_writing(self) -> None:
-        assert self._window is not None
-        while not self._window.is_idle and self._failure is None:
-            self._on_seats_failed()
+    async def _finish_writing(self, replication: Replication[None]) -> None:
+        while not replication.window.is_idle and self._failure is None:
+            replication.replace_failed()
             self._written.clear()
             await self._written.wait()
         if self._failure is not None:
             raise self._failure
 
-    def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
-        self._context.pool.directory.note_refusal(bookie_id, error)
-        self._on_seats_failed()
+    # --- what the replication asks and tells ---
 
-    def _on_seats_failed(self) -> None:
-        window = self._window
-        if window is not None and self._changes is not None and window.failed and not window.is_idle:
-            self._changes.begin()
+    async def _write_change(self, change: EnsembleChange) -> bool:
+        """Note an ensemble change; the closing compare-and-set writes it (rule 12d)."""
+        self.fragments = with_ensemble(self.fragments, change.first_entry, change.bookies)
+        return True
+
+    def _needs_bookies(self) -> bool:
+        # Nothing is owed: a bookie that is down need not be replaced for a ledger's last rites.
+        return self._replication is not None and not self._replication.window.is_idle
+
+    def _on_reported(self, groups: list[AddGroup[None]]) -> None:
+        self._written.set()
+
+    def _on_reseated(self) -> None:
+        """Do nothing: a recovery publishes no LAC."""
 
     def _fail(self, error: BookKeeperError) -> None:
         if self._failure is None:

@@ -21,15 +21,14 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
-from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddGroup, AddWindow, EntryOrder
-from client_aio.core.ensemble_change import Closing, EnsembleChange, EnsembleChangeMachine
+from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, EntryOrder
+from client_aio.core.ensemble_change import Closing
 from client_aio.handles import ClosesOnExit
 from client_aio.lac_clock import LacPublisher
-from client_aio.ledger.ensemble_change import EnsembleChangeTask
+from client_aio.ledger.entry_reader import writers_reader
 from client_aio.ledger.futures import EntryWaiters, as_unknown, fail_all, fenced_by_metadata, with_message
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
-from client_aio.ledger.replicator import Replicator
-from client_aio.ledger.stall_timeout import StallWatch
+from client_aio.ledger.replication import Replication, StallWatch
 from metadata.errors import (
     BackpressureError,
     BookKeeperError,
@@ -45,7 +44,9 @@ if TYPE_CHECKING:
 
     from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
+    from client_aio.core.add_window import AddGroup, AddWindow
     from client_aio.core.digest import Digest
+    from client_aio.core.ensemble_change import EnsembleChange
     from client_aio.ledger.entry_reader import EntrySource, EntryStream
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
@@ -129,38 +130,22 @@ class LedgerWriter(ClosesOnExit):
         self._digest = digest
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._window: AddWindow[Token] = AddWindow(
-            ledger_id=metadata.ledger_id,
-            content_term=metadata.last_fragment.content_term,
-            ensemble_size=metadata.ensemble_size,
-            write_quorum=metadata.write_quorum,
+        replication: Replication[Token] = Replication(
+            context,
+            metadata,
+            digest,
+            self,
+            term=term,
+            flags=AddFlag.DEFERRED_SYNC if options.deferred_sync else AddFlag.NONE,
             ack_quorum=metadata.ack_quorum,
             next_entry=last_entry + 1,
             length=length,
             guaranteed_write_quorum=metadata.guaranteed_write_quorum,
             deferred_sync=options.deferred_sync,
-            codes=digest.codes(metadata.last_fragment.content_term),
         )
-        self._replicator: Replicator[Token] = Replicator(
-            self._window,
-            term=term,
-            flags=AddFlag.DEFERRED_SYNC if options.deferred_sync else AddFlag.NONE,
-            digest=digest,
-            config=self._config,
-            on_turns=self._on_turns,
-            on_seat_failed=self._on_seat_failed,
-            on_fenced=self._fail,
-            on_reseated=lambda: self._lac_publisher.again(),
-        )
-        self._changes: EnsembleChangeTask[Token] = EnsembleChangeTask(
-            context,
-            EnsembleChangeMachine.of(self._window, metadata, self._config.ensemble_changes_max),
-            self._replicator,
-            metadata=lambda: self._held.current,
-            write=self._write_change,
-            is_needed=lambda: self._failure is None and not self._is_closing,
-            on_given_up=self._fail,
-        )
+        # Each of them for itself: every add runs through the first two.
+        self._window, self._replicator = replication.window, replication.replicator
+        self._changes = replication.changes
         self._failure: BookKeeperError | None = None
         self._is_closing = False
         self._has_closed = False  # the ledger, rather than found it closed by others
@@ -184,7 +169,7 @@ class LedgerWriter(ClosesOnExit):
         return VersionedLedgerMetadata(self._context, metadata, version)
 
     def _make_reader(self) -> EntrySource:
-        return self._context.writers_reader(self._held, self._digest)
+        return writers_reader(self._context, lambda: self._held.current, self._digest)
 
     async def start(self) -> None:
         """Take the seats of the ensemble; called once, by who made this writer."""
@@ -570,9 +555,9 @@ class LedgerWriter(ClosesOnExit):
 
     # --- what comes of it ---
 
-    def _on_turns(self, turns: list[AddGroup[Token]]) -> None:
-        for turn in turns:
-            self._complete(turn)
+    def _on_reported(self, groups: list[AddGroup[Token]]) -> None:
+        for group in groups:
+            self._complete(group)
         window = self._window
         self._forces.moved()
         self._waiters.reached(window.last_entry_reported)
@@ -582,9 +567,9 @@ class LedgerWriter(ClosesOnExit):
             self._changes.moved()
         self._lac_publisher.moved()
 
-    def _complete(self, turn: AddGroup[Token]) -> None:
-        entry_id = turn.first_entry
-        for future in turn.tokens:
+    def _complete(self, group: AddGroup[Token]) -> None:
+        entry_id = group.first_entry
+        for future in group.tokens:
             if future is not None and not future.done():
                 future.set_result(entry_id)
             entry_id += 1
@@ -623,10 +608,12 @@ class LedgerWriter(ClosesOnExit):
 
     # --- ensemble changes (rules 9 and 10) ---
 
-    def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
-        self._context.pool.directory.note_refusal(bookie_id, error)
-        if not self._is_closing and self._failure is None:
-            self._changes.begin()  # else everything is acknowledged by now, or never will be
+    def _needs_bookies(self) -> bool:
+        # While it closes everything is acknowledged; after a failure nothing more will be.
+        return self._failure is None and not self._is_closing
+
+    def _on_reseated(self) -> None:
+        self._lac_publisher.again()
 
     async def _write_change(self, change: EnsembleChange) -> bool:
         logger.info(

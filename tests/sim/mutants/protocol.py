@@ -93,8 +93,8 @@ MUTANTS = [
     ),
     Mutant(
         8, "recovery does not re-replicate",
-        (Edit("client_aio.ledger.recovery:Recovery._write_back", "self._replicator.schedule_flush()",
-              "self._window.ack_quorum = 0; self._window.flush(); self._window.advance()"),),
+        (Edit("client_aio.ledger.recovery:Recovery._write_back", "replication.replicator.schedule_flush()",
+              "window = replication.window; window.ack_quorum = 0; window.flush(); window.advance()"),),
         _RECOVERY,
     ),
     Mutant(

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from bookie_aio.wire.messages import (
     Add,
@@ -26,16 +26,28 @@ from bookie_aio.wire.messages import (
     WriteLac,
 )
 from client_aio.bookies.connection import BookieConnection, Outcome, error_of
+from client_aio.core.add_window import AddWindow
+from client_aio.core.ensemble_change import EnsembleChangeMachine
 from client_aio.core.quorum import indexes_of
+from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask
 from client_aio.ledger.futures import fenced_by_term
-from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError, NoSuchLedgerError
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    LedgerFencedError,
+    NoSuchLedgerError,
+    OperationTimeoutError,
+)
+from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from client_aio.config import ClientConfig
-    from client_aio.core.add_window import AddGroup, AddWindow, Send
+    from client_aio.context import ClientContext
+    from client_aio.core.add_window import AddGroup, Send
     from client_aio.core.digest import Digest
+    from metadata.model.ledger import LedgerMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +78,8 @@ class Replicator(Generic[Token]):
     Args:
         term: the term that every add carries (rule 7).
         digest: gives the token that authorises requests at each bookie.
-        on_turns: called with the turns that have just been acknowledged, in order; where the window retains
-            some, also with none, since what it retains may have changed.
+        on_reported: called with the groups that the window has just reported, in order. It may be called with
+            none: what the window retains may have changed.
         on_seat_failed: called once for each seat whose bookie has newly failed.
         on_fenced: called when a bookie refuses the term, or holds an entry under a later content term.
         on_reseated: called when new occupants, or the same ones anew, have what they owe.
@@ -81,10 +93,10 @@ class Replicator(Generic[Token]):
         flags: AddFlag,
         digest: Digest,
         config: ClientConfig,
-        on_turns: Callable[[list[AddGroup[Token]]], None],
+        on_reported: Callable[[list[AddGroup[Token]]], None],
         on_seat_failed: Callable[[str, BookKeeperError], None],
         on_fenced: Callable[[BookKeeperError], None],
-        on_reseated: Callable[[], None] = lambda: None,
+        on_reseated: Callable[[], None],
     ) -> None:
         self.window = window
         self._config = config
@@ -92,7 +104,7 @@ class Replicator(Generic[Token]):
         self._add = Add(window.ledger_id, term, int(flags))
         self._digest = digest
         self._force = Force(window.ledger_id, term)
-        self._on_turns = on_turns
+        self._on_reported = on_reported
         self._on_seat_failed = on_seat_failed
         self._on_fenced = on_fenced
         self._on_reseated = on_reseated
@@ -211,7 +223,7 @@ class Replicator(Generic[Token]):
 
         def answered(outcome: Outcome, body: memoryview) -> None:
             if isinstance(outcome, Done):
-                self._on_turns(self.window.forced(index, epoch, last_entry))
+                self._on_reported(self.window.forced(index, epoch, last_entry))
             else:
                 self._refused(index, epoch, seat, outcome)
             done.set_result(None)
@@ -224,7 +236,7 @@ class Replicator(Generic[Token]):
         """Report the turns that are acknowledged by now."""
         turns = self.window.advance()
         if turns or self.window.retains:  # else, all that was retained may just have been let go
-            self._on_turns(turns)
+            self._on_reported(turns)
 
     def tell_lac(self, message: WriteLac) -> None:
         """Tell every seat that has not failed. One that does not answer has failed, as by an add.
@@ -306,7 +318,7 @@ class Replicator(Generic[Token]):
         if isinstance(outcome, Done):
             turns = self.window.acknowledged(send)
             if turns or self.window.retains:
-                self._on_turns(turns)
+                self._on_reported(turns)
             if self._gathering is not None and not self.window.should_gather:
                 self.flush()
             return
@@ -335,3 +347,126 @@ class Replicator(Generic[Token]):
         # A bookie that answered with an error keeps its connection: others may be using it.
         seat.connection, seat.failure = None, error
         self._on_seat_failed(seat.bookie_id, error)
+
+
+class ReplicationOwner(ChangesOwner, Protocol[Token]):
+    """The writer, or the recovery, that adds entries through a `Replication`.
+
+    Nothing is called before the first bookies are seated. What is not public here is not public in a handle.
+    """
+
+    def _on_reported(self, groups: list[AddGroup[Token]]) -> None:
+        """Note the groups that the window has just reported, in order; with none, that it may have moved."""
+
+    def _on_reseated(self) -> None:
+        """Note that new occupants of seats, or the same ones anew, have been sent what they owe."""
+
+
+class Replication(Generic[Token]):
+    """The add window of one ledger, its replicator and its ensemble changes, connected.
+
+    Args:
+        metadata: the ledger's, as they are when the owner begins.
+        owner: told what comes of the entries.
+        term: the term that every add carries (rule 7).
+        flags: the flags that every add carries.
+        ack_quorum: how many bookies must have an entry; a recovery may ask for more than the ledger does.
+
+    The other arguments are those of `AddWindow`.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        digest: Digest,
+        owner: ReplicationOwner[Token],
+        *,
+        term: int,
+        flags: AddFlag,
+        ack_quorum: int,
+        next_entry: int,
+        length: int,
+        stated_lac: int | None = None,
+        stated_lafr: int | None = None,
+        guaranteed_write_quorum: bool = False,
+        deferred_sync: bool = False,
+    ) -> None:
+        self._context = context
+        self._owner = owner
+        content_term = metadata.last_fragment.content_term
+        self.window: AddWindow[Token] = AddWindow(
+            ledger_id=metadata.ledger_id,
+            content_term=content_term,
+            ensemble_size=metadata.ensemble_size,
+            write_quorum=metadata.write_quorum,
+            ack_quorum=ack_quorum,
+            next_entry=next_entry,
+            length=length,
+            stated_lac=stated_lac,
+            stated_lafr=stated_lafr,
+            codes=digest.codes(content_term),
+            guaranteed_write_quorum=guaranteed_write_quorum,
+            deferred_sync=deferred_sync,
+        )
+        self.replicator: Replicator[Token] = Replicator(
+            self.window,
+            term=term,
+            flags=flags,
+            digest=digest,
+            config=context.config,
+            on_reported=owner._on_reported,
+            on_seat_failed=self._on_seat_failed,
+            on_fenced=owner._fail,
+            on_reseated=owner._on_reseated,
+        )
+        machine = EnsembleChangeMachine.of(self.window, metadata, context.config.ensemble_changes_max)
+        self.changes: EnsembleChangeTask[Token] = EnsembleChangeTask(context, machine, self.replicator, owner)
+
+    def replace_failed(self) -> None:
+        """Begin an ensemble change if a seat has failed and bookies are still needed."""
+        if self.window.failed and self._owner._needs_bookies():
+            self.changes.begin()
+
+    def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
+        self._context.pool.directory.note_refusal(bookie_id, error)
+        self.replace_failed()
+
+
+class StallWatch:
+    """Tells when no add has been acknowledged for too long, though some wait.
+
+    Args:
+        on_stalled: called once, with the error for them.
+    """
+
+    def __init__(
+        self, window: AddWindow[Any], on_stalled: Callable[[OperationTimeoutError], None], timeout_s: float
+    ) -> None:
+        self._window = window
+        self._on_stalled = on_stalled
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._reported, self._since = NO_ENTRY, self._loop.time()
+        self._timer = self._loop.call_later(timeout_s / 4, self._look)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        window, now = self._window, self._loop.time()
+        reported = window.last_entry_reported
+        if reported == window.last_add_pushed or reported != self._reported:
+            self._reported, self._since = reported, now
+        elif now - self._since >= self._timeout_s:
+            self._on_stalled(
+                OperationTimeoutError(
+                    f"entry {reported + 1} of ledger {window.ledger_id} was not acknowledged by "
+                    f"{window.ack_quorum} bookies within {self._timeout_s:g} s",
+                    ledger_id=window.ledger_id,
+                    entry_id=reported + 1,
+                )
+            )
+            return
+        self._timer = self._loop.call_later(self._timeout_s / 4, self._look)
