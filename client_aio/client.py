@@ -6,7 +6,6 @@ Owns the metadata store's session and the pool of connections, and hands both to
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from dataclasses import replace
@@ -24,30 +23,27 @@ from client_aio.context import ClientContext
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, create_ledger
-from client_aio.ledger.reader import LedgerReader
-from client_aio.ledger.recovery import recover_ledger
 from client_aio.ledger.writer import LedgerWriter
 from client_aio.log.operations import LogOperations
-from client_aio.unbounded.operations import UnboundedLedgerOperations, check_name_or_id
-from client_aio.unbounded.reader import UnboundedLedgerReader
+from client_aio.unbounded.operations import (
+    UnboundedLedgerOperations,
+    check_name_or_id,
+    ledger_id_of,
+    open_reader,
+)
 from metadata.access.bookies import BookieRecord, ensure_cluster
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store
-from metadata.errors import (
-    BookieUnavailableError,
-    InvalidArgumentError,
-    MetadataUnavailableError,
-)
+from metadata.errors import InvalidArgumentError
 from metadata.ids import check_bookie_id, check_ledger_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
 
+    from client_aio.ledger.reader import LedgerReader
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import MetadataStore
-
-logger = logging.getLogger(__name__)
 
 _CONFIG = ClientConfig()
 _tokens: random.Random = random.SystemRandom()
@@ -94,8 +90,8 @@ class Client(LogOperations, UnboundedLedgerOperations):
     """A connection to a cluster; made by `connect`. An async context manager."""
 
     def __init__(self, store: MetadataStore, context: ClientContext, *, owns_store: bool) -> None:
+        super().__init__(context)
         self._store = store
-        self._context = context
         self._owns_store = owns_store
         self._closing: asyncio.Task[None] | None = None
 
@@ -225,25 +221,9 @@ class Client(LogOperations, UnboundedLedgerOperations):
         """
         self._context.check_open()
         check_name_or_id(ledger_id)
-
-        async def open_() -> LedgerReader:
-            context = self._context
-            context.check_open()
-            metadata, version = await context.ledgers.read(await self._ledger_id_of(ledger_id))
-            digest = await context.unlock(metadata, password)
-            if recover:
-                recovered = await recover_ledger(context, metadata.ledger_id, digest)
-                return LedgerReader(context, *recovered, digest)
-            kind = UnboundedLedgerReader if metadata.is_unbounded else LedgerReader
-            reader = kind(context, metadata, version, digest)
-            try:
-                await reader.read_last_add_confirmed()
-            except (BookieUnavailableError, MetadataUnavailableError) as error:
-                # What is before the last fragment can be read all the same, and tailing asks again.
-                logger.warning("ledger=%d its LAC is not known for now: %s", metadata.ledger_id, error)
-            return reader
-
-        return AwaitableContext(open_)
+        return AwaitableContext(
+            lambda: open_reader(self._context, ledger_id, recover=recover, password=password)
+        )
 
     async def delete_ledger(self, ledger_id: int | str, *, password: bytes = b"") -> None:
         """Delete a ledger, for good: a writer of it that lives is shut out, and what it adds late is refused.
@@ -261,7 +241,7 @@ class Client(LogOperations, UnboundedLedgerOperations):
         """
         self._context.check_open()
         check_name_or_id(ledger_id)
-        await delete_ledger(self._context, await self._ledger_id_of(ledger_id), password)
+        await delete_ledger(self._context, await ledger_id_of(self._context, ledger_id), password)
 
     async def repair_ledger(
         self,
@@ -342,7 +322,7 @@ class Client(LogOperations, UnboundedLedgerOperations):
         """
         self._context.check_open()
         check_name_or_id(ledger_id)
-        metadata, _ = await self._context.ledgers.read(await self._ledger_id_of(ledger_id))
+        metadata, _ = await self._context.ledgers.read(await ledger_id_of(self._context, ledger_id))
         return metadata
 
     async def close(self) -> None:

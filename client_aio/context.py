@@ -111,3 +111,10 @@ class ClientContext:
             loop = asyncio.get_running_loop()
             root = await loop.run_in_executor(None, metadata.password.stretch, password)
         return check_root(metadata, password, root)
+
+
+class ContextOwner:
+    """What `Client` and the parts that it is made of have in common: one context."""
+
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
