@@ -75,7 +75,7 @@ class EnsembleSeats(Protocol[Token]):
 
     def describe_failed(self) -> str: ...
 
-    def seat_newcomers(
+    def seat_replacements(
         self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
     ) -> None: ...
 
@@ -204,7 +204,7 @@ class EnsembleChangeTask(Generic[Token]):
                 await self._wait(is_frozen)
                 return changer.next()
             case Copy(bookies, seats):
-                replicator.seat_newcomers(bookies, seats, self._connections)
+                replicator.seat_replacements(bookies, seats, self._connections)
                 await self._copy()
                 if replicator.disowning:
                     await self._check_that_it_exists()

@@ -148,14 +148,14 @@ class Replicator(Generic[Token]):
             if isinstance(found, BookKeeperError):
                 self._fail(index, self.window.epoch(index), found)
 
-    def seat_newcomers(
+    def seat_replacements(
         self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
     ) -> None:
         """Put new bookies into seats before the compare-and-set, and send them their copies (rule 11)."""
         for index in indexes_of(replaced & ~self.window.replacements):
             self._former[index] = self._seats[index]
         self._occupy(bookies, replaced, connections)
-        self._transmit(self.window.seat_newcomers(replaced))
+        self._transmit(self.window.seat_replacements(replaced))
 
     def abandon(self) -> None:
         """Take the replacements out of their seats again, which are those of the former bookies: they

@@ -130,7 +130,7 @@ class Client(Actor):
                 )
             case Copy(bookies, seats):
                 self._occupy(bookies, seats)
-                self.transmit(window.seat_newcomers(seats))
+                self.transmit(window.seat_replacements(seats))
                 self.go_on_copying()
             case Abandon():
                 self._occupy(changer.fragment.bookies, window.replacements)

@@ -105,14 +105,15 @@ MUTANTS = [
     ),
     Mutant(
         10, "acknowledging out of order",
-        (Edit(f"{_WINDOW}._advance", "while turns:\n        turn = turns[0]", "for turn in list(turns):"),
+        (Edit(f"{_WINDOW}._advance", "while groups:\n        group = groups[0]",
+              "for group in list(groups):"),
          Edit(f"{_WINDOW}._advance", "                return done", "                break"),
          Edit(f"{_WINDOW}._advance",
-              "        turns.popleft()\n        assert turn.first_entry == self.lac + 1\n"
-              "        self.lac = turn.last_entry",
-              "        else:\n            turns.remove(turn)\n"
-              "            self.lac = max(self.lac, turn.last_entry)\n"
-              "            done.append(turn)\n        continue"),),
+              "        groups.popleft()\n        assert group.first_entry == self.lac + 1\n"
+              "        self.lac = group.last_entry",
+              "        else:\n            groups.remove(group)\n"
+              "            self.lac = max(self.lac, group.last_entry)\n"
+              "            done.append(group)\n        continue"),),
         ("slow-bookie", "chaos"),
     ),
     Mutant(
