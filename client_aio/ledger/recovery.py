@@ -1,11 +1,11 @@
-"""Recovering the ledger of a dead (or displaced) writer: fence, find the end, write back, close (rule 12).
+"""Recovering the ledger of a dead or fenced writer: fence, find the end, write back, close (rule 12).
 
-A takeover of an unbounded ledger (`client_aio.unbounded.writer`) does all of it but the closing.
+A takeover of an unbounded ledger (`client_aio.unbounded.writer`) does the same, except for the close.
 
-The shell around `client_aio.core.recovery`. Several clients may recover one ledger at once: all use the final
-term, all find an end that holds everything acknowledged, and the compare-and-set to CLOSED lets one win; the
-others adopt its result. A recovery that dies has changed nothing but fences, copies and the state
-IN_RECOVERY, and may be run again by anybody.
+The shell around `client_aio.core.recovery`. Several clients may recover one ledger at once. All use the final
+term, and all find an end that holds everything acknowledged. One compare-and-set to CLOSED succeeds, and the
+other clients adopt its result. A recovery that dies has changed nothing but fences, copies and the state
+IN_RECOVERY. Any client may run it again.
 """
 
 from __future__ import annotations
@@ -61,18 +61,21 @@ logger = logging.getLogger(__name__)
 async def recover_ledger(
     context: ClientContext, ledger_id: int, digest: Digest, *, only: Fragment | None = None
 ) -> tuple[LedgerMetadata, Version]:
-    """Close a ledger behind its last recoverable entry; returns its metadata, CLOSED.
+    """Close a ledger behind its last recoverable entry.
+
+    A writer that is alive is fenced: it acknowledges nothing more. Cancellation leaves the ledger
+    IN_RECOVERY, to be recovered again.
 
     Args:
-        only: leave the ledger as it is where it is OPEN with another last fragment than this one.
+        only: if the ledger is OPEN with another last fragment than this one, leave it unchanged.
 
-    Its writer, if it lives, is fenced: it acknowledges nothing more. Cancellation leaves the ledger
-    IN_RECOVERY, to be recovered again.
+    Returns:
+        The metadata and their version: CLOSED, or OPEN if `only` left the ledger unchanged.
 
     Raises:
         NoSuchLedgerError: there is no such ledger.
-        InvalidArgumentError: it is unbounded. Nothing was done.
-        LedgerRecoveryError: too few bookies answered to decide; the message names those missing.
+        InvalidArgumentError: the ledger is unbounded. Nothing was done.
+        LedgerRecoveryError: too few bookies answered to decide; the message names the missing ones.
         MetadataUnavailableError: the metadata store did not answer in time.
     """
     held = VersionedLedgerMetadata(context, *await context.ledgers.read(ledger_id))
@@ -85,7 +88,7 @@ async def recover_ledger(
     def enter(now: LedgerMetadata) -> LedgerMetadata | None:
         return entered(now) if only in (None, now.last_fragment) else None
 
-    await held.update(enter)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
+    await held.update(enter)  # Rule 12a; refused if the ledger is IN_RECOVERY already, or CLOSED.
     if only is not None and held.current.state is LedgerState.OPEN:
         return held.current, held.version
     while not held.current.is_closed:
@@ -94,19 +97,19 @@ async def recover_ledger(
             last_entry, length = await recovery.run()
         except LedgerRecoveryError:
             with suppress(MetadataUnavailableError):
-                # Bookies of a ledger that was deleted meanwhile do not give the answers either.
+                # The ledger may have been deleted meanwhile: then its bookies do not answer either.
                 await context.ledgers.read(ledger_id, sync=True)
             raise
         if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):
             break
-        # Another recovery came first: it has closed the ledger, or changed what this one started from.
+        # Another recovery was first: it closed the ledger, or changed the metadata that this one began with.
     return held.current, held.version
 
 
 class Recovery:
-    """One attempt, from the metadata as they were when it began: they are IN_RECOVERY.
+    """One attempt, with the metadata of its beginning, which are IN_RECOVERY.
 
-    `fragments` are theirs, with the ensemble changes that were made on the way (rule 12d).
+    `fragments` are the fragments of `metadata`, with the ensemble changes made in memory (rule 12d).
     """
 
     def __init__(self, context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> None:
@@ -127,9 +130,9 @@ class Recovery:
         self._replication: Replication[None] | None = None
 
     async def run(self) -> tuple[int, int]:
-        """Fence, find and write back; returns the last entry and the ledger's length up to it.
+        """Fence, find the end and write back; returns the last entry and the ledger's length up to it.
 
-        Cancelling leaves fences and copies, as a failure does.
+        Cancellation leaves fences and copies behind, as a failure does.
 
         Raises:
             LedgerRecoveryError: too few bookies answered to decide, or to write back to.
@@ -139,7 +142,8 @@ class Recovery:
         try:
             tally = await self._fence()
             logger.info("ledger=%d fenced, last add confirmed is %d", self.metadata.ledger_id, tally.lac)
-            # With guaranteed write quorum what only some of a write set have is written back too (rule 11).
+            # Rule 11: with guaranteed write quorum, entries that only a part of the write set has are written
+            # back.
             before = tally.lafr if self.metadata.guaranteed_write_quorum else tally.lac
             replication = self._start_writing(before, tally, await self._length_at(before))
             last_entry = await self._search(replication, before + 1, tally.lac)
@@ -211,7 +215,7 @@ class Recovery:
         return found
 
     async def _length_at(self, lac: int) -> int:
-        """Return the ledger's payload bytes up to its last confirmed entry, as that entry says."""
+        """Return the ledger's payload bytes up to its last confirmed entry, which contains that length."""
         if lac == NO_ENTRY:
             return 0
         if self.metadata.unbounded is not None and lac < self.metadata.last_fragment.first_entry:
@@ -273,7 +277,7 @@ class Recovery:
                 ledger_id=wanted.ledger_id,
                 auth=self._digest.token(bookie_id),
             )
-            # An answer that fails its digests counts for nothing, neither way.
+            # An answer with a wrong digest counts neither for the entry nor against it.
             self._events.put_nowait((ask, (checked_blocks(wanted, answer, body, self._digest), answer)))
         except BookKeeperError as error:
             self._events.put_nowait((ask, error))
@@ -303,7 +307,7 @@ class Recovery:
             ack_quorum=write_quorum if metadata.guaranteed_write_quorum else ack_quorum,
             next_entry=before + 1,
             length=length,
-            # Frozen: an advancing one would let a tailing reader see an entry that a concurrent
+            # Rule 12c: frozen. An advancing LAC would let a tailing reader see an entry that a concurrent
             # recovery then cuts off.
             stated_lac=tally.lac,
             stated_lafr=tally.lafr if metadata.guaranteed_write_quorum else NO_ENTRY,
@@ -324,7 +328,7 @@ class Recovery:
         if self._failure is not None:
             raise self._failure
 
-    # --- what the replication asks and tells ---
+    # --- the owner of the replication ---
 
     async def _write_change(self, change: EnsembleChange) -> bool:
         """Note an ensemble change; the closing compare-and-set writes it (rule 12d)."""
@@ -332,7 +336,7 @@ class Recovery:
         return True
 
     def _needs_bookies(self) -> bool:
-        # Nothing is owed: a bookie that is down need not be replaced for a ledger's last rites.
+        # Not when the window is idle: a dead bookie need not be replaced just to close the ledger.
         return self._replication is not None and not self._replication.window.is_idle
 
     def _on_reported(self, groups: list[AddGroup[None]]) -> None:

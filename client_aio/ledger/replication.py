@@ -1,9 +1,11 @@
-"""Sends the batches of an add window to the bookies of an ensemble, and reports what comes of it.
+"""Replication of one ledger's entries, shared by its writer and by recovery.
 
-The shell around `client_aio.core.add_window`, shared by a ledger's writer and by recovery. Owns the seats:
-which
-bookie sits where, over which connection, and how many bytes it owes acknowledgements for. Does not own what
-a failure leads to: its owner decides on ensemble changes and calls `reseat`.
+`Replicator` is the shell around `client_aio.core.add_window`. It sends the batches of a window to the bookies
+of an ensemble, and reports their answers. Owns the seats: the bookie of each seat, its connection, and the
+bytes for which it owes acknowledgements. Does not own ensemble changes: those call `reseat`.
+
+`Replication` connects a window, its replicator and its ensemble changes (`client_aio.ledger.ensemble_change`)
+with their owner. `StallWatch` is the timeout of a window in which nothing is acknowledged.
 """
 
 from __future__ import annotations
@@ -54,11 +56,10 @@ logger = logging.getLogger(__name__)
 Token = TypeVar("Token")
 
 _GATHERING_S = 0.001
-"""How long what is little waits at most for what is under way: beyond the loopback that takes longer."""
+"""How long few bytes wait at most for the group in flight. Beyond the loopback, a group takes longer."""
 
-# What somebody else has done to the ledger, and not what is wrong with the bookie that says so. That it has
-# been deleted is not among them: a bookie that buried its id by mistake says so too, and only the metadata
-# store knows.
+# Refusals that another client's action causes, and not a fault of the bookie. The refusal of a deleted ledger
+# is not among them: a bookie may have tombstoned the id by mistake. Only the metadata store decides.
 _WITHDRAWALS = (Status.INVALID_TERM, Status.STALE_METADATA)
 
 
@@ -77,12 +78,13 @@ class Replicator(Generic[Token]):
 
     Args:
         term: the term that every add carries (rule 7).
-        digest: gives the token that authorises requests at each bookie.
-        on_reported: called with the groups that the window has just reported, in order. It may be called with
-            none: what the window retains may have changed.
+        digest: returns the token that authorises requests at each bookie.
+        on_reported: called with the groups that the window has just reported, in order. The list may be
+            empty: the groups that the window retains may have changed.
         on_seat_failed: called once for each seat whose bookie has newly failed.
         on_fenced: called when a bookie refuses the term, or holds an entry under a later content term.
-        on_reseated: called when new occupants, or the same ones anew, have what they owe.
+        on_reseated: called when new occupants of seats, or the same bookies again, have been sent the batches
+            that they owe.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Replicator(Generic[Token]):
         self._on_reseated = on_reseated
         self._loop = asyncio.get_running_loop()
         self._seats: list[_Seat] = []
-        self._former: dict[int, _Seat] = {}  # of the seats that replacements have, who sat there before
+        self._former: dict[int, _Seat] = {}  # former occupants, while replacements get copies
         self.flush_is_due = False
         self._gathering: asyncio.TimerHandle | None = None
         self._is_stopped = False
@@ -127,19 +129,19 @@ class Replicator(Generic[Token]):
 
     @property
     def disowning(self) -> list[str]:
-        """Return the bookies of the failed seats that say that the ledger has been deleted."""
+        """Return the bookies of the failed seats that answered that the ledger has been deleted."""
         failed = [self._seats[index] for index in indexes_of(self.window.failed)]
         return [seat.bookie_id for seat in failed if isinstance(seat.failure, NoSuchLedgerError)]
 
     def describe_failed(self) -> str:
-        """Name the bookies of the failed seats, and what failed them."""
+        """Return the bookies of the failed seats with their errors, as text."""
         failed = [self._seats[index] for index in indexes_of(self.window.failed)]
         return ", ".join(f"{seat.bookie_id} ({seat.failure})" for seat in failed)
 
     def seat(
         self, bookies: Sequence[str], connections: dict[str, BookieConnection | BookKeeperError]
     ) -> None:
-        """Take the first ensemble; a bookie that could not be reached counts as failed."""
+        """Seat the first ensemble. A bookie that could not be reached counts as failed."""
         for bookie_id in bookies:
             found = connections[bookie_id]
             self._seats.append(self._occupant(bookie_id, found))
@@ -151,15 +153,14 @@ class Replicator(Generic[Token]):
     def seat_replacements(
         self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
     ) -> None:
-        """Put new bookies into seats before the compare-and-set, and send them their copies (rule 11)."""
+        """Seat replacements before the compare-and-set, and send them their copies (rule 11)."""
         for index in indexes_of(replaced & ~self.window.replacements):
             self._former[index] = self._seats[index]
         self._occupy(bookies, replaced, connections)
         self._transmit(self.window.seat_replacements(replaced))
 
     def abandon(self) -> None:
-        """Take the replacements out of their seats again, which are those of the former bookies: they
-        failed."""
+        """Take the replacements out of their seats. The seats are again those of the failed bookies."""
         for index, seat in self._former.items():
             self._seats[index] = seat
         self._former = {}
@@ -167,7 +168,7 @@ class Replicator(Generic[Token]):
         self.advance()
 
     def reseat(self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]) -> None:
-        """Put new bookies into the seats of the mask `replaced` and send them what they owe."""
+        """Put new bookies into the seats of the mask `replaced`, and send them the batches that they owe."""
         self._occupy(bookies, replaced & ~self.window.replacements, connections)
         self._former = {}
         self._transmit(self.window.commit_change(replaced))
@@ -186,7 +187,7 @@ class Replicator(Generic[Token]):
         return _Seat(bookie_id, connection, token, PreparedRequest(self._add, token))
 
     async def lock(self) -> None:
-        """Lock a ledger with a password at its bookies, before anybody else hears of it.
+        """Lock a ledger with a password at its bookies, before any other client knows of it.
 
         A bookie that does not answer is locked by the first add that reaches it.
         """
@@ -194,7 +195,7 @@ class Replicator(Generic[Token]):
             await self.ask_all(self._force)
 
     async def ask_all(self, request: Message) -> None:
-        """Send a request that is answered with nothing to every seat, and wait until it is, or fails."""
+        """Send a request whose answer is empty to every seat; return when each has answered or failed."""
         asking = [
             seat.connection.call(request, Done, timeout_s=self._config.add_timeout_s, auth=seat.token)
             for seat in self._seats
@@ -205,8 +206,8 @@ class Replicator(Generic[Token]):
     async def force(self) -> None:
         """Make durable what the bookies have received (deferred sync).
 
-        Returns once every seat that has not failed has answered, or failed meanwhile; the window then knows
-        what that made durable. Cancelling leaves the forces running.
+        Returns once every seat has answered or failed. The window has then been told what became durable.
+        Cancelling leaves the forces running.
         """
         window = self.window
         last_entry = window.last_entry_sent
@@ -233,16 +234,16 @@ class Replicator(Generic[Token]):
         return done
 
     def advance(self) -> None:
-        """Report the turns that are acknowledged by now."""
-        turns = self.window.advance()
-        if turns or self.window.retains:  # else, all that was retained may just have been let go
-            self._on_reported(turns)
+        """Report the groups that have become acknowledged."""
+        groups = self.window.advance()
+        if groups or self.window.retains:  # Without groups, retained ones may just have been released.
+            self._on_reported(groups)
 
     def tell_lac(self, message: WriteLac) -> None:
-        """Tell every seat that has not failed. One that does not answer has failed, as by an add.
+        """Send the LAC to every seat that has not failed. A bookie that does not answer fails, as by an add.
 
-        Nothing else tells readers of an idle writer's last entries. After the change that follows it is told
-        again.
+        Readers learn of an idle writer's last entries from this alone. It is sent again after the ensemble
+        change that follows a failure.
         """
         for index, seat in enumerate(self._seats):
             if seat.connection is None:
@@ -255,18 +256,19 @@ class Replicator(Generic[Token]):
             seat.connection.request(message, told, timeout_s=self._config.add_timeout_s, auth=seat.token)
 
     def _told(self, index: int, epoch: int, outcome: Outcome, body: memoryview) -> None:
-        if isinstance(outcome, BookKeeperError):  # no answer; what is refused is the next add's to find out
+        if isinstance(outcome, BookKeeperError):  # No answer. A refusal is found by the next add.
             self._fail(index, epoch, outcome)
 
     def stop(self) -> None:
-        """Take no more notice of what bookies refuse, or that they fail: nothing will be sent any more."""
+        """Ignore refusals and failures of bookies from now on: nothing more will be sent."""
         self._is_stopped = True
 
     def schedule_flush(self) -> None:
-        """Send what was added, once this turn of the loop is over: the batch is the unit.
+        """Send the added entries at the end of this event-loop iteration: a batch is the unit.
 
-        What is little waits for what is under way to be acknowledged, for a millisecond at most. Else many
-        tasks that add an entry each have batches of one, which fill the processors long before the disk.
+        Few bytes wait until the group in flight is acknowledged, for a millisecond at most. Otherwise many
+        tasks that add one entry each make batches of one entry, and the processors are saturated long before
+        the disk.
         """
         if not self.flush_is_due:
             self.flush_is_due = True
@@ -274,14 +276,14 @@ class Replicator(Generic[Token]):
 
     def _flush_or_gather(self) -> None:
         if not self.flush_is_due or self._gathering is not None:
-            return  # Somebody has sent it in between.
+            return  # Another call has flushed in between.
         if self.window.should_gather:
             self._gathering = self._loop.call_later(_GATHERING_S, self.flush)
         else:
             self.flush()
 
     def flush(self) -> None:
-        """Send what was added now."""
+        """Send the added entries now."""
         self.flush_is_due = False
         if self._gathering is not None:
             self._gathering.cancel()
@@ -303,22 +305,22 @@ class Replicator(Generic[Token]):
             size = len(block)
             seat.bytes_owed += size
             connection.send_prepared(seat.add, partial(answered, send, seat), block, size, timeout_s)
-            # Beyond what nobody has acknowledged yet: a full window is no lag.
+            # Beyond the bytes that the window holds: a full window alone is no lag.
             if seat.bytes_owed > self._lag_bytes_max + self.window.bytes_held:
                 error = BookieUnavailableError(
                     f"bookie {seat.bookie_id} owes acknowledgements for {seat.bytes_owed:,} bytes",
                     bookie_id=seat.bookie_id,
                 )
                 self._fail(index, epoch, error)
-                # With all that waits in it to be sent. Everybody else's requests would wait behind that.
+                # This drops the buffered bytes, behind which the requests of all ledgers would wait.
                 connection.close(error)
 
     def _answered(self, send: Send, seat: _Seat, outcome: Outcome, body: memoryview) -> None:
         seat.bytes_owed -= len(send.batch.block)
         if isinstance(outcome, Done):
-            turns = self.window.acknowledged(send)
-            if turns or self.window.retains:
-                self._on_reported(turns)
+            groups = self.window.acknowledged(send)
+            if groups or self.window.retains:
+                self._on_reported(groups)
             if self._gathering is not None and not self.window.should_gather:
                 self.flush()
             return
@@ -344,7 +346,7 @@ class Replicator(Generic[Token]):
             return
         seat = self._seats[index]
         logger.warning("ledger=%d bookie=%s failed: %s", self.window.ledger_id, seat.bookie_id, error)
-        # A bookie that answered with an error keeps its connection: others may be using it.
+        # A bookie that answered with an error keeps its connection: other ledgers may use it.
         seat.connection, seat.failure = None, error
         self._on_seat_failed(seat.bookie_id, error)
 
@@ -352,25 +354,27 @@ class Replicator(Generic[Token]):
 class ReplicationOwner(ChangesOwner, Protocol[Token]):
     """The writer, or the recovery, that adds entries through a `Replication`.
 
-    Nothing is called before the first bookies are seated. What is not public here is not public in a handle.
+    No method is called before the first ensemble is seated. The methods are private, since a `LedgerWriter`
+    is a public handle.
     """
 
     def _on_reported(self, groups: list[AddGroup[Token]]) -> None:
-        """Note the groups that the window has just reported, in order; with none, that it may have moved."""
+        """Note the groups that the window has just reported, in order; the list may be empty."""
 
     def _on_reseated(self) -> None:
-        """Note that new occupants of seats, or the same ones anew, have been sent what they owe."""
+        """Note that bookies have been seated, and sent the batches that they owe."""
 
 
 class Replication(Generic[Token]):
     """The add window of one ledger, its replicator and its ensemble changes, connected.
 
     Args:
-        metadata: the ledger's, as they are when the owner begins.
-        owner: told what comes of the entries.
+        metadata: the ledger's metadata when the owner begins.
+        owner: is told of acknowledgements and failures, and writes ensemble changes.
         term: the term that every add carries (rule 7).
         flags: the flags that every add carries.
-        ack_quorum: how many bookies must have an entry; a recovery may ask for more than the ledger does.
+        ack_quorum: how many bookies must have an entry. A recovery may need more than the ledger's ack
+            quorum.
 
     The other arguments are those of `AddWindow`.
     """
@@ -424,7 +428,7 @@ class Replication(Generic[Token]):
         self.changes: EnsembleChangeTask[Token] = EnsembleChangeTask(context, machine, self.replicator, owner)
 
     def replace_failed(self) -> None:
-        """Begin an ensemble change if a seat has failed and bookies are still needed."""
+        """Begin an ensemble change if a seat has failed and the owner still needs bookies."""
         if self.window.failed and self._owner._needs_bookies():
             self.changes.begin()
 
@@ -434,10 +438,10 @@ class Replication(Generic[Token]):
 
 
 class StallWatch:
-    """Tells when no add has been acknowledged for too long, though some wait.
+    """The timeout of a window in which adds wait and none is acknowledged.
 
     Args:
-        on_stalled: called once, with the error for them.
+        on_stalled: called once, with the error for the adds that wait.
     """
 
     def __init__(
@@ -451,7 +455,7 @@ class StallWatch:
         self._timer = self._loop.call_later(timeout_s / 4, self._look)
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._timer.cancel()
 
     def _look(self) -> None:
