@@ -1,4 +1,4 @@
-"""What all handles of one client share."""
+"""The context of one client: the parts that all its handles share."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ClientContext:
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
 
     def close(self) -> None:
-        """Note that the client is closed."""
+        """Mark the client as closed."""
         self._closed.set()
 
     def check_open(self) -> None:
@@ -50,10 +50,11 @@ class ClientContext:
             raise ClientClosedError("the client is closed")
 
     async def while_open(self, changes: AsyncGenerator[None, None]) -> AsyncGenerator[None, None]:
-        """Yield as a watch does, which stays its caller's to close.
+        """Yield each time that a watch yields, until the client is closed. The caller closes the watch.
 
         Raises:
-            ClientClosedError: the client has been closed. Its store may be another's, and go on.
+            ClientClosedError: the client has been closed. The watch does not end by that if its store belongs
+                to the application.
         """
 
         async def change() -> bool:
@@ -80,29 +81,29 @@ class ClientContext:
         return f"{self.tokens.getrandbits(64):016x}"
 
     def keep(self, handle: Handle) -> None:
-        """Note an open handle."""
+        """Register an open handle."""
         self.handles.add(handle)
 
     def forget(self, handle: Handle) -> None:
-        """Note that a handle needs no ending any more."""
+        """Remove a handle that has ended."""
         self.handles.discard(handle)
 
     async def lock(self, ledger_id: int, password: bytes) -> tuple[PasswordRecord | None, Digest]:
-        """Return what a new ledger's metadata keep of its password (b"": none), and its digest."""
+        """Return the password record of a new ledger's metadata (None for b""), and the ledger's digest."""
         if not password:
             return None, Digest(ledger_id)
-        # On a thread: making guesses dear takes some 50 ms of a processor.
+        # On a thread: the key derivation, which makes guesses expensive, takes some 50 ms of a processor.
         salt = self.tokens.randbytes(SALT_BYTES)
         loop = asyncio.get_running_loop()
         record, root = await loop.run_in_executor(None, new_password, password, salt)
         return record, HmacDigest(ledger_id, root)
 
     async def unlock(self, metadata: LedgerMetadata, password: bytes) -> Digest:
-        """Return a ledger's digest. Nothing is said to any bookie.
+        """Return a ledger's digest, if the password is right. No bookie is asked.
 
         Raises:
-            InvalidArgumentError: this can be no password.
-            UnauthorizedAccessError: the password (b"": none) is not that of the ledger.
+            InvalidArgumentError: the password is not legal.
+            UnauthorizedAccessError: the password (b"" for none) is not that of the ledger.
         """
         root = None
         if password:
@@ -114,7 +115,7 @@ class ClientContext:
 
 
 class ContextOwner:
-    """What `Client` and the parts that it is made of have in common: one context."""
+    """The base of `Client` and of the classes that it is made of: they share one context."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from metadata.access.bookies import BookieRecord
 
+_STEPS_MAX = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Seating:
@@ -180,9 +182,6 @@ class Quarantine:
                 break
             del self._failed_at_s[bookie_id]
         return list(self._failed_at_s)
-
-
-_STEPS_MAX = 10_000
 
 
 class RackAware:

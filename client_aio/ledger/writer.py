@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
@@ -39,7 +39,7 @@ from metadata.errors import (
 from metadata.ids import NO_ENTRY, TERM_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
@@ -49,6 +49,14 @@ if TYPE_CHECKING:
     from client_aio.ledger.entry_reader import EntrySource, EntryStream
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+Token = asyncio.Future[int] | None
+_Given = tuple[bytes, asyncio.Future[int]]
+_HARD_LIMIT_FACTOR = 4
+_BULK_TURN_BYTES = BATCH_BYTES_MAX
+"""How many bytes of a bulk are taken in one event-loop iteration."""
 
 
 class DeferredSync:
@@ -93,14 +101,6 @@ class DeferredSync:
                     self._moved.clear()  # Only a later change of the window can make another force succeed.
                 if self._failure() is None:
                     await self._moved.wait()
-
-
-logger = logging.getLogger(__name__)
-
-Token = asyncio.Future[int] | None
-_Given = tuple[bytes, asyncio.Future[int]]
-_HARD_LIMIT_FACTOR = 4
-_BULK_TURN_BYTES = BATCH_BYTES_MAX
 
 
 class LedgerWriter(ClosesOnExit):
