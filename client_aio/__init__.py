@@ -4,9 +4,10 @@
         async with client.create_ledger() as ledger:
             await ledger.add_entry(b"hello")
 
-Read first: `client` (what there is), `writer` and `reader` (the handles), `core` (the protocol's decisions).
+Read first: `client` (the operations), `ledger.writer` and `ledger.reader` (the handles), `core` (the
+protocol's decisions).
 
-What is named here is imported when it is first used: a command, or a bookie, needs little of it.
+A public name is imported when it is first used: a command, or a bookie, needs few of them.
 """
 
 from importlib import import_module

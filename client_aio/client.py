@@ -1,12 +1,12 @@
-"""The client: ledgers are made, opened, listed and deleted here; its logs are `client_aio.log`'s.
+"""The client: it creates, opens, lists and deletes ledgers.
 
-Owns the metadata store's session and the pool of connections, and hands both to the handles it makes.
+Operations of logs are in `client_aio.log`, operations of unbounded ledgers in `client_aio.unbounded`. Owns
+the session with the metadata store and the pool of connections, which all its handles use.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from dataclasses import replace
@@ -24,34 +24,31 @@ from client_aio.context import ClientContext
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, create_ledger
-from client_aio.ledger.reader import LedgerReader
-from client_aio.ledger.recovery import recover_ledger
 from client_aio.ledger.writer import LedgerWriter
 from client_aio.log.operations import LogOperations
-from client_aio.unbounded.operations import UnboundedLedgerOperations, check_name_or_id
-from client_aio.unbounded.reader import UnboundedLedgerReader
+from client_aio.unbounded.operations import (
+    UnboundedLedgerOperations,
+    check_name_or_id,
+    ledger_id_of,
+    open_reader,
+)
 from metadata.access.bookies import BookieRecord, ensure_cluster
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store
-from metadata.errors import (
-    BookieUnavailableError,
-    InvalidArgumentError,
-    MetadataUnavailableError,
-)
+from metadata.errors import InvalidArgumentError
 from metadata.ids import check_bookie_id, check_ledger_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
     from types import TracebackType
 
+    from client_aio.ledger.reader import LedgerReader
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import MetadataStore
 
-logger = logging.getLogger(__name__)
-
 _CONFIG = ClientConfig()
 _tokens: random.Random = random.SystemRandom()
-"""Never a caller's: of two clients that draw the same tokens one takes the other's writes for its own."""
+"""Not an argument: two clients with the same tokens would take each other's writes for their own."""
 
 
 def connect(
@@ -65,12 +62,12 @@ def connect(
     """Connect to a cluster by its metadata store.
 
     Args:
-        metadata: `zk://host:port,…/root`, `sqlite:///absolute/path`, or an open store, which stays its
-            owner's to close.
-        config: the settings; single ones may be given by name as well, `connect(uri, read_timeout_s=1)`.
-        placement: chooses the bookies of ensembles: by default a `WeightedRandom`; a `RackAware`; or your
-            own `PlacementPolicy`.
-        rng: what the placement draws from.
+        metadata: `zk://host:port,…/root`, `sqlite:///absolute/path`, or an open store, which its owner must
+            close.
+        config: the settings. Single settings may also be given by name: `connect(uri, read_timeout_s=1)`.
+        placement: chooses the bookies of ensembles: a `WeightedRandom` by default, a `RackAware`, or your own
+            `PlacementPolicy`.
+        rng: the random source of the placement.
 
     Returns:
         An opening of a `Client`: await it, or use it with `async with`.
@@ -94,8 +91,8 @@ class Client(LogOperations, UnboundedLedgerOperations):
     """A connection to a cluster; made by `connect`. An async context manager."""
 
     def __init__(self, store: MetadataStore, context: ClientContext, *, owns_store: bool) -> None:
+        super().__init__(context)
         self._store = store
-        self._context = context
         self._owns_store = owns_store
         self._closing: asyncio.Task[None] | None = None
 
@@ -142,14 +139,14 @@ class Client(LogOperations, UnboundedLedgerOperations):
 
     @property
     def bookies(self) -> Mapping[str, BookieRecord]:
-        """Return the running bookies, as last heard of."""
+        """Return the running bookies, as last read from the metadata store."""
         return self._context.pool.directory.available
 
     @property
     def quarantined_bookies(self) -> list[str]:
         """Return the bookies that failed within `quarantine_s`, the one that failed longest ago first.
 
-        They are put into ensembles only where there are too few others, and asked last by readers.
+        They are put into ensembles only if there are too few others. Readers ask them last.
         """
         return self._context.pool.directory.quarantined()
 
@@ -171,22 +168,23 @@ class Client(LogOperations, UnboundedLedgerOperations):
         Args:
             ensemble_size: over how many bookies the entries are spread (E).
             write_quorum: how many of them hold each entry (Qw).
-            ack_quorum: how many must hold it durably before it is acknowledged (Qa).
-            digest: what protects entries: "crc32c" against damage, "hmac-sha256", which needs a password,
-                against forgery as well.
-            password: from then on opening and deleting the ledger need it, and so do fencing it and adding
-                to it at the bookies. Nobody can tell it again: it is not kept anywhere.
-            custom_metadata: kept with the ledger, at most 64 KiB. With the key "bookie-aio.log" it names
-                the log that this ledger is made for: `add_to_log` does not take it, and `sweep_log_orphans`
-                deletes it where that log does not list it.
+            ack_quorum: how many must hold an entry durably before it is acknowledged (Qa).
+            digest: "crc32c" protects entries against damage. "hmac-sha256", which needs a password, protects
+                them against forgery as well.
+            password: required from then on to open and delete the ledger, and to fence it and add to it at
+                the bookies. It is not stored anywhere, and cannot be recovered.
+            custom_metadata: kept with the ledger, at most 64 KiB. The key "bookie-aio.log" names the log for
+                which this ledger is made. `add_to_log` then refuses the ledger, and `sweep_log_orphans`
+                deletes it if that log does not list it.
             advanced: this writer assigns the entry ids: `add_entry(data, entry_id)`.
-            deferred_sync: an add's future means received by Qa bookies, not durable; `force()` makes durable
-                what was added before it, and only that is acknowledged and can be read.
-            guaranteed_write_quorum: keep every entry at hand until all Qw bookies have it, and close only
+            deferred_sync: an add's future is done when Qa bookies have received the entry, which is not
+                durable yet. `force()` makes the entries added before it durable. Only then are they
+                acknowledged and readable.
+            guaranteed_write_quorum: keep every entry in memory until all Qw bookies have it, and close only
                 then: every entry of the closed ledger has Qw copies (rule 11). Not with deferred sync.
 
         Raises:
-            InvalidArgumentError: at once, unless E ≥ Qw ≥ Qa ≥ 1 and the rest is legal.
+            InvalidArgumentError: at once: not E ≥ Qw ≥ Qa ≥ 1, or another argument is not legal.
             NotEnoughBookiesError: on opening: fewer than E bookies can be reached.
         """
         self._context.check_open()
@@ -210,58 +208,43 @@ class Client(LogOperations, UnboundedLedgerOperations):
     def open_ledger(
         self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
     ) -> AwaitableContext[LedgerReader]:
-        """Open a ledger for reading, by its id; an unbounded one by its id or its name.
+        """Open a ledger for reading, by its id; an unbounded ledger also by its name.
 
-        Without `recover` this never fences: a writer goes on undisturbed, and the handle reads up to the
+        Without `recover` this never fences: a writer continues undisturbed, and the handle reads up to the
         LAC and can tail. **With `recover=True` it takes over**: an open ledger is fenced, so that its writer
-        acknowledges nothing more, and closed behind its last recoverable entry.
+        acknowledges nothing more. The ledger is then closed behind its last recoverable entry.
 
         Raises:
             NoSuchLedgerError: on opening: there is no such ledger.
-            InvalidArgumentError: on opening: an unbounded ledger is not recovered, but taken over.
-            UnauthorizedAccessError: on opening: the password is not the ledger's. No bookie was asked yet, so
+            InvalidArgumentError: on opening, with `recover`: the ledger is unbounded. It is not recovered,
+                but taken over by `open_unbounded_ledger`.
+            UnauthorizedAccessError: on opening: the password is not the ledger's. No bookie was asked, so
                 nothing has been fenced.
-            LedgerRecoveryError: on opening, with `recover`: too few bookies answered; run it again later.
+            LedgerRecoveryError: on opening, with `recover`: too few bookies answered; try again later.
         """
         self._context.check_open()
         check_name_or_id(ledger_id)
-
-        async def open_() -> LedgerReader:
-            context = self._context
-            context.check_open()
-            metadata, version = await context.ledgers.read(await self._ledger_id_of(ledger_id))
-            digest = await context.unlock(metadata, password)
-            if recover:
-                recovered = await recover_ledger(context, metadata.ledger_id, digest)
-                return LedgerReader(context, *recovered, digest)
-            kind = UnboundedLedgerReader if metadata.is_unbounded else LedgerReader
-            reader = kind(context, metadata, version, digest)
-            try:
-                await reader.read_last_add_confirmed()
-            except (BookieUnavailableError, MetadataUnavailableError) as error:
-                # What is before the last fragment can be read all the same, and tailing asks again.
-                logger.warning("ledger=%d its LAC is not known for now: %s", metadata.ledger_id, error)
-            return reader
-
-        return AwaitableContext(open_)
+        return AwaitableContext(
+            lambda: open_reader(self._context, ledger_id, recover=recover, password=password)
+        )
 
     async def delete_ledger(self, ledger_id: int | str, *, password: bytes = b"") -> None:
-        """Delete a ledger, for good: a writer of it that lives is shut out, and what it adds late is refused.
+        """Delete a ledger for good. A writer that is alive is fenced, and its late adds are refused.
 
-        On return the metadata is gone, and those bookies have dropped the ledger that could be reached;
-        the others learn of it by themselves. They give the space back later. Cancelling leaves the ledger
-        as it was, or deleted, and then perhaps pages of an unbounded one, which `sweep_log_orphans` deletes.
+        On return the metadata are gone, and all bookies that could be reached have dropped the ledger. The
+        other bookies find out by themselves. Bookies free the space later. Cancelling leaves the ledger
+        unchanged or deleted. If it was unbounded, pages may be left, which `sweep_log_orphans` deletes.
 
         Raises:
-            NoSuchLedgerError: there is none.
+            NoSuchLedgerError: there is no such ledger.
             UnauthorizedAccessError: the password is not the ledger's. Nothing was done.
-            MetadataUnavailableError: the metadata may be gone, now or later; no bookie was told.
-            MetadataCorruptError: the ledger's metadata does not parse, so that its password cannot be asked
-                for. Nothing was done.
+            MetadataUnavailableError: the metadata may be gone, now or later. No bookie was told.
+            MetadataCorruptError: the ledger's metadata do not parse, so that the password cannot be checked.
+                Nothing was done.
         """
         self._context.check_open()
         check_name_or_id(ledger_id)
-        await delete_ledger(self._context, await self._ledger_id_of(ledger_id), password)
+        await delete_ledger(self._context, await ledger_id_of(self._context, ledger_id), password)
 
     async def repair_ledger(
         self,
@@ -273,30 +256,30 @@ class Client(LogOperations, UnboundedLedgerOperations):
         password: bytes = b"",
         on_progress: Callable[[RepairProgress], None] = lambda _: None,
     ) -> RepairReport:
-        """Copy what a bookie owes of a ledger to another one, and name that in the ledger's metadata.
+        """Copy the entries that a bookie owes of a ledger to another bookie, and put that into the metadata.
 
-        Neither fences nor disturbs a writer, a recovery or another repair: of a
-        ledger that is not CLOSED, the last fragment is left as it is, unless `recover_after_s` is given.
-        May be run again at any time; cancelling it leaves the ledger as good as it was, or better.
+        Does not fence, and does not disturb a writer, a recovery or another repair. If the ledger is not
+        CLOSED its last fragment is left unchanged, unless `recover_after_s` is given. May be run again at any
+        time. Cancelling leaves the ledger unchanged, or partly repaired.
 
         Args:
             replace: the bookie that is lost, damaged, or to be relieved; it need not answer.
-            by: the bookie to copy to; by default one that placement chooses. The same one as `replace`
-                repairs it in its place, where it lost some of its data and kept its fences.
-            recover_after_s: after that many seconds **take the ledger over**, if it is not CLOSED and its
-                last fragment is still the same: fence its writer and close it, then repair that fragment.
-            password: of a ledger that has one. Copying needs none, unless the bookie that is copied to has
-                entries of former terms of an unbounded ledger in their place.
-            on_progress: told of each step.
+            by: the bookie to copy to; by default one that the placement chooses. If it is `replace` itself,
+                that bookie is repaired in place: it lost some of its data, and kept its fences.
+            recover_after_s: **take the ledger over** after so many seconds, if it is not CLOSED and its last
+                fragment is still the same: fence its writer and close it, then repair that fragment.
+            password: that of the ledger, if it has one. Copying needs no password, unless the target holds
+                entries of former terms of an unbounded ledger under the same ids.
+            on_progress: called at each step.
 
         Raises:
-            NoSuchLedgerError: there is none.
+            NoSuchLedgerError: there is no such ledger.
             InvalidArgumentError: `by` holds a part of one of the fragments already; or `recover_after_s` is
                 given for an unbounded ledger, which is taken over instead.
             NotEnoughBookiesError: there is no bookie to copy to.
-            LedgerRepairError: an entry could be had from nobody; the message says what they answered.
-            LedgerRecoveryError: the ledger was to be recovered, and that was inconclusive.
-            UnauthorizedAccessError: its password is needed, and was not given, or another one.
+            LedgerRepairError: no bookie could return some entry; the message contains their answers.
+            LedgerRecoveryError: the ledger was to be recovered, and the recovery was inconclusive.
+            UnauthorizedAccessError: the ledger's password is needed, and is missing or wrong.
         """
         self._context.check_open()
         check_ledger_id(ledger_id)
@@ -315,13 +298,16 @@ class Client(LogOperations, UnboundedLedgerOperations):
         return await repair.run()
 
     async def ledger_replicas(self, ledger_id: int) -> list[Replica]:
-        """Ask the bookies of a ledger what they hold of it: entries missing, and data that they lost.
+        """Ask the bookies of a ledger for the entries that they lack, and for data that they lost.
 
-        Never fences. A bookie that cannot be reached is in the list, with the reason. Gives one `Replica`
-        for each bookie of each fragment, oldest first; of an unbounded ledger also of those in pages.
+        Never fences.
+
+        Returns:
+            One `Replica` for each bookie of each fragment, oldest first, including the fragments in pages of
+            an unbounded ledger. A bookie that cannot be reached is listed with the reason.
 
         Raises:
-            NoSuchLedgerError: there is none.
+            NoSuchLedgerError: there is no such ledger.
         """
         self._context.check_open()
         return await list_replicas(self._context, check_ledger_id(ledger_id))
@@ -335,20 +321,20 @@ class Client(LogOperations, UnboundedLedgerOperations):
     async def ledger_metadata(self, ledger_id: int | str) -> LedgerMetadata:
         """Read a ledger's metadata, by its id or name.
 
-        Of an unbounded ledger they list the last fragments; those before are in pages.
+        The metadata of an unbounded ledger list its last fragments; earlier fragments are in pages.
 
         Raises:
-            NoSuchLedgerError: there is none.
+            NoSuchLedgerError: there is no such ledger.
         """
         self._context.check_open()
         check_name_or_id(ledger_id)
-        metadata, _ = await self._context.ledgers.read(await self._ledger_id_of(ledger_id))
+        metadata, _ = await self._context.ledgers.read(await ledger_id_of(self._context, ledger_id))
         return metadata
 
     async def close(self) -> None:
-        """Close the client. Open writers are aborted: their outstanding adds end as *unknown*.
+        """Close the client. Open writers are aborted: their outstanding adds fail as *unknown*.
 
-        Cancelling leaves it to end by itself; calling it again waits for that.
+        Cancelling leaves the close running. A further call waits for it.
         """
         self._context.close()
         if self._closing is None:

@@ -1,8 +1,7 @@
-"""The client's settings, with their defaults.
+"""The client's settings, with their defaults, and where programs read the passwords of ledgers.
 
-Passwords of ledgers as programs are told them: from a file, or from the environment.
-
-Never from a command line or an option of a job: what stands there is seen by others, and kept.
+A program reads a password from a file or from the environment. It is never taken from a command line or from
+an option of a job: other users can see those, and they are logged.
 """
 
 from __future__ import annotations
@@ -24,51 +23,54 @@ class ClientConfig:
     """Settings of one client. Times are in seconds, sizes in bytes."""
 
     max_in_flight_bytes: int = 64 * MIB
-    """Per writer: above it `drain()` waits; above four times it `add_entry` raises BackpressureError."""
+    """Per writer: above it `drain()` waits. Above four times it `add_entry` raises BackpressureError."""
 
     lag_bytes_max: int = 32 * MIB
-    """Per writer and bookie: one that owes acknowledgements for so much more than what is in flight counts as
-    failed. Others have acknowledged that already, and it is held in memory for this bookie alone."""
+    """Per writer and bookie: how many bytes of acknowledgements a bookie may owe beyond the bytes in flight.
+
+    A bookie that owes more counts as failed. The other bookies have acknowledged those bytes, which are held
+    in memory for this bookie alone."""
 
     connect_timeout_s: float = 5.0
-    """For one connection, with its handshake."""
+    """The timeout of one connection attempt, with its handshake."""
 
     add_timeout_s: float = 10.0
     """A bookie that has not acknowledged an add within this time counts as failed."""
 
     read_timeout_s: float = 10.0
-    """For one answer to a read from one bookie."""
+    """The timeout of one read from one bookie."""
 
     speculative_read_s: float = 1.0
     """A read not answered within this time is sent to the next bookie as well."""
 
     metadata_timeout_s: float = 10.0
-    """For one operation on the metadata store."""
+    """The timeout of one operation on the metadata store."""
 
     session_timeout_s: float = 10.0
-    """Of the session with the metadata store."""
+    """The timeout of the session with the metadata store."""
 
     ensemble_change_timeout_s: float = 60.0
     """How long a writer waits for a definite answer to an ensemble change before it gives up."""
 
     replacement_retry_s: float = 1.0
-    """How long a writer without a replacement for a failed bookie waits before it looks again; and how long
-    after its last seating a bookie that failed again is not seated again."""
+    """How long a writer without a replacement for a failed bookie waits before it looks again.
+
+    A bookie that failed is not seated again before this time has passed since it was last seated."""
 
     ensemble_changes_max: int = 1000
     """How often a writer replaces bookies before it goes on without those that fail."""
 
     add_quorum_timeout_s: float = 120.0
-    """A writer none of whose adds is acknowledged for this long, though some wait, fails."""
+    """A writer fails if adds wait and none is acknowledged for this long."""
 
     quarantine_s: float = 10.0
-    """How long a bookie that failed is not chosen for a new ensemble while there are others."""
+    """How long a bookie that failed is not chosen for an ensemble while there are enough others."""
 
     explicit_lac_delay_s: float = 0.01
     """How long a writer is idle before it publishes its LAC to the bookies (rule 13)."""
 
     read_ahead_bytes: int = 1 * MIB
-    """The budget of one read's answer."""
+    """The size limit of one read's answer."""
 
     read_ahead_requests: int = 4
     """How many answers a sequential read asks for ahead of its consumer."""
@@ -106,27 +108,27 @@ class WriteOptions:
     """The application assigns the entry ids."""
 
     deferred_sync: bool = False
-    """An add's future means received by Qa bookies; `force` makes durable and acknowledges."""
+    """An add's future is done when Qa bookies have received the entry; `force` makes entries durable."""
 
 
 PASSWORD_VARIABLE = "BOOKIE_AIO_PASSWORD"
 
 
 def password_in_environment(variable: str = PASSWORD_VARIABLE) -> bytes:
-    """Return the password that a variable holds; b"" where it is not set."""
+    """Return the password in an environment variable; b"" if it is not set."""
     return os.environb.get(os.fsencode(variable), b"")
 
 
 def password_in_file(file: str | Path) -> bytes:
-    """Return the password that a file holds; one newline at its end does not count.
+    """Return the password in a file, without one newline at its end.
 
     Raises:
-        InvalidArgumentError: the file cannot be read, is empty, or too large to be a password. The message
-            tells nothing of what is in it.
+        InvalidArgumentError: the file cannot be read, is empty, or is too large to be a password. The message
+            contains nothing of the file's contents.
     """
     try:
         with Path(file).open("rb") as source:
-            password = source.read(PASSWORD_BYTES_MAX + 3)  # with a line's end, and one more
+            password = source.read(PASSWORD_BYTES_MAX + 3)  # the end of the line, and one byte more
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidArgumentError(f"{file}: {reason}") from error

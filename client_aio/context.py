@@ -1,35 +1,26 @@
-"""What all handles of one client share."""
+"""The context of one client: the parts that all its handles share."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.lac_clock import LacClock
-from client_aio.ledger.entry_reader import EntryReader
 from metadata.errors import ClientClosedError
 from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Callable
 
-    from bookie_aio.wire.blocks import LacStatement
     from client_aio.bookies.ensemble_finder import EnsembleFinder
     from client_aio.bookies.pool import BookiePool
     from client_aio.config import ClientConfig
-    from client_aio.ledger.metadata_update import VersionedLedgerMetadata
+    from client_aio.handles import Handle
     from metadata.access.ledgers import LedgerStore
     from metadata.model.ledger import LedgerMetadata
-
-
-class Handle(Protocol):
-    """An open handle that the client must end when it is closed."""
-
-    async def abort(self) -> None:
-        """End at once, leaving outstanding operations as *unknown*."""
 
 
 @dataclass
@@ -50,7 +41,7 @@ class ClientContext:
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
 
     def close(self) -> None:
-        """Note that the client is closed."""
+        """Mark the client as closed."""
         self._closed.set()
 
     def check_open(self) -> None:
@@ -59,10 +50,11 @@ class ClientContext:
             raise ClientClosedError("the client is closed")
 
     async def while_open(self, changes: AsyncGenerator[None, None]) -> AsyncGenerator[None, None]:
-        """Yield as a watch does, which stays its caller's to close.
+        """Yield each time that a watch yields, until the client is closed. The caller closes the watch.
 
         Raises:
-            ClientClosedError: the client has been closed. Its store may be another's, and go on.
+            ClientClosedError: the client has been closed. The watch does not end by that if its store belongs
+                to the application.
         """
 
         async def change() -> bool:
@@ -89,29 +81,29 @@ class ClientContext:
         return f"{self.tokens.getrandbits(64):016x}"
 
     def keep(self, handle: Handle) -> None:
-        """Note an open handle."""
+        """Register an open handle."""
         self.handles.add(handle)
 
     def forget(self, handle: Handle) -> None:
-        """Note that a handle needs no ending any more."""
+        """Remove a handle that has ended."""
         self.handles.discard(handle)
 
     async def lock(self, ledger_id: int, password: bytes) -> tuple[PasswordRecord | None, Digest]:
-        """Return what a new ledger's metadata keep of its password (b"": none), and its digest."""
+        """Return the password record of a new ledger's metadata (None for b""), and the ledger's digest."""
         if not password:
             return None, Digest(ledger_id)
-        # On a thread: making guesses dear takes some 50 ms of a processor.
+        # On a thread: the key derivation, which makes guesses expensive, takes some 50 ms of a processor.
         salt = self.tokens.randbytes(SALT_BYTES)
         loop = asyncio.get_running_loop()
         record, root = await loop.run_in_executor(None, new_password, password, salt)
         return record, HmacDigest(ledger_id, root)
 
     async def unlock(self, metadata: LedgerMetadata, password: bytes) -> Digest:
-        """Return a ledger's digest. Nothing is said to any bookie.
+        """Return a ledger's digest, if the password is right. No bookie is asked.
 
         Raises:
-            InvalidArgumentError: this can be no password.
-            UnauthorizedAccessError: the password (b"": none) is not that of the ledger.
+            InvalidArgumentError: the password is not legal.
+            UnauthorizedAccessError: the password (b"" for none) is not that of the ledger.
         """
         root = None
         if password:
@@ -121,32 +113,9 @@ class ClientContext:
             root = await loop.run_in_executor(None, metadata.password.stretch, password)
         return check_root(metadata, password, root)
 
-    def entry_reader(
-        self,
-        metadata: Callable[[], LedgerMetadata],
-        digest: Digest,
-        *,
-        on_statement: Callable[[LacStatement], object] = lambda _: None,
-        refresh: Callable[[], Awaitable[None]] | None = None,
-        absent_at: int | None = None,
-    ) -> EntryReader:
-        """Make a reader of a ledger's entries; see `EntryReader`."""
-        return EntryReader(
-            self, metadata, digest, on_statement=on_statement, refresh=refresh, absent_at=absent_at
-        )
 
-    def writers_reader(self, held: VersionedLedgerMetadata, digest: Digest) -> EntryReader:
-        """Make a reader of what a writer has written."""
-        # A repair may have replaced bookies of earlier fragments. What is read again is for reading alone:
-        # what is held is what this writer last wrote.
-        found: tuple[LedgerMetadata, LedgerMetadata] | None = None  # what was held then, what was there
+class ContextOwner:
+    """The base of `Client` and of the classes that it is made of: they share one context."""
 
-        def metadata() -> LedgerMetadata:
-            return held.current if found is None or found[0] is not held.current else found[1]
-
-        async def refresh() -> None:
-            nonlocal found
-            known = held.current
-            found = known, (await self.ledgers.read(known.ledger_id, sync=True))[0]
-
-        return self.entry_reader(metadata, digest, refresh=refresh)
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context

@@ -1,19 +1,19 @@
 """Electing a leader among processes, over the metadata store. **A suggestion, not a lock.**
 
-Whoever is told that it leads may be told too late that it no longer does: it was stopped, or cut off, and
-the next one leads already. So election saves two processes from fighting over a log all the time; what keeps
-the log correct when they do is fencing. Do what must not be done twice through a log or a ledger, and take
-that over once elected.
+A leader whose process was stopped, or cut off from the store, may learn too late that it no longer leads. The
+next candidate then leads already. So election only keeps two processes from fighting over a log all the time.
+Fencing keeps the log correct when they do. An action that must not happen twice must go through a log or a
+ledger, which the leader takes over once elected.
 
-A candidate stands in a queue of ephemeral keys and watches the one before it only; the first in the queue
-waits for the key `leader`, which one session can hold:
+A candidate stands in a queue of ephemeral keys, and watches only the key before its own. The first in the
+queue waits for the key `leader`, which one session can hold:
 
     elections/NAME/queue/0000000000000000007      in the order of numbers drawn from the store
-    elections/NAME/leader                         held by whoever leads, with what it wants known of itself
+    elections/NAME/leader                         held by the leader, with the value that it publishes
 
-Leadership ends with the session: as soon as the store tells that it was lost, and by this process's own clock
-when its silence has lasted for as long as the servers wait, whichever is first. Neither helps where a server
-of ZooKeeper is cut off from the others and does not know it yet: see the first sentence.
+Leadership ends with the session. It ends as soon as the store reports that the session was lost. It also ends
+by this process's own clock, once the store has been silent for the session timeout. Neither helps if a server
+of ZooKeeper is cut off from the others and has not noticed: election is no lock.
 """
 
 from __future__ import annotations
@@ -61,23 +61,23 @@ class _Record(NamedTuple):
 
 
 class LeaderElection:
-    """One candidate. An async context manager: leaving it steps down.
+    """One candidate of an election. An async context manager: leaving it steps down.
 
     async with LeaderElection(client, "orders", b"10.0.0.7:8080") as election:
         while True:
             await election.gained()
-            async with client.open_log("orders") as log:      # what makes it safe
+            async with client.open_log("orders") as log:      # This makes it safe.
                 ...
                 await election.lost()
     """
 
     def __init__(self, client: Client | MetadataStore, name: str, value: bytes = b"") -> None:
-        """Name an election; nothing happens before it is entered.
+        """Name an election. Nothing happens before the election is entered.
 
         Args:
-            client: whose metadata store it is held in.
-            name: as a log's.
-            value: what others are told of this candidate while it leads, at most 4 KiB.
+            client: the election is held in its metadata store.
+            name: as the name of a log.
+            value: published while this candidate leads, at most 4 KiB.
 
         Raises:
             InvalidArgumentError: the name or the value is not legal.
@@ -87,8 +87,8 @@ class LeaderElection:
         if not isinstance(value, bytes) or len(value) > VALUE_BYTES_MAX:
             raise InvalidArgumentError(f"the value of a candidate is at most {VALUE_BYTES_MAX} bytes")
         self._value = base64.b64encode(value).decode()
-        self._numbers: set[int] = set()  # drawn by this candidate; what still stands under one is its own
-        self._session: str | None = None  # in which this candidate leads
+        self._numbers: set[int] = set()  # drawn by this candidate: a key with one of them is its own
+        self._session: str | None = None  # the session in which this candidate leads
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
         self.terms = 0
@@ -96,7 +96,7 @@ class LeaderElection:
 
     @property
     def is_leader(self) -> bool:
-        """Return whether this candidate leads, as far as it can know."""
+        """Return whether this candidate leads, as far as this process can know."""
         return (
             self._session is not None
             and self._session == self._store.session
@@ -112,11 +112,15 @@ class LeaderElection:
         await self._wait_for(lambda: self.is_leader)
 
     async def lost(self) -> None:
-        """Wait until this candidate does not lead, or has not led for a moment; raises as `gained`."""
+        """Wait until this candidate does not lead, or has lost the leadership and gained it again.
+
+        Raises:
+            ClientClosedError: as `gained`.
+        """
         await self._wait_for(partial(self._has_lost, self.terms))
 
     async def changes(self) -> AsyncGenerator[bool, None]:
-        """Yield whether this candidate leads, at once and whenever that changes."""
+        """Yield whether this candidate leads, at once and at each change."""
         is_leader, term = self.is_leader, self.terms
         while True:
             yield is_leader
@@ -127,7 +131,7 @@ class LeaderElection:
             is_leader, term = not is_leader, self.terms
 
     async def leader(self) -> bytes | None:
-        """Read the value of whoever leads now, None for nobody.
+        """Read the value of the present leader; None if nobody leads.
 
         Raises:
             MetadataUnavailableError: the store does not answer.
@@ -146,7 +150,7 @@ class LeaderElection:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    # --- standing ---
+    # --- being a candidate ---
 
     async def _run(self) -> None:
         try:
@@ -164,7 +168,7 @@ class LeaderElection:
                 self._changed.notify_all()
 
     async def _stand(self) -> None:
-        """Queue up once, lead once, and return when that is over."""
+        """Join the queue, lead once, and return when the leadership has ended."""
         (number,) = await self._store.allocate_ids(SEQUENCE, 1)
         self._numbers.add(number)
         record = json.dumps({"format": 1, "candidate": number, "value": self._value}).encode()
@@ -181,7 +185,7 @@ class LeaderElection:
                     return
 
     async def _come_first(self, place: str) -> None:
-        """Wait until nobody stands before this place in the queue."""
+        """Wait until no key is before this one in the queue."""
         queue, _, own = place.rpartition("/")
         while True:
             before = [name for name in await self._store.children(queue) if name < own]
@@ -201,14 +205,14 @@ class LeaderElection:
             raise MetadataCorruptError(f"{key} holds no candidate: {error!r}") from error
 
     async def _until_gone(self, key: str) -> None:
-        """Return when there is no such key; one of this candidate's own that was left over is deleted."""
+        """Return when there is no such key; delete it if it is a leftover of this candidate."""
         async with contextlib.aclosing(self._store.watch(key)) as changes:
             async for _ in changes:
                 found = await self._read(key)
                 if found is None:
                     return
                 if found.candidate in self._numbers:
-                    # At that version only: it may go by itself, and another candidate's be there by then.
+                    # At this version only: the key may expire, and be made anew by another candidate.
                     with contextlib.suppress(NoSuchKeyError, VersionConflictError):
                         await self._store.delete(key, found.version)
 
@@ -222,7 +226,7 @@ class LeaderElection:
         loop = asyncio.get_running_loop()
         try:
             while self.is_leader and not watching.done():
-                # Looked at as often as it may end, and at least ten times in the time that silence may last.
+                # Checked when the session may end by the clock, and every RETRY_S at the latest.
                 pause_s = min(max(self._store.session_alive_until - loop.time(), 0.01), RETRY_S)
                 await asyncio.wait([watching], timeout=pause_s)
         finally:
@@ -234,7 +238,7 @@ class LeaderElection:
                 self._changed.notify_all()
 
     async def _until_key_changes(self, session: str, number: int) -> None:
-        """Return when the session is another, or somebody has removed the key."""
+        """Return when the session has changed, or the key was removed."""
         key = f"{self._key}/leader"
         async with contextlib.aclosing(self._store.watch(key)) as changes:
             async for _ in changes:
@@ -261,6 +265,6 @@ async def _registered(store: MetadataStore, key: str, value: bytes) -> AsyncGene
     try:
         yield registration
     finally:
-        # A store that is away keeps the key as long as the session; `_until_gone` then finds it.
+        # An unavailable store keeps the key until the session ends; `_until_gone` then finds it.
         with contextlib.suppress(BookKeeperError):
             await registration.close()

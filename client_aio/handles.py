@@ -1,6 +1,7 @@
-"""What openers return: it can be awaited, and used with `async with`.
+"""The common parts of handles: how they are opened, and how they are closed or aborted.
 
-How a writer's handle is left: closed, or aborted when something went wrong.
+Operations that open a handle return an `AwaitableContext`. Writers are `ClosesOnExit`. A client aborts every
+open `Handle` when it is closed.
 """
 
 from __future__ import annotations
@@ -21,14 +22,21 @@ class _Managed(Protocol):
     ) -> None: ...
 
 
+class Handle(Protocol):
+    """An open handle that the client must abort when it is closed."""
+
+    async def abort(self) -> None:
+        """End at once; outstanding operations fail as *unknown*."""
+
+
 Opened = TypeVar("Opened", bound=_Managed)
 
 
 class AwaitableContext(Generic[Opened]):
-    """An operation that gives a context manager.
+    """An operation that opens a handle, which is a context manager.
 
-    `handle = await opening` gives it as it is; `async with opening as handle` enters and leaves it too.
-    Nothing happens before one of the two. Either works once.
+    `handle = await opening` returns the handle without entering it. `async with opening as handle` also
+    enters and leaves it. Nothing happens before one of the two. Either may be used once.
     """
 
     def __init__(self, start: Callable[[], Coroutine[Any, Any, Opened]]) -> None:
@@ -51,15 +59,15 @@ class AwaitableContext(Generic[Opened]):
 
 
 class ClosesOnExit(ABC):
-    """An async context manager: left normally it closes; by an exception or a cancellation it aborts."""
+    """An async context manager: leaving it normally closes; an exception or a cancellation aborts."""
 
     @abstractmethod
     async def close(self) -> object:
-        """End well."""
+        """Complete everything outstanding, and end."""
 
     @abstractmethod
     async def abort(self) -> None:
-        """Give up; does nothing to what has been closed."""
+        """End at once; does nothing to a handle that has been closed."""
 
     async def __aenter__(self) -> Self:
         return self

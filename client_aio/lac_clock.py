@@ -1,6 +1,6 @@
-"""What a writer does by the clock: publishing its LAC when it is idle, and noticing that nothing moves.
+"""Publishing the LAC of idle writers, by one timer for all writers of a client (rule 13).
 
-Owns the timers. Does not own the window that they look at, nor what a writer that is stuck leads to.
+Owns the timer. Does not own the windows that it reads, nor sending the LAC.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ _PUBLISHED_PER_TICK = 32
 class LacClock:
     """The one timer by which all writers of a client notice that they are idle.
 
-    It ticks twice within the delay, and only while some LAC has moved lately: a timer for each writer would
-    cost more than its adds do where there are a thousand of them. For the same reason only so many publish at
-    a tick; where more have become idle at once, the others follow at the next ones, in turn.
+    It ticks twice within the delay, and only while some LAC has moved lately. With a thousand writers, a
+    timer for each would cost more than its adds. For the same reason only a few writers publish at one tick.
+    If more have become idle, the others publish at the next ticks, in order.
     """
 
     def __init__(self, delay_s: float) -> None:
         self._period_s = delay_s / 2
-        self._moved: dict[LacPublisher, None] = {}  # in the order in which they moved
+        self._moved: dict[LacPublisher, None] = {}  # in the order of their moves
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, publisher: LacPublisher) -> None:
-        """Look at a publisher at each tick from now on, until it says that it is done."""
+        """Call a publisher's `look` at each tick, until it returns True."""
         self._moved[publisher] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._period_s, self._tick)
 
     def forget(self, publisher: LacPublisher) -> None:
-        """Look at a publisher no more."""
+        """Stop calling a publisher."""
         self._moved.pop(publisher, None)
         if not self._moved and self._timer is not None:
             self._timer.cancel()
@@ -59,7 +59,7 @@ class LacClock:
 
 
 class LacPublisher:
-    """Tells the bookies the LAC once no entry has told it for a while (rule 13).
+    """Publishes the LAC to the bookies once no entry has stated it for a while (rule 13).
 
     Args:
         publish: sends the window's LAC to the bookies.
@@ -73,7 +73,7 @@ class LacPublisher:
         self._seen = _NEVER
         self._is_watched = False
         self._is_stopped = False
-        self.has_published = False  # at the last look
+        self.has_published = False  # by the last `look`
 
     def moved(self) -> None:
         """Note that the LAC may have moved."""
@@ -82,24 +82,28 @@ class LacPublisher:
             self._clock.watch(self)
 
     def again(self) -> None:
-        """Note that some bookie may not have been told, or is another one now."""
+        """Note that some bookie may not have been told the LAC: it did not answer, or was replaced."""
         self._published = NO_ENTRY
         self.moved()
 
     def stop(self) -> None:
-        """Publish nothing more, whatever late answers still come."""
+        """Publish nothing more, even if late answers still move the LAC."""
         self._is_stopped = True
         self._clock.forget(self)
 
     def look(self, *, may_publish: bool = True) -> bool:
-        """Publish if nothing has moved since the last look; gives False to be looked at again."""
+        """Publish if nothing has moved since the last call.
+
+        Returns:
+            False if the publisher must be called again at the next tick.
+        """
         window = self._window
         self.has_published = False
         if self._is_stopped or window.lac == self._published:
             self._is_watched = False
             return True
         if window.lac != self._seen or window.last_add_pushed != window.last_entry_reported:
-            # Still writing: what follows states the LAC.
+            # The writer is not idle: its next entries state the LAC.
             self._seen = window.lac
             return False
         if not may_publish:

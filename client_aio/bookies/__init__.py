@@ -1,1 +1,1 @@
-"""Bookies as a client sees them: addresses, connections, and the choice of an ensemble."""
+"""The bookies of a cluster: addresses, connections, and the choice of an ensemble."""

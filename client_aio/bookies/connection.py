@@ -1,11 +1,11 @@
 """A connection to one bookie: frames out, answers in, each matched to its request.
 
 Owns one socket and the requests outstanding on it. Does not own reconnecting (`client_aio.bookies.pool`),
-nor what a failure means for a ledger.
+nor the consequences of a failure for a ledger.
 
 Every request is answered exactly once: by the bookie's answer, or by the error that ended the connection.
-A connection that ends never comes back; a new one has new request ids, so that no answer can be taken for
-another's.
+A connection that has ended is never used again. A new connection has new request ids, so that an answer is
+never matched to a wrong request.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def error_of(failure: Failure, *, bookie_id: str, ledger_id: int | None = None) 
     )
 
 
-# What is called with the answer, when the request was sent, when the answer is due, and the operation.
+# The callback for the answer, the times at which the request was sent and its answer is due, the operation.
 _Request = tuple[OnAnswer, float, float, int]
 _ADD = int(Op.ADD)
 _DONE = Done()
@@ -117,9 +117,9 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._overdue: set[int] = set()
         self._received_at = 0.0
         self._next_id = 0
-        self._held: list[bytes] = []  # adds that were not sent yet: head and body in turn
+        self._held: list[bytes] = []  # adds that were not sent yet: heads and bodies alternately
         self._held_bytes = 0
-        self._adds_sent = 0  # and not answered
+        self._adds_sent = 0  # that were not answered yet
         self._is_release_due = False
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -141,10 +141,10 @@ class BookieConnection(asyncio.BufferedProtocol):
         timeout_s: float,
         auth: bytes | None = None,
     ) -> None:
-        """Send a request; `on_answer` is called once, later, with the answer or the error that came instead.
+        """Send a request; `on_answer` is called once, later, with the answer or the error.
 
-        When the time is over that is OperationTimeoutError. The connection lives on if the bookie said
-        anything at all since the request was sent; if it did not, all that is outstanding is given up.
+        The error of a timeout is OperationTimeoutError. The connection stays open if anything was received
+        since the request was sent. Else it is closed, and every outstanding request gets the error.
         """
         if self.error is not None:
             self._loop.call_soon(on_answer, self.error, NO_BODY)
@@ -154,7 +154,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._next_id = (request_id + 1) & REQUEST_ID_MAX
         now = self._time()
         self._requests[request_id] = (on_answer, now, now + timeout_s, request.op)
-        self._release()  # requests stay in order
+        self._release()  # Requests stay in order.
         self._adds_sent += request.op == _ADD
         head = encode_frame(encode_request(request, request_id, auth), body_bytes)
         if body_bytes > _JOINED_BYTES_MAX:
@@ -167,16 +167,16 @@ class BookieConnection(asyncio.BufferedProtocol):
     def send_prepared(
         self, request: PreparedRequest, on_answer: OnAnswer, body: bytes, body_bytes: int, timeout_s: float
     ) -> None:
-        """Do as `request` for an add, which brings its own `auth`. It may be held back for a moment.
+        """Do as `request` for an add, whose `auth` is prepared too. The add may be held back briefly.
 
-        While the bookie has adds of this connection to answer, which is while its group is on the way to the
-        disk, further small ones would only wait there. They wait here, until an answer comes or they are
-        many: then both sides handle a batch instead of frame after frame.
+        While adds of this connection are unanswered, the bookie's group commit is in progress, and further
+        small adds would only wait there. They wait here instead, until an answer comes or they exceed a
+        limit. Both sides then handle many frames at once.
         """
         if self.error is not None:
             self._loop.call_soon(on_answer, self.error, NO_BODY)
             return
-        # Runs for every batch and bookie: no further calls of ours.
+        # Runs for every batch and bookie, so it calls none of our functions without need.
         request_id = self._next_id
         self._next_id = (request_id + 1) & REQUEST_ID_MAX
         now = self._time()
@@ -217,10 +217,10 @@ class BookieConnection(asyncio.BufferedProtocol):
     ) -> tuple[Answer, memoryview]:
         """Send a request and wait for its answer.
 
-        Cancelling leaves the request running at the bookie; its answer is dropped.
+        Cancelling leaves the request running at the bookie. Its answer is dropped.
 
         Raises:
-            BookKeeperError: the bookie's failure as a typed error, or what ended the connection.
+            BookKeeperError: the bookie's failure as a typed error, or the error that ended the connection.
         """
         future: asyncio.Future[tuple[Outcome, memoryview]] = self._loop.create_future()
 
@@ -247,7 +247,7 @@ class BookieConnection(asyncio.BufferedProtocol):
     # --- asyncio.BufferedProtocol ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are of no class of asyncio's.
+        # A cast: uvloop's transports are not subclasses of asyncio's.
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_HIGH_BYTES)
 
@@ -260,7 +260,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         parser = self._parser
         try:
             while True:
-                # Nearly all answers say that an add is stored: those that came together are taken together.
+                # Nearly all answers say that an add is stored. Consecutive ones are parsed together.
                 for request_id in parser.take_short(ADDED):
                     self._settle(_ADD, request_id, _DONE, NO_BODY)
                 frame = parser.next_packed()
@@ -269,7 +269,7 @@ class BookieConnection(asyncio.BufferedProtocol):
                 op, request_id, outcome = decode_answer(decode_header(frame[0]))
                 self._settle(op, request_id, outcome, frame[1])
             if self._held and not self._is_release_due:
-                # Behind what the answers just now lead to: the next adds, as likely as not.
+                # Later in this iteration: the answers just handled probably lead to further adds.
                 self._is_release_due = True
                 self._loop.call_soon(self._release)
         except ProtocolError as error:
@@ -280,7 +280,7 @@ class BookieConnection(asyncio.BufferedProtocol):
     def _settle(self, op: int, request_id: int, outcome: Outcome, body: memoryview) -> None:
         waiting = self._requests.get(request_id)
         if waiting is not None:
-            if waiting[3] != op:  # it stays outstanding, and ends with the connection
+            if waiting[3] != op:  # the request stays outstanding, and fails with the connection
                 raise MalformedFrameError(f"request {request_id} got the answer of operation {op}")
             del self._requests[request_id]
             self._adds_sent -= op == _ADD
@@ -330,7 +330,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         error = OperationTimeoutError(
             f"bookie {self.bookie_id} did not answer in time", bookie_id=self.bookie_id
         )
-        # Long polls and adds have deadlines of their own, so the oldest request need not be the first due.
+        # Long polls and adds have other timeouts: the oldest request need not be the first that is due.
         overdue = [(key, request) for key, request in self._requests.items() if request[2] < now]
         if any(sent_at > self._received_at for _, (_, sent_at, _, _) in overdue):
             self._end(error)
@@ -351,7 +351,7 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._watch.cancel()
             self._watch = None
         if self._transport is not None:
-            # Not close(): it would wait for a peer that may never read what is still buffered.
+            # Not close(): it would wait for a peer that may never read the buffered bytes.
             self._transport.abort()
         requests, self._requests = self._requests, {}
         self._on_lost(self)
@@ -370,12 +370,12 @@ async def connect(
     """Open a connection and shake hands.
 
     Args:
-        bookie_id: whom we expect there; "" for whoever answers.
+        bookie_id: the bookie expected there; "" for any bookie.
 
     Raises:
-        BookieUnavailableError: nobody listens, or the time is over.
-        NotABookieError: what listens does not speak the protocol, or is another bookie.
-        UnsupportedVersionError: it speaks no version that we do.
+        BookieUnavailableError: nothing listens, or the time is over.
+        NotABookieError: the peer does not speak the protocol, or is another bookie.
+        UnsupportedVersionError: the peer speaks no version that this client speaks.
     """
     host, port = split_address(address)
     connection: BookieConnection | None = None
@@ -385,14 +385,14 @@ async def connect(
             _, connection = await loop.create_connection(
                 lambda: BookieConnection(bookie_id, on_lost), host, port
             )
-            # One deadline for all of it: the handshake's own may only come later.
+            # The deadline above covers the handshake too: the timeout given here must only be later.
             await connection._handshake(instance_id, 2 * timeout_s)
     except TimeoutError:
         where = "shake hands" if connection else "connect"
         error: BookKeeperError = BookieUnavailableError(
             f"bookie {bookie_id} at {address} did not {where} within {timeout_s:g} s", bookie_id=bookie_id
         )
-    except (OSError, UnicodeError) as failure:  # the latter of a host's name that cannot be one
+    except (OSError, UnicodeError) as failure:  # UnicodeError: an invalid host name
         error = BookieUnavailableError(
             f"bookie {bookie_id} at {address} cannot be reached: {failure}", bookie_id=bookie_id
         )
@@ -402,7 +402,7 @@ async def connect(
         error = failure
     except BaseException:
         if connection is not None:
-            connection.close()  # nobody else knows of it
+            connection.close()  # No caller has it.
         raise
     else:
         return connection

@@ -1,4 +1,8 @@
-"""The bookies of a cluster: their addresses, as the metadata store lists them, and their failures."""
+"""The bookies of a cluster: their registrations in the metadata store, and which of them failed lately.
+
+Owns a view of the registrations, which follows them by a watch. The view outlives outages of the store: a
+bookie whose registration is gone keeps its last address.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,7 @@ class Quarantine:
 
 
 class BookieDirectory:
-    """The running bookies, as last read from the metadata store, and which of them failed lately."""
+    """The running bookies, as last read from the metadata store, and the bookies that failed lately."""
 
     def __init__(self, store: MetadataStore, config: ClientConfig) -> None:
         self._store = store
@@ -62,7 +66,11 @@ class BookieDirectory:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the registrations, and follow them from now on."""
+        """Read the registrations, and follow them from now on.
+
+        Raises:
+            MetadataError: they cannot be read.
+        """
         await self.refresh()
         self._task = self._loop.create_task(self._follow(), name="bookie directory")
 
@@ -79,13 +87,13 @@ class BookieDirectory:
 
     @property
     def last_known(self) -> Mapping[str, BookieRecord]:
-        """Return what each bookie that was ever heard of last said of itself, by id."""
+        """Return the last registration of each bookie that was ever registered, by id."""
         return self._last_known
 
     def quarantined(self) -> list[str]:
         """Return the bookies that failed within `quarantine_s`, the one that failed longest ago first.
 
-        A connection to it does not end a bookie's quarantine: one that comes and goes stays in it.
+        A connection to a bookie does not end its quarantine: a bookie that flaps stays in quarantine.
         """
         return self._quarantine.members(self._loop.time())
 
@@ -94,24 +102,28 @@ class BookieDirectory:
         self._quarantine.note_failure(bookie_id, self._loop.time())
 
     def note_refusal(self, bookie_id: str, error: BookKeeperError) -> None:
-        """Put a bookie into quarantine, but not for a ledger that has been deleted, as it says."""
+        """Put a bookie into quarantine, unless it answered that the ledger has been deleted."""
         if not isinstance(error, NoSuchLedgerError):
             self.note_failure(bookie_id)
 
     def addresses(self, bookie_id: str) -> list[str]:
-        """Return where the bookie is, or was when last heard of; empty when nobody ever heard of it."""
+        """Return the bookie's last known addresses; none if it was never registered."""
         record = self._last_known.get(bookie_id)
         return list(record.addresses) if record else []
 
     async def refresh(self) -> None:
-        """Read the registrations now."""
+        """Read the registrations now.
+
+        Raises:
+            MetadataError: they cannot be read; the last ones stay in use.
+        """
         self._available = await available_bookies(self._store)
         self._last_known.update(self._available)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Wait until the registrations were read again, or the time is over."""
+        """Wait until the registrations were read again, or the timeout has passed."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()

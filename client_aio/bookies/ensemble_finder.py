@@ -1,7 +1,7 @@
 """Finding bookies: for a new ledger's ensemble, and in place of failed ones.
 
-The shell around `client_aio.core.placement`. A bookie counts as found only when a connection to it stands, so
-that a dead bookie whose registration has not expired yet is not put into a ledger's metadata.
+The shell around `client_aio.core.placement`. A bookie counts as found only when it is connected. A dead
+bookie whose registration has not expired yet is therefore not put into a ledger's metadata.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EnsembleFinder:
         """Find the first ensemble of a ledger.
 
         Raises:
-            NotEnoughBookiesError: fewer bookies than that can be reached, or the policy accepts none.
+            NotEnoughBookiesError: fewer bookies than seats can be reached, or the policy accepts none.
         """
         ensemble, _ = await self._fill(ledger_id, (None,) * ensemble_size, write_quorum)
         return ensemble
@@ -45,11 +45,14 @@ class EnsembleFinder:
     async def find_next(
         self, metadata: LedgerMetadata, *, excluded: Collection[str] = ()
     ) -> tuple[tuple[str, ...], dict[str, BookieConnection]]:
-        """Find an ensemble for a ledger's next fragment, whatever the present one is, and connections to it.
+        """Find an ensemble for a ledger's next fragment, independent of the present one.
 
         Args:
-            metadata: of the ledger, for its id and its quorums.
+            metadata: those of the ledger, for its id and its quorums.
             excluded: as in `replace`.
+
+        Returns:
+            The ensemble, and the connections to its bookies.
 
         Raises:
             NotEnoughBookiesError: as `find`.
@@ -65,12 +68,12 @@ class EnsembleFinder:
         *,
         excluded: Collection[str] = (),
     ) -> tuple[tuple[str, ...], dict[str, BookieConnection]]:
-        """Find bookies for the seats of the mask `failed`; one that came back gets its own seat again.
+        """Find bookies for the seats of the mask `failed`. A bookie that came back gets its own seat again.
 
         Args:
-            metadata: of the ledger, for its id and its write quorum.
-            ensemble: the present one, in seat order.
-            excluded: bookies that must not be taken, whatever their state.
+            metadata: those of the ledger, for its id and its write quorum.
+            ensemble: the present ensemble, in seat order.
+            excluded: bookies that must not be chosen, whatever their state.
 
         Returns:
             The new ensemble, and the connections to the bookies of the seats in the mask.
@@ -95,13 +98,13 @@ class EnsembleFinder:
     ) -> tuple[tuple[str, ...], dict[str, BookieConnection]]:
         directory = self._pool.directory
         kept = {bookie_id for bookie_id in seats if bookie_id is not None}
-        # Those whose seats these were may be back, and are better than none.
+        # The bookies that lost these seats may be back: they are chosen if there are too few others.
         lost = [bookie_id for bookie_id in former if bookie_id not in kept]
         unreachable: set[str] = set()
         is_fresh = False
         while True:
-            # Who failed longest ago comes first, be it one of the lost: else one that is chosen and fails
-            # again and again would keep its turn from one that is well by now.
+            # The bookie that failed longest ago comes first, even if it lost its seat. Otherwise a bookie
+            # that fails each time it is chosen would keep a bookie that has recovered from being chosen.
             quarantined = directory.quarantined()
             doubtful = [*(bookie_id for bookie_id in lost if bookie_id not in quarantined), *quarantined]
             count = seats.count(None)
@@ -112,7 +115,8 @@ class EnsembleFinder:
                 count=count,
             )
             if len(candidates) < count and not is_fresh:
-                # That a bookie takes adds again stands in its record, and no watch of their list tells.
+                # A bookie that takes adds again says so in its record, which the watch of the list does not
+                # cover.
                 is_fresh = True
                 with contextlib.suppress(MetadataError):
                     await directory.refresh()
@@ -126,7 +130,7 @@ class EnsembleFinder:
                 )
             seating = Seating(seats, write_quorum, candidates, directory.last_known, former)
             choice = self._choose(seating)
-            # Asked anew where one cannot be reached: a policy places the whole row, not seat after seat.
+            # If one cannot be reached, the policy is asked again: it places the whole row, not single seats.
             found = await self._pool.get_all(choice.bookies)
             connections = {
                 bookie_id: outcome
@@ -149,7 +153,7 @@ class EnsembleFinder:
         except BookKeeperError:
             raise
         except Exception as error:
-            # Not ours: what goes wrong in it ends the operation, and not the task that everybody waits for.
+            # User code: its failure must end this operation, and not the task of the ensemble changes.
             raise InvalidArgumentError(f"the placement policy {name} failed: {error!r}") from error
         if len(chosen) != len(choice.bookies) or len(chosen) != len(seating.vacant):
             raise InvalidArgumentError(

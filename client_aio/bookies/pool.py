@@ -1,9 +1,4 @@
-"""Connections to bookies, and what is known of where the bookies are.
-
-Owns one connection per bookie, made when it is first asked for and again after it was lost, and a view of
-the registrations in the metadata store that follows them by a watch. The view outlives outages of the
-store: a bookie that vanished from it keeps the address it had last.
-"""
+"""Connections to bookies: one per bookie, made when it is first needed, and again after it was lost."""
 
 from __future__ import annotations
 
@@ -43,21 +38,21 @@ class BookiePool:
         self._is_closed = False
 
     def peek(self, bookie_id: str) -> BookieConnection | None:
-        """Return the live connection to the bookie, if there is one."""
+        """Return the live connection to the bookie; None if there is none."""
         return self._open.get(bookie_id)
 
     async def get(self, bookie_id: str) -> BookieConnection:
-        """Return a live connection to the bookie, connecting where there is none.
+        """Return a live connection to the bookie; connect if there is none.
 
-        Cancelling leaves the connecting to whoever else waits for it, and to the next caller.
+        Cancelling leaves the attempt to connect running, for other callers.
 
         Raises:
             BookieUnavailableError: unknown, unreachable, or too slow to answer.
-            ProtocolError: what listens there is not that bookie.
+            ProtocolError: the peer at its address is not that bookie.
         """
         under_way = self._opening.get(bookie_id)
         if under_way is not None:
-            # It began before this call: that it failed says nothing about now, so one more is made.
+            # It began before this call. If it fails, the bookie may be back by now: one more attempt is made.
             with contextlib.suppress(BookieUnavailableError, ProtocolError):
                 return await self._wait_for(under_way)
         connection = self._open.get(bookie_id)
@@ -72,7 +67,7 @@ class BookiePool:
         return await self._wait_for(task)
 
     async def _wait_for(self, opening: asyncio.Task[BookieConnection]) -> BookieConnection:
-        # Not by awaiting it: closing the pool cancels it, and its callers are not cancelled by that.
+        # Not by awaiting the task: closing the pool cancels it, which must not cancel the callers.
         await asyncio.wait([opening])
         if opening.cancelled():
             self._check_open()
@@ -83,7 +78,7 @@ class BookiePool:
             raise ClientClosedError("the client is closed")
 
     async def get_all(self, bookie_ids: Iterable[str]) -> dict[str, BookieConnection | BookKeeperError]:
-        """Return the connections to several bookies, or the errors that came instead."""
+        """Return, for each bookie, its connection or the error of connecting."""
         names = list(bookie_ids)
         found = await asyncio.gather(*map(self.get, names), return_exceptions=True)
         result: dict[str, BookieConnection | BookKeeperError] = {}
@@ -125,7 +120,7 @@ class BookiePool:
                 await self.directory.refresh()
             addresses = self.directory.addresses(bookie_id)
             if addresses == tried:
-                break  # It has not moved: it is down.
+                break  # The bookie has not moved: it is down.
         self.directory.note_failure(bookie_id)
         raise error
 

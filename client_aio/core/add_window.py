@@ -2,45 +2,43 @@
 
 The theory, in the terms of ARCHITECTURE.md's rules:
 
-- All adds of one turn of the loop form a *turn* (while an earlier one is under way, those of several):
-  contiguous entry ids, cut into one *batch* per write set (a single batch where E = Qw). A batch is the unit
-  that is sent, stored and acknowledged.
-- A batch is replicated when Qa bookies of its write set have acknowledged it. A turn is acknowledged when
-  its batches are replicated and every earlier turn is acknowledged: then the LAC is its last entry (rule 1).
-- A failed bookie's acknowledgements stay valid until it is replaced: it stored what it acknowledged. While
-  it is not replaced, nothing is sent to it, and the window goes on as long as every write set keeps Qa
-  bookies (rule 9).
-- `begin_change` captures the first entry of the new fragment, LAC + 1, once, and freezes the LAC: from
-  then until the outcome of the compare-and-set is known nothing is acknowledged. `commit_change` puts the
-  new bookies in, forgets the acknowledgements of the replaced ones, and says what is to be resent: every
-  batch not acknowledged that a new bookie owes. Each seat (index in the ensemble) has an *epoch* that
-  counts its occupants' turns; an acknowledgement names the epoch it was sent under, and one of an earlier
-  epoch counts for nothing.
+- All adds of one event-loop iteration form an *add group*. While an earlier group is in flight, the adds of
+  several iterations may form one. A group has contiguous entry ids, and is cut into one *batch* per write set
+  (a single batch where E = Qw). A batch is the unit that is sent, stored and acknowledged.
+- A batch is replicated when Qa bookies of its write set have acknowledged it. A group is acknowledged when
+  its batches are replicated and every earlier group is acknowledged. The LAC is then its last entry (rule 1).
+- A failed bookie's acknowledgements stay valid until it is replaced: it stored what it acknowledged. Until
+  then nothing is sent to it, and the window goes on as long as every write set keeps Qa bookies (rule 9).
+- `begin_change` captures the first entry of the new fragment, LAC + 1, once, and freezes the LAC. Nothing is
+  acknowledged until the outcome of the compare-and-set is known. `commit_change` seats the replacements and
+  drops the acknowledgements of the replaced bookies. It returns what is to be resent: every unacknowledged
+  batch that a replacement owes.
+- Each seat (index in the ensemble) has an *epoch*, which counts its occupants. An acknowledgement names the
+  epoch under which its batch was sent. An acknowledgement of an earlier epoch counts for nothing.
+- With *guaranteed write quorum* (rule 11) an acknowledged group is *retained* until the whole write set of
+  each of its batches has it: it may have to be sent again. The last entry of the last group released in this
+  way is the LAFR. An ensemble change then starts at LAFR + 1. `seat_replacements` returns the copies that
+  replacements owe of (LAFR, LAC] before the compare-and-set, and `owes_copies` says whether some are missing.
+  Until the compare-and-set `abandon_change` takes everything back: the seats are then empty, as those of
+  failed bookies are.
+- A window that *holds* takes entries and forms no groups of them, so that everything sent can be
+  acknowledged. The next id is then LAC + 1, and a fragment that begins there has nothing outstanding.
+- With *deferred sync* an acknowledgement says only that a bookie has received a batch. A group that Qa
+  bookies received is reported, and retained until Qa of them have answered a *force* that was sent after it.
+  Both travel over the same connection, hence to the same process. Only then does the LAC pass the group. A
+  new occupant of a seat has received nothing and forced nothing.
 
-- With *guaranteed write quorum* (rule 11) a turn that was acknowledged is *retained*, with what it takes to
-  send it again, until the whole write set of each of its batches has it; the last entry of the last turn
-  released so is the LAFR. An ensemble change then starts at LAFR + 1, and `seat_newcomers` gives the new
-  bookies what they owe of (LAFR, LAC] before the compare-and-set; `owes_copies` tells whether they have it.
-  Until then `abandon_change` takes all of it back: the seats are empty, as those of failed bookies are.
-- A window that *holds* takes entries and forms no turns of them, so that all that was sent can be
-  acknowledged: then the next id is LAC + 1, and a fragment that begins there begins with nothing outstanding.
-- With *deferred sync* an acknowledgement says no more than that a bookie has received a batch. A turn that
-  Qa bookies received is reported, and retained until Qa of those bookies have answered a *force* that was
-  sent to them behind it over the same connection, which is to say to the same process: only then does the
-  LAC pass it. A new occupant of a seat has received nothing and forced nothing.
+Entry ids that the application assigns come in any order. `EntryOrder` keeps an entry behind a gap in the ids
+until the gap is closed. An id may be used once: two payloads under one id cannot both be what readers get.
 
-Owns: entry ids, running length, LAC, LAP, who acknowledged what. Does not own: sockets, timers, metadata.
+Owns: entry ids and their order, running length, LAC, LAP, who acknowledged what. Does not own: sockets,
+timers, metadata.
 
-Invariants: retained turns, turns, and what is not sent yet are contiguous, in this order, and end at LAP;
-LAFR ≤ LAC; neither moves while frozen; batch.acks holds only seats of the batch's write set, in their present
-epoch, and batch.forced only seats of batch.acks.
+Invariants of the window: retained groups, groups and unsent entries are contiguous, in this order, and end
+at LAP. LAFR ≤ LAC, and neither moves while frozen. `batch.acks` holds only seats of the batch's write set, in
+their present epoch; `batch.forced` holds only seats of `batch.acks`.
 
-Entry ids that the application assigns: what arrives out of order waits until it is contiguous.
-
-Owns the entries behind a gap. An id may be given once: one that has been taken, or waits, is refused, since
-two payloads under one id cannot both be what the reader gets.
-
-Invariant: every id below `following` was taken; no id that waits is `following`.
+Invariant of the order: every id below `following` was taken; no id that waits is `following`.
 """
 
 from __future__ import annotations
@@ -61,16 +59,16 @@ Token = TypeVar("Token")
 BATCH_ENTRIES_MAX = 4096
 BATCH_BYTES_MAX = 512 * 1024
 _SPREAD_MAX = 8
-"""Of how many batches the bytes of a turn are taken together at most."""
+"""A group holds the bytes of at most so many full batches."""
 GATHERED_BYTES_MAX = 64 * 1024
 ENTRY_OVERHEAD_BYTES = 128
-"""What an entry in flight costs beyond its payload; counted, so that empty entries are bounded too."""
+"""Memory of an entry in flight beyond its payload. Counted, so that empty entries are bounded too."""
 
 Codes = Callable[[int, int, Sequence[int], Sequence[int], Sequence[bytes]], Sequence[bytes]]
 
 
 class Batch:
-    """Entries of one turn and one write set, encoded once and sent as they are to each bookie."""
+    """Entries of one group and one write set, encoded once and sent unchanged to each bookie."""
 
     __slots__ = ("acks", "block", "count", "first_entry", "forced", "mask")
 
@@ -100,7 +98,7 @@ class AddGroup(Generic[Token]):
 
 
 class Send(NamedTuple):
-    """A batch to be sent to a seat; the answer is to be reported under this epoch."""
+    """A batch to send to a seat. Its answer is to be reported under this epoch."""
 
     seat: int
     epoch: int
@@ -113,11 +111,12 @@ class AddWindow(Generic[Token]):
     Args:
         next_entry: id of the first entry that will be added; everything below is acknowledged.
         length: payload bytes of the ledger below `next_entry`.
-        stated_lac: None for a writer, whose batches state the LAC of the moment. A recovery states the
-            LAC it found when it began, frozen (rule 12c), and so with `stated_lafr`.
-        codes: gives the authentication codes of a batch; None without.
-        guaranteed_write_quorum: retain what is acknowledged until all of its write set have it (rule 11).
-        deferred_sync: acknowledgements are receipts, and forces make durable.
+        stated_lac: the LAC that every batch states: a recovery states the LAC that it found when it began
+            (rule 12c). None for a writer, whose batches state the present LAC.
+        stated_lafr: the same for the LAFR.
+        codes: computes the authentication codes of a batch; None for a ledger without codes.
+        guaranteed_write_quorum: retain an acknowledged group until all of its write sets have it (rule 11).
+        deferred_sync: acknowledgements are receipts, and forces make entries durable.
     """
 
     def __init__(
@@ -156,13 +155,13 @@ class AddWindow(Generic[Token]):
         self._stated_lafr = stated_lafr
         self._frozen = False
         self.is_holding = False
-        self.replacements = 0  # seats whose new bookies have got copies, and nothing beyond the LAC
-        self._received = next_entry - 1  # the last entry reported, which the LAC may be behind
+        self.replacements = 0  # seats of replacements that were sent copies, and nothing beyond the LAC
+        self._received = next_entry - 1  # the last entry reported; the LAC may be lower
         self._next_entry = next_entry  # of the first entry not sent yet
         self._payloads: list[bytes] = []
         self._tokens: list[Token] = []
         self._retained: deque[AddGroup[Token]] = deque()
-        self._turns: deque[AddGroup[Token]] = deque()
+        self._groups: deque[AddGroup[Token]] = deque()
         self._epochs = [0] * ensemble_size
         self._masks = write_set_masks(ensemble_size, write_quorum)
 
@@ -183,18 +182,18 @@ class AddWindow(Generic[Token]):
 
     @property
     def last_entry_reported(self) -> int:
-        """Return the last entry given back in a turn: acknowledged, or (deferred sync) received by Qa."""
+        """Return the last entry that was reported: acknowledged, or (deferred sync) received by Qa."""
         return self._received if self._is_deferred else self.lac
 
     @property
     def last_entry_sent(self) -> int:
-        """Return the last entry that `flush` has formed a turn of."""
+        """Return the last entry that `flush` has put into a group."""
         return self._next_entry - 1
 
     @property
     def is_idle(self) -> bool:
-        """Return whether everything taken has been acknowledged, and nothing is retained."""
-        return not self._turns and not self._payloads and not self._retained
+        """Return whether every entry taken has been acknowledged, and nothing is retained."""
+        return not self._groups and not self._payloads and not self._retained
 
     @property
     def is_frozen(self) -> bool:
@@ -203,8 +202,8 @@ class AddWindow(Generic[Token]):
 
     @property
     def is_drained(self) -> bool:
-        """Return whether everything sent has been acknowledged, and nothing is retained."""
-        return not self._turns and not self._retained
+        """Return whether every entry sent has been acknowledged, and nothing is retained."""
+        return not self._groups and not self._retained
 
     @property
     def has_unsent(self) -> bool:
@@ -213,12 +212,11 @@ class AddWindow(Generic[Token]):
 
     @property
     def should_gather(self) -> bool:
-        """Return whether what is not sent yet had better wait for more: it is little, and a turn is under
-        way.
+        """Return whether unsent entries should wait for more: they are few bytes, and a group is in flight.
 
-        A batch costs its sender and each of its bookies much the same, whatever is in it (Nagle, RFC 896).
+        A batch costs its sender and each of its bookies about the same, however small (Nagle, RFC 896).
         """
-        if not self._turns:
+        if not self._groups:
             return False
         unsent = sum(map(len, self._payloads)) + ENTRY_OVERHEAD_BYTES * len(self._payloads)
         return unsent < GATHERED_BYTES_MAX
@@ -231,13 +229,13 @@ class AddWindow(Generic[Token]):
         )
 
     def add(self, payload: bytes, token: Token) -> None:
-        """Take an entry, under the next id; it is sent at the next `flush`."""
+        """Take an entry under the next id. The next `flush` sends it."""
         self._payloads.append(payload)
         self._tokens.append(token)
         self.bytes_held += len(payload) + ENTRY_OVERHEAD_BYTES
 
     def flush(self) -> list[Send]:
-        """Form turns of what was added since, and say what is to be sent where."""
+        """Form groups of the entries added since the last flush; returns what is to be sent to which seat."""
         if self.is_holding:
             return []
         payloads, tokens = self._payloads, self._tokens
@@ -246,25 +244,25 @@ class AddWindow(Generic[Token]):
         first_entry, start = self._next_entry, 0
         count = len(payloads)
         self._next_entry += count
-        if count == 1:  # as most are where many ledgers are written at once
-            turn = self._form_turn(first_entry, payloads, tokens, [self.length_pushed + len(payloads[0])])
-            self._turns.append(turn)
-            batch = turn.batches[0]
+        if count == 1:  # the common case where many ledgers are written at once
+            group = self._form_group(first_entry, payloads, tokens, [self.length_pushed + len(payloads[0])])
+            self._groups.append(group)
+            batch = group.batches[0]
             return self._sends(batch, batch.mask & ~self.failed & ~self.replacements)
         running = list(accumulate(map(len, payloads), initial=self.length_pushed))[1:]
         while start < count:
-            stop = self._turn_end(running, start)
-            turn = self._form_turn(
+            stop = self._group_end(running, start)
+            group = self._form_group(
                 first_entry + start, payloads[start:stop], tokens[start:stop], running[start:stop]
             )
-            self._turns.append(turn)
-            for batch in turn.batches:
+            self._groups.append(group)
+            for batch in group.batches:
                 sends += self._sends(batch, batch.mask & ~self.failed & ~self.replacements)
             start = stop
         return sends
 
     def acknowledged(self, send: Send) -> list[AddGroup[Token]]:
-        """Note that a seat's bookie stored a batch; returns the turns that are acknowledged by it."""
+        """Note that a seat's bookie stored a batch; returns the groups that this acknowledges."""
         seat, epoch, batch = send
         if epoch != self._epochs[seat]:
             return []
@@ -272,7 +270,7 @@ class AddWindow(Generic[Token]):
         return self._advance()
 
     def fail(self, seat: int, epoch: int) -> bool:
-        """Note that a seat's bookie failed; returns False where that was known, or concerns a former one."""
+        """Note that a seat's bookie failed; returns False if that was known, or the epoch is a former one."""
         bit = 1 << seat
         if epoch != self._epochs[seat] or self.failed & bit:
             return False
@@ -284,25 +282,28 @@ class AddWindow(Generic[Token]):
         return self._epochs[seat]
 
     def forced(self, seat: int, epoch: int, last_entry: int) -> list[AddGroup[Token]]:
-        """Note that what a seat's bookie had received up to an entry is durable there (deferred sync).
+        """Note that a seat's bookie has made durable the batches that it had received (deferred sync).
 
         Args:
-            last_entry: the last entry that had been sent when the force was.
+            last_entry: the last entry that had been sent before the force.
+
+        Returns:
+            The groups that this acknowledges.
         """
         if epoch != self._epochs[seat]:
             return []
         bit = 1 << seat
-        for turn in chain(self._retained, self._turns):
-            if turn.last_entry > last_entry:
+        for group in chain(self._retained, self._groups):
+            if group.last_entry > last_entry:
                 break
-            for batch in turn.batches:
+            for batch in group.batches:
                 batch.forced |= batch.acks & bit
         return self._advance()
 
     def begin_change(self) -> int:
         """Freeze LAC and LAFR, and capture the first entry of the new fragment.
 
-        That is LAC + 1; with guaranteed write quorum LAFR + 1.
+        It is LAC + 1; with guaranteed write quorum LAFR + 1.
         """
         assert not self._frozen
         self._frozen = True
@@ -310,33 +311,33 @@ class AddWindow(Generic[Token]):
 
     @property
     def copies_first(self) -> bool:
-        """Return whether new bookies must hold copies before the compare-and-set (rule 11)."""
+        """Return whether replacements must hold copies before the compare-and-set (rule 11)."""
         return self._is_guaranteed and bool(self._retained)
 
-    def seat_newcomers(self, replaced: int) -> list[Send]:
-        """Put new bookies into seats before the compare-and-set (rule 11); returns the copies they owe."""
+    def seat_replacements(self, replaced: int) -> list[Send]:
+        """Seat replacements before the compare-and-set (rule 11); returns the copies that they owe."""
         assert self._frozen
         assert self._is_guaranteed
         self.replacements |= replaced
         self._vacate(replaced)
         return [
             send
-            for turn in self._retained
-            for batch in turn.batches
+            for group in self._retained
+            for batch in group.batches
             for send in self._sends(batch, batch.mask & replaced)
         ]
 
     @property
     def owes_copies(self) -> bool:
-        """Return whether a newcomer has not acknowledged all its copies yet."""
+        """Return whether a replacement has not acknowledged all its copies yet."""
         replacements = self.replacements
         return any(
-            batch.mask & replacements & ~batch.acks for turn in self._retained for batch in turn.batches
+            batch.mask & replacements & ~batch.acks for group in self._retained for batch in group.batches
         )
 
     @property
     def awaits_copies(self) -> bool:
-        """Return whether replacements owe copies and will make them: none has failed, whichever came when."""
+        """Return whether replacements owe copies, and none of them has failed."""
         return self.owes_copies and not self.failed & self.replacements
 
     @property
@@ -346,10 +347,10 @@ class AddWindow(Generic[Token]):
         return can_acknowledge(closed_to, self.ensemble_size, self.write_quorum, self.ack_quorum)
 
     def abandon_change(self) -> None:
-        """Unfreeze with the former bookies, and nobody in the seats of the replacements. Call `advance` then.
+        """Unfreeze with the former ensemble, and with the seats of the replacements failed and empty.
 
-        Only before the compare-and-set: what the replacements hold are true copies that the metadata never
-        name.
+        Only before the compare-and-set: the replacements then hold correct copies, and the metadata never
+        name those bookies. Call `advance` afterwards.
         """
         assert self._frozen
         self._frozen = False
@@ -358,41 +359,41 @@ class AddWindow(Generic[Token]):
         self.failed |= replacements
 
     def commit_change(self, replaced: int) -> list[Send]:
-        """Unfreeze with new bookies in the seats of the mask `replaced`.
+        """Unfreeze with replacements in the seats of the mask `replaced`.
 
-        Returns what the new bookies still owe. Call `advance` once that has been sent.
+        Returns the batches that the replacements still owe. Call `advance` once they have been sent.
         """
         assert self._frozen
         self._frozen = False
         replacements, self.replacements = self.replacements, 0
         self._vacate(replaced & ~replacements)
         sends: list[Send] = []
-        for turn in self._retained:
-            for batch in turn.batches:
+        for group in self._retained:
+            for batch in group.batches:
                 sends += self._sends(batch, batch.mask & replaced & ~replacements)
-        for turn in self._turns:
-            for batch in turn.batches:
+        for group in self._groups:
+            for batch in group.batches:
                 sends += self._sends(batch, batch.mask & (replaced | replacements) & ~self.failed)
         return sends
 
     def _vacate(self, seats: int) -> None:
-        """Begin a new epoch in each seat: acknowledgements of its former bookie count no more (rule 9)."""
+        """Begin a new epoch in each seat: acknowledgements of its former bookie no longer count (rule 9)."""
         self.failed &= ~seats
         for seat in indexes_of(seats):
             self._epochs[seat] += 1
-        for turn in chain(self._retained, self._turns):
-            for batch in turn.batches:
+        for group in chain(self._retained, self._groups):
+            for batch in group.batches:
                 batch.acks &= ~seats
                 batch.forced &= ~seats
 
     def advance(self) -> list[AddGroup[Token]]:
-        """Return the turns that are acknowledged by now."""
+        """Return the groups that have become acknowledged."""
         return self._advance()
 
     def abort(self) -> list[Token]:
-        """Give up everything outstanding; returns the tokens in entry order."""
-        tokens = [token for turn in self._turns for token in turn.tokens] + self._tokens
-        self._turns.clear()
+        """Drop everything outstanding; returns its tokens in entry order."""
+        tokens = [token for group in self._groups for token in group.tokens] + self._tokens
+        self._groups.clear()
         self._retained.clear()
         self._payloads, self._tokens = [], []
         self.bytes_held = 0
@@ -400,66 +401,66 @@ class AddWindow(Generic[Token]):
 
     def _advance(self) -> list[AddGroup[Token]]:
         done: list[AddGroup[Token]] = []
-        turns, ack_quorum = self._turns, self.ack_quorum
+        groups, ack_quorum = self._groups, self.ack_quorum
         if self._frozen:
             return done
         if self.retains:
             return self._advance_retaining()
-        while turns:
-            turn = turns[0]
-            for batch in turn.batches:
+        while groups:
+            group = groups[0]
+            for batch in group.batches:
                 if batch.acks.bit_count() < ack_quorum:
                     return done
-            turns.popleft()
-            assert turn.first_entry == self.lac + 1
-            self.lac = turn.last_entry
-            self.length_confirmed = turn.length
-            self.bytes_held -= turn.bytes_held
-            done.append(turn)
+            groups.popleft()
+            assert group.first_entry == self.lac + 1
+            self.lac = group.last_entry
+            self.length_confirmed = group.length
+            self.bytes_held -= group.bytes_held
+            done.append(group)
         return done
 
     def _advance_retaining(self) -> list[AddGroup[Token]]:
-        """Report what Qa bookies have, and let go of what is safe with nobody to send it again."""
+        """Return the groups that Qa bookies have, and release those that need not be sent again."""
         done: list[AddGroup[Token]] = []
-        turns, retained = self._turns, self._retained
-        while turns and all(batch.acks.bit_count() >= self.ack_quorum for batch in turns[0].batches):
-            turn = turns.popleft()
-            assert turn.first_entry == self._received + 1
-            self._received = turn.last_entry
+        groups, retained = self._groups, self._retained
+        while groups and all(batch.acks.bit_count() >= self.ack_quorum for batch in groups[0].batches):
+            group = groups.popleft()
+            assert group.first_entry == self._received + 1
+            self._received = group.last_entry
             if self._is_guaranteed:
-                self.lac, self.length_confirmed = turn.last_entry, turn.length
-            retained.append(turn)
-            done.append(turn)
+                self.lac, self.length_confirmed = group.last_entry, group.length
+            retained.append(group)
+            done.append(group)
         while retained and self._is_releasable(retained[0]):
-            turn = retained.popleft()
-            self.bytes_held -= turn.bytes_held
+            group = retained.popleft()
+            self.bytes_held -= group.bytes_held
             if self._is_guaranteed:
-                self.lafr = turn.last_entry
+                self.lafr = group.last_entry
             else:
-                self.lac, self.length_confirmed = turn.last_entry, turn.length
+                self.lac, self.length_confirmed = group.last_entry, group.length
         return done
 
-    def _is_releasable(self, turn: AddGroup[Token]) -> bool:
+    def _is_releasable(self, group: AddGroup[Token]) -> bool:
         if self._is_guaranteed:
-            return all(batch.acks == batch.mask for batch in turn.batches)
-        return all(batch.forced.bit_count() >= self.ack_quorum for batch in turn.batches)
+            return all(batch.acks == batch.mask for batch in group.batches)
+        return all(batch.forced.bit_count() >= self.ack_quorum for batch in group.batches)
 
     def _sends(self, batch: Batch, mask: int) -> list[Send]:
-        # A named tuple's own constructor is a Python function, and this runs for every batch and bookie.
+        # Runs for every batch and bookie: a named tuple's own constructor is a Python function.
         new, epochs = tuple.__new__, self._epochs
         return [new(Send, (seat, epochs[seat], batch)) for seat in indexes_of(mask)]
 
-    def _turn_end(self, running: list[int], start: int) -> int:
-        """Return where a turn that begins at `start` ends: bounded in entries and bytes, one entry at least.
+    def _group_end(self, running: list[int], start: int) -> int:
+        """Return the end of a group that begins at `start`: bounded in entries and bytes, one entry at least.
 
-        All of it may be one write set's, and has to fit into a frame then.
+        All entries of a group may be of one write set. Its batch then has to fit into a frame.
         """
         spread = min(self.ensemble_size // self.write_quorum, _SPREAD_MAX)
         budget = self.length_pushed + BATCH_BYTES_MAX * spread
         stop = min(len(running), start + BATCH_ENTRIES_MAX)
         return max(start + 1, bisect_right(running, budget, start, stop))
 
-    def _form_turn(
+    def _form_group(
         self, first_entry: int, payloads: list[bytes], tokens: list[Token], running: list[int]
     ) -> AddGroup[Token]:
         size = running[-1] - self.length_pushed
@@ -480,7 +481,7 @@ class AddWindow(Generic[Token]):
         return AddGroup(first_entry, tokens, batches, running[-1], held)
 
     def _encode(self, first_entry: int, stride: int, payloads: list[bytes], running: list[int]) -> bytes:
-        # A recovery with guaranteed write quorum writes entries back that its frozen LAC is beyond.
+        # A recovery with guaranteed write quorum writes back entries below its frozen LAC.
         lac = min(self.lac_to_state, first_entry - 1)
         lafr = min(self.lafr_to_state, lac)
         ids = range(first_entry, first_entry + stride * len(payloads), stride)
@@ -501,17 +502,17 @@ Item = TypeVar("Item")
 
 
 class EntryOrder(Generic[Item]):
-    """Puts entries into the order of their ids, from 0 on without gaps."""
+    """Puts entries into the order of their ids, from 0 without gaps."""
 
     def __init__(self) -> None:
         self.following = 0
         self._waiting: dict[int, Item] = {}
 
     def take(self, entry_id: int, item: Item) -> list[Item]:
-        """Take an entry; returns those that are contiguous now, in order.
+        """Take an entry; returns the entries that this makes contiguous, in order.
 
         Raises:
-            InvalidArgumentError: not an entry id, or one that was given before. Nothing was taken.
+            InvalidArgumentError: not an entry id, or an id that was used before. Nothing was taken.
         """
         if not isinstance(entry_id, int) or isinstance(entry_id, bool) or not 0 <= entry_id <= ENTRY_ID_MAX:
             raise InvalidArgumentError(f"entry id {entry_id!r} is not an integer from 0 to {ENTRY_ID_MAX}")
@@ -532,7 +533,7 @@ class EntryOrder(Generic[Item]):
         return sorted(self._waiting)
 
     def give_up(self) -> list[Item]:
-        """Take back everything that waits, by id."""
+        """Drop all entries behind a gap; returns them by id."""
         items = [self._waiting[entry_id] for entry_id in sorted(self._waiting)]
         self._waiting.clear()
         return items

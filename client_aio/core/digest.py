@@ -1,22 +1,22 @@
-"""Digests: what proves that an entry, or a LAC statement, is the one that was written.
+"""Digests prove that an entry, or a LAC statement, is the one that was written.
 
-`Digest` is that of ledgers with checksums only ("crc32c"): it finds damage. `HmacDigest` is that of ledgers
-with a password ("hmac-sha256"): it finds forgery as well, by codes that only holders of the password can
-make. Both answer the same questions, so that nobody else asks which kind a ledger has.
+`Digest` serves ledgers with checksums only ("crc32c"): it finds damage. `HmacDigest` serves ledgers with a
+password ("hmac-sha256"): it finds forgery as well, by codes that only holders of the password can make. Both
+have the same interface, so that no caller depends on the kind of a ledger's digest.
 
 From a ledger's root (`metadata.model.passwords`), three secrets are derived, each under its own name:
 
     code key     HMAC(root, "bookie-aio codes 1" ‖ u64 ledger_id)       never leaves the client
     access key   HMAC(root, "bookie-aio access 1" ‖ u64 ledger_id)      never leaves the client
-    token        HMAC(access key, "bookie " ‖ bookie_id)                told to that one bookie
+    token        HMAC(access key, "bookie " ‖ bookie_id)                sent to that one bookie
 
     code of a statement = HMAC(code key, "L" ‖ u64 ledger_id ‖ u64 content_term ‖ i64 lac ‖ i64 lafr)
     code of an entry    = HMAC(code key, "E" ‖ u64 ledger_id ‖ u64 content_term ‖ i64 lac ‖ i64 lafr
                                          ‖ u64 entry_id ‖ u64 running ‖ payload)
 
-HMAC is HMAC-SHA256, all 32 bytes of it, and integers are little-endian. So an entry's code covers what its
-checksum covers: ledger, content term, id, LAC, LAFR, running length, payload. A bookie knows its own token
-and no more: it can make no code, and what it knows opens no other bookie.
+HMAC is HMAC-SHA256, all 32 bytes of it, and integers are little-endian. An entry's code covers the fields
+that its checksum covers: ledger, content term, id, LAC, LAFR, running length, payload. A bookie knows only
+its own token. It cannot make a code, and its token does not authorise requests at another bookie.
 
 Invariant: no key, token or password is in a `repr`, and none is pickled.
 """
@@ -63,11 +63,11 @@ class Digest:
         self.ledger_id = ledger_id
 
     def codes(self, content_term: int) -> Codes | None:
-        """Return what makes the codes of a batch, for an `AddWindow`; None without codes."""
+        """Return the function that computes a batch's codes, for an `AddWindow`; None without codes."""
         return None
 
     def token(self, bookie_id: str) -> bytes | None:
-        """Return what authorises a request at that bookie; None where nothing is needed."""
+        """Return the token that authorises a request at that bookie; None if none is needed."""
         return None
 
     def statement(self, content_term: int, lac: int, lafr: int) -> LacStatement:
@@ -80,9 +80,9 @@ class Digest:
         return statement_is_intact(self.ledger_id, statement)
 
     def wrong_entries(self, block: Block) -> list[int]:
-        """Return the ids of a block's entries that are not what a writer of this ledger made.
+        """Return the ids of a block's entries that no writer of this ledger made.
 
-        The caller has seen that the block is of this ledger and that its head's checksum holds.
+        The caller has checked that the block is of this ledger, and that its head's checksum is right.
         """
         if block.payload_is_intact():
             return []
@@ -98,8 +98,8 @@ class HmacDigest(Digest):
         super().__init__(ledger_id)
         self._access_key = hmac.digest(root, _ACCESS + _LEDGER.pack(ledger_id), "sha256")
         code_key = hmac.digest(root, _CODES + _LEDGER.pack(ledger_id), "sha256")
-        # HMAC by its definition, from two states that are copied: half the time of `hmac.digest` for an
-        # entry of 100 bytes, and no copy of the payload.
+        # HMAC by its definition, from copies of two states. This takes half the time of `hmac.digest` for an
+        # entry of 100 bytes, and does not copy the payload.
         padded = code_key.ljust(_HASH_BLOCK_BYTES, b"\0")
         self._inner = hashlib.sha256(padded.translate(_INNER))
         self._outer = hashlib.sha256(padded.translate(_OUTER))
@@ -160,10 +160,10 @@ class HmacDigest(Digest):
 
 
 def check_choice(digest: str, password: bytes) -> bytes:
-    """Return a new ledger's password, b"" for none.
+    """Return a new ledger's password; b"" for none.
 
     Raises:
-        InvalidArgumentError: the digest needs a password and there is none, or the other way round.
+        InvalidArgumentError: the digest needs a password and none is given, or the other way round.
     """
     if digest == DIGEST_HMAC:
         return check_password(password)
@@ -176,14 +176,14 @@ def check_choice(digest: str, password: bytes) -> bytes:
 
 
 def check_root(metadata: LedgerMetadata, password: bytes, root: bytes | None) -> Digest:
-    """Return the digest of a ledger that is opened, if the password is the right one.
+    """Return the digest of a ledger that is opened, if the password is right.
 
     Args:
-        root: what `metadata.password.stretch` made of the password; None where one of the two is missing.
+        root: the result of `metadata.password.stretch`; None if the ledger or the caller has no password.
 
     Raises:
-        UnauthorizedAccessError: the password is wrong, missing, or the ledger has none. A password that
-            is passed over would make a reader trust entries that nobody vouches for.
+        UnauthorizedAccessError: the password is wrong or missing, or the ledger has none. If a superfluous
+            password were ignored, a reader would trust entries that no code protects.
     """
     ledger_id = metadata.ledger_id
     if metadata.password is None:

@@ -1,49 +1,52 @@
-"""What a writer does to its ledger's metadata: ensemble changes, the close, and conflicts over both.
+"""A writer's changes to its ledger's metadata: ensemble changes, the close, and conflicts over both.
 
 The theory, in the terms of ARCHITECTURE.md's rules.
 
-*One change to the metadata* (`MetadataUpdate`, rule 10). A compare-and-set ends in one of three ways: it has
-happened; it has definitely not happened, since the version was another; or its outcome is unknown. After the
-first the change is done. After the second the metadata are read again and the change is applied to what is
-there now, or refused by it. After the third nothing is known, and reading settles nothing, since the request
-may still land: the *same* compare-and-set is tried again, with the same token, until it has definitely
-happened or definitely conflicted.
+*One change to the metadata* (`MetadataUpdate`, rule 10). A compare-and-set ends in one of three ways.
 
-*What refuses a change.* A writer's ledger is changed by others in two ways. A repair exchanges bookies of
-fragments before the last one: the writer applies its change to that. A recovery makes it IN_RECOVERY, and
-then CLOSED: the writer is displaced, and withdraws. Nobody but the writer and a recovery ever touches the
-last fragment of a ledger that is not CLOSED (rule 14), so if that is not the one the writer knows, the writer
-is displaced as well.
+- It has happened: the change is done.
+- It has definitely not happened, because the version was another. The metadata are read again, and the change
+  is applied to the metadata found, or refused by them.
+- Its outcome is unknown. Reading settles nothing, since the request may still take effect. The *same*
+  compare-and-set is retried with the same token, until it has definitely happened or definitely conflicted.
+
+*Metadata that refuse a change.* Other clients change a writer's ledger in two ways. A repair exchanges
+bookies of fragments before the last one: the writer applies its change to the repaired fragments. A recovery
+makes the ledger IN_RECOVERY, and then CLOSED: the writer is fenced, and fails. Only the writer and a recovery
+ever change the last fragment of a ledger that is not CLOSED (rule 14). So a writer is fenced as well if the
+last fragment is not the one that it knows.
 
 *An ensemble change* (`EnsembleChangeMachine`, rule 9), step by step:
 
     failed ─▶ Find ─found─▶ [Copy ─copied─▶] Write ─written─▶ Reseat ─▶ done, or Find for what failed since
                │ ▲            │                └─refused: the writer withdraws
-               │ └─Wait       └─a newcomer failed: Abandon, then Find; below the ack quorum Find at once
+               │ └─Wait       └─a replacement failed: Abandon, then Find; below the ack quorum Find at once
                └─none found: Wait, or GiveUp below the ack quorum
 
-- Failures found while bookies are looked for are not: the mask asked for is taken when `Find` is given, and
-  what failed since is the next change. So failures found in the meantime are handled together.
-- From `found` on the window is frozen: the first entry of the new fragment is captured there, once, and stays
-  however often the bookies are chosen again. It is unfrozen by the reseating, by an `Abandon`, or never.
-- The same bookies as before came back: nothing is written, but they get what they owe.
-- With guaranteed write quorum the replacements hold what they owe of the acknowledged entries before the
-  compare-and-set (`Copy`, rule 11). If one of them fails meanwhile nobody has been told of the change yet:
-  where the ack quorum holds without the replacements it is abandoned, and writing goes on (rule 9) while
-  bookies
-  are looked for anew. Below that the window stays frozen, and the change goes on with others.
+- `Find` fixes the mask of seats to fill. Seats that fail while bookies are looked for are not part of it:
+  together they make the next change.
+- From `found` on the window is frozen. The first entry of the new fragment is captured there, once, and stays
+  however often bookies are chosen again. Only the reseating or an `Abandon` unfreezes it.
+- If the same bookies as before came back, nothing is written, but they are sent what they owe.
+- With guaranteed write quorum the replacements hold their copies of acknowledged entries before the
+  compare-and-set (`Copy`, rule 11). If one of them fails meanwhile, nobody has been told of the change yet.
+  The change is then abandoned where the ack quorum holds without the replacements: writing goes on (rule 9),
+  and bookies are looked for anew. Below the ack quorum the window stays frozen, and the change goes on with
+  other bookies.
 
-*A roll* begins a new fragment because the last one is large. It is a change of the whole ensemble, with
-nothing outstanding:
+*A roll* begins a new fragment because the last one is large. It changes the whole ensemble, with nothing
+outstanding:
 
     asked for ─▶ FindAll ─found─▶ Drain ─drained─▶ Write ─written─▶ Reseat ─▶ done
                     └─none found, or only seats that stay empty: the same ensemble goes on, and is written
 
-- While it drains the window holds what is added. A seat that fails meanwhile is replaced first where the rest
-  waits for it; else the new fragment does without it.
-- So every entry below the new fragment's first is acknowledged when it is written, and none is sent again.
+- While the window drains it holds the entries that are added. A seat that fails meanwhile is replaced first
+  if the drain depends on it; else the new fragment does without that bookie.
+- So every entry below the new fragment's first is acknowledged when the change is written, and none is sent
+  again.
 
-Owns the order of these steps. Does not own how bookies are chosen, sending, retries' timing, or the store.
+Owns the order of these steps. Does not own the choice of bookies, sending, the timing of retries, or the
+store.
 """
 
 from __future__ import annotations
@@ -65,24 +68,25 @@ Apply = Callable[[LedgerMetadata], LedgerMetadata | None]
 
 @dataclass(frozen=True, slots=True)
 class EnsembleChange:
-    """The change to a new last fragment. `known` is the last fragment that the writer knows."""
+    """The change to a new last fragment. `known` is the last fragment as the writer last wrote it."""
 
     first_entry: int
     bookies: tuple[str, ...]
     known: Fragment
     length: int = 0
-    """Payload bytes below `first_entry`; an unbounded ledger's metadata keep it."""
+    """Payload bytes below `first_entry`; the metadata of an unbounded ledger keep this length."""
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Return what to write in place of these metadata; None where they show that others took over."""
+        """Return the metadata to write in place of these; None if they show that the writer is fenced."""
         if metadata.state is not LedgerState.OPEN or metadata.last_fragment != self.known:
             return None
         return metadata.change_ensemble(self.first_entry, self.bookies, length=self.length)
 
     def is_met_by(self, metadata: LedgerMetadata) -> bool:
-        """Return whether it has happened, by metadata that refuse it: nobody else begins such a fragment.
+        """Return whether metadata that refuse the change show that it has happened.
 
-        So it is where its answer was lost and more repairs followed than the store remembers writers.
+        Nobody else begins such a fragment. This decides when the answer was lost, and more repairs followed
+        than the store remembers tokens.
         """
         made = replace(self.known, first_entry=self.first_entry, bookies=self.bookies)
         return metadata.state is LedgerState.OPEN and metadata.last_fragment == made
@@ -97,18 +101,18 @@ class Closing:
     known: Fragment
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Return what to write in place of these metadata; None where they are not the writer's to close."""
+        """Return the metadata to write in place of these; None if the writer may not close the ledger."""
         if metadata.state is not LedgerState.OPEN or metadata.last_fragment != self.known:
             return None
         return metadata.close(self.last_entry, self.length)
 
     def is_met_by(self, metadata: LedgerMetadata) -> bool:
-        """Return whether a recovery came to the same end: the close has then succeeded (rule 10)."""
+        """Return whether a recovery closed the ledger at the same end: the close has succeeded (rule 10)."""
         return metadata.is_closed and metadata.last_entry == self.last_entry
 
 
 class Attempt(NamedTuple):
-    """A compare-and-set to make. A new token is drawn for each value of `number`."""
+    """A compare-and-set to make. Each value of `number` needs a new token."""
 
     metadata: LedgerMetadata
     version: Version
@@ -118,8 +122,8 @@ class Attempt(NamedTuple):
 class MetadataUpdate:
     """One change to the metadata, until its outcome is definite.
 
-    Make each `attempt` that it gives, and tell what came of it. An attempt whose outcome is unknown is not
-    told: it is given again.
+    The caller makes each `attempt`, and reports a definite outcome with `written` or `conflicted`. An attempt
+    whose outcome is unknown is not reported: `attempt` returns it again.
     """
 
     def __init__(self, metadata: LedgerMetadata, version: Version, apply: Apply) -> None:
@@ -131,11 +135,11 @@ class MetadataUpdate:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether `metadata`, as others made them, leave no room for the change."""
+        """Return whether `metadata`, as other clients changed them, refuse the change."""
         return self._wanted is None
 
     def attempt(self) -> Attempt:
-        """Return the compare-and-set to make now; not when the change is refused."""
+        """Return the compare-and-set to make now. Must not be called when the change is refused."""
         assert self._wanted is not None
         return Attempt(self._wanted, self.version, self._number)
 
@@ -145,7 +149,7 @@ class MetadataUpdate:
         self.metadata, self.version = self._wanted, version
 
     def conflicted(self, metadata: LedgerMetadata, version: Version) -> None:
-        """Note that it definitely has not, and what is there instead."""
+        """Note that the attempt has definitely not happened, and the metadata that are there instead."""
         self.metadata, self.version = metadata, version
         self._number += 1
         self._wanted = self._apply(metadata)
@@ -158,19 +162,19 @@ class Find(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """There are none now: ask for the `next` step again in a while.
+    """There are no bookies now: ask for the `next` step again after a pause.
 
-    `is_frozen`: nothing is acknowledged until there are; else writing goes on at the ack quorum.
+    `is_frozen`: nothing is acknowledged until bookies are found; else writing goes on at the ack quorum.
     """
 
     is_frozen: bool
 
 
 class Copy(NamedTuple):
-    """Seat the replacements and send them what they owe (`window.seat_newcomers`).
+    """Seat the replacements and send them the copies that they owe (`window.seat_replacements`).
 
-    Answer with `copied` once the window awaits no copies: all are made, or a newcomer has failed, be it one
-    of an earlier `Copy` of the same change.
+    Answer with `copied` once the window awaits no copies. Then all copies are made, or a replacement has
+    failed, perhaps one of an earlier `Copy` of the same change.
     """
 
     bookies: tuple[str, ...]
@@ -186,16 +190,16 @@ class FindAll(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """Wait until what was sent has been acknowledged, or a seat fails that is not in the mask `failed`.
+    """Wait until everything sent is acknowledged, or a seat fails that is not in the mask `failed`.
 
-    Then ask for the step after it: `drained`.
+    Answer with `drained`.
     """
 
     failed: int
 
 
 class Write(NamedTuple):
-    """Write the change; answer with `written`, or withdraw if it is refused."""
+    """Write the change; answer with `written`. If the change is refused, the writer has failed."""
 
     change: EnsembleChange
 
@@ -222,18 +226,19 @@ class EnsembleChangeMachine(Generic[Token]):
 
     Args:
         fragment: the last one of the ledger's metadata.
-        changes_max: how many changes there may be in all; after a roll they are counted anew.
+        changes_max: how many changes there may be in all. A roll resets the count.
     """
 
     def __init__(self, window: AddWindow[Token], fragment: Fragment, changes_max: int) -> None:
         self._window = window
         self._changes_max = changes_max
-        self._asked = 0  # seats that bookies were last asked for
+        self._asked = 0  # the seats of the last `Find`
         self._seats = 0  # seats of the change under way
         self._first_entry: int | None = None
         self.is_roll_due = False
-        self._is_another_due = False  # asked for when a roll had begun
-        # To these bookies, of them new in these seats; to none: to whoever is seated when it is written.
+        self._is_another_due = False  # requested when a roll had begun
+        # The bookies of the roll, and the mask of seats whose bookies are new. No bookies: the ensemble that
+        # is seated when the roll is written.
         self._rolling: tuple[tuple[str, ...], int] | None = None
         self._is_rolled = False  # the change under way is the roll itself
         self.fragment = fragment
@@ -242,7 +247,7 @@ class EnsembleChangeMachine(Generic[Token]):
 
     @classmethod
     def of(cls, window: AddWindow[Token], metadata: LedgerMetadata, changes_max: int) -> Self:
-        """Begin with the last fragment, and with no more changes than the metadata have room for."""
+        """Begin with the last fragment, and allow only as many changes as the metadata have room for."""
         return cls(window, metadata.last_fragment, metadata.changes_that_fit(changes_max))
 
     @property
@@ -251,15 +256,16 @@ class EnsembleChangeMachine(Generic[Token]):
         return self._rolling is not None
 
     def roll(self) -> None:
-        """Ask for a new fragment, after what is under way; `next` gives the steps.
+        """Request a new fragment, after the change under way; `next` returns its steps.
 
-        A roll that has begun holds back what was added since: that lies behind it, and before another one.
+        A roll that has begun holds back the entries added since. They lie in its new fragment. If another
+        roll is requested meanwhile, it comes after them.
         """
         self._is_another_due = self._rolling is not None
         self.is_roll_due = True
 
     def next(self) -> Step:
-        """Return what is to be done about the seats that have failed, and about a roll that is due."""
+        """Return the step to make about seats that have failed, and about a roll that is due."""
         if self._rolling is not None and self._first_entry is None:
             return self.drained()
         self._asked = self._window.failed
@@ -287,15 +293,15 @@ class EnsembleChangeMachine(Generic[Token]):
         return Wait(is_frozen=False)
 
     def found_all(self, bookies: tuple[str, ...]) -> Step:
-        """Begin a roll to new bookies, which can be reached."""
+        """Begin a roll to new bookies, which are connected."""
         return self._begin_roll(bookies, (1 << len(bookies)) - 1)
 
     def not_found_all(self) -> Step:
-        """Begin a roll to the same bookies, whichever of them have failed."""
+        """Begin a roll to the same bookies, including failed ones."""
         return self._begin_roll((), 0)
 
     def roll_later(self) -> Step:
-        """Return the roll up: it is asked for again some other time."""
+        """Drop the roll: it may be requested again later."""
         self.is_roll_due = False
         return self.next()
 
@@ -305,7 +311,7 @@ class EnsembleChangeMachine(Generic[Token]):
         return self.drained()
 
     def drained(self) -> Step:
-        """Write the new fragment once all that was sent is acknowledged, or see to that first."""
+        """Write the new fragment if everything sent is acknowledged; else go on draining."""
         assert self._rolling is not None
         if not self._window.is_drained:
             self._asked = self._window.failed
@@ -314,12 +320,12 @@ class EnsembleChangeMachine(Generic[Token]):
         self._is_rolled = True
         self._first_entry = self._window.begin_change()
         bookies, self._seats = self._rolling
-        # Those that go on may be others by now than when it began.
+        # The present ensemble may have changed since the roll began.
         self.target = bookies or self.fragment.bookies
         return Write(EnsembleChange(self._first_entry, self.target, self.fragment))
 
     def found(self, bookies: tuple[str, ...]) -> Step:
-        """Begin the change to an ensemble whose new bookies can be reached, or go on with it."""
+        """Begin, or continue, the change to an ensemble whose new bookies are connected."""
         if self._first_entry is None:
             self._first_entry = self._window.begin_change()
         self.target = bookies
@@ -329,14 +335,14 @@ class EnsembleChangeMachine(Generic[Token]):
         return self._write()
 
     def copied(self) -> Step:
-        """Go on once the replacements hold their copies, or without them if one has failed."""
+        """Write the change if the replacements hold their copies; go on without them if one has failed."""
         if self._window.failed & self._seats:
             return Abandon() if self._window.can_abandon else self.next()
         assert not self._window.owes_copies
         return self._write()
 
     def abandoned(self) -> Step:
-        """Note that the window goes on as the metadata say; bookies are looked for anew."""
+        """Note that the window goes on with the ensemble of the metadata; bookies are looked for anew."""
         self.target = self.fragment.bookies
         self._first_entry, self._seats = None, 0
         return self.next()
@@ -355,7 +361,7 @@ class EnsembleChangeMachine(Generic[Token]):
         return Reseat(self.target, self._seats)
 
     def reseated(self) -> Step:
-        """Note that the window goes on; what failed meanwhile is the next change."""
+        """Note that the window goes on; seats that failed meanwhile make the next change."""
         if self._is_rolled:
             self._rolling, self._window.is_holding = None, False
             self.is_roll_due, self._is_another_due = self._is_another_due, False

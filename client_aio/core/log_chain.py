@@ -1,24 +1,25 @@
-"""What the writer and the readers of a log decide.
+"""The decisions of a log's writer and readers.
 
-The theory. A log is a chain of ledgers. Its list is changed by compare-and-set only, and says who may write:
+The theory. A log is a chain of ledgers. Its list is changed by compare-and-set only, and decides who may
+write:
 
 - *Opening* (`to_recover`, `Listing`). The last two ledgers listed are brought to CLOSED, then a new ledger is
-  appended. If the list was changed meanwhile, all of that is done again: somebody may have appended a ledger
-  that is open. No record is taken before the append has definitely happened.
-- *Listed ahead.* The ledger to which the log will be rolled is listed while records still go to the one
-  before it. So the roll itself needs no metadata store. It happens when everything added to the old ledger
-  is acknowledged; only then does the new one get its first record. Hence **a ledger that has an entry
-  proves the one before it complete**, and an entry never survives one that was added before it.
-- *At most the last two listed ledgers are not CLOSED*: the next one is listed only when the one before the
-  current one has been closed. So recovering two is enough, for whoever opens the log, to shut out every
-  earlier writer.
-- *A writer whose append conflicts* looks again: if its current ledger is still the last one listed, somebody
-  has truncated the log, swept, or the like, and it tries again. Otherwise it has lost the log.
-- *What an append lists is made after the head was read that it is made from* (`Listing` appends from one
-  version only). So somebody who sweeps up unlisted ledgers, and bumps the head's version first, deletes none
-  that will be listed.
+  appended. If the list was changed meanwhile, both steps are repeated: another client may have appended an
+  open ledger. No record is taken before the append has definitely happened.
+- *Listed ahead.* The ledger to which the log will roll is listed while records still go to the ledger before
+  it. So the roll itself needs no metadata store. The log rolls when everything added to the old ledger is
+  acknowledged. Only then does the new ledger get its first record. Hence **a ledger that has an entry proves
+  the ledger before it complete**. If an entry survives, every entry added before it survives too.
+- *At most the last two listed ledgers are not CLOSED.* The next ledger is listed once the ledger before the
+  current one has been closed. So a client that opens the log shuts out every earlier writer by recovering two
+  ledgers.
+- *A writer whose append conflicts* reads the list again. If its current ledger is still the last one listed,
+  another client has truncated or swept the log, and the writer retries. Otherwise it has lost the log.
+- *An append is made from a head that was read before the new ledger was made* (`Listing` appends from one
+  version only). A sweep of unlisted ledgers changes the head's version first. So it deletes no ledger that
+  will be listed.
 
-Owns these decisions. Does not own ledgers, the store, or when what is done.
+Owns these decisions. Does not own ledgers, the store, or the timing of the steps.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Listing:
     """An append to the list, made from one state of it and no other.
 
     Args:
-        row_id: of the last row appended; none for None.
+        row_id: the id of the last row appended; None if no row is.
     """
 
     def __init__(self, change: Callable[[LogHead], LogHead], row_id: int | None) -> None:
@@ -59,23 +60,23 @@ class Listing:
         self._is_first = True
 
     def apply(self, head: LogHead) -> LogHead | None:
-        """Return what the head is to become; None where others have changed it since."""
+        """Return the head to write; None if the head has been changed since the first call."""
         if not self._is_first:
             return None
         self._is_first = False
         return self._change(head)
 
     def is_met_by(self, head: LogHead) -> bool:
-        """Return whether the append has happened after all, before what others made of the list.
+        """Return whether a head that others have changed since shows that the append has happened.
 
-        As far as the head tells: behind many others the row is in a page by then.
+        False proves nothing: behind many later rows, the row stands in a page.
         """
         return self.row_id is not None and head.lists(self.row_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollLimits:
-    """When a log goes on to the next ledger: the first that is reached counts. None: no such limit."""
+    """The limits at which a log rolls: the first that is reached counts. None: no such limit."""
 
     bytes: int | None = ROLL_BYTES
     """Payload bytes of one ledger."""
@@ -104,7 +105,7 @@ class RollLimits:
 
 
 class Step(NamedTuple):
-    """Where a reader goes on."""
+    """The row and the entry at which a reader continues."""
 
     row: LogRow
     first_entry: int
@@ -113,10 +114,10 @@ class Step(NamedTuple):
 
 
 class LogCursor:
-    """Where a reader of a log stands, and the run of rows around it that it knows.
+    """The position of a log's reader, and the run of rows around it that the reader knows.
 
     Args:
-        at: the position of the next record to be given; the record itself need not exist yet.
+        at: the position of the next record to return; the record itself need not exist yet.
     """
 
     def __init__(self, at: Position) -> None:
@@ -124,16 +125,16 @@ class LogCursor:
         self._rows: Sequence[LogRow] = ()
 
     def learn(self, head: LogHead, rows: Sequence[LogRow]) -> None:
-        """Take in a run of the head's rows.
+        """Replace the known rows by a run of the head's rows.
 
         Raises:
-            LogTruncatedError: the log begins behind where this reader stands.
+            LogTruncatedError: the log begins behind this reader's position.
         """
         check_begun(head, self.at)
         self._rows = rows
 
     def step(self) -> Step | None:
-        """Return the row to read from; None where no row known lies at or behind the reader."""
+        """Return the row to read from; None if no known row lies at or behind the position."""
         index = bisect_left(self._rows, self.at.ledger_id, key=lambda row: row.id)
         if index == len(self._rows):
             return None
@@ -142,12 +143,12 @@ class LogCursor:
         return Step(row, first_entry, index == len(self._rows) - 1)
 
     def after(self, row: LogRow) -> LogRow | None:
-        """Return the row behind one, where it is known."""
+        """Return the row that follows a row; None if it is not known."""
         index = bisect_left(self._rows, row.id + 1, key=lambda each: each.id)
         return self._rows[index] if index < len(self._rows) else None
 
     def knows(self, row: LogRow) -> bool:
-        """Return whether a row is one of those known, by its id."""
+        """Return whether a row with this row's id is known."""
         return any(each.id == row.id for each in self._rows)
 
     def enter(self, step: Step) -> None:
@@ -155,16 +156,16 @@ class LogCursor:
         self.at = Position(step.row.id, step.first_entry)
 
     def given(self, row: LogRow, last_entry: int) -> None:
-        """Note that a row's records up to an entry have been given."""
+        """Note that a row's records up to an entry have been returned."""
         self.at = Position(row.id, last_entry + 1)
 
     def finished(self, row: LogRow) -> None:
-        """Note that all records of a row have been given, and none will follow."""
+        """Note that all records of a row have been returned, and none will follow."""
         self.at = Position(row.id + 1, 0)
 
 
 def check_begun(head: LogHead, position: Position) -> None:
-    """Raise LogTruncatedError where the log begins behind the position."""
+    """Raise LogTruncatedError if the log begins behind the position."""
     if position < head.begins_at:
         raise LogTruncatedError(
             f"log {head.name!r} begins at {head.begins_at}: its records before that, such as {position}, "
@@ -175,10 +176,10 @@ def check_begun(head: LogHead, position: Position) -> None:
 
 
 def row_at_time(rows: Sequence[LogRow], time_ms: int) -> LogRow | None:
-    """Return the row from which on nothing is missed that was written at that time or later; None for none.
+    """Return the row at which to begin reading in order to miss no record written at `time_ms` or later.
 
-    That is the one before the last that was listed by then: a log's next ledger is listed while records
-    still go to the one before it. With only one listed by then, it is that.
+    It is the second to last row that was listed by then, since a log's next ledger is listed ahead. If only
+    one row was listed by then, it is that row; None if no row was.
     """
     listed = [row for row in rows if row.created_ms <= time_ms]
     return listed[-2:][0] if listed else None

@@ -1,26 +1,25 @@
 """Choosing the bookies of an ensemble: the interface of a policy, and the default one.
 
-An ensemble is a row of *seats*; entry n goes to the Qw seats from index n mod E on (`core.quorum`). A new
-ledger has all its seats vacant, an ensemble change those of the bookies that failed. A policy sees the row
-and the bookies that may be chosen, and gives one for each vacant seat. It knows neither clock nor sockets,
+An ensemble is a row of *seats*. Entry n goes to the Qw seats that start at index n mod E (`core.quorum`). All
+seats of a new ledger are vacant; in an ensemble change, the seats of failed bookies are vacant. A policy sees
+the row and the candidates, and chooses one candidate for each vacant seat. It uses neither clock nor sockets,
 and draws only from the random source that it is given.
 
-What is not a policy's business: whether a bookie can be reached (`client_aio.bookies.ensemble_finder` asks
-again without
-those that cannot), and whether it failed lately: `eligible` offers bookies in quarantine only where there are
-too few others, so that a policy may take any candidate.
+A policy may take any candidate. It need not check whether a bookie can be reached:
+`client_aio.bookies.ensemble_finder` asks again without unreachable bookies. It need not check whether a
+bookie failed lately: `eligible` offers bookies in quarantine only if there are too few others.
 
-Placing ensembles over racks: a rack that goes dark must not take all copies of an entry along.
+`WeightedRandom` is the default policy. `RackAware` places ensembles so that the failure of one rack does not
+lose all copies of an entry. A rack is a label that a bookie announces (`bookie serve --rack`), for bookies
+that fail together: a rack, a room or a zone. Each write set, Qw neighbouring seats around the end of the
+ensemble, should span at least two racks. Bookies without a label count as one rack, since they may stand
+together.
 
-A rack is a label that a bookie announces (`bookie serve --rack`): whatever fails as one, a rack, a room or a
-zone. Each write set, Qw neighbouring seats around the end of the ensemble, is to span at least two racks.
-Bookies without a label count as one rack, since nothing says that they do not stand together.
-
-The search. Racks are tried seat by seat, depth first, in the order of a random draw by weight, so that the
-weights decide wherever the racks leave a choice. A first pass gives up a branch at the first write set on one
-rack; where it finds nothing, a second one looks for the fewest such write sets. Both stop after a number of
-steps that no ensemble of up to seven seats needs. The first pass then may have overlooked a way, and says of
-its result what is true of it.
+The search of `RackAware` tries racks seat by seat, depth first, in the order of a random draw by weight. So
+the weights decide wherever the racks leave a choice. A first pass abandons a branch at the first write set on
+one rack. If it finds nothing, a second pass looks for the fewest such write sets. Both stop after a number of
+steps that no ensemble of up to seven seats needs. The first pass may then have missed a solution; the warning
+of the choice is computed from the result itself.
 """
 
 from __future__ import annotations
@@ -37,17 +36,20 @@ if TYPE_CHECKING:
 
     from metadata.access.bookies import BookieRecord
 
+_STEPS_MAX = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Seating:
     """An ensemble with vacant seats, as a policy sees it.
 
     Attributes:
-        seats: the bookies that stay, in seat order; None: vacant.
+        seats: the bookies that stay, in seat order; None for a vacant seat.
         write_quorum: how many neighbouring seats (around the end) keep one entry.
-        candidates: who may be chosen, by id; at least as many as there are vacant seats.
-        records: the registrations of those that stay, as last heard of; one may be missing.
-        former: who sat where before; empty for a new ledger. One who comes back to its own seat costs least.
+        candidates: the bookies that may be chosen, by id; at least as many as there are vacant seats.
+        records: the last known registrations of the bookies that stay; some may be missing.
+        former: the former ensemble; empty for a new ledger. A bookie that is given back its own seat costs
+            least.
     """
 
     seats: tuple[str | None, ...]
@@ -67,17 +69,17 @@ class Seating:
         return tuple(next(following) if bookie_id is None else bookie_id for bookie_id in self.seats)
 
     def rack_of(self, bookie_id: str) -> str:
-        """Return a bookie's rack label; "" for none, and for a bookie that nobody ever heard of."""
+        """Return a bookie's rack label; "" for none, and for a bookie that was never registered."""
         record = self.candidates.get(bookie_id) or self.records.get(bookie_id)
         return record.rack if record else ""
 
 
 class Choice(NamedTuple):
-    """What a policy gives back.
+    """The choice of a policy.
 
     Attributes:
-        bookies: distinct candidates, one for each vacant seat, ascending.
-        warning: what the choice fails to keep, for the log; "" when there is nothing to say.
+        bookies: distinct candidates, one for each vacant seat, in ascending order of the seats.
+        warning: for the log, the goal that the choice misses; "" for none.
     """
 
     bookies: Sequence[str]
@@ -85,14 +87,17 @@ class Choice(NamedTuple):
 
 
 class PlacementPolicy(Protocol):
-    """What a user implements to place ensembles otherwise; handed to `connect(..., placement=...)`."""
+    """An extension point: a user's policy is passed to `connect(..., placement=...)`."""
 
     def choose(self, seating: Seating, rng: random.Random) -> Choice:
-        """Choose a bookie for each vacant seat. Synchronous, quick, and drawing only from `rng`.
+        """Choose a bookie for each vacant seat.
+
+        The client calls it on its event loop for each new ensemble and each ensemble change. It must be
+        quick, and draw only from `rng`.
 
         Raises:
-            NotEnoughBookiesError: none of the candidates would do. A ledger is then not created; a writer
-                goes on without a replacement as long as Qa bookies answer, and asks again later (rule 9).
+            NotEnoughBookiesError: the policy accepts none of the candidates. A ledger is then not created. A
+                writer goes on without a replacement as long as Qa bookies answer, and retries later (rule 9).
         """
 
 
@@ -108,7 +113,7 @@ class WeightedRandom:
 def weighted_order(candidates: Mapping[str, BookieRecord], rng: random.Random) -> list[str]:
     """Return the candidates in a random order in which a heavier one tends to come earlier.
 
-    Any beginning of it is a draw by weight without replacement; those of weight 0 come last.
+    Any prefix of it is a draw by weight without replacement. Candidates of weight 0 come last.
     """
 
     # Exponential draws with the weights as rates, in ascending order (Efraimidis and Spirakis, 2006).
@@ -121,7 +126,7 @@ def weighted_order(candidates: Mapping[str, BookieRecord], rng: random.Random) -
 
 
 def back_in_own_seats(seating: Seating, chosen: Sequence[str]) -> list[str]:
-    """Reorder a choice so that everybody in it who sat in a vacant seat before sits there again."""
+    """Reorder a choice so that each chosen bookie that sat in a vacant seat before sits there again."""
     seats = list(chosen)
     if seating.former:
         for position, index in enumerate(seating.vacant):
@@ -138,11 +143,11 @@ def eligible(
     doubtful: Sequence[str],
     count: int,
 ) -> dict[str, BookieRecord]:
-    """Return the writable bookies that may be chosen for `count` seats; fewer where there are no more.
+    """Return the writable bookies that may be chosen for `count` seats; fewer if there are no more.
 
     Args:
-        excluded: never given.
-        doubtful: given only as far as there are too few others, the first of them first.
+        excluded: never returned.
+        doubtful: returned only as far as there are too few others, in this order.
     """
     writable = {
         bookie_id: record
@@ -164,14 +169,14 @@ _STEPS_MAX = 10_000
 class RackAware:
     """Draws bookies by weight so that each write set spans at least two racks, if the candidates allow it.
 
-    Where they do not, as few write sets as possible are left on one rack, and the choice carries a warning.
+    If they do not, as few write sets as possible are on one rack, and the choice carries a warning.
     """
 
     def choose(self, seating: Seating, rng: random.Random) -> Choice:
         """Choose as `PlacementPolicy.choose` says."""
         order = weighted_order(seating.candidates, rng)
         chosen = order[: len(seating.vacant)]
-        if seating.write_quorum > 1:  # a write set of one is on one rack, wherever it is
+        if seating.write_quorum > 1:  # a write set of one bookie is always on one rack
             chosen = _Search(seating, order).best()
         returned = back_in_own_seats(seating, chosen)
         if len(_alone(seating, returned)) <= len(_alone(seating, chosen)):
@@ -231,8 +236,8 @@ class _Search:
         self._fewest = 0
 
     def best(self) -> list[str]:
-        """Return a bookie for each vacant seat, with as few write sets on one rack as were found possible."""
-        for fewest in (1, len(self._seating.seats) + 1):  # below which a result counts
+        """Return a bookie for each vacant seat, with the fewest write sets on one rack that were found."""
+        for fewest in (1, len(self._seating.seats) + 1):  # a result counts if it has fewer
             self._steps, self._fewest = 0, fewest
             self._visit(0, 0)
             if self._found is not None:
@@ -243,7 +248,7 @@ class _Search:
         return [next(following[rack]) for rack in racks]
 
     def _write_sets_by_last_seat(self) -> list[list[tuple[int, ...]]]:
-        """Give, for each vacant seat, the write sets of which it is the last one to be filled."""
+        """Return, for each vacant seat, the write sets of which it is the last seat to be filled."""
         size = len(self._seating.seats)
         position = {seat: number for number, seat in enumerate(self._vacant)}
         completed: list[list[tuple[int, ...]]] = [[] for _ in self._vacant]
@@ -275,7 +280,7 @@ class _Search:
             self._racks[seat] = None
 
     def _is_over(self) -> bool:
-        # Nothing is better than no write set on one rack; and the first pass ends with its steps.
+        # No result is better than no write set on one rack. The first pass also ends at its limit of steps.
         return self._fewest == 0 or (self._fewest == 1 and self._steps > _STEPS_MAX)
 
     def _racks_to_try(self) -> Iterator[str]:
@@ -289,10 +294,10 @@ class _Search:
         yield from sorted(left, key=next_of)
 
     def _may_suffice(self, number: int) -> bool:
-        """Return whether what is left could fill the seats left, with no write set on one rack.
+        """Return whether the remaining bookies could fill the remaining seats with no write set on one rack.
 
-        In n seats in a row, one of each Qw must be on another rack, so a rack fills at most n − n // Qw. That
-        is said of new ensembles only: elsewhere, those that stay stand between the seats.
+        Of n seats in a row, one of each Qw must be on another rack. So a rack fills at most n − n // Qw of
+        them. This holds for new ensembles only: otherwise bookies that stay sit between the vacant seats.
         """
         if len(self._vacant) < len(self._racks):
             return True

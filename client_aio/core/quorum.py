@@ -3,9 +3,9 @@
 Entry n of a fragment goes to the Qw bookies of its ensemble that start at index n mod E. So there are E
 write sets, named here by their starting index. A set of bookies is written as a bit mask of indexes.
 
-The definition that everything rests on: an entry may have been acknowledged if some Qa bookies of its write
-set hold it. A set of answers *covers* a write set when no Qa of its bookies are without an answer, that is,
-when no ack quorum can exist that we have not heard a member of (rule 12b).
+The central definition: an entry may have been acknowledged if some Qa bookies of its write set hold it. A set
+of answers *covers* a write set when fewer than Qa of its bookies are without an answer. Then every possible
+ack quorum has a member that has answered (rule 12b).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def write_set(start: int, ensemble_size: int, write_quorum: int) -> tuple[int, .
 
 
 def write_set_mask(start: int, ensemble_size: int, write_quorum: int) -> int:
-    """Return the same as a bit mask."""
+    """Return the write set that starts at index `start`, as a bit mask."""
     mask = 0
     for index in write_set(start, ensemble_size, write_quorum):
         mask |= 1 << index
@@ -46,7 +46,7 @@ def can_acknowledge(failed: int, ensemble_size: int, write_quorum: int, ack_quor
 
 
 def proves_absent(negatives: int, write_quorum: int, ack_quorum: int) -> bool:
-    """Return whether that many answers "no such entry" leave no ack quorum for the entry (rule 12c)."""
+    """Return whether so many answers "no such entry" leave no ack quorum for the entry (rule 12c)."""
     return negatives >= write_quorum - ack_quorum + 1
 
 

@@ -1,25 +1,25 @@
 """Finding where a dead writer's ledger ends: the fencing reads and the recovery reads of rule 12.
 
-A takeover of an unbounded ledger does the same to its last fragment, under its own term, and then goes on
-instead of closing (`client_aio.core.takeover`).
+A takeover of an unbounded ledger does the same to its last fragment, under its own term. It then opens a new
+fragment instead of closing the ledger (`client_aio.core.takeover`).
 
 The theory. Fencing LAC reads go to the last fragment's ensemble until every write set is *covered*: fewer
-than Qa of its bookies are without an answer. From then on no entry can be acknowledged that we do not hear
-of, since every ack quorum has a member that refuses the writer's term.
+than Qa of its bookies are without an answer. From then on every ack quorum has a member that refuses the
+writer's term. So no entry can be acknowledged that the recovery does not learn of.
 
-That alone does not find the end: an add may have reached some bookies before the fence did. So from the
-highest verified LAC on, each entry is asked for with *recovery reads*, which fence as well:
+Fencing alone does not find the end: an add may have reached some bookies before the fence did. So each entry
+above the highest verified LAC is asked for with *recovery reads*, which fence as well:
 
-- one positive, verified answer: the entry may have been acknowledged, so it is recovered: written back;
-- Qw − Qa + 1 answers "no such entry": no ack quorum can have it, now or ever. That is the end. Everything
-  behind it is cut off, also entries that some bookie holds: they were never acknowledged, since an entry is
-  acknowledged only after all before it;
-- anything else is no answer. A bookie that lost data says *unknown*, which counts on neither side (rule 4).
+- One positive, verified answer: the entry may have been acknowledged. It is recovered, that is, written back.
+- Qw − Qa + 1 answers "no such entry": no ack quorum can have the entry, now or ever. The ledger ends before
+  it. Everything behind the end is cut off, including entries that some bookie holds. They were never
+  acknowledged, since an entry is acknowledged only after all entries before it.
+- Anything else is no answer. A bookie that lost data answers *unknown*, which counts for neither (rule 4).
 
-Owns the tallies. Asks in runs: a bookie answers with all it has from an entry on, and with the first that
-it has not; only that one is a statement of absence.
+Owns the tallies. A recovery read asks for a run of entries. A bookie answers with all entries that it has
+from the first one on, and with the first id that it has not. Only that id is stated to be absent.
 
-Invariant: `following` moves by one entry at a time, and never past one that is not decided.
+Invariant: `following` moves by one entry at a time, and never past an entry that is not decided.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _RUN_ENTRIES = 4096
 
 
 def recovery_term(metadata: LedgerMetadata) -> int:
-    """Return the term of whoever recovers: the final one, or in an unbounded ledger that of the takeover."""
+    """Return the term of a recovery: the final term, or in an unbounded ledger that of the takeover."""
     return metadata.term if metadata.is_unbounded else TERM_FINAL
 
 
 def entered(metadata: LedgerMetadata) -> LedgerMetadata | None:
-    """Return the ledger IN_RECOVERY (rule 12a); None where it is that already, or CLOSED."""
+    """Return the metadata IN_RECOVERY (rule 12a); None if they are IN_RECOVERY already, or CLOSED."""
     return metadata.begin_recovery() if metadata.state is LedgerState.OPEN else None
 
 
@@ -59,8 +59,8 @@ def fencing_lac_read(metadata: LedgerMetadata) -> ReadLac:
 def recovery_read(metadata: LedgerMetadata, ask: Ask, bytes_max: int) -> Read:
     """Return the request for a run of entries (rule 12c).
 
-    It fences as well: else a bookie that the LAC reads did not wait for could say "no such entry", and then
-    acknowledge that very entry to the writer.
+    It fences as well. A bookie that the LAC reads did not wait for could otherwise answer "no such entry",
+    and then acknowledge that very entry to the writer.
     """
     last = min(ask.first + (_RUN_ENTRIES - 1) * ask.stride, ENTRY_ID_MAX)
     term, content_term = recovery_term(metadata), metadata.last_fragment.content_term
@@ -68,7 +68,7 @@ def recovery_read(metadata: LedgerMetadata, ask: Ask, bytes_max: int) -> Read:
 
 
 def believed(statement: LacStatement | None, metadata: LedgerMetadata, digest: Digest) -> LacStatement | None:
-    """Return a LAC statement that can be verified; None for another, which counts as −1 (rule 12b)."""
+    """Return a LAC statement if it can be verified; None if not: it counts as −1 (rule 12b)."""
     if statement is None or statement.content_term > metadata.last_fragment.content_term:
         return None
     return statement if digest.is_genuine(statement) else None
@@ -78,8 +78,8 @@ class FenceTally:
     """Collects the answers to fencing LAC reads (rule 12b).
 
     Args:
-        first_entry: of the last fragment: everything before it is acknowledged, and with guaranteed write
-            quorum on all of its write sets.
+        first_entry: that of the last fragment. Every entry before it is acknowledged, and with guaranteed
+            write quorum fully replicated.
     """
 
     def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int, first_entry: int) -> None:
@@ -89,7 +89,7 @@ class FenceTally:
         self.lafr = first_entry - 1
 
     def answer(self, seat: int, lac: int | None, lafr: int = NO_ENTRY) -> None:
-        """Note a durable fence and the LAC and LAFR stated with it; None where none could be verified."""
+        """Note a durable fence, and the LAC and LAFR stated with it; None if they could not be verified."""
         self._answered |= 1 << seat
         if lac is not None:
             self.lac = max(self.lac, lac)
@@ -97,7 +97,7 @@ class FenceTally:
 
     @property
     def is_covered(self) -> bool:
-        """Return whether no ack quorum is left without an answer."""
+        """Return whether every ack quorum has a member that has answered."""
         return covers_all_write_sets(self._answered, *self._sizes)
 
     @property
@@ -107,7 +107,7 @@ class FenceTally:
 
 
 class Ask(NamedTuple):
-    """A recovery read to send: entries `first`, `first + stride`, … of the write set, to one seat."""
+    """A recovery read to send to one seat: entries `first`, `first + stride`, … of its write set."""
 
     seat: int
     first: int
@@ -128,21 +128,21 @@ class End(NamedTuple):
 
 
 class Inconclusive(NamedTuple):
-    """Nobody outstanding can decide about the entry; these seats gave no answer that counts."""
+    """No outstanding answer can decide about the entry. These seats gave no answer that counts."""
 
     entry_id: int
     seats: list[int]
 
 
 class EntrySearch:
-    """Decides, entry by entry, what is recoverable and where the ledger ends (rule 12c).
+    """Decides, entry by entry, which entries are recoverable and where the ledger ends (rule 12c).
+
+    The caller reports outcomes with `answer` and `error`. After each it calls `step` until that returns None.
 
     Args:
-        lac: the highest verified LAC: an entry up to it was acknowledged, and no number of answers can prove
-            it absent. Below `first_entry`, except with guaranteed write quorum, whose recovery starts
+        lac: the highest verified LAC. An entry up to it was acknowledged: no number of answers can prove it
+            absent. It lies below `first_entry`, except with guaranteed write quorum, whose recovery starts
             behind the LAFR.
-
-    Feed it with `answer` and `error`; after each, call `step` until it gives None.
     """
 
     def __init__(
@@ -161,13 +161,14 @@ class EntrySearch:
         self._ack_quorum = ack_quorum
         self._stride = 1 if ensemble_size == write_quorum else ensemble_size
         self._present: dict[int, bytes] = {}
-        # By class of entries (their remainder modulo the stride) and seat:
-        self._verdicts: dict[tuple[int, int], tuple[int, bool]] = {}  # at which id: absent, or unknown
+        # Keys: the class of entries (their remainder modulo the stride) and the seat. A verdict: the id at
+        # which the seat stopped, and whether it has no such entry (else it does not know).
+        self._verdicts: dict[tuple[int, int], tuple[int, bool]] = {}
         self._outstanding: set[tuple[int, int]] = set()
         self._silent: set[tuple[int, int]] = set()
 
     def step(self) -> list[Ask] | Found | End | Inconclusive | None:
-        """Return what can be decided, or is to be asked, now; None while answers are outstanding."""
+        """Return the next decision, or the reads to send; None while answers are outstanding."""
         entry_id = self.following
         payload = self._present.pop(entry_id, None)
         if payload is not None:
@@ -189,7 +190,7 @@ class EntrySearch:
         return Inconclusive(entry_id, [seat for seat in seats if seat not in absent])
 
     def answer(self, ask: Ask, blocks: list[Block], stop: Stop, stop_entry: int) -> None:
-        """Note what a seat answered; the blocks are verified, and hold what lies before `stop_entry`."""
+        """Note what a seat answered. The blocks are verified, and hold the entries before `stop_entry`."""
         key = (ask.first % self._stride, ask.seat)
         self._outstanding.discard(key)
         for block in blocks:
@@ -200,7 +201,7 @@ class EntrySearch:
             self._verdicts[key] = (stop_entry, stop is Stop.NO_SUCH_ENTRY)
 
     def error(self, ask: Ask) -> None:
-        """Note that a seat gave no answer; it is not asked again."""
+        """Note that a seat gave no answer. It is not asked again."""
         key = (ask.first % self._stride, ask.seat)
         self._outstanding.discard(key)
         self._silent.add(key)
@@ -215,11 +216,11 @@ class EntrySearch:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredEnd:
-    """The change to CLOSED behind what was recovered (rule 12e).
+    """The change to CLOSED behind the last recovered entry (rule 12e).
 
     Attributes:
         known: the metadata from which the recovery started.
-        fragments: those, with the ensemble changes that the recovery made in memory (rule 12d).
+        fragments: the fragments of `known`, with the ensemble changes made in memory (rule 12d).
     """
 
     known: LedgerMetadata
@@ -228,9 +229,9 @@ class RecoveredEnd:
     length: int
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
-        """Return what to write in place of these metadata; None where they are not those recovered."""
+        """Return the metadata to write in place of these; None if their last fragment was not recovered."""
         if metadata.is_closed or metadata.last_fragment != self.known.last_fragment:
             return None
-        # Earlier fragments may have been repaired meanwhile (rule 14): those are taken as they are now.
+        # Rule 14: earlier fragments may have been repaired meanwhile. The present ones are kept.
         fragments = (*metadata.fragments[:-1], *self.fragments[len(self.known.fragments) - 1 :])
         return metadata.close(self.last_entry, self.length, fragments=fragments)

@@ -1,23 +1,23 @@
-"""Planning a repair: what a bookie owed, who else holds it, and what changes in the metadata (rule 14).
+"""Planning a repair: the entries that a bookie owes, their other holders, and the metadata change (rule 14).
 
-The theory. Repair puts one bookie in another's place in fragments that take no more entries: all of a CLOSED
-ledger, else all but the last. There the entries that the ledger consists of are fixed, so whichever copy
-carries an intact checksum is as good as any other, and copying needs no term. The last fragment of a ledger
-that is not CLOSED is left alone, for two reasons:
+The theory. Repair puts one bookie in another's place in fragments that take no more entries: all fragments of
+a CLOSED ledger, else all but the last. The entries of such a fragment are fixed. So every copy with an intact
+checksum is as good as any other, and copying needs no term. The last fragment of a ledger that is not CLOSED
+is left alone, for two reasons:
 
-- its writer may live. A copier cannot tell which of its entries are acknowledged, and one that fenced to
-  find out would end a writer that is well;
-- somebody may be recovering it. A recovery counts answers "no such entry" of the ensemble that it began
-  with; a newcomer that holds nothing yet would give such answers for entries that are acknowledged.
+- Its writer may be alive. A copier cannot know which entries are acknowledged, and if it fenced to find out
+  it would end a healthy writer.
+- The ledger may be in recovery. A recovery counts answers "no such entry" of the ensemble that it began with.
+  A replacement that holds nothing yet would give such answers for acknowledged entries.
 
-So that fragment is repaired by recovering the ledger, which closes it, and then like any other.
+To repair that fragment, the ledger is first recovered, which closes it.
 
-The earlier fragments of an unbounded ledger stand in pages (`metadata.model.paged_list`). Those are always
-complete: each is followed by another one.
+The earlier fragments of an unbounded ledger stand in pages (`metadata.model.paged_list`). They are always
+complete, since another fragment follows each of them.
 
 A change of the metadata replaces one id in the `bookies` of one fragment, at the same index, and nothing
-else. A writer or a recovery that finds its compare-and-set in conflict with one takes the earlier fragments
-as they are now, and keeps its own last ones.
+else. The compare-and-set of a writer or a recovery may conflict with such a change. It then takes the present
+earlier fragments, and keeps its own last fragments.
 
 Owns the arithmetic of what is owed. An *entry is owed* by a bookie of its fragment whose seat is in the
 entry's write set, and by no other.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """A fragment that can be repaired; `last_entry` is below `first_entry` where it holds nothing."""
+    """A fragment that can be repaired. If it is empty, `last_entry` is below `first_entry`."""
 
     first_entry: int
     last_entry: int
@@ -48,18 +48,18 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What is to be repaired now, and whether the bookie is in a last fragment that must wait."""
+    """The fragments to repair now, and whether the bookie is also in a last fragment that must wait."""
 
     parts: tuple[Part, ...]
     is_last_left: bool
 
 
 def complete_parts(fragments: Sequence[Fragment], last_entry: int | None) -> tuple[Part, ...]:
-    """Return the fragments that are complete: all but the last, and that one if it is said where it ends.
+    """Return the complete fragments: all but the last, and the last too if its end is given.
 
     Args:
-        fragments: some that follow one another.
-        last_entry: the last one's; None where it may still grow.
+        fragments: consecutive fragments.
+        last_entry: the last entry of the last fragment; None if it may still grow.
     """
     ends = [fragment.first_entry - 1 for fragment in fragments[1:]]
     if last_entry is not None:
@@ -71,17 +71,17 @@ def complete_parts(fragments: Sequence[Fragment], last_entry: int | None) -> tup
 
 
 def plan(metadata: LedgerMetadata, bookie_id: str) -> Plan:
-    """Return the fragments of the head that a bookie can be replaced in, by the metadata as read."""
+    """Return the fragments of the head in which a bookie can be replaced, by the metadata as read."""
     parts = complete_parts(metadata.fragments, metadata.last_entry)
     is_last_left = not metadata.is_closed and bookie_id in metadata.last_fragment.bookies
     return Plan(tuple(part for part in parts if bookie_id in part.bookies), is_last_left)
 
 
 def owed(metadata: LedgerMetadata, part: Part, bookie_id: str, entries_max: int) -> Iterator[ClassRange]:
-    """Yield what the bookie owes of a fragment, cut into ranges of at most `entries_max` entries.
+    """Yield the entries that the bookie owes of a fragment, in ranges of at most `entries_max` entries.
 
-    The `bookies` of a range are the others of its write set; which of them comes first goes round, so that
-    the work is spread over them.
+    The `bookies` of a range are the other bookies of its write set. A different bookie comes first in each
+    range, so that the reads are spread over them.
     """
     size, stride = metadata.ensemble_size, stride_of(metadata)
     seat = part.bookies.index(bookie_id)
@@ -107,7 +107,7 @@ def owed(metadata: LedgerMetadata, part: Part, bookie_id: str, entries_max: int)
 
 
 def split(wanted: ClassRange, rows: Iterable[Row]) -> tuple[list[ClassRange], list[ClassRange]]:
-    """Cut a range into what a bookie's listing lacks, and what it lists."""
+    """Split a range into the entries that a bookie's listing lacks, and the entries that it lists."""
     ids = range(wanted.first, wanted.last + 1, wanted.stride)
     marks = listed(ids, rows, wanted.content_term)
     lacking, there = (
@@ -118,11 +118,11 @@ def split(wanted: ClassRange, rows: Iterable[Row]) -> tuple[list[ClassRange], li
 
 
 def replaced(metadata: LedgerMetadata, part: Part, old: str, new: str) -> LedgerMetadata | None:
-    """Put `new` in the place of `old` in a fragment, by the metadata as they are now (after a conflict, too).
+    """Put `new` in the place of `old` in a fragment of the present metadata; also called after a conflict.
 
     Returns:
-        The metadata to write; None when the fragment is no longer the one that was planned for (somebody
-        else repaired it), so that the plan is to be made anew.
+        The metadata to write; None if the fragment is no longer the planned one, because another client
+        repaired it. The plan must then be made anew.
     """
     for index, fragment in enumerate(metadata.fragments):
         if fragment.first_entry == part.first_entry:
@@ -134,15 +134,15 @@ def replaced(metadata: LedgerMetadata, part: Part, old: str, new: str) -> Ledger
 def replaced_in_page(
     fragments: Sequence[Fragment], last_entry: int, part: Part, old: str, new: str
 ) -> tuple[Fragment, ...] | None:
-    """Do as `replaced`, in a page as it is now.
+    """Do as `replaced`, in the present contents of a page.
 
     Args:
-        fragments: those of the page that count: it may have been trimmed since the repair was planned.
-        last_entry: the last one's.
+        fragments: the page's fragments that have not been trimmed.
+        last_entry: the last entry of the last of them.
 
     Returns:
-        The fragments for the page that takes its place; None when that which was planned for is not there as
-        it was, so that the plan is to be made anew.
+        The fragments for the page that takes its place; None if the fragment is no longer the planned one.
+        The plan must then be made anew.
     """
     if part not in complete_parts(fragments, last_entry) or old not in part.bookies or new in part.bookies:
         return None

@@ -1,7 +1,7 @@
 """Making a ledger: its settings, and the steps from an id to a writer that has started.
 
-Owns what is legal to ask for. Does not own the writers, nor what they are for: an application's ledger and
-each ledger of a log are made here.
+Owns the check of the settings. Does not own the writers: an application's ledger and each ledger of a log are
+made here.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ async def create_ledger(
 
     Args:
         make: builds the writer.
-        id_min: the least id that will do; lower ones are drawn and lost.
+        id_min: the least acceptable id; lower ids are drawn and lost.
 
     Raises:
         NotEnoughBookiesError: fewer than E bookies can be reached.
-        MetadataUnavailableError: the ledger may exist, now or later; nobody has its id.
+        MetadataUnavailableError: the ledger may exist, now or later. No client has its id.
     """
     metadata, proof = await new_metadata(context, settings, id_min=id_min)
     version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
@@ -76,7 +76,7 @@ async def new_metadata(
     id_min: int = 0,
     unbounded: UnboundedRecord | None = None,
 ) -> tuple[LedgerMetadata, Digest]:
-    """Draw an id, find an ensemble, and give a new ledger's metadata, which nobody has seen, and its digest.
+    """Draw an id and find an ensemble; return a new ledger's metadata, not written yet, and its digest.
 
     Raises:
         NotEnoughBookiesError: fewer than E bookies can be reached.
@@ -104,7 +104,10 @@ async def new_metadata(
 
 
 async def start_writer(context: ClientContext, writer: Writer) -> Writer:
-    """Start a writer that has just been made, and have the client end it when the client is closed."""
+    """Start a new writer, and register it with the client, which aborts it when the client is closed.
+
+    If the start fails, the writer is aborted, and the error is raised.
+    """
     context.keep(writer)
     try:
         await writer.start()

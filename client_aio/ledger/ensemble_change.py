@@ -1,14 +1,15 @@
 """Ensemble changes of one window: the shell around `client_aio.core.ensemble_change.EnsembleChangeMachine`.
 
-Shared by a ledger's writer, which writes each change to the metadata store, and by recovery, which keeps them
-in memory until it closes the ledger (rule 12d). Owns the one task that carries out the steps.
+Shared by a ledger's writer and by recovery. A writer writes each change to the metadata store. A recovery
+keeps its changes in memory until it closes the ledger (rule 12d). Owns the one task that carries out the
+steps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from client_aio.core.ensemble_change import (
     Abandon,
@@ -34,12 +35,12 @@ from metadata.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Sequence
 
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
+    from client_aio.core.add_window import AddWindow
     from client_aio.core.ensemble_change import EnsembleChangeMachine
-    from client_aio.ledger.replicator import Replicator
     from metadata.model.ledger import Fragment, LedgerMetadata
 
 logger = logging.getLogger(__name__)
@@ -47,63 +48,90 @@ logger = logging.getLogger(__name__)
 Token = TypeVar("Token")
 
 
-class EnsembleChangeTask(Generic[Token]):
-    """Replaces failed bookies, one change at a time.
+class ChangesOwner(Protocol):
+    """The writer, or the recovery, whose ensemble is changed."""
 
-    Args:
-        metadata: gives the ledger's metadata as they are known now.
-        write: writes a change; gives False when it has been refused, and everything has been withdrawn.
-        is_needed: tells whether anything is still owed to anybody.
-        on_given_up: called when the ledger cannot be written to any more.
-    """
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """Return the ledger's metadata as now known."""
+
+    def _needs_bookies(self) -> bool:
+        """Return whether entries must still reach bookies; if not, no change is made."""
+
+    async def _write_change(self, change: EnsembleChange) -> bool:
+        """Write a change; returns False if it was refused, which has failed the owner."""
+
+    def _fail(self, error: BookKeeperError) -> None:
+        """Note that the ledger cannot be written to any more."""
+
+
+class EnsembleSeats(Protocol[Token]):
+    """The seats of an ensemble; `client_aio.ledger.replication.Replicator` says what each member does."""
+
+    @property
+    def window(self) -> AddWindow[Token]: ...
+
+    @property
+    def disowning(self) -> list[str]: ...
+
+    def describe_failed(self) -> str: ...
+
+    def seat_replacements(
+        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+    ) -> None: ...
+
+    def abandon(self) -> None: ...
+
+    def reseat(
+        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+    ) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+class EnsembleChangeTask(Generic[Token]):
+    """Replaces failed bookies, one change at a time."""
 
     def __init__(
         self,
         context: ClientContext,
         changer: EnsembleChangeMachine[Token],
-        replicator: Replicator[Token],
-        *,
-        metadata: Callable[[], LedgerMetadata],
-        write: Callable[[EnsembleChange], Awaitable[bool]],
-        is_needed: Callable[[], bool],
-        on_given_up: Callable[[BookKeeperError], None],
+        replicator: EnsembleSeats[Token],
+        owner: ChangesOwner,
     ) -> None:
         self._context = context
         self._changer = changer
         self._replicator = replicator
-        self._metadata = metadata
-        self._write = write
-        self._is_needed = is_needed
-        self._on_given_up = on_given_up
+        self._owner = owner
         self._connections: dict[str, BookieConnection] = {}
-        self._disowning: set[str] = set()  # bookies that have buried the id of the ledger, which is there
-        self._seated_at: dict[str, float] = {}  # by the loop's clock, of those that took a seat
+        self._disowning: set[str] = set()  # bookies that tombstoned the id of the ledger, though it exists
+        self._seated_at: dict[str, float] = {}  # when each bookie took its seat, by the loop's clock
         self._progress = asyncio.Event()
         self._is_finishing = asyncio.Event()
         self._patience = _Patience(context.config.ensemble_change_timeout_s)
         self._rolls: list[asyncio.Future[None]] = []
-        self._later_rolls: list[asyncio.Future[None]] = []  # asked for when a roll had begun
+        self._later_rolls: list[asyncio.Future[None]] = []  # requested when a roll had begun
         self._task: asyncio.Task[None] | None = None
 
     @property
     def fragment(self) -> Fragment:
-        """Return the last fragment as this window's owner last wrote it, whatever others have made of it."""
+        """Return the last fragment as this window's owner last wrote it; others may have changed it since."""
         return self._changer.fragment
 
     def begin(self) -> None:
-        """Look after the seats that have failed, now or after the change that is under way."""
+        """Replace the bookies of failed seats, now or after the change that is under way."""
         self._progress.set()
         if self._task is None or self._task.done():
-            # Failures found until the task first runs, or while it waits, are handled together.
+            # Seats that fail before the task first runs, or while it waits, are replaced together.
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name=f"ensemble change of ledger {self._replicator.window.ledger_id}"
             )
 
     def roll(self) -> asyncio.Future[None]:
-        """Begin a new fragment, after what is under way.
+        """Begin a new fragment, after the change that is under way.
 
         Returns:
-            A future, done when it is written, or when everything has been withdrawn; with an error where the
+            A future that is done when the fragment is written, or when the owner has failed. It fails if the
             roll is given up: the metadata store cannot be reached, or the metadata are full.
         """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -113,24 +141,23 @@ class EnsembleChangeTask(Generic[Token]):
         return future
 
     def moved(self) -> None:
-        """Look again whether the replacements hold their copies, and whether what was sent is
-        acknowledged."""
+        """Check again whether the replacements hold their copies, and whether the window is drained."""
         self._progress.set()
 
     async def finish(self) -> None:
-        """Wait until no change is under way, and begin none any more; nothing is owed to anybody."""
+        """Begin no further change, and wait until none is under way. The owner needs no bookies any more."""
         self._is_finishing.set()
         if self._task is not None:
             await asyncio.wait([self._task])
 
     def stop(self) -> None:
-        """Stop where it stands; the outcome of a change under way stays open."""
+        """Stop at once. The outcome of a change under way stays unknown."""
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
-            self._end_all_rolls()  # A task that is cancelled before it first runs sees to nothing.
+            self._end_all_rolls()  # A task that is cancelled before it first runs does not end them.
 
     async def cancel(self) -> None:
-        """Do as `stop`, and wait until it has."""
+        """Stop, and wait until the task has ended."""
         self.stop()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -138,17 +165,17 @@ class EnsembleChangeTask(Generic[Token]):
     async def _run(self) -> None:
         try:
             step = self._changer.next()
-            while step is not None and self._is_needed():
+            while step is not None and self._owner._needs_bookies():
                 if isinstance(step, (Find, Wait, Drain, GiveUp)) and self._replicator.disowning:
                     await self._check_that_it_exists()
                 step = await self._carry_out(step)
         except BookKeeperError as error:
-            self._on_given_up(error)
+            self._owner._fail(error)
         except Exception as error:
-            # A mistake of ours must not leave everybody waiting for a task that has ended.
+            # A bug of ours must not leave callers waiting for a task that has ended.
             ledger_id, why = self._replicator.window.ledger_id, f"an ensemble change failed: {error!r}"
             logger.exception("ledger=%d %s", ledger_id, why)
-            self._on_given_up(WriterAbortedError(why, ledger_id=ledger_id))
+            self._owner._fail(WriterAbortedError(why, ledger_id=ledger_id))
         finally:
             self._end_all_rolls()
 
@@ -166,7 +193,7 @@ class EnsembleChangeTask(Generic[Token]):
                 future.set_result(None)
             else:
                 future.set_exception(error)
-                future.exception()  # looked at: nobody need wait for it
+                future.exception()  # retrieved: asyncio logs no error if nobody awaits it
 
     async def _carry_out(self, step: Step) -> Step:
         changer, replicator = self._changer, self._replicator
@@ -177,7 +204,7 @@ class EnsembleChangeTask(Generic[Token]):
                 await self._wait(is_frozen)
                 return changer.next()
             case Copy(bookies, seats):
-                replicator.seat_newcomers(bookies, seats, self._connections)
+                replicator.seat_replacements(bookies, seats, self._connections)
                 await self._copy()
                 if replicator.disowning:
                     await self._check_that_it_exists()
@@ -192,40 +219,42 @@ class EnsembleChangeTask(Generic[Token]):
                 await self._drain(failed)
                 return changer.drained()
             case Write(change):
-                return changer.written() if await self._write(change) else None
+                return changer.written() if await self._owner._write_change(change) else None
             case Reseat(bookies, seats):
                 replicator.reseat(bookies, seats, self._connections)
                 self._note_seated(bookies, seats)
                 is_rolling = changer.is_rolling
                 following = changer.reseated()
                 if not changer.is_roll_due:
-                    self._connections = {}  # else those found for the roll wait for it
+                    self._connections = {}  # If a roll is due, it needs the connections found for it.
                 if is_rolling and not changer.is_rolling:
                     self._end_rolls(None)
                     self._rolls, self._later_rolls = self._later_rolls, []
-                replicator.flush()  # What a roll held back; it lies before the next one.
-                # A seat that failed by that has been looked after by nobody: this task has not ended yet.
+                replicator.flush()  # The entries that a roll held back lie before the next roll.
+                # A seat that failed by the flush was not looked after: `begin` does nothing while this task
+                # runs.
                 return changer.next() if following is None else following
             case GiveUp(why):
                 raise self._not_enough(why)
         raise AssertionError(step)
 
     async def _check_that_it_exists(self) -> None:
-        """Ask the metadata store where a bookie says that the ledger has been deleted: only that knows.
+        """Ask the metadata store whether the ledger exists, after a bookie answered that it was deleted.
 
-        A bookie that is wrong will be wrong for ever, and gets no seat again. While the store cannot be asked
-        it counts as any other that refuses adds.
+        A bookie that is wrong stays wrong, and gets no seat again. While the store cannot be reached, the
+        bookie counts as any other bookie that refuses adds.
 
         Raises:
-            NoSuchLedgerError: it has been deleted.
-            NotEnoughBookiesError: it cannot be asked, and nothing has been acknowledged for too long.
+            NoSuchLedgerError: the ledger has been deleted.
+            NotEnoughBookiesError: the store cannot be reached, and nothing has been acknowledged for too
+                long.
         """
-        ledger_id = self._metadata().ledger_id
+        ledger_id = self._owner.metadata.ledger_id
         try:
             await self._context.ledgers.read(ledger_id, sync=True)
         except MetadataUnavailableError as error:
             logger.warning("ledger=%d whether it exists: %s", ledger_id, error)
-            # Asking may take longer than a bookie counts as just seated: nothing else would look at the time.
+            # The read may take longer than a bookie counts as just seated. Then only this checks the timeout.
             if self._is_stuck:
                 self._check_patience(f"whether it exists cannot be asked: {error}")
             return
@@ -235,7 +264,7 @@ class EnsembleChangeTask(Generic[Token]):
         changer = self._changer
         try:
             bookies, connections = await self._context.finder.replace(
-                self._metadata(), changer.target, seats, excluded=self._disowning
+                self._owner.metadata, changer.target, seats, excluded=self._disowning
             )
         except NotEnoughBookiesError as error:
             step = changer.not_found()
@@ -247,18 +276,18 @@ class EnsembleChangeTask(Generic[Token]):
                 )  # fmt: skip
             return step
         if any(self._has_just_been_seated(bookie_id) for bookie_id in connections):
-            # One that takes connections and refuses adds would be resent everything without end.
+            # A bookie that accepts connections and refuses adds would be resent everything, without end.
             await self._wait(is_frozen=self._is_stuck)
             return changer.next()
-        if not self._is_needed():
-            return None  # All is acknowledged by now: nothing is frozen for a change that nobody makes.
+        if not self._owner._needs_bookies():
+            return None  # Everything is acknowledged by now: the window must not be frozen for no change.
         self._connections |= connections
         return changer.found(bookies)
 
     async def _find_all(self) -> Step:
-        changer, metadata = self._changer, self._metadata()
+        changer, metadata = self._changer, self._owner.metadata
         try:
-            # A roll can wait for the metadata store; once its compare-and-set has begun, all adds wait too.
+            # Without the store a roll can wait. Once its compare-and-set has begun, all adds wait too.
             await self._context.ledgers.read(metadata.ledger_id)
         except MetadataUnavailableError as error:
             logger.warning("ledger=%d its next fragment waits: %s", metadata.ledger_id, error)
@@ -284,7 +313,7 @@ class EnsembleChangeTask(Generic[Token]):
 
     async def _drain(self, failed: int) -> None:
         window = self._replicator.window
-        while not window.is_drained and window.failed == failed and self._is_needed():
+        while not window.is_drained and window.failed == failed and self._owner._needs_bookies():
             self._progress.clear()
             await self._progress.wait()
 
@@ -299,12 +328,12 @@ class EnsembleChangeTask(Generic[Token]):
 
     @property
     def _is_stuck(self) -> bool:
-        """Return whether nothing is acknowledged until bookies are found."""
+        """Return whether nothing can be acknowledged until bookies are found."""
         window = self._replicator.window
         return window.is_frozen or not window.can_acknowledge
 
     def _check_patience(self, why: str) -> None:
-        """Raise NotEnoughBookiesError if it has been so for too long."""
+        """Raise NotEnoughBookiesError if the window has been stuck for too long."""
         if self._patience.is_over(asyncio.get_running_loop().time(), self._replicator.window.lac):
             raise self._not_enough(why)
 
@@ -324,7 +353,7 @@ class EnsembleChangeTask(Generic[Token]):
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def _copy(self) -> None:
-        while self._replicator.window.awaits_copies and self._is_needed():
+        while self._replicator.window.awaits_copies and self._owner._needs_bookies():
             self._progress.clear()
             await self._progress.wait()
 
@@ -337,7 +366,7 @@ class EnsembleChangeTask(Generic[Token]):
 
 
 class _Patience:
-    """How long a frozen window waits: bookies that come, refuse and come again do not begin it anew."""
+    """The timeout of a stuck window. Bookies that come, refuse adds and come again do not restart it."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -345,7 +374,7 @@ class _Patience:
         self._lac: int | None = None
 
     def is_over(self, now: float, lac: int) -> bool:
-        """Return whether it has been frozen at this LAC for the whole time."""
+        """Return whether the window has been stuck at this LAC for the whole timeout."""
         if lac != self._lac or now > self._asked_at + self._timeout_s:
             self._since, self._lac = now, lac
         self._asked_at = now

@@ -358,3 +358,27 @@ async def entries_of(batches: BatchStream) -> EntryStream:
         async for batch in batches:
             for entry in batch:
                 yield entry
+
+
+def writers_reader(
+    context: ClientContext, last_written: Callable[[], LedgerMetadata], digest: Digest
+) -> EntryReader:
+    """Make a reader of the entries that a writer has had acknowledged.
+
+    Args:
+        last_written: returns the ledger's metadata as the writer last wrote them. They may be out of date: a
+            repair may have replaced bookies of earlier fragments. Metadata that are read again serve this
+            reader alone, until the writer writes the next ones.
+    """
+    read_again: tuple[LedgerMetadata, LedgerMetadata] | None = None  # for which last written ones, and these
+
+    def metadata() -> LedgerMetadata:
+        written = last_written()
+        return written if read_again is None or read_again[0] is not written else read_again[1]
+
+    async def refresh() -> None:
+        nonlocal read_again
+        written = last_written()
+        read_again = written, (await context.ledgers.read(written.ledger_id, sync=True))[0]
+
+    return EntryReader(context, metadata, digest, on_statement=lambda _: None, refresh=refresh)

@@ -1,7 +1,4 @@
-"""Those who wait until an entry is acknowledged, beside the entry's own future.
-
-How the failure of a writer reaches those who wait.
-"""
+"""Futures of a writer: waiting for acknowledgements, and how the writer's failure reaches every waiter."""
 
 from __future__ import annotations
 
@@ -19,37 +16,37 @@ if TYPE_CHECKING:
 
 
 def fail_all(futures: Iterable[asyncio.Future[Any] | None], error: BookKeeperError) -> None:
-    """Return an error to all that are not done, in order.
+    """Fail every future that is not done, in order.
 
-    Without a traceback: each raising of an error adds to the one that it has, with the frames of who called.
+    The error has no traceback: each `raise` would extend it with the frames of another caller.
     """
     for future in futures:
         if future is not None and not future.done():
             future.set_exception(error.with_traceback(None))
-            future.exception()  # looked at: one that nobody awaits does not fill the log
+            future.exception()  # retrieved: asyncio logs no error if nobody awaits it
 
 
 class EntryWaiters:
-    """Waiters for entries, in the order of the entries."""
+    """Tasks that wait for entries beside the entries' own futures, in the order of the entries."""
 
     def __init__(self) -> None:
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def wait_for(self, entry_id: int) -> None:
-        """Wait until `reached` tells of this entry or a later one; raises what `fail` is given."""
+        """Wait until `reached` is called with this entry or a later one; raises the error given to `fail`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((entry_id, waiter))
         await waiter
 
     def reached(self, entry_id: int) -> None:
-        """Wake those who wait for this entry or an earlier one."""
+        """Wake the waiters for this entry or an earlier one."""
         while self._waiters and self._waiters[0][0] <= entry_id:
             waiter = self._waiters.popleft()[1]
             if not waiter.done():
                 waiter.set_result(None)
 
     def fail(self, error: BookKeeperError) -> None:
-        """Return an error to all."""
+        """Fail all waiters."""
         fail_all([waiter for _, waiter in self._waiters], error)
         self._waiters.clear()
 
@@ -63,9 +60,9 @@ def with_message(error: BookKeeperError, message: str, entry_id: int) -> BookKee
 
 
 def as_unknown(error: BookKeeperError) -> BookKeeperError:
-    """Return the error as one of those that it ends: some bookies may have their entries (rule 8).
+    """Return the error with the outcome *unknown*: some bookies may have the entries that it fails (rule 8).
 
-    What was *not done* may have been an ensemble change; the adds that waited for it had been sent.
+    An error that says *not done* may concern an ensemble change. The adds that waited for it had been sent.
     """
     if error.outcome is not Outcome.UNKNOWN:
         error.outcome = Outcome.UNKNOWN
@@ -73,7 +70,7 @@ def as_unknown(error: BookKeeperError) -> BookKeeperError:
 
 
 def fenced_by_metadata(metadata: LedgerMetadata) -> LedgerFencedError:
-    """Build the error of a writer that the metadata show to be displaced."""
+    """Build the error of a writer that is fenced, as the metadata show."""
     end = f" at entry {metadata.last_entry}" if metadata.is_closed else ""
     term = f" under term {metadata.term}" if metadata.is_unbounded and not metadata.is_closed else ""
     return LedgerFencedError(

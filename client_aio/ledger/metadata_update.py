@@ -1,7 +1,7 @@
-"""A ledger's metadata as one client holds them, and changes to them by compare-and-set.
+"""A ledger's metadata as one client knows them, and changes to them by compare-and-set.
 
-The shell around `client_aio.core.ensemble_change.MetadataUpdate`: it makes the attempts, draws tokens, waits
-while the store is away. Owns the metadata and version last known, which change only here.
+The shell around `client_aio.core.ensemble_change.MetadataUpdate`: it makes the attempts, draws tokens, and
+retries while the store is unavailable. Owns the metadata and version last known, which change only here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RETRY_S = 0.2
 
 
 class VersionedLedgerMetadata:
-    """The metadata of one ledger. Updates do not run side by side."""
+    """The metadata of one ledger, with their version. Updates must not run concurrently."""
 
     def __init__(self, context: ClientContext, metadata: LedgerMetadata, version: Version) -> None:
         self._context = context
@@ -35,11 +35,11 @@ class VersionedLedgerMetadata:
     async def update(self, apply: Apply) -> bool:
         """Apply a change, until its outcome is definite (rule 10).
 
-        Cancelling leaves the outcome open.
+        Cancelling leaves the outcome unknown.
 
         Returns:
-            True when it has happened. False when `apply` gave None for what others made of the metadata,
-            which `current` then is.
+            True if the change has happened. False if `apply` returned None for the metadata that are there
+            now; `current` is then those metadata.
 
         Raises:
             MetadataUnavailableError: no definite outcome within `ensemble_change_timeout_s`.
@@ -51,7 +51,8 @@ class VersionedLedgerMetadata:
         attempt: Attempt | None = None
         token = ""
         while not update.is_refused:
-            # One token for all tries of an attempt: the store knows one that took effect and seemed lost.
+            # Rule 10: all retries of an attempt have one token, by which the store knows a try that took
+            # effect.
             if attempt is None or attempt.number != update.attempt().number:
                 token = self._context.draw_token()
             attempt = update.attempt()
@@ -60,10 +61,10 @@ class VersionedLedgerMetadata:
             except VersionConflictError:
                 update.conflicted(*await self._read(give_up_at))
             except MetadataUnavailableError as error:
-                # Unknown: the request may still land. The same one is tried until that is settled.
+                # Unknown: the request may still take effect. The same one is retried until that is settled.
                 await self._pause(give_up_at, error)
                 found, now = await self._read(give_up_at)
-                if is_overwritten(attempt.version, now):  # be it before this was sent at all
+                if is_overwritten(attempt.version, now):  # perhaps before the attempt was sent
                     update.conflicted(found, now)
             else:
                 update.written(version)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
 from client_aio.core.quorum import covers_all_write_sets
 from client_aio.core.read_plan import check_range
-from client_aio.ledger.entry_reader import BatchStream, EntryStream, entries_of
+from client_aio.ledger.entry_reader import BatchStream, EntryReader, EntryStream, entries_of
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -64,8 +64,12 @@ class LedgerReader:
         self._entries = self._make_entries()
 
     def _make_entries(self) -> EntrySource:
-        return self._context.entry_reader(
-            lambda: self._metadata, self._digest, on_statement=self._note, refresh=self._refresh_now
+        return EntryReader(
+            self._context,
+            lambda: self._metadata,
+            self._digest,
+            on_statement=self._note,
+            refresh=self._refresh_now,
         )
 
     # --- what is known ---
@@ -147,7 +151,8 @@ class LedgerReader:
             DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: the bookies'
                 answers do not decide whether an entry exists.
         """
-        entries = self._context.entry_reader(
+        entries = EntryReader(
+            self._context,
             lambda: self._metadata,
             self._digest,
             on_statement=self._note,

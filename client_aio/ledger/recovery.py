@@ -1,11 +1,11 @@
-"""Recovering the ledger of a dead (or displaced) writer: fence, find the end, write back, close (rule 12).
+"""Recovering the ledger of a dead or fenced writer: fence, find the end, write back, close (rule 12).
 
-A takeover of an unbounded ledger (`client_aio.unbounded.writer`) does all of it but the closing.
+A takeover of an unbounded ledger (`client_aio.unbounded.writer`) does the same, except for the close.
 
-The shell around `client_aio.core.recovery`. Several clients may recover one ledger at once: all use the final
-term, all find an end that holds everything acknowledged, and the compare-and-set to CLOSED lets one win; the
-others adopt its result. A recovery that dies has changed nothing but fences, copies and the state
-IN_RECOVERY, and may be run again by anybody.
+The shell around `client_aio.core.recovery`. Several clients may recover one ledger at once. All use the final
+term, and all find an end that holds everything acknowledged. One compare-and-set to CLOSED succeeds, and the
+other clients adopt its result. A recovery that dies has changed nothing but fences, copies and the state
+IN_RECOVERY. Any client may run it again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import AddFlag, ReadAnswer, ReadLacAnswer, Stop
-from client_aio.core.add_window import AddWindow
-from client_aio.core.ensemble_change import EnsembleChange, EnsembleChangeMachine
 from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges
 from client_aio.core.recovery import (
     Ask,
@@ -33,10 +31,10 @@ from client_aio.core.recovery import (
     recovery_read,
     recovery_term,
 )
-from client_aio.ledger.ensemble_change import EnsembleChangeTask
+from client_aio.ledger.entry_reader import EntryReader
 from client_aio.ledger.futures import fenced_by_term
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
-from client_aio.ledger.replicator import Replicator
+from client_aio.ledger.replication import Replication
 from metadata.errors import (
     BookKeeperError,
     InvalidArgumentError,
@@ -52,7 +50,9 @@ if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
+    from client_aio.core.add_window import AddGroup
     from client_aio.core.digest import Digest
+    from client_aio.core.ensemble_change import EnsembleChange
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
@@ -61,18 +61,21 @@ logger = logging.getLogger(__name__)
 async def recover_ledger(
     context: ClientContext, ledger_id: int, digest: Digest, *, only: Fragment | None = None
 ) -> tuple[LedgerMetadata, Version]:
-    """Close a ledger behind its last recoverable entry; returns its metadata, CLOSED.
+    """Close a ledger behind its last recoverable entry.
+
+    A writer that is alive is fenced: it acknowledges nothing more. Cancellation leaves the ledger
+    IN_RECOVERY, to be recovered again.
 
     Args:
-        only: leave the ledger as it is where it is OPEN with another last fragment than this one.
+        only: if the ledger is OPEN with another last fragment than this one, leave it unchanged.
 
-    Its writer, if it lives, is fenced: it acknowledges nothing more. Cancellation leaves the ledger
-    IN_RECOVERY, to be recovered again.
+    Returns:
+        The metadata and their version: CLOSED, or OPEN if `only` left the ledger unchanged.
 
     Raises:
         NoSuchLedgerError: there is no such ledger.
-        InvalidArgumentError: it is unbounded. Nothing was done.
-        LedgerRecoveryError: too few bookies answered to decide; the message names those missing.
+        InvalidArgumentError: the ledger is unbounded. Nothing was done.
+        LedgerRecoveryError: too few bookies answered to decide; the message names the missing ones.
         MetadataUnavailableError: the metadata store did not answer in time.
     """
     held = VersionedLedgerMetadata(context, *await context.ledgers.read(ledger_id))
@@ -85,7 +88,7 @@ async def recover_ledger(
     def enter(now: LedgerMetadata) -> LedgerMetadata | None:
         return entered(now) if only in (None, now.last_fragment) else None
 
-    await held.update(enter)  # unless it is IN_RECOVERY already, or CLOSED (rule 12a)
+    await held.update(enter)  # Rule 12a; refused if the ledger is IN_RECOVERY already, or CLOSED.
     if only is not None and held.current.state is LedgerState.OPEN:
         return held.current, held.version
     while not held.current.is_closed:
@@ -94,19 +97,19 @@ async def recover_ledger(
             last_entry, length = await recovery.run()
         except LedgerRecoveryError:
             with suppress(MetadataUnavailableError):
-                # Bookies of a ledger that was deleted meanwhile do not give the answers either.
+                # The ledger may have been deleted meanwhile: then its bookies do not answer either.
                 await context.ledgers.read(ledger_id, sync=True)
             raise
         if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):
             break
-        # Another recovery came first: it has closed the ledger, or changed what this one started from.
+        # Another recovery was first: it closed the ledger, or changed the metadata that this one began with.
     return held.current, held.version
 
 
 class Recovery:
-    """One attempt, from the metadata as they were when it began: they are IN_RECOVERY.
+    """One attempt, with the metadata of its beginning, which are IN_RECOVERY.
 
-    `fragments` are theirs, with the ensemble changes that were made on the way (rule 12d).
+    `fragments` are the fragments of `metadata`, with the ensemble changes made in memory (rule 12d).
     """
 
     def __init__(self, context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> None:
@@ -123,15 +126,13 @@ class Recovery:
         )
         self._written = asyncio.Event()
         self._failure: BookKeeperError | None = None
-        self._changes: EnsembleChangeTask[None] | None = None
         self._reads: set[asyncio.Task[None]] = set()
-        self._window: AddWindow[None] | None = None
-        self._replicator: Replicator[None] | None = None
+        self._replication: Replication[None] | None = None
 
     async def run(self) -> tuple[int, int]:
-        """Fence, find and write back; returns the last entry and the ledger's length up to it.
+        """Fence, find the end and write back; returns the last entry and the ledger's length up to it.
 
-        Cancelling leaves fences and copies, as a failure does.
+        Cancellation leaves fences and copies behind, as a failure does.
 
         Raises:
             LedgerRecoveryError: too few bookies answered to decide, or to write back to.
@@ -141,21 +142,21 @@ class Recovery:
         try:
             tally = await self._fence()
             logger.info("ledger=%d fenced, last add confirmed is %d", self.metadata.ledger_id, tally.lac)
-            # With guaranteed write quorum what only some of a write set have is written back too (rule 11).
+            # Rule 11: with guaranteed write quorum, entries that only a part of the write set has are written
+            # back.
             before = tally.lafr if self.metadata.guaranteed_write_quorum else tally.lac
-            window = self._start_writing(before, tally, await self._length_at(before))
-            last_entry = await self._search(before + 1, tally.lac)
-            await self._finish_writing()
+            replication = self._start_writing(before, tally, await self._length_at(before))
+            last_entry = await self._search(replication, before + 1, tally.lac)
+            await self._finish_writing(replication)
         finally:
-            if self._replicator is not None:
-                self._replicator.stop()
-            if self._changes is not None:
-                await self._changes.cancel()
+            if self._replication is not None:
+                self._replication.replicator.stop()
+                await self._replication.changes.cancel()
             for task in self._reads:
                 task.cancel()
             await asyncio.gather(*self._reads, return_exceptions=True)
-        assert window.lac == last_entry
-        return last_entry, window.length_confirmed
+        assert replication.window.lac == last_entry
+        return last_entry, replication.window.length_confirmed
 
     # --- (b) fencing ---
 
@@ -214,12 +215,14 @@ class Recovery:
         return found
 
     async def _length_at(self, lac: int) -> int:
-        """Return the ledger's payload bytes up to its last confirmed entry, as that entry says."""
+        """Return the ledger's payload bytes up to its last confirmed entry, which contains that length."""
         if lac == NO_ENTRY:
             return 0
         if self.metadata.unbounded is not None and lac < self.metadata.last_fragment.first_entry:
             return self.metadata.unbounded.length_before
-        reader = self._context.entry_reader(lambda: self.metadata, self._digest)
+        reader = EntryReader(
+            self._context, lambda: self.metadata, self._digest, on_statement=lambda _: None, refresh=None
+        )
         try:
             blocks = await reader.blocks(class_ranges(self.metadata, lac, lac)[0])
         except BookKeeperError as error:
@@ -232,14 +235,14 @@ class Recovery:
 
     # --- (c) recovery reads ---
 
-    async def _search(self, first_entry: int, lac: int) -> int:
+    async def _search(self, replication: Replication[None], first_entry: int, lac: int) -> int:
         search = EntrySearch(*self._sizes, first_entry, lac=lac)
         while True:
             if self._failure is not None:
                 raise self._failure
             match search.step():
                 case Found(_, payload):
-                    self._write_back(payload)
+                    self._write_back(replication, payload)
                 case End(last_entry):
                     return last_entry
                 case Inconclusive(entry_id, seats):
@@ -274,7 +277,7 @@ class Recovery:
                 ledger_id=wanted.ledger_id,
                 auth=self._digest.token(bookie_id),
             )
-            # An answer that fails its digests counts for nothing, neither way.
+            # An answer with a wrong digest counts neither for the entry nor against it.
             self._events.put_nowait((ask, (checked_blocks(wanted, answer, body, self._digest), answer)))
         except BookKeeperError as error:
             self._events.put_nowait((ask, error))
@@ -290,77 +293,57 @@ class Recovery:
 
     # --- (c, d) writing back ---
 
-    def _start_writing(self, before: int, tally: FenceTally, length: int) -> AddWindow[None]:
+    def _start_writing(self, before: int, tally: FenceTally, length: int) -> Replication[None]:
         metadata = self.metadata
-        ensemble_size, write_quorum, ack_quorum = self._sizes
-        window: AddWindow[None] = AddWindow(
-            ledger_id=metadata.ledger_id,
-            content_term=metadata.last_fragment.content_term,
-            ensemble_size=ensemble_size,
-            write_quorum=write_quorum,
+        _, write_quorum, ack_quorum = self._sizes
+        self._replication = replication = Replication(
+            self._context,
+            metadata,
+            self._digest,
+            self,
+            term=recovery_term(metadata),
+            flags=AddFlag.RECOVERY,
             # Each write-back reaches all of its write set before the close (rules 11 and 12c).
             ack_quorum=write_quorum if metadata.guaranteed_write_quorum else ack_quorum,
             next_entry=before + 1,
             length=length,
-            # Frozen: an advancing one would let a tailing reader see an entry that a concurrent
+            # Rule 12c: frozen. An advancing LAC would let a tailing reader see an entry that a concurrent
             # recovery then cuts off.
             stated_lac=tally.lac,
             stated_lafr=tally.lafr if metadata.guaranteed_write_quorum else NO_ENTRY,
-            codes=self._digest.codes(metadata.last_fragment.content_term),
         )
-        self._window = window
-        self._replicator = Replicator(
-            window,
-            term=recovery_term(metadata),
-            flags=AddFlag.RECOVERY,
-            digest=self._digest,
-            config=self._config,
-            on_turns=lambda _: self._written.set(),
-            on_seat_failed=self._on_seat_failed,
-            on_fenced=self._fail,
-        )
-        self._changes = EnsembleChangeTask(
-            self._context,
-            EnsembleChangeMachine.of(window, metadata, self._config.ensemble_changes_max),
-            self._replicator,
-            metadata=lambda: metadata,
-            write=self._change_in_memory,
-            # Nothing is owed: a bookie that is down need not be replaced for a ledger's last rites.
-            is_needed=lambda: not window.is_idle,
-            on_given_up=self._fail,
-        )
-        self._replicator.seat(self._ensemble, self._connections)
-        return window
+        replication.replicator.seat(self._ensemble, self._connections)
+        return replication
 
-    async def _change_in_memory(self, change: EnsembleChange) -> bool:
-        """Note an ensemble change; the closing compare-and-set writes it (rule 12d)."""
-        self.fragments = with_ensemble(self.fragments, change.first_entry, change.bookies)
-        return True
+    def _write_back(self, replication: Replication[None], payload: bytes) -> None:
+        replication.window.add(payload, None)
+        replication.replicator.schedule_flush()
+        replication.replace_failed()
 
-    def _write_back(self, payload: bytes) -> None:
-        assert self._window is not None
-        assert self._replicator is not None
-        self._window.add(payload, None)
-        self._replicator.schedule_flush()
-        self._on_seats_failed()
-
-    async def _finish_writing(self) -> None:
-        assert self._window is not None
-        while not self._window.is_idle and self._failure is None:
-            self._on_seats_failed()
+    async def _finish_writing(self, replication: Replication[None]) -> None:
+        while not replication.window.is_idle and self._failure is None:
+            replication.replace_failed()
             self._written.clear()
             await self._written.wait()
         if self._failure is not None:
             raise self._failure
 
-    def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
-        self._context.pool.directory.note_refusal(bookie_id, error)
-        self._on_seats_failed()
+    # --- the owner of the replication ---
 
-    def _on_seats_failed(self) -> None:
-        window = self._window
-        if window is not None and self._changes is not None and window.failed and not window.is_idle:
-            self._changes.begin()
+    async def _write_change(self, change: EnsembleChange) -> bool:
+        """Note an ensemble change; the closing compare-and-set writes it (rule 12d)."""
+        self.fragments = with_ensemble(self.fragments, change.first_entry, change.bookies)
+        return True
+
+    def _needs_bookies(self) -> bool:
+        # Not when the window is idle: a dead bookie need not be replaced just to close the ledger.
+        return self._replication is not None and not self._replication.window.is_idle
+
+    def _on_reported(self, groups: list[AddGroup[None]]) -> None:
+        self._written.set()
+
+    def _on_reseated(self) -> None:
+        """Do nothing: a recovery publishes no LAC."""
 
     def _fail(self, error: BookKeeperError) -> None:
         if self._failure is None:

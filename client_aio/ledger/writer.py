@@ -1,35 +1,33 @@
 """The writer's handle of an open ledger.
 
-Owns the futures of adds, back-pressure, the idle writer's LAC, and the closing of the ledger. Who
-acknowledged what is `client_aio.core.add_window`'s; the sending `client_aio.ledger.replicator`'s; replacing
-bookies `client_aio.ledger.ensemble_change`'s.
+Owns the futures of adds, back-pressure, the idle writer's LAC, and the close of the ledger. Does not own
+acknowledgements (`client_aio.core.add_window`), sending (`client_aio.ledger.replication`), or the replacement
+of bookies (`client_aio.ledger.ensemble_change`).
 
-Invariants: futures complete in entry order, each exactly once; after the first failure nothing is
-acknowledged any more; while an ensemble change's outcome is not known nothing is acknowledged (rules 9, 10).
+With deferred sync, forces make durable the entries that the bookies have received. `DeferredSync` owns when a
+force is sent again: a bookie may fail before it answers, and its replacement must receive the entries first.
+The window decides which entries a force has made durable.
 
-Forces of a writer with deferred sync: making durable what the bookies have received.
-
-Owns when a force is sent again: one is not always enough, since a bookie may fail on the way, and its
-successor has to receive what it did. Does not own what a force makes durable, which the window decides.
+Invariants: futures complete in entry order, each exactly once. After the first failure nothing more is
+acknowledged. While the outcome of an ensemble change is unknown nothing is acknowledged (rules 9, 10).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
-from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, AddGroup, AddWindow, EntryOrder
-from client_aio.core.ensemble_change import Closing, EnsembleChange, EnsembleChangeMachine
+from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, EntryOrder
+from client_aio.core.ensemble_change import Closing
 from client_aio.handles import ClosesOnExit
 from client_aio.lac_clock import LacPublisher
-from client_aio.ledger.ensemble_change import EnsembleChangeTask
+from client_aio.ledger.entry_reader import writers_reader
 from client_aio.ledger.futures import EntryWaiters, as_unknown, fail_all, fenced_by_metadata, with_message
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
-from client_aio.ledger.replicator import Replicator
-from client_aio.ledger.stall_timeout import StallWatch
+from client_aio.ledger.replication import Replication, StallWatch
 from metadata.errors import (
     BackpressureError,
     BookKeeperError,
@@ -41,22 +39,32 @@ from metadata.errors import (
 from metadata.ids import NO_ENTRY, TERM_WRITER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
+    from client_aio.core.add_window import AddGroup, AddWindow
     from client_aio.core.digest import Digest
+    from client_aio.core.ensemble_change import EnsembleChange
     from client_aio.ledger.entry_reader import EntrySource, EntryStream
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
 
+logger = logging.getLogger(__name__)
+
+Token = asyncio.Future[int] | None
+_Given = tuple[bytes, asyncio.Future[int]]
+_HARD_LIMIT_FACTOR = 4
+_BULK_TURN_BYTES = BATCH_BYTES_MAX
+"""How many bytes of a bulk are taken in one event-loop iteration."""
+
 
 class DeferredSync:
-    """Moves the LAC of one window by forces, one after another.
+    """Advances the LAC of one window by forces, one after another.
 
     Args:
-        force: asks the bookies once, and returns when all that have not failed have answered.
-        failure: gives what the writer has failed of; None while it has not.
+        force: sends one force, and returns when every bookie that has not failed has answered.
+        failure: returns the writer's failure; None if it has not failed.
     """
 
     def __init__(
@@ -72,11 +80,11 @@ class DeferredSync:
         self._moved = asyncio.Event()
 
     def moved(self) -> None:
-        """Note that the window has moved, or that the writer has failed."""
+        """Note that the window has changed, or that the writer has failed."""
         self._moved.set()
 
     async def up_to(self, last: int) -> None:
-        """Return when the LAC is at `last`, which has been received.
+        """Return when the LAC is at `last`, an entry that Qa bookies have received.
 
         Raises:
             BookKeeperError: the writer's first failure.
@@ -90,24 +98,16 @@ class DeferredSync:
                 if self._window.lac >= last:
                     return
                 if self._window.is_frozen or not self._window.can_acknowledge:
-                    self._moved.clear()  # Nothing that came so far makes another force of use.
+                    self._moved.clear()  # Only a later change of the window can make another force succeed.
                 if self._failure() is None:
                     await self._moved.wait()
-
-
-logger = logging.getLogger(__name__)
-
-Token = asyncio.Future[int] | None
-_Given = tuple[bytes, asyncio.Future[int]]
-_HARD_LIMIT_FACTOR = 4
-_BULK_TURN_BYTES = BATCH_BYTES_MAX
 
 
 class LedgerWriter(ClosesOnExit):
     """Adds entries to a ledger; made by `Client.create_ledger`.
 
-    An async context manager: leaving it normally flushes and closes the ledger; leaving it by an exception
-    or a cancellation aborts, and the ledger stays OPEN for recovery.
+    An async context manager: leaving it normally flushes and closes the ledger. Leaving it by an exception or
+    a cancellation aborts the writer, and the ledger stays OPEN for recovery.
     """
 
     def __init__(
@@ -129,43 +129,27 @@ class LedgerWriter(ClosesOnExit):
         self._digest = digest
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._window: AddWindow[Token] = AddWindow(
-            ledger_id=metadata.ledger_id,
-            content_term=metadata.last_fragment.content_term,
-            ensemble_size=metadata.ensemble_size,
-            write_quorum=metadata.write_quorum,
+        replication: Replication[Token] = Replication(
+            context,
+            metadata,
+            digest,
+            self,
+            term=term,
+            flags=AddFlag.DEFERRED_SYNC if options.deferred_sync else AddFlag.NONE,
             ack_quorum=metadata.ack_quorum,
             next_entry=last_entry + 1,
             length=length,
             guaranteed_write_quorum=metadata.guaranteed_write_quorum,
             deferred_sync=options.deferred_sync,
-            codes=digest.codes(metadata.last_fragment.content_term),
         )
-        self._replicator: Replicator[Token] = Replicator(
-            self._window,
-            term=term,
-            flags=AddFlag.DEFERRED_SYNC if options.deferred_sync else AddFlag.NONE,
-            digest=digest,
-            config=self._config,
-            on_turns=self._on_turns,
-            on_seat_failed=self._on_seat_failed,
-            on_fenced=self._fail,
-            on_reseated=lambda: self._lac_publisher.again(),
-        )
-        self._changes: EnsembleChangeTask[Token] = EnsembleChangeTask(
-            context,
-            EnsembleChangeMachine.of(self._window, metadata, self._config.ensemble_changes_max),
-            self._replicator,
-            metadata=lambda: self._held.current,
-            write=self._write_change,
-            is_needed=lambda: self._failure is None and not self._is_closing,
-            on_given_up=self._fail,
-        )
+        # Attributes of the writer itself: every add uses the first two.
+        self._window, self._replicator = replication.window, replication.replicator
+        self._changes = replication.changes
         self._failure: BookKeeperError | None = None
         self._is_closing = False
-        self._has_closed = False  # the ledger, rather than found it closed by others
+        self._has_closed = False  # this writer has closed the ledger, and not found it closed
         self._order: EntryOrder[_Given] | None = EntryOrder() if options.advanced else None
-        self._is_direct = not options.advanced  # and not failed, not closing, no bulk under way
+        self._is_direct = not options.advanced  # and not failed, not closing, no bulk in progress
         self._entry_bytes_max = context.config.entry_bytes_max
         self._bytes_held_max = _HARD_LIMIT_FACTOR * context.config.max_in_flight_bytes
         self._create_future: Callable[[], asyncio.Future[int]] = self._loop.create_future
@@ -174,7 +158,7 @@ class LedgerWriter(ClosesOnExit):
         self._room.set()
         self._bulk_lock, self._ending = asyncio.Lock(), asyncio.Lock()
         self._queued: list[_Given] = []  # added while add_entries runs
-        self._queued_bytes = 0  # with what waits behind a gap
+        self._queued_bytes = 0  # with the entries behind a gap in the ids
         self._forces = DeferredSync(self._window, self._replicator.force, lambda: self._failure)
         self._lac_publisher = LacPublisher(self._window, self._publish_lac, context.lac_clock)
         self._stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
@@ -184,15 +168,15 @@ class LedgerWriter(ClosesOnExit):
         return VersionedLedgerMetadata(self._context, metadata, version)
 
     def _make_reader(self) -> EntrySource:
-        return self._context.writers_reader(self._held, self._digest)
+        return writers_reader(self._context, lambda: self._held.current, self._digest)
 
     async def start(self) -> None:
-        """Take the seats of the ensemble; called once, by who made this writer."""
+        """Connect to the bookies of the ensemble, and seat them; called once, before the first add."""
         bookies = self._held.current.last_fragment.bookies
         self._replicator.seat(bookies, await self._context.pool.get_all(bookies))
         await self._replicator.lock()
 
-    # --- what is known ---
+    # --- state ---
 
     @property
     def ledger_id(self) -> int:
@@ -211,9 +195,9 @@ class LedgerWriter(ClosesOnExit):
 
     @property
     def last_add_fully_replicated(self) -> int:
-        """Return the last entry that all of its write set have, and all before it; −1 for none.
+        """Return the last entry that its whole write set has, like every entry before it; −1 for none.
 
-        Known with guaranteed write quorum only (rule 11).
+        Known only with guaranteed write quorum (rule 11).
         """
         return self._window.lafr
 
@@ -229,7 +213,7 @@ class LedgerWriter(ClosesOnExit):
 
     @property
     def bytes_in_flight(self) -> int:
-        """Return the bytes of the entries not acknowledged yet, with what each costs beside its payload."""
+        """Return the bytes of the unacknowledged entries, including the overhead of each entry."""
         return self._window.bytes_held + self._queued_bytes
 
     @property
@@ -249,8 +233,7 @@ class LedgerWriter(ClosesOnExit):
 
     @property
     def is_held_up(self) -> bool:
-        """Return whether adds wait behind a gap in the ids, and for nothing else: the caller must close
-        it."""
+        """Return whether adds wait only for a gap in the ids, which the caller must close."""
         window = self._window
         has_gap = self._order is not None and self._queued_bytes > 0
         return has_gap and window.last_add_pushed == window.last_entry_reported
@@ -263,21 +246,22 @@ class LedgerWriter(ClosesOnExit):
         """Add an entry; never blocks.
 
         Args:
-            entry_id: in a ledger opened with `advanced=True`, and only there, the id to add it under. Ids
-                may come in any order; an entry is sent once all before it have come, until then it counts
-                as in flight.
+            entry_id: the id of the entry; required with `advanced=True`, and allowed only there. Ids may come
+                in any order. An entry is sent once all ids before it have come. Until then it counts as in
+                flight.
 
         Returns:
-            A future of the entry's id, done when the entry is acknowledged (rule 1), with deferred sync when
-            it is received by Qa bookies: durable after the next `force`. Futures complete in entry order.
-            Cancelling one leaves its add running and the order intact.
+            A future of the entry's id. It is done when the entry is acknowledged (rule 1). With deferred sync
+            it is done when Qa bookies have received the entry, which is durable after the next `force`.
+            Futures complete in entry order. Cancelling a future leaves its add running, and the order intact.
 
         Raises:
-            InvalidArgumentError: not bytes; an id where there must be none, none where there must be one,
-                or one that was given before. EntryTooLargeError: above the limit. Nothing was sent.
+            InvalidArgumentError: the data are not bytes; an id is given without `advanced`, missing with it,
+                or was used before. Nothing was sent.
+            EntryTooLargeError: the entry is above the limit. Nothing was sent.
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Not done.
         """
-        # Every add runs through these lines: what is rare is decided elsewhere.
+        # Hot path: every add runs through these lines. Rare cases are in `_add_otherwise`.
         if type(data) is not bytes:
             data = self._copy(data)
         if len(data) > self._entry_bytes_max:
@@ -297,15 +281,15 @@ class LedgerWriter(ClosesOnExit):
     ) -> tuple[int, int]:
         """Add many entries under contiguous ids, and wait until all are acknowledged.
 
-        Entries that others add meanwhile through this handle get ids behind these. Cancelling leaves what
-        was taken so far running.
+        Entries that other tasks add meanwhile through this handle get ids behind these. Cancelling leaves the
+        entries taken so far running.
 
         Returns:
             The first and the last id; (n, n − 1) for no entries.
 
         Raises:
-            BookKeeperError: the first failure; its `entry_id` is the last acknowledged entry. An exception
-                of the iterable itself is passed on, what it gave before stays added.
+            BookKeeperError: the first failure; its `entry_id` is the last acknowledged entry. An exception of
+                the iterable itself is passed on; the entries taken before it stay added.
         """
         if self._order is not None:
             raise InvalidArgumentError(
@@ -330,16 +314,16 @@ class LedgerWriter(ClosesOnExit):
         return first, last
 
     async def drain(self) -> None:
-        """Wait until at most `max_in_flight_bytes` are in flight, or only what waits behind a gap in the ids.
+        """Wait until at most `max_in_flight_bytes` are in flight, or only entries behind a gap in the ids.
 
-        With deferred sync that is what has not been forced, and this forces it.
+        With deferred sync, entries that have not been forced are in flight, and this forces them.
 
         Raises:
             BookKeeperError: the writer's first failure.
         """
         while self._failure is None and self.bytes_in_flight > self._config.max_in_flight_bytes:
             if not self._window.bytes_held and not self._queued:
-                return  # All of it waits behind a gap, which only the caller can close.
+                return  # All entries wait behind a gap, which only the caller can close.
             if self._options.deferred_sync:
                 await self.force()
             else:
@@ -349,9 +333,9 @@ class LedgerWriter(ClosesOnExit):
             raise self._failure.with_traceback(None)
 
     async def flush(self) -> None:
-        """Wait until everything added so far is acknowledged, with deferred sync until it is received.
+        """Wait until every entry added so far is acknowledged, with deferred sync until it is received.
 
-        What waits behind a gap in the ids is not waited for.
+        Entries behind a gap in the ids are not waited for.
 
         Raises:
             BookKeeperError: the writer's first failure.
@@ -362,9 +346,9 @@ class LedgerWriter(ClosesOnExit):
         await self._wait_for(self._window.last_add_pushed)
 
     async def force(self) -> int:
-        """Make durable, and acknowledge, everything added so far (deferred sync); returns the LAC.
+        """Make durable, and acknowledge, every entry added so far (deferred sync); returns the LAC.
 
-        Every bookie of the ensemble that has not failed answers. Cancelling leaves what was sent running.
+        Every bookie of the ensemble that has not failed must answer. Cancelling leaves the requests running.
 
         Raises:
             BookKeeperError: the writer's first failure.
@@ -376,9 +360,9 @@ class LedgerWriter(ClosesOnExit):
     async def close(self) -> LedgerMetadata:
         """Flush, and close the ledger for ever behind its last entry. Calling it again does nothing.
 
-        With deferred sync this forces; with guaranteed write quorum it waits until every entry has reached
-        all of its write set. Adds that wait behind a gap in the ids fail. Cancellation leaves the ledger
-        OPEN or CLOSED; recovery settles it.
+        With deferred sync this forces. With guaranteed write quorum it waits until every entry has reached
+        its whole write set. Adds behind a gap in the ids fail. Cancellation leaves the ledger OPEN or CLOSED;
+        a recovery decides which.
 
         Raises:
             BookKeeperError: the first failure of an add; the ledger then stays OPEN for recovery.
@@ -387,7 +371,7 @@ class LedgerWriter(ClosesOnExit):
         return await self._close(self._close_metadata)
 
     async def _close(self, end: Callable[[], Awaitable[None]]) -> LedgerMetadata:
-        """Flush, and end in the way that this call asks for: another one may ask for another."""
+        """Flush, and end the writer with `end`. Concurrent calls may have different ends."""
         if self._is_closed_here:
             return self._held.current
         if not self._is_closing:
@@ -395,20 +379,20 @@ class LedgerWriter(ClosesOnExit):
             self._is_closing, self._is_direct = True, False
             self._refuse_behind_gap()
         await self._changes.finish()
-        async with self._ending:  # Of two at once, the later one finds what the first has come to.
+        async with self._ending:  # The later one of two concurrent calls sees the result of the first.
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
             try:
-                self._replicator.stop()  # Nobody waits for what is still to be answered.
+                self._replicator.stop()  # Nobody waits for the outstanding answers.
                 await end()
             finally:
                 self._release()
         return self._held.current
 
     async def _settle(self) -> None:
-        """Wait until nothing is under way: also what others add while this waits (rules 10 and 11).
+        """Wait until no add is in flight, including adds that come while this waits (rules 10 and 11).
 
-        From the return to whatever the caller does next without awaiting, nothing is.
+        No add is in flight on return, until the caller awaits again.
         """
         while True:
             await self.flush()
@@ -424,13 +408,13 @@ class LedgerWriter(ClosesOnExit):
 
     @property
     def _is_closed_here(self) -> bool:
-        """Return whether this writer has closed the ledger, rather than found it closed by a recovery."""
+        """Return whether this writer has closed the ledger, and not found it closed by a recovery."""
         return self._failure is None and self._has_closed
 
     async def abort(self) -> None:
-        """Give up: outstanding futures fail as *unknown*, the ledger stays OPEN for recovery.
+        """End at once: outstanding futures fail as *unknown*, and the ledger stays OPEN for recovery.
 
-        Does nothing to a ledger that this writer has closed.
+        Does nothing if this writer has closed the ledger.
         """
         if self._is_closed_here:
             return
@@ -460,7 +444,7 @@ class LedgerWriter(ClosesOnExit):
             )
 
     def _add_otherwise(self, data: bytes, future: asyncio.Future[int], entry_id: int | None) -> None:
-        """Refuse an add, or put it behind the bulk that is under way, or in the order of the ids."""
+        """Refuse an add, or queue it behind the bulk in progress, or put it into the order of the ids."""
         if (entry_id is None) != (self._order is None):
             raise InvalidArgumentError(
                 f"ledger {self.ledger_id} takes ids from its writer: add_entry(data, entry_id)"
@@ -489,7 +473,7 @@ class LedgerWriter(ClosesOnExit):
             self._queued_bytes += len(data) + ENTRY_OVERHEAD_BYTES
 
     def _closes_gap(self, entry_id: int | None) -> bool:
-        """Return whether this is the entry that those wait for which fill the memory: it alone frees any."""
+        """Return whether this entry closes the gap: only it lets the entries that fill the memory go on."""
         return (
             self._order is not None
             and entry_id == self._order.following
@@ -519,7 +503,7 @@ class LedgerWriter(ClosesOnExit):
         if isinstance(entries, AsyncIterable):
             async for data in entries:
                 taken = await self._take(data, taken)
-                self._replicator.schedule_flush()  # The next one may be long in coming.
+                self._replicator.schedule_flush()  # The next entry may come much later.
         else:
             for item in entries:
                 taken = await self._take(item, taken)
@@ -529,7 +513,7 @@ class LedgerWriter(ClosesOnExit):
         return first, self._window.last_add_pushed
 
     async def _take(self, data: bytes | bytearray | memoryview, taken: int) -> int:
-        """Take one entry of a bulk; returns the bytes taken since the loop last had its turn."""
+        """Take one entry of a bulk; returns the bytes taken since the last event-loop iteration."""
         if type(data) is not bytes:
             data = self._copy(data)
         self.check_size(data)
@@ -547,7 +531,7 @@ class LedgerWriter(ClosesOnExit):
         return 0
 
     async def _make_room(self) -> None:
-        """Do as `drain` for a bulk: what waits for its end to be sent cannot be waited for."""
+        """Do as `drain` for a bulk, without waiting for adds that are queued behind the bulk."""
         while self._failure is None and self._window.bytes_held > self._config.max_in_flight_bytes:
             if self._options.deferred_sync:
                 last = self._window.last_entry_sent
@@ -568,23 +552,23 @@ class LedgerWriter(ClosesOnExit):
                 self._window.add(data, future)
         self._replicator.schedule_flush()
 
-    # --- what comes of it ---
+    # --- acknowledgements and failures ---
 
-    def _on_turns(self, turns: list[AddGroup[Token]]) -> None:
-        for turn in turns:
-            self._complete(turn)
+    def _on_reported(self, groups: list[AddGroup[Token]]) -> None:
+        for group in groups:
+            self._complete(group)
         window = self._window
         self._forces.moved()
         self._waiters.reached(window.last_entry_reported)
         if not self._room.is_set() and window.bytes_held <= self._config.max_in_flight_bytes:
-            self._room.set()  # Whoever waits looks whether it is room enough.
+            self._room.set()  # Each waiter checks for itself whether there is room enough.
         if window.replacements or window.is_holding:
             self._changes.moved()
         self._lac_publisher.moved()
 
-    def _complete(self, turn: AddGroup[Token]) -> None:
-        entry_id = turn.first_entry
-        for future in turn.tokens:
+    def _complete(self, group: AddGroup[Token]) -> None:
+        entry_id = group.first_entry
+        for future in group.tokens:
             if future is not None and not future.done():
                 future.set_result(entry_id)
             entry_id += 1
@@ -601,7 +585,7 @@ class LedgerWriter(ClosesOnExit):
         self._replicator.tell_lac(WriteLac(self.ledger_id, self._term, statement))
 
     def _fail(self, error: BookKeeperError) -> None:
-        """Fail everything outstanding, in entry order; the first failure is the writer's."""
+        """Fail everything outstanding, in entry order. The first failure is that of the writer."""
         if self._failure is not None:
             return
         self._failure, self._is_direct = as_unknown(error), False
@@ -623,10 +607,12 @@ class LedgerWriter(ClosesOnExit):
 
     # --- ensemble changes (rules 9 and 10) ---
 
-    def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
-        self._context.pool.directory.note_refusal(bookie_id, error)
-        if not self._is_closing and self._failure is None:
-            self._changes.begin()  # else everything is acknowledged by now, or never will be
+    def _needs_bookies(self) -> bool:
+        # A writer that closes has everything acknowledged. After a failure nothing more is acknowledged.
+        return self._failure is None and not self._is_closing
+
+    def _on_reseated(self) -> None:
+        self._lac_publisher.again()
 
     async def _write_change(self, change: EnsembleChange) -> bool:
         logger.info(
@@ -640,7 +626,8 @@ class LedgerWriter(ClosesOnExit):
 
     async def _close_metadata(self) -> None:
         window = self._window
-        # The fragment is this writer's own: what is held may have been read again since, from others.
+        # This writer's own last fragment: the metadata may have been read again since, as others changed
+        # them.
         closing = Closing(window.lac, window.length_confirmed, self._changes.fragment)
         if await self._held.update(closing.apply) or closing.is_met_by(self._held.current):
             self._has_closed = True

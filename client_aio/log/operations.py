@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from client_aio.context import ContextOwner
 from client_aio.core.log_chain import ROLL_AGE_S, ROLL_BYTES, RollLimits
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings
@@ -22,14 +23,11 @@ from metadata.model.log import LogRow, Position
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from client_aio.context import ClientContext
     from client_aio.log.reader import LogBatchStream, RecordStream
 
 
-class LogOperations:
+class LogOperations(ContextOwner):
     """The log operations of a client; a part of `Client`."""
-
-    _context: ClientContext
 
     def _lists(self, name: str) -> LogStore:
         context = self._context

@@ -94,9 +94,9 @@ class LogLedger(LedgerWriter):
         """Fail all outstanding records."""
         self._fail(error)
 
-    def _complete(self, turn: AddGroup[Token]) -> None:
-        ledger_id, entry_id = self.ledger_id, turn.first_entry
-        for future in cast("list[asyncio.Future[Position] | None]", turn.tokens):
+    def _complete(self, group: AddGroup[Token]) -> None:
+        ledger_id, entry_id = self.ledger_id, group.first_entry
+        for future in cast("list[asyncio.Future[Position] | None]", group.tokens):
             if future is not None and not future.done():
                 future.set_result(Position(ledger_id, entry_id))
             entry_id += 1

@@ -101,10 +101,6 @@ def connect(metadata: str, **settings: Any) -> Client:
 class Client(LogClient, UnboundedClient):
     """A connection to a cluster; see `client_aio.Client`."""
 
-    def __init__(self, background: LoopThread, client: client_aio.Client) -> None:
-        super().__init__(background)
-        self._client = client
-
     def create_ledger(self, **options: Any) -> LedgerWriter:
         """Create a ledger and open it for writing. Options as for `client_aio.Client.create_ledger`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from client_aio.sync.loop_thread import Handle, result_of
+from client_aio.sync.loop_thread import ClientHandle, result_of
 from client_aio.sync.submit_queue import as_bytes
 from client_aio.sync.writer import WriterHandle
 
@@ -60,10 +60,8 @@ class LogWriter(WriterHandle["Position"]):
         self._behind_inbox(self._writer.roll)
 
 
-class LogClient(Handle):
+class LogClient(ClientHandle):
     """The log operations of a client; a part of `Client`."""
-
-    _client: client_aio.Client
 
     def open_log(self, name: str, **options: Any) -> LogWriter:
         """Open a log for writing; **takes it over**. Options as for `client_aio.Client.open_log`."""

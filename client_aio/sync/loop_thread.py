@@ -40,6 +40,7 @@ from metadata.errors import ClientClosedError, InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 
+    import client_aio
 
 R = TypeVar("R")
 
@@ -303,6 +304,14 @@ class Handle:
             f"a client_aio.sync.{type(self).__name__} cannot be pickled: send the metadata URI, and connect "
             "where it is used (in Spark: inside the function given to foreachPartition)"
         )
+
+
+class ClientHandle(Handle):
+    """What the client and the parts that it is made of have in common: one asynchronous client."""
+
+    def __init__(self, background: LoopThread, client: client_aio.Client) -> None:
+        super().__init__(background)
+        self._client = client
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from client_aio.sync.loop_thread import Handle
+from client_aio.sync.loop_thread import ClientHandle
 from client_aio.sync.writer import LedgerWriter
 
 if TYPE_CHECKING:
@@ -46,10 +46,8 @@ class UnboundedLedgerWriter(LedgerWriter):
         return self._behind_inbox(lambda: self._unbounded.close(seal=seal))
 
 
-class UnboundedClient(Handle):
+class UnboundedClient(ClientHandle):
     """The unbounded-ledger operations of a client; a part of `Client`."""
-
-    _client: client_aio.Client
 
     def open_unbounded_ledger(self, name_or_id: str | int, **options: Any) -> UnboundedLedgerWriter:
         """**Take an unbounded ledger over**, or create it, and open it for writing.

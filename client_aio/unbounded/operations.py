@@ -6,16 +6,23 @@ Owns the ledgers' names and the creation of a ledger. The other modules of this 
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING
 
+from client_aio.context import ContextOwner
 from client_aio.core.read_plan import check_range
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, new_metadata
+from client_aio.ledger.reader import LedgerReader
+from client_aio.ledger.recovery import recover_ledger
+from client_aio.unbounded.reader import UnboundedLedgerReader
 from client_aio.unbounded.writer import FRAGMENT_BYTES, UnboundedLedgerWriter, take_ledger_over
 from metadata.access.fragments import LedgerNames
 from metadata.errors import (
+    BookieUnavailableError,
     InvalidArgumentError,
     LedgerExistsError,
+    MetadataUnavailableError,
     NoSuchLedgerError,
     VersionConflictError,
 )
@@ -27,13 +34,12 @@ if TYPE_CHECKING:
 
     from client_aio.context import ClientContext
     from client_aio.ledger.entry_reader import EntryStream
-    from client_aio.ledger.reader import LedgerReader
+
+logger = logging.getLogger(__name__)
 
 
-class UnboundedLedgerOperations:
+class UnboundedLedgerOperations(ContextOwner):
     """The unbounded-ledger operations of a client; a part of `Client`."""
-
-    _context: ClientContext
 
     def open_unbounded_ledger(
         self,
@@ -171,7 +177,7 @@ class UnboundedLedgerOperations:
     async def _read_unbounded(
         self, name_or_id: str | int, start: int | None, follow: bool, password: bytes
     ) -> EntryStream:
-        async with self.open_ledger(name_or_id, password=password) as reader:
+        async with await open_reader(self._context, name_or_id, recover=False, password=password) as reader:
             require_unbounded(reader)
             # Without `follow` too few answers are an error: they do not prove where the ledger ends.
             last = reader.last_add_confirmed if follow else await reader.read_last_add_confirmed()
@@ -181,22 +187,10 @@ class UnboundedLedgerOperations:
                 async for entry in entries:
                     yield entry
 
-    def open_ledger(
-        self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
-    ) -> AwaitableContext[LedgerReader]:
-        """Open a ledger for reading; `Client` implements it."""
-        raise NotImplementedError
-
-    async def _ledger_id_of(self, name_or_id: str | int) -> int:
-        """Return the id of a ledger; raise NoSuchLedgerError for a name that no ledger has."""
-        if isinstance(name_or_id, int):
-            return check_ledger_id(name_or_id)
-        return await LedgerNames(self._context.ledgers).find(name_or_id)
-
     async def _find_or_make(self, name_or_id: str | int, settings: LedgerSettings | None) -> int:
         while True:
             try:
-                return await self._ledger_id_of(name_or_id)
+                return await ledger_id_of(self._context, name_or_id)
             except NoSuchLedgerError:
                 if settings is None or isinstance(name_or_id, int):
                     raise
@@ -220,6 +214,37 @@ class UnboundedLedgerOperations:
                 await context.ledgers.delete(metadata.ledger_id, version)
             raise
         return metadata.ledger_id
+
+
+async def ledger_id_of(context: ClientContext, name_or_id: str | int) -> int:
+    """Return the id of a ledger.
+
+    Raises:
+        NoSuchLedgerError: no ledger has that name.
+    """
+    if isinstance(name_or_id, int):
+        return check_ledger_id(name_or_id)
+    return await LedgerNames(context.ledgers).find(name_or_id)
+
+
+async def open_reader(
+    context: ClientContext, name_or_id: str | int, *, recover: bool, password: bytes
+) -> LedgerReader:
+    """Open a ledger of either kind for reading; see `Client.open_ledger`."""
+    context.check_open()
+    metadata, version = await context.ledgers.read(await ledger_id_of(context, name_or_id))
+    digest = await context.unlock(metadata, password)
+    if recover:
+        recovered = await recover_ledger(context, metadata.ledger_id, digest)
+        return LedgerReader(context, *recovered, digest)
+    kind = UnboundedLedgerReader if metadata.is_unbounded else LedgerReader
+    reader = kind(context, metadata, version, digest)
+    try:
+        await reader.read_last_add_confirmed()
+    except (BookieUnavailableError, MetadataUnavailableError) as error:
+        # The entries before the last fragment can be read all the same, and tailing asks again.
+        logger.warning("ledger=%d its LAC is not known for now: %s", metadata.ledger_id, error)
+    return reader
 
 
 def settings_of(

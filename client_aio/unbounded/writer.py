@@ -164,8 +164,8 @@ class UnboundedLedgerWriter(LedgerWriter):
             self._roll_at = length + self._fragment_bytes
         return is_written
 
-    def _on_turns(self, turns: list[AddGroup[Token]]) -> None:
-        super()._on_turns(turns)
+    def _on_reported(self, groups: list[AddGroup[Token]]) -> None:
+        super()._on_reported(groups)
         length = self._window.length_confirmed
         if length >= self._roll_at and not self.is_closed and not self._window.is_holding:
             self._roll_at = length + self._fragment_bytes // _ROLL_RETRY_SHARE

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import client_aio
-import client_aio.ledger.replicator
+import client_aio.ledger.replication
 from bookie_aio.wire.messages import Op
 from tests.support.cluster import Cluster
 from tests.support.links import WAIT_S, Frame, Link, Links
@@ -49,7 +49,7 @@ def counted(link: Link) -> list[range]:
 async def test_what_is_added_turn_by_turn_goes_in_one_batch_behind_the_one_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_aio.ledger.replicator, "_GATHERING_S", LONG_S)
+    monkeypatch.setattr(client_aio.ledger.replication, "_GATHERING_S", LONG_S)
     async with a_writer(tmp_path) as (ledger, links):
         batches, held = counted(links[0]), [link.answers.hold(Op.ADD) for link in links]
         futures = [ledger.add_entry(b"first")]
@@ -83,7 +83,7 @@ async def test_what_is_gathered_does_not_wait_for_an_answer_that_does_not_come(t
 async def test_what_is_large_is_sent_at_once_and_takes_along_what_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_aio.ledger.replicator, "_GATHERING_S", LONG_S)
+    monkeypatch.setattr(client_aio.ledger.replication, "_GATHERING_S", LONG_S)
     async with a_writer(tmp_path) as (ledger, links):
         held = [link.answers.hold(Op.ADD) for link in links]
         futures = [ledger.add_entry(b"first")]

@@ -100,7 +100,7 @@ async def test_a_bookie_that_is_lost_while_its_fragment_is_written_is_replaced(t
         ledger = await one.open_unbounded_ledger(NAME, ensemble_size=3, write_quorum=3, ack_quorum=3)
         await ledger.add_entry(b"0")
         held: list[asyncio.Future[int]] = []
-        write = ledger._changes._write
+        write = ledger._write_change
 
         async def lose_one(change: EnsembleChange) -> bool:
             is_written = await write(change)
@@ -112,7 +112,7 @@ async def test_a_bookie_that_is_lost_while_its_fragment_is_written_is_replaced(t
                 )
             return is_written
 
-        ledger._changes._write = lose_one
+        ledger._write_change = lose_one  # type: ignore[method-assign]
         assert await ledger.roll() == 1
         assert await asyncio.wait_for(held[0], WAIT_S) == 1
         await ledger.close()
@@ -122,7 +122,7 @@ async def test_a_roll_is_told_of_when_it_is_written_however_many_follow(tmp_path
     async with clients(tmp_path) as (one, _, _):
         ledger = await one.open_unbounded_ledger(NAME)
         await ledger.add_entry(b"0")
-        write = ledger._changes._write
+        write = ledger._write_change
         others: list[asyncio.Task[int]] = []
 
         async def ask_again(change: EnsembleChange) -> bool:
@@ -131,7 +131,7 @@ async def test_a_roll_is_told_of_when_it_is_written_however_many_follow(tmp_path
                 await asyncio.sleep(0)
             return await write(change)
 
-        ledger._changes._write = ask_again
+        ledger._write_change = ask_again  # type: ignore[method-assign]
         await ledger.roll()
         assert len(others) <= 2
         await asyncio.gather(*others)

@@ -1,6 +1,6 @@
 """The writer of the scenarios: machines of `client_aio.core`, and what carries out their decisions.
 
-Nothing is decided here that the real shells do not decide in the same way: `client_aio.ledger.replicator`
+Nothing is decided here that the real shells do not decide in the same way: `client_aio.ledger.replication`
 (who is sent what), `client_aio.ledger.ensemble_change` (the steps of an ensemble change),
 `client_aio.ledger.metadata_update` (attempts at the metadata), `client_aio.ledger.writer` (the close).
 """
@@ -130,7 +130,7 @@ class Client(Actor):
                 )
             case Copy(bookies, seats):
                 self._occupy(bookies, seats)
-                self.transmit(window.seat_newcomers(seats))
+                self.transmit(window.seat_replacements(seats))
                 self.go_on_copying()
             case Abandon():
                 self._occupy(changer.fragment.bookies, window.replacements)

@@ -277,7 +277,7 @@ def test_an_abandoned_change_leaves_the_seats_of_the_newcomers_empty() -> None:
     acknowledge(window, first, 0, 1)
     window.fail(0, window.epoch(0))
     window.begin_change()
-    copies = window.seat_newcomers(0b001)
+    copies = window.seat_replacements(0b001)
     acknowledge(window, copies, 0)
     second = add(window, "b")
     assert window.can_abandon
@@ -292,7 +292,7 @@ def test_an_abandoned_change_leaves_the_seats_of_the_newcomers_empty() -> None:
     assert acknowledge(window, second, 2) == ["b"]
     # Who takes the seat owes all that is not on the whole write set, acknowledged or not.
     window.begin_change()
-    copies = window.seat_newcomers(0b001)
+    copies = window.seat_replacements(0b001)
     assert [send.batch.first_entry for send in copies] == [0, 1]
     acknowledge(window, copies, 0)
     assert [send.batch.first_entry for send in window.commit_change(0b001)] == [2]
@@ -305,7 +305,7 @@ def test_a_change_is_not_abandoned_where_too_few_are_left_without_the_newcomers(
     acknowledge(window, add(window, "a"), 0, 1)
     window.fail(0, window.epoch(0))
     window.begin_change()
-    window.seat_newcomers(0b001)
+    window.seat_replacements(0b001)
     window.fail(2, window.epoch(2))
     assert not window.can_abandon
 

@@ -212,7 +212,7 @@ class Model:
     def copy(self, step: Copy) -> None:
         for seat in indexes_of(step.seats):
             self.seats[seat] = self.bookies[step.bookies[seat]].connect()
-        sends = self.window.seat_newcomers(step.seats)
+        sends = self.window.seat_replacements(step.seats)
         assert pairs(sends) == self.owed(step.seats, self.window.lafr + 1, self.window.lac)
         self.send(sends)
 

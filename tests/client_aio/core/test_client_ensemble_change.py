@@ -158,7 +158,7 @@ def test_a_replacement_holds_what_was_acknowledged_before_the_metadata_name_it()
     ledger.changer.next()
     new = ("b4", "b2", "b3")
     assert ledger.changer.found(new) == Copy(new, 0b001)
-    copies = ledger.window.seat_newcomers(0b001)
+    copies = ledger.window.seat_replacements(0b001)
     assert [(send.seat, send.batch.first_entry) for send in copies] == [(0, 0)]  # not "b": nobody has it yet
     assert ledger.window.owes_copies
     ledger.acknowledge(sends, 0)  # a late answer of the bookie that was replaced
@@ -178,7 +178,7 @@ def test_a_replacement_that_fails_before_it_holds_its_copies_ends_the_change_whe
     ledger.fail(0)
     ledger.changer.next()
     ledger.changer.found(("b4", "b2", "b3"))
-    copies = ledger.window.seat_newcomers(0b001)
+    copies = ledger.window.seat_replacements(0b001)
     second = ledger.add("b")
     assert ledger.acknowledge(second, 1, 2) == []
     ledger.fail(0)
@@ -204,13 +204,13 @@ def test_a_bookie_that_comes_back_after_such_a_change_gets_what_it_owes_and_noth
     ledger.fail(0)
     ledger.changer.next()
     ledger.changer.found(("b4", "b2", "b3"))
-    ledger.window.seat_newcomers(0b001)
+    ledger.window.seat_replacements(0b001)
     ledger.fail(0)
     ledger.changer.copied()
     ledger.window.abandon_change()
     assert ledger.changer.abandoned() == Find(0b001)
     assert ledger.changer.found(BOOKIES) == Copy(BOOKIES, 0b001)
-    copies = ledger.window.seat_newcomers(0b001)
+    copies = ledger.window.seat_replacements(0b001)
     assert [(send.seat, send.batch.first_entry) for send in copies] == [(0, 1)]
     ledger.acknowledge(copies, 0)
     assert ledger.changer.copied() == Reseat(BOOKIES, 0b001)
@@ -226,14 +226,14 @@ def test_below_the_ack_quorum_a_replacement_that_fails_is_replaced_in_the_same_c
     ledger.fail(0)
     ledger.changer.next()
     ledger.changer.found(("b4", "b2", "b3"))
-    former = ledger.window.seat_newcomers(0b001)
+    former = ledger.window.seat_replacements(0b001)
     ledger.fail(2)
     ledger.fail(0)
     assert ledger.changer.copied() == Find(0b101)
     assert ledger.changer.not_found() == Wait(is_frozen=True)
     assert ledger.changer.next() == Find(0b101)
     assert ledger.changer.found(("b5", "b2", "b6")) == Copy(("b5", "b2", "b6"), 0b101)
-    copies = ledger.window.seat_newcomers(0b101)
+    copies = ledger.window.seat_replacements(0b101)
     ledger.acknowledge(former, 0)
     assert ledger.window.owes_copies
     ledger.acknowledge(copies, 0, 2)
@@ -248,12 +248,12 @@ def test_a_newcomer_that_fails_while_a_later_one_copies_is_replaced_in_the_same_
     ledger.fail(1)
     ledger.changer.next()
     assert ledger.changer.found(("b4", "b5", "b3")) == Copy(("b4", "b5", "b3"), 0b011)
-    ledger.window.seat_newcomers(0b011)
+    ledger.window.seat_replacements(0b011)
     ledger.fail(0)
     assert not ledger.window.awaits_copies
     assert ledger.changer.copied() == Find(0b001)
     assert ledger.changer.found(("b6", "b5", "b3")) == Copy(("b6", "b5", "b3"), 0b001)
-    ledger.window.seat_newcomers(0b001)
+    ledger.window.seat_replacements(0b001)
     assert ledger.window.awaits_copies
     ledger.fail(1)  # it came with the first one, and still owes its copy
     assert not ledger.window.awaits_copies

@@ -93,8 +93,8 @@ MUTANTS = [
     ),
     Mutant(
         8, "recovery does not re-replicate",
-        (Edit("client_aio.ledger.recovery:Recovery._write_back", "self._replicator.schedule_flush()",
-              "self._window.ack_quorum = 0; self._window.flush(); self._window.advance()"),),
+        (Edit("client_aio.ledger.recovery:Recovery._write_back", "replication.replicator.schedule_flush()",
+              "window = replication.window; window.ack_quorum = 0; window.flush(); window.advance()"),),
         _RECOVERY,
     ),
     Mutant(
@@ -105,14 +105,15 @@ MUTANTS = [
     ),
     Mutant(
         10, "acknowledging out of order",
-        (Edit(f"{_WINDOW}._advance", "while turns:\n        turn = turns[0]", "for turn in list(turns):"),
+        (Edit(f"{_WINDOW}._advance", "while groups:\n        group = groups[0]",
+              "for group in list(groups):"),
          Edit(f"{_WINDOW}._advance", "                return done", "                break"),
          Edit(f"{_WINDOW}._advance",
-              "        turns.popleft()\n        assert turn.first_entry == self.lac + 1\n"
-              "        self.lac = turn.last_entry",
-              "        else:\n            turns.remove(turn)\n"
-              "            self.lac = max(self.lac, turn.last_entry)\n"
-              "            done.append(turn)\n        continue"),),
+              "        groups.popleft()\n        assert group.first_entry == self.lac + 1\n"
+              "        self.lac = group.last_entry",
+              "        else:\n            groups.remove(group)\n"
+              "            self.lac = max(self.lac, group.last_entry)\n"
+              "            done.append(group)\n        continue"),),
         ("slow-bookie", "chaos"),
     ),
     Mutant(

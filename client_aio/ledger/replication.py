@@ -1,9 +1,11 @@
-"""Sends the batches of an add window to the bookies of an ensemble, and reports what comes of it.
+"""Replication of one ledger's entries, shared by its writer and by recovery.
 
-The shell around `client_aio.core.add_window`, shared by a ledger's writer and by recovery. Owns the seats:
-which
-bookie sits where, over which connection, and how many bytes it owes acknowledgements for. Does not own what
-a failure leads to: its owner decides on ensemble changes and calls `reseat`.
+`Replicator` is the shell around `client_aio.core.add_window`. It sends the batches of a window to the bookies
+of an ensemble, and reports their answers. Owns the seats: the bookie of each seat, its connection, and the
+bytes for which it owes acknowledgements. Does not own ensemble changes: those call `reseat`.
+
+`Replication` connects a window, its replicator and its ensemble changes (`client_aio.ledger.ensemble_change`)
+with their owner. `StallWatch` is the timeout of a window in which nothing is acknowledged.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from bookie_aio.wire.messages import (
     Add,
@@ -26,27 +28,38 @@ from bookie_aio.wire.messages import (
     WriteLac,
 )
 from client_aio.bookies.connection import BookieConnection, Outcome, error_of
+from client_aio.core.add_window import AddWindow
+from client_aio.core.ensemble_change import EnsembleChangeMachine
 from client_aio.core.quorum import indexes_of
+from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask
 from client_aio.ledger.futures import fenced_by_term
-from metadata.errors import BookieUnavailableError, BookKeeperError, LedgerFencedError, NoSuchLedgerError
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    LedgerFencedError,
+    NoSuchLedgerError,
+    OperationTimeoutError,
+)
+from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from client_aio.config import ClientConfig
-    from client_aio.core.add_window import AddGroup, AddWindow, Send
+    from client_aio.context import ClientContext
+    from client_aio.core.add_window import AddGroup, Send
     from client_aio.core.digest import Digest
+    from metadata.model.ledger import LedgerMetadata
 
 logger = logging.getLogger(__name__)
 
 Token = TypeVar("Token")
 
 _GATHERING_S = 0.001
-"""How long what is little waits at most for what is under way: beyond the loopback that takes longer."""
+"""How long few bytes wait at most for the group in flight. Beyond the loopback, a group takes longer."""
 
-# What somebody else has done to the ledger, and not what is wrong with the bookie that says so. That it has
-# been deleted is not among them: a bookie that buried its id by mistake says so too, and only the metadata
-# store knows.
+# Refusals that another client's action causes, and not a fault of the bookie. The refusal of a deleted ledger
+# is not among them: a bookie may have tombstoned the id by mistake. Only the metadata store decides.
 _WITHDRAWALS = (Status.INVALID_TERM, Status.STALE_METADATA)
 
 
@@ -65,12 +78,13 @@ class Replicator(Generic[Token]):
 
     Args:
         term: the term that every add carries (rule 7).
-        digest: gives the token that authorises requests at each bookie.
-        on_turns: called with the turns that have just been acknowledged, in order; where the window retains
-            some, also with none, since what it retains may have changed.
+        digest: returns the token that authorises requests at each bookie.
+        on_reported: called with the groups that the window has just reported, in order. The list may be
+            empty: the groups that the window retains may have changed.
         on_seat_failed: called once for each seat whose bookie has newly failed.
         on_fenced: called when a bookie refuses the term, or holds an entry under a later content term.
-        on_reseated: called when new occupants, or the same ones anew, have what they owe.
+        on_reseated: called when new occupants of seats, or the same bookies again, have been sent the batches
+            that they owe.
     """
 
     def __init__(
@@ -81,10 +95,10 @@ class Replicator(Generic[Token]):
         flags: AddFlag,
         digest: Digest,
         config: ClientConfig,
-        on_turns: Callable[[list[AddGroup[Token]]], None],
+        on_reported: Callable[[list[AddGroup[Token]]], None],
         on_seat_failed: Callable[[str, BookKeeperError], None],
         on_fenced: Callable[[BookKeeperError], None],
-        on_reseated: Callable[[], None] = lambda: None,
+        on_reseated: Callable[[], None],
     ) -> None:
         self.window = window
         self._config = config
@@ -92,13 +106,13 @@ class Replicator(Generic[Token]):
         self._add = Add(window.ledger_id, term, int(flags))
         self._digest = digest
         self._force = Force(window.ledger_id, term)
-        self._on_turns = on_turns
+        self._on_reported = on_reported
         self._on_seat_failed = on_seat_failed
         self._on_fenced = on_fenced
         self._on_reseated = on_reseated
         self._loop = asyncio.get_running_loop()
         self._seats: list[_Seat] = []
-        self._former: dict[int, _Seat] = {}  # of the seats that replacements have, who sat there before
+        self._former: dict[int, _Seat] = {}  # former occupants, while replacements get copies
         self.flush_is_due = False
         self._gathering: asyncio.TimerHandle | None = None
         self._is_stopped = False
@@ -115,19 +129,19 @@ class Replicator(Generic[Token]):
 
     @property
     def disowning(self) -> list[str]:
-        """Return the bookies of the failed seats that say that the ledger has been deleted."""
+        """Return the bookies of the failed seats that answered that the ledger has been deleted."""
         failed = [self._seats[index] for index in indexes_of(self.window.failed)]
         return [seat.bookie_id for seat in failed if isinstance(seat.failure, NoSuchLedgerError)]
 
     def describe_failed(self) -> str:
-        """Name the bookies of the failed seats, and what failed them."""
+        """Return the bookies of the failed seats with their errors, as text."""
         failed = [self._seats[index] for index in indexes_of(self.window.failed)]
         return ", ".join(f"{seat.bookie_id} ({seat.failure})" for seat in failed)
 
     def seat(
         self, bookies: Sequence[str], connections: dict[str, BookieConnection | BookKeeperError]
     ) -> None:
-        """Take the first ensemble; a bookie that could not be reached counts as failed."""
+        """Seat the first ensemble. A bookie that could not be reached counts as failed."""
         for bookie_id in bookies:
             found = connections[bookie_id]
             self._seats.append(self._occupant(bookie_id, found))
@@ -136,18 +150,17 @@ class Replicator(Generic[Token]):
             if isinstance(found, BookKeeperError):
                 self._fail(index, self.window.epoch(index), found)
 
-    def seat_newcomers(
+    def seat_replacements(
         self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
     ) -> None:
-        """Put new bookies into seats before the compare-and-set, and send them their copies (rule 11)."""
+        """Seat replacements before the compare-and-set, and send them their copies (rule 11)."""
         for index in indexes_of(replaced & ~self.window.replacements):
             self._former[index] = self._seats[index]
         self._occupy(bookies, replaced, connections)
-        self._transmit(self.window.seat_newcomers(replaced))
+        self._transmit(self.window.seat_replacements(replaced))
 
     def abandon(self) -> None:
-        """Take the replacements out of their seats again, which are those of the former bookies: they
-        failed."""
+        """Take the replacements out of their seats. The seats are again those of the failed bookies."""
         for index, seat in self._former.items():
             self._seats[index] = seat
         self._former = {}
@@ -155,7 +168,7 @@ class Replicator(Generic[Token]):
         self.advance()
 
     def reseat(self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]) -> None:
-        """Put new bookies into the seats of the mask `replaced` and send them what they owe."""
+        """Put new bookies into the seats of the mask `replaced`, and send them the batches that they owe."""
         self._occupy(bookies, replaced & ~self.window.replacements, connections)
         self._former = {}
         self._transmit(self.window.commit_change(replaced))
@@ -174,7 +187,7 @@ class Replicator(Generic[Token]):
         return _Seat(bookie_id, connection, token, PreparedRequest(self._add, token))
 
     async def lock(self) -> None:
-        """Lock a ledger with a password at its bookies, before anybody else hears of it.
+        """Lock a ledger with a password at its bookies, before any other client knows of it.
 
         A bookie that does not answer is locked by the first add that reaches it.
         """
@@ -182,7 +195,7 @@ class Replicator(Generic[Token]):
             await self.ask_all(self._force)
 
     async def ask_all(self, request: Message) -> None:
-        """Send a request that is answered with nothing to every seat, and wait until it is, or fails."""
+        """Send a request whose answer is empty to every seat; return when each has answered or failed."""
         asking = [
             seat.connection.call(request, Done, timeout_s=self._config.add_timeout_s, auth=seat.token)
             for seat in self._seats
@@ -193,8 +206,8 @@ class Replicator(Generic[Token]):
     async def force(self) -> None:
         """Make durable what the bookies have received (deferred sync).
 
-        Returns once every seat that has not failed has answered, or failed meanwhile; the window then knows
-        what that made durable. Cancelling leaves the forces running.
+        Returns once every seat has answered or failed. The window has then been told what became durable.
+        Cancelling leaves the forces running.
         """
         window = self.window
         last_entry = window.last_entry_sent
@@ -211,7 +224,7 @@ class Replicator(Generic[Token]):
 
         def answered(outcome: Outcome, body: memoryview) -> None:
             if isinstance(outcome, Done):
-                self._on_turns(self.window.forced(index, epoch, last_entry))
+                self._on_reported(self.window.forced(index, epoch, last_entry))
             else:
                 self._refused(index, epoch, seat, outcome)
             done.set_result(None)
@@ -221,16 +234,16 @@ class Replicator(Generic[Token]):
         return done
 
     def advance(self) -> None:
-        """Report the turns that are acknowledged by now."""
-        turns = self.window.advance()
-        if turns or self.window.retains:  # else, all that was retained may just have been let go
-            self._on_turns(turns)
+        """Report the groups that have become acknowledged."""
+        groups = self.window.advance()
+        if groups or self.window.retains:  # Without groups, retained ones may just have been released.
+            self._on_reported(groups)
 
     def tell_lac(self, message: WriteLac) -> None:
-        """Tell every seat that has not failed. One that does not answer has failed, as by an add.
+        """Send the LAC to every seat that has not failed. A bookie that does not answer fails, as by an add.
 
-        Nothing else tells readers of an idle writer's last entries. After the change that follows it is told
-        again.
+        Readers learn of an idle writer's last entries from this alone. It is sent again after the ensemble
+        change that follows a failure.
         """
         for index, seat in enumerate(self._seats):
             if seat.connection is None:
@@ -243,18 +256,19 @@ class Replicator(Generic[Token]):
             seat.connection.request(message, told, timeout_s=self._config.add_timeout_s, auth=seat.token)
 
     def _told(self, index: int, epoch: int, outcome: Outcome, body: memoryview) -> None:
-        if isinstance(outcome, BookKeeperError):  # no answer; what is refused is the next add's to find out
+        if isinstance(outcome, BookKeeperError):  # No answer. A refusal is found by the next add.
             self._fail(index, epoch, outcome)
 
     def stop(self) -> None:
-        """Take no more notice of what bookies refuse, or that they fail: nothing will be sent any more."""
+        """Ignore refusals and failures of bookies from now on: nothing more will be sent."""
         self._is_stopped = True
 
     def schedule_flush(self) -> None:
-        """Send what was added, once this turn of the loop is over: the batch is the unit.
+        """Send the added entries at the end of this event-loop iteration: a batch is the unit.
 
-        What is little waits for what is under way to be acknowledged, for a millisecond at most. Else many
-        tasks that add an entry each have batches of one, which fill the processors long before the disk.
+        Few bytes wait until the group in flight is acknowledged, for a millisecond at most. Otherwise many
+        tasks that add one entry each make batches of one entry, and the processors are saturated long before
+        the disk.
         """
         if not self.flush_is_due:
             self.flush_is_due = True
@@ -262,14 +276,14 @@ class Replicator(Generic[Token]):
 
     def _flush_or_gather(self) -> None:
         if not self.flush_is_due or self._gathering is not None:
-            return  # Somebody has sent it in between.
+            return  # Another call has flushed in between.
         if self.window.should_gather:
             self._gathering = self._loop.call_later(_GATHERING_S, self.flush)
         else:
             self.flush()
 
     def flush(self) -> None:
-        """Send what was added now."""
+        """Send the added entries now."""
         self.flush_is_due = False
         if self._gathering is not None:
             self._gathering.cancel()
@@ -291,22 +305,22 @@ class Replicator(Generic[Token]):
             size = len(block)
             seat.bytes_owed += size
             connection.send_prepared(seat.add, partial(answered, send, seat), block, size, timeout_s)
-            # Beyond what nobody has acknowledged yet: a full window is no lag.
+            # Beyond the bytes that the window holds: a full window alone is no lag.
             if seat.bytes_owed > self._lag_bytes_max + self.window.bytes_held:
                 error = BookieUnavailableError(
                     f"bookie {seat.bookie_id} owes acknowledgements for {seat.bytes_owed:,} bytes",
                     bookie_id=seat.bookie_id,
                 )
                 self._fail(index, epoch, error)
-                # With all that waits in it to be sent. Everybody else's requests would wait behind that.
+                # This drops the buffered bytes, behind which the requests of all ledgers would wait.
                 connection.close(error)
 
     def _answered(self, send: Send, seat: _Seat, outcome: Outcome, body: memoryview) -> None:
         seat.bytes_owed -= len(send.batch.block)
         if isinstance(outcome, Done):
-            turns = self.window.acknowledged(send)
-            if turns or self.window.retains:
-                self._on_turns(turns)
+            groups = self.window.acknowledged(send)
+            if groups or self.window.retains:
+                self._on_reported(groups)
             if self._gathering is not None and not self.window.should_gather:
                 self.flush()
             return
@@ -332,6 +346,131 @@ class Replicator(Generic[Token]):
             return
         seat = self._seats[index]
         logger.warning("ledger=%d bookie=%s failed: %s", self.window.ledger_id, seat.bookie_id, error)
-        # A bookie that answered with an error keeps its connection: others may be using it.
+        # A bookie that answered with an error keeps its connection: other ledgers may use it.
         seat.connection, seat.failure = None, error
         self._on_seat_failed(seat.bookie_id, error)
+
+
+class ReplicationOwner(ChangesOwner, Protocol[Token]):
+    """The writer, or the recovery, that adds entries through a `Replication`.
+
+    No method is called before the first ensemble is seated. The methods are private, since a `LedgerWriter`
+    is a public handle.
+    """
+
+    def _on_reported(self, groups: list[AddGroup[Token]]) -> None:
+        """Note the groups that the window has just reported, in order; the list may be empty."""
+
+    def _on_reseated(self) -> None:
+        """Note that bookies have been seated, and sent the batches that they owe."""
+
+
+class Replication(Generic[Token]):
+    """The add window of one ledger, its replicator and its ensemble changes, connected.
+
+    Args:
+        metadata: the ledger's metadata when the owner begins.
+        owner: is told of acknowledgements and failures, and writes ensemble changes.
+        term: the term that every add carries (rule 7).
+        flags: the flags that every add carries.
+        ack_quorum: how many bookies must have an entry. A recovery may need more than the ledger's ack
+            quorum.
+
+    The other arguments are those of `AddWindow`.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        digest: Digest,
+        owner: ReplicationOwner[Token],
+        *,
+        term: int,
+        flags: AddFlag,
+        ack_quorum: int,
+        next_entry: int,
+        length: int,
+        stated_lac: int | None = None,
+        stated_lafr: int | None = None,
+        guaranteed_write_quorum: bool = False,
+        deferred_sync: bool = False,
+    ) -> None:
+        self._context = context
+        self._owner = owner
+        content_term = metadata.last_fragment.content_term
+        self.window: AddWindow[Token] = AddWindow(
+            ledger_id=metadata.ledger_id,
+            content_term=content_term,
+            ensemble_size=metadata.ensemble_size,
+            write_quorum=metadata.write_quorum,
+            ack_quorum=ack_quorum,
+            next_entry=next_entry,
+            length=length,
+            stated_lac=stated_lac,
+            stated_lafr=stated_lafr,
+            codes=digest.codes(content_term),
+            guaranteed_write_quorum=guaranteed_write_quorum,
+            deferred_sync=deferred_sync,
+        )
+        self.replicator: Replicator[Token] = Replicator(
+            self.window,
+            term=term,
+            flags=flags,
+            digest=digest,
+            config=context.config,
+            on_reported=owner._on_reported,
+            on_seat_failed=self._on_seat_failed,
+            on_fenced=owner._fail,
+            on_reseated=owner._on_reseated,
+        )
+        machine = EnsembleChangeMachine.of(self.window, metadata, context.config.ensemble_changes_max)
+        self.changes: EnsembleChangeTask[Token] = EnsembleChangeTask(context, machine, self.replicator, owner)
+
+    def replace_failed(self) -> None:
+        """Begin an ensemble change if a seat has failed and the owner still needs bookies."""
+        if self.window.failed and self._owner._needs_bookies():
+            self.changes.begin()
+
+    def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
+        self._context.pool.directory.note_refusal(bookie_id, error)
+        self.replace_failed()
+
+
+class StallWatch:
+    """The timeout of a window in which adds wait and none is acknowledged.
+
+    Args:
+        on_stalled: called once, with the error for the adds that wait.
+    """
+
+    def __init__(
+        self, window: AddWindow[Any], on_stalled: Callable[[OperationTimeoutError], None], timeout_s: float
+    ) -> None:
+        self._window = window
+        self._on_stalled = on_stalled
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._reported, self._since = NO_ENTRY, self._loop.time()
+        self._timer = self._loop.call_later(timeout_s / 4, self._look)
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        window, now = self._window, self._loop.time()
+        reported = window.last_entry_reported
+        if reported == window.last_add_pushed or reported != self._reported:
+            self._reported, self._since = reported, now
+        elif now - self._since >= self._timeout_s:
+            self._on_stalled(
+                OperationTimeoutError(
+                    f"entry {reported + 1} of ledger {window.ledger_id} was not acknowledged by "
+                    f"{window.ack_quorum} bookies within {self._timeout_s:g} s",
+                    ledger_id=window.ledger_id,
+                    entry_id=reported + 1,
+                )
+            )
+            return
+        self._timer = self._loop.call_later(self._timeout_s / 4, self._look)
