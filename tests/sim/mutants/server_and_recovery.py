@@ -1,4 +1,4 @@
-"""Further planted bugs, beside the forty: what the simulator once let pass, for want of a check."""
+"""Planted bugs of the bookie's server and of recovery, and others that a simulation once did not catch."""
 
 from __future__ import annotations
 
