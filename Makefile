@@ -77,11 +77,11 @@ sim-campaign: $(VENV)/dev.stamp
 		$(if $(START),--start $(START)) $(ARGS)
 
 sim-versions: $(VENV)/dev.stamp
-	@$(BIN)/python -m tests.sim.verdicts $(if $(SEEDS),--seeds $(SEEDS)) $(if $(START),--start $(START)) $(ARGS)
+	@$(BIN)/python -m tests.sim.campaign.verdicts $(if $(SEEDS),--seeds $(SEEDS)) $(if $(START),--start $(START)) $(ARGS)
 
 crash-states: $(VENV)/dev.stamp
-	@$(BIN)/python -m tests.sim.crashes $(ARGS)
-	@$(BIN)/python -m tests.sim.crashes --chains $(ARGS)
+	@$(BIN)/python -m tests.sim.crash $(ARGS)
+	@$(BIN)/python -m tests.sim.crash --chains $(ARGS)
 
 mutants: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.sim.mutants $(ARGS)

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.sim import campaign, roles
-from tests.sim.campaign import NO_PART, ROOT, CampaignError, version
+from tests.sim.campaign import runner
+from tests.sim.campaign.runner import NO_PART, ROOT, CampaignError, version
+from tests.sim.campaign.shrinking import shrink
 from tests.sim.profiles import draw_plan
-from tests.sim.shrinking import shrink
 from tests.sim.simulation import Result
+from tests.sim.workloads import ledger
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -69,7 +70,7 @@ def test_the_same_files_in_another_commit_go_on_with_the_campaign(tmp_path: Path
 
 def test_what_is_left_out_of_a_campaigns_files_is_no_part_of_a_run() -> None:
     program = (
-        "import sys; from tests.sim import campaign; campaign.run_seed(('chaos', 1));"
+        "import sys; from tests.sim import campaign; runner.run_seed(('chaos', 1));"
         "print(*(one.__file__ for one in sys.modules.values() if getattr(one, '__file__', None)))"
     )
     loaded = subprocess.run(
@@ -91,25 +92,25 @@ def test_without_a_repository_nobody_knows_the_commit(tmp_path: Path) -> None:
 def test_a_campaign_of_files_that_are_not_committed_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign, "changed_files", lambda *_: ["client_aio/ledger/writer.py"])
+    monkeypatch.setattr(runner, "changed_files", lambda *_: ["client_aio/ledger/writer.py"])
     with pytest.raises(CampaignError, match=r"client_aio/ledger/writer\.py"):
-        campaign.go_on(tmp_path / "campaign.json", ["chaos"], 1)
+        runner.go_on(tmp_path / "campaign.json", ["chaos"], 1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_campaign_that_has_begun_does_not_begin_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(campaign, "changed_files", lambda *_: [])
-    monkeypatch.setattr(campaign, "version", lambda: ("files", "commit"))  # which somebody may be changing
+    monkeypatch.setattr(runner, "changed_files", lambda *_: [])
+    monkeypatch.setattr(runner, "version", lambda: ("files", "commit"))  # which somebody may be changing
     path = tmp_path / "campaign.json"
-    record = campaign.go_on(path, ["chaos"], 2, start=40)
+    record = runner.go_on(path, ["chaos"], 2, start=40)
     assert (record["first_seed"], record["next_seed"], record["seeds"]) == (40, 42, 2)
     assert record["faults"]
     assert not set(record["faults"]) & set(record["effects"])
     with pytest.raises(CampaignError, match="begun at seed 40 and is at 42"):
-        campaign.go_on(path, ["chaos"], 1, start=50)
-    assert campaign.go_on(path, ["chaos"], 1)["next_seed"] == 43
+        runner.go_on(path, ["chaos"], 1, start=50)
+    assert runner.go_on(path, ["chaos"], 1)["next_seed"] == 43
     assert json.loads(path.read_text())["files"]["seeds"] == 3
 
 
@@ -120,9 +121,9 @@ def _killed(job: tuple[str, int]) -> None:
 def test_a_process_that_is_killed_ends_the_campaign_with_the_seeds_it_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(campaign, "run_seed", _killed)
+    monkeypatch.setattr(runner, "run_seed", _killed)
     with pytest.raises(CampaignError, match="chaos 3"):
-        campaign.run(["chaos"], range(3, 8), processes=1)
+        runner.run(["chaos"], range(3, 8), processes=1)
 
 
 def test_a_seed_that_runs_in_circles_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,11 +131,11 @@ def test_a_seed_that_runs_in_circles_fails(monkeypatch: pytest.MonkeyPatch) -> N
         while True:
             pass
 
-    monkeypatch.setattr(campaign, "SEED_LIMIT_S", 0.5)
-    monkeypatch.setitem(roles.ROLES, "tailer", circle)
+    monkeypatch.setattr(runner, "SEED_LIMIT_S", 0.5)
+    monkeypatch.setitem(ledger.ROLES, "tailer", circle)
     # In a process of its own, as a campaign does: what is cut off there would be collected in whatever test.
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        result, _, _ = pool.apply(campaign.run_seed, (("power-cuts", 1),))
+        result, _, _ = pool.apply(runner.run_seed, (("power-cuts", 1),))
     assert result.name == "Liveness"
     assert "not over after 0.5 s of processor time" in result.text
     assert "in circle" in result.text  # where it is
@@ -171,5 +172,5 @@ def test_a_smaller_plan_that_meets_another_error_is_none(monkeypatch: pytest.Mon
     def run_plan(smaller: Any, **_: object) -> Result:
         return Result(smaller, "Unexpected", "c1: ValueError('y')")
 
-    monkeypatch.setattr("tests.sim.shrinking.run_plan", run_plan)
+    monkeypatch.setattr("tests.sim.campaign.shrinking.run_plan", run_plan)
     assert shrink(plan, failed, runs_max=20).plan == plan

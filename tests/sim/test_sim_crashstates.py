@@ -7,10 +7,10 @@ import multiprocessing
 import pytest
 
 from bookie_aio.storage.segment.names import CHECKPOINT, RESERVE
-from tests.sim.crashchains import start_on_a_full_disk, sweep_chains
-from tests.sim.crashstates import HOME, Step, Sweep, by_chance, image_of, judge, record, sweep
+from tests.sim.cluster.quiet import quiet
+from tests.sim.crash.chains import start_on_a_full_disk, sweep_chains
+from tests.sim.crash.states import HOME, Step, Sweep, by_chance, image_of, judge, record, sweep
 from tests.sim.mutants.__main__ import everything
-from tests.sim.quiet import quiet
 
 
 def test_whatever_a_power_cut_leaves_nothing_acknowledged_is_lost() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import campaign
-from tests.sim.crashstates import record
-from tests.sim.profiles import draw_plan
-from tests.sim.quiet import quiet
+from tests.sim.cluster.quiet import quiet
+from tests.sim.crash.states import record
+from tests.sim.profiles import all_profiles, draw_plan
 from tests.sim.simulation import run_plan
 
 PACE = 1.0
@@ -16,7 +15,7 @@ PACE = 1.0
 
 def replay(profile: str, seed: int, *, pace: float = PACE) -> None:
     """Run a seed; all invariants hold."""
-    assert profile in campaign.all_profiles()
+    assert profile in all_profiles()
     result = run_plan(draw_plan(profile, seed, pace=pace))
     assert result.is_good, result.text
 

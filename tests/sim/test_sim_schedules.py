@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from metadata.errors import BookKeeperError
-from tests.sim.chains import Chains
-from tests.sim.loop import Order
+from tests.sim.checkers.log import Chains
+from tests.sim.cluster.loop import Order
 from tests.sim.mutants.__main__ import everything
 from tests.sim.plan import Plan
-from tests.sim.roles import payload
-from tests.sim.roles_logs import LOG
 from tests.sim.simulation import run_script
+from tests.sim.workloads.ledger import payload
+from tests.sim.workloads.log import LOG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
