@@ -1,4 +1,4 @@
-"""Planted bugs of terms and of logs: what is written under one after another."""
+"""Planted bugs of terms, of content terms, and of logs."""
 
 from __future__ import annotations
 
@@ -45,5 +45,11 @@ MUTANTS = [
         40, "a roll writes to the next ledger before the adds to the previous one are acknowledged",
         (Edit("client_aio.log.roller:Roller._switch", "await old.flush()", "pass"),),
         _LOGS,
+    ),
+    Mutant(
+        47, "a reader of a log reads an open ledger as if it were complete",
+        (Edit("client_aio.log.reader:LogReading._source", "if is_complete and not is_closed:",
+              "if not is_closed:"),),
+        ("truncated-logs", "versatile-logs"),
     ),
 ]  # fmt: skip

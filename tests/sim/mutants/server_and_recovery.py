@@ -1,4 +1,4 @@
-"""Planted bugs of the bookie's server and of recovery, and others that a simulation once did not catch."""
+"""Planted bugs of the bookie's server, and of recovery beside those in `protocol`."""
 
 from __future__ import annotations
 
@@ -74,43 +74,11 @@ MUTANTS = [
         ("dirty-entries", "partial-takeovers"),
     ),
     Mutant(
-        47, "a reader of a log reads an open ledger as if it were complete",
-        (Edit("client_aio.log.reader:LogReading._source", "if is_complete and not is_closed:",
-              "if not is_closed:"),),
-        ("truncated-logs", "versatile-logs"),
-    ),
-    Mutant(
         48, "recovery says that it has closed the ledger, and has not",
         (Edit("client_aio.ledger.recovery:recover_ledger",
               "if await held.update("
               "RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):", "if True:"),),
         ("rolling-restarts", "chaos"),
-    ),
-    Mutant(
-        49, "a change of which a newcomer has failed is never abandoned",
-        (Edit("client_aio.core.ensemble_change:EnsembleChangeMachine.copied",
-              "return Abandon() if self._window.can_abandon else self.next()", "return self.next()"),),
-        ("refusing-newcomers",),
-    ),
-    Mutant(
-        50, "that data was lost is not heard from a tail",
-        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._take_tail",
-              "any(row.marks_all for row in tail.rows)",
-              "False"),),
-        ("full-starts",),
-    ),
-    Mutant(
-        51, "a start on a full disk cuts what a tail says that may be in the page cache only",
-        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._replay", "may_be_cut = not is_lone",
-              "may_be_cut = True"),),
-        tests=("tests/sim/test_sim_crashstates.py", "-k", "page_cache_only"),
-    ),
-    Mutant(
-        52, "a start goes by names that are not durable",
-        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._run",
-              "await self._disk.sync_directory(directory)",
-              "pass"),),
-        tests=("tests/sim/test_sim_crashstates.py", "-k", "makes_names_durable"),
     ),
     Mutant(
         53, "unknown counts as negative",
@@ -160,23 +128,9 @@ MUTANTS = [
         ("disk-faults", "full-starts", "refusals"),
     ),
     Mutant(
-        60, "the LAFR that is stated is the LAC",
-        (Edit("client_aio.core.add_window:AddWindow.lafr_to_state",
-              "return self.lafr if self._stated_lafr is None",
-              "return self.lac if self._is_guaranteed"),),
-        ("guaranteed-quorum",),
-    ),
-    Mutant(
         61, "what a repair waits to hear of is forgotten meanwhile",
         (Edit("bookie_aio.server.dispatcher:Dispatcher._list_entries",
               "self._engine.eviction_candidates.discard(request.ledger_id)", "pass"),),
         tests=("tests/bookie_aio/server/test_server_deletions.py", "-k", "waits_to_hear"),
-    ),
-    Mutant(
-        62, "that a ledger has been deleted is believed of a bookie",
-        (Edit("client_aio.ledger.ensemble_change:EnsembleChangeTask._check_that_it_exists",
-              "await self._context.ledgers.read(ledger_id, sync=True)",
-              "raise type(self._replicator._seats[0].failure or KeyError())('deleted')"),),
-        tests=("tests/integration/test_buried_ids.py",),
     ),
 ]  # fmt: skip
