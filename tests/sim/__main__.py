@@ -4,7 +4,7 @@ python -m tests.sim --seeds 2000                          all profiles, two proc
 python -m tests.sim --profile split-brain --seeds 200 --start 1000
 python -m tests.sim --profile chaos --seed 17 --timeline  replay one, and tell its story
 python -m tests.sim --profile chaos --seed 17 --shrink    the smallest plan that fails alike
-python -m tests.sim --campaign FILE --seeds 5000          5,000 more seeds of these files
+python -m tests.sim --campaign FILE --seeds 5000          5,000 more seeds of this code
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.sim.campaign import runner
+from tests.sim.campaign.record import go_on
+from tests.sim.campaign.runner import CampaignError, run
 from tests.sim.campaign.shrinking import describe, shrink
 from tests.sim.plan import PROFILES
 from tests.sim.profiles import all_profiles, draw_plan
@@ -42,7 +43,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except runner.CampaignError as error:
+    except CampaignError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -56,13 +57,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.seed is not None:
         return _replay(names[arguments.seed % len(names)], arguments)
     if arguments.campaign:
-        record = runner.go_on(
+        record = go_on(
             arguments.campaign, names, arguments.seeds, start=arguments.start, processes=arguments.processes
         )
         return 1 if record["failures"] else 0
     start = arguments.start or 0
     seeds = range(start, start + arguments.seeds)
-    tally = runner.run(names, seeds, processes=arguments.processes)
+    tally = run(names, seeds, processes=arguments.processes)
     for name, seed, _, text in sorted(tally.failures)[:20]:
         print(f"\n{name} seed {seed}\n{text[-1500:]}\n  {draw_plan(name, seed).command}")
     for line in tally.lines():

@@ -1,21 +1,16 @@
-"""Campaigns: many seeds over all profiles in several processes, with a summary that adds up.
+"""Seeds in several processes, and the sum of what they come to.
 
-Owns the order in which seeds are run, the processes, the progress line and the file of results. Seed n
-of a campaign belongs to profile n mod the number of profiles, so that any range covers all of them alike. The
-file keeps one record for each state of the files that run; a later run of the same goes on where the last
-one ended.
+Owns the order in which seeds run, the processes and the progress line. Seed n belongs to profile n mod the
+number of profiles, so any range of seeds covers all profiles alike.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
-import json
 import multiprocessing
 import resource
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -23,8 +18,7 @@ from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests.sim.faults.kinds import KINDS
 from tests.sim.profiles import draw_plan
@@ -32,20 +26,6 @@ from tests.sim.simulation import Result, run_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-ROOT = Path(__file__).parents[3]
-_RUN = ("bookie_aio", "client_aio", "metadata", "tests/sim")
-"""What a run is made of, ..."""
-NO_PART = (
-    "client_aio/cli",
-    "client_aio/spark",
-    "client_aio/sync",
-    "tests/sim/test_*",
-    "tests/sim/crash",
-    "tests/sim/mutants",
-    "tests/sim/campaign/verdicts.py",
-)
-"""... but for what none of it imports."""
 
 SEED_LIMIT_S = 120.0
 """Of processor time for one seed: those that need most take ten."""
@@ -205,78 +185,3 @@ def _uninterrupted() -> Iterator[None]:
 def _heed_termination() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def version(root: Path = ROOT) -> tuple[str, str]:
-    """Name what a run is made of: by its files' contents, and by the last commit that changed one of them.
-
-    The contents stay what they are when commits are made anew, and documents may change beside a campaign,
-    its own summary first of all. Both names have a mark where files differ from what was committed.
-    """
-
-    mark = "-dirty" if changed_files(root) else ""
-    files = hashlib.sha256(_git(root, "ls-files", "--stage").encode()).hexdigest()[:12]
-    commit = _git(root, "log", "-1", "--format=%h", "--abbrev=12")
-    return f"files-{files}{mark}", f"{commit}{mark}" if commit else "unknown"
-
-
-def changed_files(root: Path = ROOT) -> list[str]:
-    """Return the files of a run that differ from what was committed."""
-    return [
-        line[2:].strip() for line in _git(root, "status", "--porcelain", "--untracked-files=all").splitlines()
-    ]
-
-
-def _git(root: Path, *arguments: str) -> str:
-    command = ["git", *arguments, "--", *_RUN, *(f":(exclude){one}" for one in NO_PART)]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip("\n")
-
-
-def go_on(
-    path: Path, names: list[str], count: int, *, start: int | None = None, processes: int = 2
-) -> dict[str, Any]:
-    """Run `count` more seeds of the campaign of these files, and write what it comes to by now.
-
-    It goes on behind the last seed it ran; `start` is the first one of a campaign that has not begun.
-
-    Raises:
-        CampaignError: files differ from what was committed, or the campaign has begun elsewhere, or a process
-            was killed. What ran before that is in the file, in parts of 500 seeds.
-    """
-    records = json.loads(path.read_text()) if path.exists() else {}
-    files, commit = version()
-    if commit == "unknown":
-        raise CampaignError("a campaign is of committed files, and there is no repository here")
-    if changed := changed_files():
-        raise CampaignError("a campaign is of files that are committed; these are not: " + ", ".join(changed))
-    begun = records.get(files)
-    if begun and start not in (None, begun["first_seed"], begun["next_seed"]):
-        raise CampaignError(
-            f"the campaign of these files has begun at seed {begun['first_seed']} and is at "
-            f"{begun['next_seed']}; it cannot begin at {start}"
-        )
-    record = records.setdefault(
-        files,
-        {"commits": [], "first_seed": start or 0, "next_seed": start or 0, "seeds": 0, "simulated_s": 0.0,
-         "elapsed_s": 0.0, "processor_s": 0.0, "callbacks": 0,
-         "faults": {}, "effects": {}, "profiles": {}, "failures": []},
-    )  # fmt: skip
-    if commit not in record["commits"]:
-        record["commits"].append(commit)
-    while count > 0:
-        part = min(count, 500)
-        count -= part
-        tally = run(names, range(record["next_seed"], record["next_seed"] + part), processes=processes)
-        record["next_seed"] += part
-        for figure in ("seeds", "simulated_s", "elapsed_s", "processor_s", "callbacks"):
-            record[figure] += getattr(tally, figure)
-        for figure in ("faults", "effects", "profiles"):
-            record[figure] = dict(sorted((Counter(record[figure]) + getattr(tally, figure)).items()))
-        record["failures"] += [list(failure[:3]) for failure in tally.failures]
-        written = path.with_name(f".{path.name}.new")  # an interruption leaves the one or the other
-        written.write_text(json.dumps(records, indent=1) + "\n")
-        written.replace(path)
-        print(f"{record['seeds']:,} seeds, {len(record['failures'])} violations", flush=True)
-        for failure in tally.failures:
-            print(f"  {failure[0]} {failure[1]}: {failure[3][:300]}", flush=True)
-    return dict(record)

@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from tests.sim.campaign import runner
+from tests.sim.campaign.run_key import ROOT
 from tests.sim.profiles import all_profiles
 
 VERSIONS = ((3, 11), (3, 12), (3, 13), (3, 14))
@@ -46,10 +47,10 @@ def version_of(python: str) -> str:
 
 def environment(version: str, python: str) -> str:
     """Make an environment with what the product needs, and give its interpreter."""
-    folder = runner.ROOT / ".venv" / f"verdicts-{version}"
+    folder = ROOT / ".venv" / f"verdicts-{version}"
     subprocess.run(
-        [runner.ROOT / ".ci" / "environment", folder],
-        env={**os.environ, "PYTHON": python}, cwd=runner.ROOT, stdout=subprocess.DEVNULL, check=True,
+        [ROOT / ".ci" / "environment", folder],
+        env={**os.environ, "PYTHON": python}, cwd=ROOT, stdout=subprocess.DEVNULL, check=True,
     )  # fmt: skip
     return str(folder / "bin" / "python")
 
@@ -75,7 +76,7 @@ def verdicts(python: str, seeds: range) -> tuple[list[str], str]:
         "--seeds",
         f"{len(seeds)}",
     ]
-    told = subprocess.run(command, cwd=runner.ROOT, capture_output=True, text=True, check=True)
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     *lines, figures = told.stdout.splitlines()
     return lines, figures.removeprefix("# ")
 
