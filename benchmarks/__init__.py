@@ -1,1 +1,1 @@
-"""Benchmarks, fuzzing and crash runs: what takes too long, or depends too much on the machine, for a test."""
+"""Benchmarks, fuzzing and crash runs: programs too slow for a test, or too dependent on the machine."""

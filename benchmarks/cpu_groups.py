@@ -1,4 +1,4 @@
-"""Holding processes to a share of a processor, and counting what they use: control groups of Linux (v1)."""
+"""Limit processes to a share of a processor, and count their processor time: Linux control groups (v1)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CpuGroup:
 
     @staticmethod
     def why_not() -> str | None:
-        """Say why there can be no groups here; None where there can."""
+        """Return why there can be no groups here; None if there can."""
         for root in (_CPU, _COUNTS):
             if not (root / "cgroup.procs").exists():
                 return f"{root} is not there: this asks for control groups of version 1"
@@ -54,7 +54,7 @@ class CpuGroup:
             (folder / "cgroup.procs").write_text(str(pid))
 
     def limit(self, share: float | None) -> None:
-        """Hold all of the group together to that share of one processor, and let it have that before others.
+        """Limit the whole group to that share of one processor, and give it precedence over others.
 
         None: no limit, and the weight of any process.
         """

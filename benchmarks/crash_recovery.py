@@ -1,18 +1,18 @@
-"""Kill what writes or stores, at a random moment, and see that nothing acknowledged is lost.
+"""Kill writers or bookies at a random moment, and verify that no acknowledged entry is lost.
 
     python -m benchmarks.crash_recovery [--runs 50] [--seed 1] [--variant bookies|writer|spare|recoverers|all]
 
-`bookies`: a writer with 200 in flight; `kill -9` of all three bookies, together or one by one; restart;
-a fresh client opens the ledger with `recover=True`. `writer`: `kill -9` of the writer's process instead, and
-two clients recover at once. `spare`: `kill -9` of one bookie out of four; the writer goes on over an ensemble
-change and closes the ledger itself. `recoverers`: the writer stops with its window full, two or five clients
-recover at once, and one of four bookies is killed while they do.
+`bookies`: a writer has 200 adds in flight; `kill -9` of all three bookies, together or one by one, then a
+restart. A fresh client opens the ledger with `recover=True`. `writer`: `kill -9` of the writer's process
+instead, and two clients recover at once. `spare`: `kill -9` of one bookie out of four. The writer goes on
+over an ensemble change and closes the ledger itself. `recoverers`: the writer stops with its window full. Two
+or five clients recover at once, and one of four bookies is killed while they do.
 
-After each run, through fresh clients: every acknowledged entry is there, all entries are what was written, in
-order and without a gap; nothing above the closed last entry is served; ledgers of earlier runs on the same
-cluster are still what they were. A moment is a number of acknowledgements and then a part of a group commit's
-time, both drawn from the seed. The first failure ends it with exit code 1, the seed of the run, and the
-directory kept.
+Each run is checked through fresh clients. Every acknowledged entry is there. All entries equal the written
+ones, in order and without a gap. No entry above the closed last entry is served. Ledgers of earlier runs on
+the same cluster are unchanged. A moment is a number of acknowledgements and then a part of a group commit's
+time, both drawn from the seed. The first failure ends the program with exit code 1. It prints the seed of the
+run and keeps the directory.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ GROUP_TIME_S = 0.003
 
 
 class Violation(Exception):
-    """Something acknowledged was lost, changed, or something was served that must not be."""
+    """An acknowledged entry was lost or changed, or an entry was served that must not be."""
 
 
 @dataclass
 class Run:
-    """What one run did and found."""
+    """The steps and results of one run."""
 
     seed: int
     ledger_id: int
@@ -104,7 +104,7 @@ async def write_and_kill_bookies(cluster: Cluster, rng: random.Random, seed: int
 
 
 async def write_and_kill_writer(cluster: Cluster, rng: random.Random, seed: int) -> Run:
-    """Kill the writer's process; what it had printed as acknowledged is what counts."""
+    """Kill the writer's process; its printed acknowledgements count."""
     stop_at = rng.randrange(ACKS_MAX)
     log = cluster["b1"].log.with_name("writer.log")
     child = await start_module("benchmarks.crash_writer", cluster.uri, str(seed), str(IN_FLIGHT), log=log)
@@ -149,7 +149,7 @@ async def write_and_kill_one(cluster: Cluster, rng: random.Random, seed: int) ->
     return Run(seed, ledger.ledger_id, entries, entries, kept=entries)
 
 
-# --- what must hold ------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 
 async def write_and_abandon(cluster: Cluster, rng: random.Random, seed: int) -> Run:
@@ -239,7 +239,7 @@ async def check(uri: str, run: Run) -> None:
 
 @dataclass(frozen=True)
 class Variant:
-    """How a run's ledger comes to its end, and how it is recovered."""
+    """A way to end a run's ledger, and a way to recover it."""
 
     bookies: int
     write: Callable[[Cluster, random.Random, int], Awaitable[Run]]
@@ -284,7 +284,7 @@ async def run_variant(variant: str, runs: int, seed: int, directory: Path) -> li
             for number in range(start, min(start + RUNS_PER_CLUSTER, runs)):
                 try:
                     here.append(await one_run(cluster, variant, seed + number))
-                    # What earlier runs left must outlive the kills of the later ones.
+                    # Ledgers of earlier runs must outlive the kills of the later ones.
                     await check(cluster.uri, here[number - start - 1])
                 except Exception as error:
                     print(

@@ -1,12 +1,12 @@
-"""Kill a storage engine at every kind of step that it takes on the disk, and see that nothing is lost.
+"""Kill a storage engine at every kind of step that it takes on the disk, and verify that nothing is lost.
 
     python -m benchmarks.crash_storage [--kills 50] [--seed 1]
 
-A process writes, deletes and trims ledgers in small segments, so that sealing, checkpoints, compaction and
-the giving up of segments go on all the time, and kills itself with SIGKILL before or after the n-th thing
-that it does to the disk. Then the directory is opened again: what was acknowledged is there, what was deleted
-is gone, and every file is accounted for. The next process goes on in the same directory. The first failure
-ends it with exit code 1, and the directory is kept.
+A process writes, deletes and trims ledgers in small segments. Sealing, checkpoints, compaction and the
+removal of segments therefore go on all the time. The process kills itself with SIGKILL before or after its
+n-th step on the disk. Then the directory is opened again. Acknowledged entries are there, deleted ledgers are
+gone, and every file is accounted for. The next process goes on in the same directory. The first failure ends
+the program with exit code 1, and the directory is kept.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ CONFIG = StorageConfig(
     space=SpaceLimits(reserve_bytes=64 * 1024, retry_s=1.0, spare_bytes_max=4 * 128 * 1024),
     reclaim=CompactionConfig(pause_s=0.0, bytes_per_s=10**9, loop_share=0.9),
 )
-# What is counted in one run, and how often it is done before the process dies at most.
+# The steps that one run counts, and how often at most each is done before the process dies.
 KINDS = {"group": 300, "writing": 25, "syncing": 50, "renaming": 25, "removing": 12, "reserving": 3}
 LEDGERS_AT_ONCE = 12
 TIMEOUT_S = 60.0
 
 
 class Violation(Exception):
-    """Something acknowledged was lost or came back, or a file is nobody's."""
+    """An acknowledged record was lost, a deleted one came back, or a file is unaccounted for."""
 
 
 def content(ledger_id: int, entry: int) -> bytes:
@@ -71,7 +71,7 @@ class DeadlyDisk(RealDisk):
         self._left = last_step
 
     def step(self, what: str, path: str) -> None:
-        """Count what was done, or is about to be done."""
+        """Count a step that was done, or is about to be done."""
         self._left -= what.endswith(self._kind)
         if self._left == 0:
             name = os.path.basename(path).removesuffix(".new")
@@ -106,7 +106,7 @@ class _DeadlyFile(RealFile):
 
 
 async def act(directory: str, seed: int, kind: str, last_step: int) -> None:
-    """Write, delete and trim until the end; a line for each thing that is tried and for each that is done."""
+    """Write, delete and trim until the end; print a line for each step tried and each step done."""
     rng = random.Random(seed)
     store = await Store.open(Path(directory), CONFIG, DeadlyDisk(kind, last_step))
     alive, following = list[int](), dict[int, int]()
@@ -133,12 +133,12 @@ async def act(directory: str, seed: int, kind: str, last_step: int) -> None:
             print("done", "add", ledger_id, entry, flush=True)
 
 
-# --- the one that looks --------------------------------------------------------------------------
+# --- the checking process ------------------------------------------------------------------------
 
 
 @dataclass
 class Known:
-    """What the processes said."""
+    """The processes' reports."""
 
     entries: dict[int, int] = field(default_factory=dict)  # the last one acknowledged
     trims: dict[int, int] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class Known:
 
 
 async def check(directory: Path, known: Known) -> None:
-    """Open the directory, and raise Violation where it does not hold what it must."""
+    """Open the directory, and raise Violation if its contents are wrong."""
     store = await Store.open(directory, CONFIG)
     try:
         for _ in range(2):  # as it was found, and when all is sealed and reclaimed again
@@ -184,7 +184,7 @@ async def check(directory: Path, known: Known) -> None:
 
 
 async def kill_and_check(directory: Path, kills: int, seed: int) -> Counter[str]:
-    """Do it so many times; gives how often what was going on."""
+    """Kill and check that many times; returns how often each step was interrupted."""
     rng, known, steps = random.Random(seed), Known(), Counter[str]()
     for number in range(kills):
         kind = rng.choice(sorted(KINDS))
@@ -209,7 +209,7 @@ async def kill_and_check(directory: Path, kills: int, seed: int) -> Counter[str]
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

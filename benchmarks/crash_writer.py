@@ -1,8 +1,8 @@
-"""The writer that crash runs put under load: entries that can be told apart, a full window, a record of acks.
+"""The writer of the crash runs: distinguishable entries, a full window, a record of acknowledgements.
 
-Owns the contents of the entries, so that whoever reads them back knows what each has to be. As a program it
-writes to a ledger until it is killed, and prints the ledger's id and then, once for each sweep of
-acknowledgements, the last entry acknowledged:
+Owns the contents of the entries, so that a reader knows the content of each. As a program it writes to a
+ledger until it is killed. It prints the ledger's id. Then it prints the last entry acknowledged, once for
+each sweep of acknowledgements:
 
     python -m benchmarks.crash_writer URI SEED IN_FLIGHT
 """
@@ -26,7 +26,7 @@ BURST_MAX = 40
 
 
 def payload(seed: int, entry_id: int) -> bytes:
-    """Return what entry `entry_id` of the run with that seed holds: some are empty, most name themselves."""
+    """Return the payload of entry `entry_id` of that seed's run: most name themselves, some are empty."""
     size = (seed * 7919 + entry_id * 104_729) % ENTRY_BYTES_MAX
     if size < 64:
         return b""
@@ -37,8 +37,8 @@ def payload(seed: int, entry_id: int) -> bytes:
 class Writer:
     """Keeps a window of adds full, and counts. `acknowledged` is the last entry acknowledged, −1 for none.
 
-    Adds come in bursts of uneven size, one in a turn of the loop, so that several blocks are under way at any
-    time, each in another state.
+    Adds come in bursts of uneven size, one burst in an event-loop iteration. Several blocks are therefore in
+    flight at any time, each in another state.
     """
 
     def __init__(self, ledger: client_aio.LedgerWriter, seed: int, in_flight: int) -> None:

@@ -1,10 +1,11 @@
-"""Fill docs/BENCHMARKS.md with what was measured: `python -m benchmarks.document`.
+"""Fill docs/BENCHMARKS.md with the measured figures: `python -m benchmarks.document`.
 
     python -m benchmarks.document [--peers docs/benchmarks/peers.json] [--suite docs/benchmarks/suite.json]
         [--storage docs/benchmarks/storage_growth.jsonl]
 
-Replaces what stands between the page's markers by tables of the files, and draws the plots beside them. A
-part that was not measured says so. The text around the tables is written by hand.
+Replaces the text between the page's markers by tables of the files, and draws the plots beside them. A part
+without figures is shown as not measured. The text around the tables is written by hand. The page's
+table of dates, machines and commits is, too: update it after a measurement.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine_text(document: Document) -> str:
-    """Say what it was measured on."""
+    """Return the machine of the measurement as text."""
     one = document["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in one["packages"].items())
     return (
@@ -69,11 +70,11 @@ def peers_text(document: Document) -> str:
 
 
 Wanted = tuple[str, str, float | None, float, bool]
-"""Workload, figure, what was found, what was aimed at, whether more is better."""
+"""Workload, figure, the measured value, the aim, whether more is better."""
 
 
 def peers_targets(runs: list[Document]) -> list[Wanted]:
-    """Return the ratios to peers that were aimed at beside those that were measured."""
+    """Return the aims for ratios to peers, beside the measured ratios."""
 
     def times(workload: str, others: Sequence[str], figure: str = "adds_per_s") -> float | None:
         found = [ratio(runs, workload, "product", other, figure) for other in others]
@@ -125,7 +126,7 @@ def peers_targets(runs: list[Document]) -> list[Wanted]:
 
 
 def own_targets(suite: Document, storage: list[Document]) -> list[Wanted]:
-    """Return what was aimed at without a peer: memory, restart, adds during compaction."""
+    """Return the aims without a peer: memory, restart, adds during compaction."""
     cases = {name: part["cases"] for name, part in suite["parts"].items()}
     memory = [case["bookie_mib"] for case in cases.get("memory", {}).values()]
     restart = [case["seconds"] for case in cases.get("restart", {}).values()]
@@ -160,7 +161,7 @@ def reclaiming_ratios(storage: list[Document]) -> tuple[float | None, float | No
 
 
 def targets_text(wanted: list[Wanted]) -> str:
-    """Lay out what was aimed at beside what was measured."""
+    """Lay out the aims beside the measured figures."""
     rows = []
     for workload, what, found, aim, is_more in wanted:
         sign = "≥" if is_more else "≤"
@@ -182,7 +183,7 @@ def _written(runs: list[Document], workload: str) -> float | None:
     found = medians(runs, workload, "product")
     if found is None:
         return None
-    # As the aims were set: by the processes' own count. The device's, in the tables, has all others' writes.
+    # The aims are set in the processes' own count. The device's count includes the writes of other processes.
     return found["process_bytes_per_payload_byte"]
 
 

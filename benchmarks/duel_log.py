@@ -1,11 +1,11 @@
-"""Five processes fight for one log, with SIGKILL and SIGSTOP at random; a reader follows from the start.
+"""Five processes compete for one log, with SIGKILL and SIGSTOP at random; a reader follows from the start.
 
     python -m benchmarks.duel_log [--seconds 60] [--fighters 5] [--seed 1] [--json FILE]
 
-Each fighter opens the log, which shuts the others out, appends records with many in flight, rolls every few
-hundred of them, and opens it again soon after it was shut out itself. At the end: every acknowledged record
-was read exactly once, at its position and in order; each position has one value; nothing was read that
-nobody wrote. Ends with 1 where that does not hold.
+Each fighter opens the log, which shuts the others out. It appends records with many in flight, and rolls
+every few hundred of them. Soon after it was shut out itself, it opens the log again. At the end, every
+acknowledged record was read exactly once, at its position and in order. Each position has one value. No
+record was read that no fighter wrote. The program ends with 1 if any of this does not hold.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def fight(uri: str, name: str, fighter: str, life: str, notes_path: str) -
 
 
 async def write(log: client_aio.LogWriter, notes: Notes, who: str, number: int) -> int:
-    """Append until the log is lost, and give the next record's number."""
+    """Append until the log is lost, and return the next record's number."""
     room = asyncio.Semaphore(IN_FLIGHT)
 
     def noting(payload: str) -> Callable[[asyncio.Future[client_aio.Position]], None]:

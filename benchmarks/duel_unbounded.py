@@ -1,10 +1,10 @@
-"""Processes fight for one unbounded ledger: is an acknowledged record lost, read twice, or out of order?
+"""Processes compete for one unbounded ledger: is an acknowledged record lost, read twice, or out of order?
 
     python -m benchmarks.duel_unbounded [--seconds 60] [--fighters 5] [--seed 1] [--dir DIR] [--json FILE]
 
-Each takes the ledger over again and again, and writes until somebody else does. They are killed (SIGKILL) and
-stopped (SIGSTOP) at random. A reader follows the ledger from its first entry. The summary counts takeovers,
-acknowledged records and those whose outcome nobody was told; the command ends with 1 if anything is wrong.
+Each takes the ledger over again and again, and writes until another process does. They are killed (SIGKILL)
+and stopped (SIGSTOP) at random. A reader follows the ledger from its first entry. The summary counts
+takeovers, acknowledged records and records of unknown outcome. The command ends with 1 if anything is wrong.
 """
 
 from __future__ import annotations

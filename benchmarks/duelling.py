@@ -1,11 +1,11 @@
-"""Duels: processes that fight for one thing to write to, are killed and stopped at random, and are judged.
+"""Duels: processes compete for one log or ledger, are killed and stopped at random, and are judged.
 
-Each fighter is a process of its own that notes, in a file that outlives it, what it issues and what it had
-acknowledged. The referee kills and stops them, and afterwards compares these notes with what a reader read
-that followed from the start. What is fought for is the caller's: `benchmarks.duel_log` has a log.
+Each fighter is a process of its own. It notes its issued and acknowledged entries in a file that outlives it.
+The referee kills and stops the fighters. Afterwards it compares these notes with the entries of a reader that
+followed from the start. The caller chooses the target: `benchmarks.duel_log` has a log.
 
 Notes are lines: `open`, `try PAYLOAD`, `ack PLACE PAYLOAD`. A payload is `FIGHTER.LIFE.NUMBER`; it is written
-once at most. A place is whatever orders the entries, two integers with a colon.
+once at most. A place orders the entries: two integers with a colon.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Place = tuple[int, int]
 
 
 class Notes:
-    """What a fighter writes down. Unbuffered: what was written survives SIGKILL."""
+    """A fighter's notes. Unbuffered: written lines survive SIGKILL."""
 
     def __init__(self, path: Path, *, says_open: bool = False) -> None:
         """Open the file; with `says_open` an `open` is said on standard output as well."""
@@ -56,7 +56,7 @@ class Notes:
 
 @dataclass
 class Verdict:
-    """What came of a duel. `faults` are what must not be; all else are counts."""
+    """The result of a duel. `faults` are violations; all other members are counts."""
 
     faults: list[str] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Verdict:
 
 
 def judge(notes: Sequence[str], followed: Sequence[tuple[Place, str]], again: dict[Place, str]) -> Verdict:
-    """Compare the fighters' notes with what was read.
+    """Compare the fighters' notes with the entries read.
 
     Args:
         notes: all lines of all fighters; those of one fighter in their order.
@@ -123,7 +123,7 @@ def judge(notes: Sequence[str], followed: Sequence[tuple[Place, str]], again: di
 
 
 class Arena:
-    """The fighters' processes, and what befalls them.
+    """The fighters' processes, and their kills and stops.
 
     Args:
         module: runs as `python -m MODULE fight URI NAME FIGHTER LIFE NOTES`.
@@ -198,7 +198,7 @@ class Arena:
         return self._home / f"fighter-{number}.notes"
 
     def notes(self) -> list[str]:
-        """Return what the fighters wrote down. A line that a kill cut short is left out."""
+        """Return the fighters' notes. A line that a kill cut short is left out."""
         lines: list[str] = []
         for path in sorted(self._home.glob("fighter-*.notes")):
             *whole, _ = path.read_text().split("\n")
@@ -211,7 +211,7 @@ def main(
     fight: Callable[[str, str, str, str, str], Coroutine[Any, Any, None]],
     duel: Callable[..., Coroutine[Any, Any, Verdict]],
 ) -> int:
-    """Run as a referee, or as one of the fighters; gives the exit code.
+    """Run as a referee, or as one of the fighters; returns the exit code.
 
     Args:
         fight: takes the arguments that an `Arena` starts a fighter with.

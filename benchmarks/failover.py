@@ -1,20 +1,21 @@
-"""How long the failures of others are felt, with real processes on this machine.
+"""The delay that failures of other processes cause, with real processes on this machine.
 
     python -m benchmarks.failover [kill takeover slow idle] [--rounds 100] [-o table|json] [--json FILE]
 
-`kill`: `kill -9` of a bookie of a writer's ensemble, 100 adds of 1 KiB in flight, a spare bookie at hand: the
-time from the kill to the first acknowledgement of an add that was made after it, and the longest time without
-any acknowledgement in the second after it.
+`kill`: `kill -9` of a bookie of a writer's ensemble, with 100 adds of 1 KiB in flight and a spare bookie.
+Measures the time from the kill to the first acknowledgement of an add that was made after it. Also measures
+the longest time without any acknowledgement in the second after it.
 
-`takeover`: a writer dies with 1,000 entries that no bookie has heard to be acknowledged. A new client,
-connected already: the time to fence and recover that ledger, to create another, and to have its first add
-acknowledged.
+`takeover`: a writer dies with 1,000 entries that no bookie knows to be acknowledged. A new client is
+connected already. Measures its time to fence and recover that ledger, to create another, and to have its
+first add acknowledged.
 
-`slow`: SIGSTOP of one bookie of three with Qa = 2, 1,000 adds of 1 KiB in flight: adds per second in the two
-seconds before and after it, and how much memory the writer's process takes beyond what it took before, at
-most. The bookie counts as failed, and is sent nothing more, when it owes acknowledgements for too much.
+`slow`: SIGSTOP of one bookie of three with Qa = 2 and 1,000 adds of 1 KiB in flight. Measures adds per second
+in the two seconds before and after it. Also measures the largest growth of the writer's memory. The bookie
+counts as failed, and is sent nothing more, when it owes acknowledgements for too much.
 
-`idle`: a writer adds one entry and is idle; a reader tails: from the acknowledgement to when it is read.
+`idle`: a writer adds one entry and is idle; a reader tails. Measures the time from the acknowledgement to the
+entry's arrival.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ async def takeover(home: Path, rounds: int) -> Samples:
         for _ in range(rounds):
             async with client_aio.connect(cluster.uri) as dying, client_aio.connect(cluster.uri) as client:
                 ledger = await dying.create_ledger()
-                # One turn: all of it states the LAC of before, and so nobody knows of any acknowledgement.
+                # In one event-loop iteration every entry states the LAC of before: no bookie learns of acks.
                 await asyncio.gather(*[ledger.add_entry(ENTRY) for _ in range(TAIL_ENTRIES)])
                 await ledger.abort()
                 begun = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Unbounded ledgers of many fragments: what opening, adding, reading and trimming cost.
+"""Unbounded ledgers of many fragments: the costs of opening, adding, reading and trimming.
 
     python -m benchmarks.fragments [--fragments 200 20000] [--rounds 20] [-o table|json]
 
-For each length a ledger is made with so many fragments of five entries each (they are begun by the
-product's own rolls), and then: opened for writing and the first entry acknowledged, read from its middle,
-trimmed to its last tenth; and the largest node of the metadata store is looked for.
+For each length a ledger is made with so many fragments of five entries each, by the product's own rolls. It
+is opened for writing, and its first entry is acknowledged. It is read from its middle, and trimmed to its
+last tenth. The largest node of the metadata store is looked for.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Samples:
 
 
 async def grow(client: client_aio.Client, name: str, fragments: int) -> int:
-    """Make a ledger of so many fragments; gives its id."""
+    """Make a ledger of so many fragments; returns its id."""
     async with client.open_unbounded_ledger(name) as ledger:
         for number in range(fragments):
             if number:

@@ -2,15 +2,15 @@
 
     python -m benchmarks.fuzz_frames [--frames 1000000] [--seed 1] [--connections 32]
 
-Starts one bookie process. Many connections at a time each send a stream of `benchmarks.mutations` and end;
-every one of them has to be closed by the bookie in time, and whatever it answers has to be well-formed; half
-of them first wait for the answer to each well-formed request, however extreme, and every one has to come. All
-along a good client adds entries and reads them back, and a PING has to be answered within its deadline. At
-the end the bookie is killed, started again, and has everything still.
+Starts one bookie process. Many connections at a time each send a stream of `benchmarks.mutations` and end.
+The bookie must close each of them in time, and each of its answers must be well-formed. Half of the
+connections first wait for the answer to each well-formed request, however extreme. Each of these answers must
+come. All along a good client adds entries and reads them back, and a PING must be answered within its
+deadline. At the end the bookie is killed and started again, and must still have everything.
 
-It fails (exit code 1) when an add of the good client fails or an entry reads back changed, when the bookie
-dies, hangs, answers INTERNAL_ERROR, logs an error, or grows by more than 64 MiB. Connection number N of a
-seed always sends the same bytes.
+The program fails (exit code 1) when an add of the good client fails or an entry reads back changed. It also
+fails when the bookie dies, hangs, answers INTERNAL_ERROR, logs an error, or grows by more than 64 MiB.
+Connection number N of a seed always sends the same bytes.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ WARM_UP_SEED = 2**32
 
 
 class Harmed(Exception):
-    """The bookie did what it must not do."""
+    """The bookie broke a rule."""
 
 
 class FuzzConnection(asyncio.Protocol):
-    """Sends what was drawn, checks the form of the answers, and waits for the end."""
+    """Sends the drawn bytes, checks the form of the answers, and waits for the end."""
 
     def __init__(self, streams: Streams, statuses: Counter[str]) -> None:
         self._streams, self._statuses = streams, statuses

@@ -2,11 +2,11 @@
 
     python -m benchmarks.layers [--seconds 1] [--profile] [-o table|json]
 
-The production code of each side runs alone in this process: the client's writers against transports that
-answer every frame at once, a bookie's connections and its engine against a file that is durable at once. What
-is left is the cost of Python itself, which is what the throughput of a machine with few cores comes down to,
-and does not depend on what else the machine does. Shapes: one ledger whose adds leave in large batches, and
-many ledgers with an add each. `--profile` prints where the time goes, function by function.
+The production code of each side runs alone in this process. The client's writers run against transports that
+answer every frame at once. A bookie's connections and its engine run against a file that is durable at once.
+The result is the cost of Python itself, which bounds the throughput of a machine with few cores. It does not
+depend on other work of the machine. Shapes: one ledger whose adds leave in large batches, and many ledgers
+with an add each. `--profile` prints the time function by function.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _ID_AT = 8 + 3  # behind a frame's lengths, the array's head, the operation and 
 
 @dataclass(frozen=True)
 class Shape:
-    """So many ledgers, each with so many adds of a size in every turn of the loop."""
+    """So many ledgers, each with so many adds of a size in every event-loop iteration."""
 
     ledgers: int
     adds: int
@@ -87,7 +87,7 @@ SHAPES = (
 
 
 class Silent:
-    """A transport that takes everything and says nothing."""
+    """A transport that takes everything and sends nothing."""
 
     def __init__(self) -> None:
         self.frames = 0
@@ -115,7 +115,7 @@ class Silent:
 
 
 class Answering(Silent):
-    """A transport whose other end acknowledges each add in the next turn of the loop."""
+    """A transport whose other end acknowledges each add in the next event-loop iteration."""
 
     def __init__(self, connection: BookieConnection) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def feed(protocol: asyncio.BufferedProtocol, data: memoryview) -> None:
 
 
 class DurableAtOnce:
-    """A file whose writes are durable when they are asked for; the rest is the file's own."""
+    """A file whose writes are durable at once; all else is the file's own."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -262,7 +262,7 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
 
 
 def add_frame(request: PreparedRequest, shape: Shape, ledger_id: int) -> bytes:
-    """Return the frame of an add of a turn's entries."""
+    """Return the frame of an add of one iteration's entries."""
     payloads = [bytes(shape.entry_bytes)] * shape.adds
     running = [shape.entry_bytes * (number + 1) for number in range(shape.adds)]
     block = encode_block(
@@ -273,7 +273,7 @@ def add_frame(request: PreparedRequest, shape: Shape, ledger_id: int) -> bytes:
 
 
 async def per_add(turn: Callable[[], Coroutine[Any, Any, None]], shape: Shape, seconds: float) -> float:
-    """Return the processor time of the fastest tenth of the turns, for each of their adds, in µs."""
+    """Return the processor time of the fastest tenth of the iterations, for each of their adds, in µs."""
     for _ in range(3):
         await turn()
     took = []

@@ -1,9 +1,9 @@
-"""The load that all writing benchmarks put on whatever they measure: a full window, kept full.
+"""The load of all writing benchmarks: a window that is kept full.
 
-Owns the window, the clock and the figures, so that the product and the ceiling are measured by the same
-code. What is measured is a function that takes a payload and returns a future; an add's latency runs from the
-moment the window had room for it to its future's done callback. Whoever is measured gives that function anew
-for each burst, so that going from ledger to ledger costs nothing for each add.
+Owns the window, the clock and the figures, so that the product and the ceiling are measured by the same code.
+The measured side is a function that takes a payload and returns a future. An add's latency runs from the
+moment the window had room for it to its future's done callback. The caller supplies that function anew for
+each burst. A change from ledger to ledger therefore costs nothing for each add.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ANSWER_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class Load:
-    """What to write: entries of a size, so many in flight over all ledgers, for so long.
+    """A load: entries of a size, so many in flight over all ledgers, for so long.
 
     With `read_entries` that many entries are written to be read again and again, and reading is measured.
     """
@@ -46,7 +46,7 @@ class Load:
         return f"{size}, {self.in_flight:,} in flight"
 
     def arguments(self) -> list[str]:
-        """Return it as the arguments that a client in a process of its own takes."""
+        """Return the load as the arguments of a client in a process of its own."""
         values = (
             self.entry_bytes, self.in_flight, self.ledgers, self.warm_up_s, self.seconds, self.read_entries
         )  # fmt: skip
@@ -68,7 +68,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one run gave, warm-up left out. `client_us` is the client's processor time for each add."""
+    """The figures of one run, warm-up left out. `client_us` is the client's processor time for each add."""
 
     adds_per_s: float
     p50_ms: float
@@ -87,7 +87,7 @@ class Figures:
     def of_latencies(
         cls, latencies_s: array.array[float], elapsed_s: float, cpu_s: float, failed: int, all_adds: int
     ) -> Figures:
-        """Sum up; sorts what it is given."""
+        """Sum up; sorts its argument."""
         found, count = sorted(latencies_s), len(latencies_s)
         return cls(
             adds_per_s=count / elapsed_s,
@@ -117,10 +117,10 @@ async def drive(
 ) -> Figures:
     """Keep the window full for the given time; prints `warm` when the measured part begins.
 
-    What is still in flight at the end is not waited for.
+    Adds in flight at the end are not waited for.
 
     Args:
-        add_for: gives what adds, for so many adds in a row.
+        add_for: returns the adding function, for so many adds in a row.
         keep: gets all latencies, in seconds.
     """
     payload, wake = b"x" * load.entry_bytes, asyncio.Event()

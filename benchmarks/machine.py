@@ -1,4 +1,4 @@
-"""What it was measured on, to stand beside every figure."""
+"""The machine of a measurement, to stand beside every figure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PACKAGES = ("bookie-aio", "uvloop", "msgpack", "crc32c")
 
 
 def machine() -> dict[str, Any]:
-    """Say what it was measured on."""
+    """Return the machine, the system and the package versions."""
     model = next(
         (
             line.partition(":")[2].strip()

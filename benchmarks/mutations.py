@@ -1,8 +1,8 @@
 """Frames that no good client sends, drawn from a random source.
 
-Owns what goes over one connection of the fuzzer: a stream of bytes, and how many frames of which kind are in
-it. The same source gives the same stream. Ledgers stay clear of `spared`, where a good client works: the
-protocol has no authorisation yet, so that a well-formed fence from anybody is obeyed.
+Owns the input of one connection of the fuzzer: a stream of bytes, and how many frames of each kind are in it.
+The same source gives the same stream. Ledgers stay clear of `spared`, where a good client works. Its ledgers
+have no password, so the bookie obeys a well-formed fence from anybody.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NO_BOOKIE = (
 
 
 class Streams(NamedTuple):
-    """What one connection sends: well-formed requests; once so many answers are there, what is wrong."""
+    """The bytes of one connection: well-formed requests, and malformed frames after that many answers."""
 
     well_formed: bytes
     answers: int
@@ -88,7 +88,7 @@ class Mutator:
     # --- well-formed frames --------------------------------------------------------------------
 
     def hello(self) -> bytes:
-        """Return a handshake that is right."""
+        """Return a valid handshake."""
         request = wire.Hello(wire.VERSION_MIN, wire.VERSION_MAX, "fuzz", "", "")
         return encode_frame(wire.encode_request(request, 0))
 
@@ -180,7 +180,7 @@ class Mutator:
         )
         return self._rng.choice(choices)()
 
-    # --- frames that are wrong -----------------------------------------------------------------
+    # --- malformed frames ----------------------------------------------------------------------
 
     def _flipped(self) -> bytes:
         frame = bytearray(self._valid())

@@ -1,4 +1,4 @@
-"""Child processes of the benchmarks: started, waited for until they serve, all ended with us."""
+"""Child processes of the benchmarks: start them, wait until they serve, and end all of them at exit."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The product's client, under the load that the ceiling's and the peers' get.
+"""The product's client, under the same load as the ceiling's and the peers' clients.
 
     python -m benchmarks.product_client MODE+URI ENTRY_BYTES IN_FLIGHT LEDGERS WARM_UP SECONDS READ
 
-Ledgers with E = Qw = 3 and Qa = 2, deleted in the end. In mode `growing` each ledger is written as long as
-the run lasts; in mode `steady` it is followed by another after every 256 MiB, and deleted then, so that the
-bookies give back as much as they take, and what is measured begins on bookies that have been in use: with
-files to recycle, and writing into one. Prints `ready`, `warm`, and the figures as one line of JSON.
+Ledgers have E = Qw = 3 and Qa = 2, and are deleted in the end. In mode `growing` each ledger is written for
+the whole run. In mode `steady` a ledger is followed by another after every 256 MiB, and then deleted. The
+bookies therefore reclaim as much space as they take. The measurement begins on used bookies: they have files
+to recycle, and write into one. Prints `ready`, `warm`, and the figures as one line of JSON.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ async def write(client: client_aio.Client, load: Load, *, is_steady: bool) -> No
     async with Writers(client, load, is_steady=is_steady) as writers:
         print("ready", flush=True)
         figures = await drive(writers.add_for, load)
-        # Before the ledgers are deleted, so that this is not taken for a part of what was measured.
+        # Before the ledgers are deleted, so that the deletion is not measured.
         print(json.dumps(figures.to_dict()), flush=True)
 
 
@@ -153,7 +153,7 @@ async def _files(bookie: BookieRecord) -> int:
 async def read(client: client_aio.Client, load: Load) -> None:
     """Measure reading a ledger from end to end, one reader, every entry an object of bytes.
 
-    By batches, as BookKeeper's client gives them too: its futures are of the entries of a range.
+    By batches, as in BookKeeper's client: its futures are of the entries of a range.
     """
     payload = bytes(load.entry_bytes)
     async with client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=2) as writer:

@@ -1,9 +1,9 @@
-"""What the disk itself gives: the latency of a small synced append, and the bandwidth of large ones.
+"""The limits of the disk itself: the latency of a small synced append, and the bandwidth of large ones.
 
     python -m benchmarks.rawdisk [--dir DIR] [--seconds 2] [-o table|json]
 
-Each in a file whose blocks were only allocated (`fresh`) and in one whose blocks were written before
-(`recycled`), since an fdatasync of the first kind also commits the file system's metadata.
+Measures both in a file whose blocks were only allocated (`fresh`) and in one whose blocks were written before
+(`recycled`). An fdatasync of the first kind also commits the file system's metadata.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def prepare(path: Path, *, is_recycled: bool) -> int:
 
 
 def synced_writes(descriptor: int, start: int, size: int, seconds: float) -> list[float]:
-    """Append pieces from an offset on, each followed by fdatasync, and give the time each took."""
+    """Append pieces from an offset on, each followed by fdatasync, and return the time of each."""
     piece, took = os.urandom(size), []
     started_at = now = time.perf_counter()
     at = start

@@ -1,17 +1,18 @@
-"""What rolling a log costs, and what a long log costs.
+"""The cost of rolling a log, and the cost of a long log.
 
     python -m benchmarks.rolling [throughput gap long] [--rounds 5] [--seconds 5] [--ledgers 20000]
                                  [--dir DIR] [--json FILE]
 
-`throughput`: records of 1 KiB, 1,000 in flight, to a log that is not rolled, one that is rolled every 64 MiB,
-and one every 4 MiB, in turn: records per second, and the ratio to the one not rolled in the same round.
+`throughput`: records of 1 KiB, 1,000 in flight. Three logs alternate: one that is not rolled, one that is
+rolled every 64 MiB, and one every 4 MiB. Measures records per second, and the ratio to the log that is not
+rolled in the same round.
 
 `gap`: the longest time between two acknowledgements across 100 rolls (every 4 MiB), beside that over as many
 records without a roll.
 
-`long`: a log of that many ledgers, nearly all of them closed and empty and made as metadata: the time to open
-it, to append, to read from its middle, to truncate it there; at 200 ledgers and at the number given. And the
-largest value in the metadata store.
+`long`: a log of that many ledgers, nearly all of them closed and empty and made as metadata. Measures the
+time to open it, to append, to read from its middle and to truncate it there. It does so at 200 ledgers and at
+the number given. It also prints the largest value in the metadata store.
 """
 
 from __future__ import annotations
@@ -59,10 +60,10 @@ class Pump:
         self._room = asyncio.Event()
         self.count = 0
         self.at: list[float] = []
-        """When a run of acknowledgements came, one time for each turn of the loop."""
+        """The times of acknowledgements, one for each event-loop iteration with any."""
 
     async def run(self, until: Callable[[], bool]) -> float:
-        """Append until told, and give the seconds that it took to have all acknowledged."""
+        """Append until told, and return the seconds until all were acknowledged."""
         begun = time.perf_counter()
         while not until():
             for _ in range(IN_FLIGHT - self._outstanding):
@@ -83,7 +84,7 @@ class Pump:
 
 
 async def write(client: client_aio.Client, roll_bytes: int | None, until: Callable[[Pump, Any], bool]) -> Any:
-    """Write to a new log until told; gives the pump, the seconds and the number of rolls."""
+    """Write to a new log until told; returns the pump, the seconds and the number of rolls."""
     async with client.open_log("rolling", roll_bytes=roll_bytes, roll_age_s=None) as log:
         pump = Pump(log)
         seconds = await pump.run(lambda: until(pump, log))
@@ -199,7 +200,7 @@ async def _measure_long(client: client_aio.Client, store: MetadataStore, count: 
 async def _build(
     client: client_aio.Client, ledgers: LedgerStore, name: str, count: int
 ) -> client_aio.Position:
-    """Make a log of closed, empty ledgers with one in the middle that has a record; gives its position."""
+    """Make a log of closed, empty ledgers with one in the middle that has a record; returns its position."""
     bookies = sorted(client.bookies)
     middle = None
     for start in range(0, count, BATCH):

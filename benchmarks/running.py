@@ -1,4 +1,4 @@
-"""How a benchmark runs and where: ended by Ctrl-C or SIGTERM, it ends its processes and removes its files."""
+"""The run of a benchmark: Ctrl-C or SIGTERM ends it, its processes end and its files are removed."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
     python -m benchmarks.spark_exactly_once [--rows 2000000] [--fail 0.2] [--local]
 
 A standalone cluster of one master and two workers, four bookies, a real ZooKeeper (--local: local[2] and the
-embedded store). Every attempt of a task fails with the given probability at a random place, the last
-task's first attempt crawls so that Spark starts a second one beside it, and one bookie is killed. What is
-read back must be the same multiset of rows, and after the sweep no ledger may be left over.
+embedded store). Every attempt of a task fails with the given probability at a random place. The last task's
+first attempt crawls, so that Spark starts a second one beside it. One bookie is killed. The rows read back
+must be the same multiset, and after the sweep no ledger may be left over.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KILL_TIMEOUT_S = 300.0
 def misbehave(
     fail: float, last: int, seed: int, crawl_s: float
 ) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """Return what a task does to its rows: hand them on, crawl or fail."""
+    """Return a task's treatment of its rows: pass them on, crawl or fail."""
 
     def run(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         from pyspark import TaskContext
@@ -78,7 +78,7 @@ def multiset(frame: DataFrame) -> tuple[int, int, int, int]:
 
 
 def attempts(spark: SparkSession) -> str:
-    """Say how many attempts failed, and how many were second ones beside a slow one."""
+    """Return how many attempts failed, and how many were second ones beside a slow one."""
     store = spark.sparkContext._jsc.sc().statusStore()
     no_quantiles = spark.sparkContext._gateway.new_array(spark._jvm.double, 0)
     stages = store.stageList(None, False, False, no_quantiles, None)

@@ -1,16 +1,18 @@
-"""Whether reading scales: one executor and two, over four ledgers on four bookies.
+"""Scaling of reads: one executor and two, over four ledgers on four bookies.
 
     python -m benchmarks.spark_scaling [--rows 4000000] [--rounds 3] [--share 0.5]
 
 A standalone cluster of one master and two workers of one core each. Each ledger has one copy (1/1/1), so its
 entries come from one bookie. The rounds alternate between a session of one executor and one of two.
 
-Measured twice. First as it is, with what is in use of the machine's processors: an executor's JVM, its Python
-and the bookies work at the same time, so that one executor alone keeps more than one processor busy, and on
-two a second executor has little to gain. Then with each executor (JVM and Python together) held to a share of
-a processor by a control group, and all bookies together to one, so that they fit into the machine, and with a
-weight that gives them this before other work. What is left then is whether our part lets two executors read
-twice as fast as one.
+Measures twice. The first measurement is without limits, and reports the use of the machine's processors. An
+executor's JVM, its Python and the bookies work at the same time. One executor alone therefore keeps more than
+one processor busy, and on two processors a second executor gains little.
+
+The second measurement uses control groups. They limit each executor (JVM and Python together) to a share of a
+processor, and all bookies together to one processor. Executors and bookies then fit into the machine, and a
+weight gives them this share before other work. The result shows whether the data source lets two executors
+read twice as fast as one.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ class Use:
     bookies: float
 
     def since(self, before: Use, seconds: float) -> str:
-        """Say how much was in use meanwhile."""
+        """Return how much was in use since then."""
         busy, idle = self.busy - before.busy, self.idle - before.idle
         parts = [f"{busy / max(0.01, busy + idle):.0%} of the machine in use"]
         if self.executors is not None and before.executors is not None:
@@ -64,7 +66,7 @@ class Use:
 
 @dataclass
 class Bench:
-    """The cluster that is measured, and what it is asked for."""
+    """The measured cluster, and its reads."""
 
     cluster: SparkCluster
     bookies: Bookies
@@ -81,14 +83,14 @@ class Bench:
         return Use(busy, idle, executors, sum(map(cpu_seconds, pids)))
 
     def limit(self, share: float | None) -> None:
-        """Hold each executor to that share of a processor, and the bookies to one; None for no limit."""
+        """Limit each executor to that share of a processor, and the bookies to one; None for no limit."""
         for group in self.groups[:-1]:
             group.limit(share)
         for group in self.groups[-1:]:
             group.limit(None if share is None else 1.0)
 
     def measure(self, executors: int, share: float | None) -> tuple[float, str]:
-        """Read everything with that many executors; gives the seconds, and what was in use meanwhile."""
+        """Read everything with that many executors; returns the seconds, and the processor use meanwhile."""
         spark = start_spark(
             self.cluster.master, self.place, **self.cluster.settings,
             **{"spark.cores.max": str(executors), "spark.executor.instances": str(executors)},
@@ -97,7 +99,7 @@ class Bench:
             frame = read(spark, self.bookies.uri, log=LOG, columns="value")
             frame.limit(10).collect()  # the executors and their Python are up
             spark.range(0, 100, 1, 2 * executors).mapInArrow(lambda batches: batches, "id long").count()
-            for _ in range(executors):  # and each has compiled what it does, by as many rows
+            for _ in range(executors):  # and each has compiled its code, over as many rows
                 frame.write.format("noop").mode("overwrite").save()
             self.limit(share)
             before, start = self.use(), time.perf_counter()
@@ -109,7 +111,7 @@ class Bench:
             spark.stop()
 
     def compare(self, rounds: int, share: float | None) -> None:
-        """Measure one executor and two, in turns, and print what is best of each."""
+        """Measure one executor and two, in turns, and print the best of each."""
         best = {1: float("inf"), 2: float("inf")}
         for _ in range(rounds):
             for executors in best:

@@ -1,10 +1,10 @@
-"""How fast Spark reads and writes logs, beside a source that invents rows and a sink that throws them away.
+"""The speed of Spark's reads and writes of logs, beside a source that invents rows and a sink that drops any.
 
     python -m benchmarks.spark_speed [--rows 2000000] [--bytes 100] [--rounds 3]
 
 One session in local[2], bookies on the same machine, embedded metadata store. Each round runs all
-measurements in turn, so that whatever else the machine does falls on all of them; the table gives the best
-round of each (and all rounds with --verbose), with the load of the machine before and after.
+measurements in turn, so that other work of the machine affects all of them. The table has the best round of
+each (and all rounds with --verbose), with the load of the machine before and after.
 """
 
 from __future__ import annotations

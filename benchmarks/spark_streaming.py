@@ -3,10 +3,10 @@
     python -m benchmarks.spark_streaming kills    [--batches 50] [--kills 5]
     python -m benchmarks.spark_streaming pipeline [--seconds 300] [--rolls 20]
 
-`kills`: the driver is a process of its own (its JVM with it), killed with SIGKILL at random moments and
+`kills`: the driver is a process of its own (its JVM with it). It is killed with SIGKILL at random moments and
 started again from its checkpoint, until all micro-batches are through. `pipeline`: a writer appends to the
-source log and rolls it, while the query runs and a bookie is killed. Both compare what is in the target log
-with what was put into the source: every row exactly once, transformed.
+source log and rolls it, while the query runs and a bookie is killed. Both compare the target log with the
+source log: every row exactly once, transformed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The storage engine beside the raw disk: `python -m benchmarks.storage [DIRECTORY]`.
 
-Writes the same groups twice, in the same run and directory: once through `Engine.append_block`, once with
-a bare `pwritev` and `fdatasync` on the same kind of thread, and prints MB/s of payload and the time of one
-group with nothing else in flight. Also the cost of the loop's share alone (accepting, forming the group,
-indexing), which is what a bookie cannot spend on anything else.
+Writes the same groups twice, in the same run and directory. One pass uses `Engine.append_block`, the other a
+bare `pwritev` and `fdatasync` on the same kind of thread. Prints MB/s of payload and the time of one group
+with nothing else in flight. Also prints the cost of the event loop's share alone (accepting, forming the
+group, indexing). A bookie cannot spend that time on anything else.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ async def one_at_a_time(engine: Engine, block: Block, count: int) -> list[float]
 
 
 async def raw(file: File, block: Block, total: int, group: int) -> tuple[float, list[float]]:
-    """Write the same bytes in groups of so many blocks; give the seconds in all and of each group."""
+    """Write the same bytes in groups of so many blocks; return the seconds in all and of each group."""
     offset, times = 4096, []
     started = time.perf_counter()
     while offset < total:
@@ -100,7 +100,7 @@ def bare(descriptor: int, block: Block, count: int) -> list[float]:
 
 
 class _NoDisk:
-    """A file that is durable at once: what is left is the loop's share."""
+    """A file that is durable at once, to measure the event loop's share alone."""
 
     def __init__(self, file: File) -> None:
         self._file = file

@@ -1,18 +1,18 @@
-"""How a bookie's storage grows: memory, restart, cost by entry, pauses, bytes to the device.
+"""A bookie's storage as it grows: memory, restart, cost by entry, pauses, bytes to the device.
 
     python -m benchmarks.storage_growth [memory|restart|cost|pauses|bytes|all] [--directory DIR] [--small]
 
-Everything is measured at the storage engine, in a process of its own, with entries as they come from many
-ledgers at once: one entry to a block unless it is said otherwise, which is the worst case for the index.
+Measures the storage engine, in a process of its own, with entries as they come from many ledgers at once. A
+block holds one entry unless noted otherwise, which is the worst case for the index.
 
-- `memory`: resident memory after 10,000,000 entries of 100 bytes in 10,000 ledgers, one after another in
-  turn, and while each of the ledgers is read.
+- `memory`: resident memory after 10,000,000 entries of 100 bytes, added to 10,000 ledgers in turn, and while
+  each of the ledgers is read.
 - `restart`: seconds until the engine serves after `kill -9`, with 1 GiB and with 10 GiB stored.
 - `cost`: processor time and latency of an add with 10**3, 10**5 and 10**7 entries stored, and with 1, 100
   and 10,000 ledgers.
-- `pauses`: latency of adds at a fixed rate while half of the data is deleted and what is left compacted, and
-  without.
-- `bytes`: bytes written to the device per byte of payload, into segments that were segments before.
+- `pauses`: latency of adds at a fixed rate while half of the data is deleted and the live rest is compacted,
+  and without.
+- `bytes`: bytes written to the device per byte of payload, into recycled segment files.
 
 Each line of the output is a JSON object.
 """
@@ -204,7 +204,7 @@ async def measure_restart(directory: str, size: int, entries: int, ledgers: int)
 
 
 async def measure_cost(directory: str, stored: int, ledgers: int) -> None:
-    """Print what an add costs in a store of that size."""
+    """Print the cost of an add in a store of that size."""
     store = await Store.open(directory, 100)
     turn = in_turn(ledgers)
     await store.write(turn, stored)
@@ -221,7 +221,7 @@ async def measure_cost(directory: str, stored: int, ledgers: int) -> None:
 
 
 async def paced(store: Store, ledger_ids: Iterator[int], per_s: int, seconds: float) -> list[float]:
-    """Add at a fixed rate; give the latencies from the moment when each add was due."""
+    """Add at a fixed rate; return the latencies from the moment when each add was due."""
     store.latencies.clear()
     loop, late = asyncio.get_running_loop(), list[float]()
     started, number = loop.time(), 0
@@ -335,7 +335,7 @@ def measure(what: str, directory: str, scale: int) -> None:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

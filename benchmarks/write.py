@@ -2,11 +2,11 @@
 
     python -m benchmarks.write [--rounds 3] [--seconds 5] [--dir DIR] [-o table|json] [--json FILE]
 
-For each load in turn, round after round: the raw disk, the ceiling (`fresh` and `recycled`), and the product,
-that is three bookies in processes of their own, E = Qw = 3, Qa = 2, embedded metadata, and the client in
-another process. All are driven by the same loop (`benchmarks.load`). A machine's speed changes from minute to
-minute, so the rounds alternate, and what is reported are medians over the rounds, and ratios taken within
-each round. The table goes to standard output; progress to standard error.
+Measures for each load in turn, round after round: the raw disk, the ceiling (`fresh` and `recycled`), and the
+product. The product is three bookies and a client, each in a process of its own. E = Qw = 3, Qa = 2, and the
+metadata store is embedded. The same loop drives all of them (`benchmarks.load`). A machine's speed changes
+from minute to minute, so the rounds alternate. Reports medians over the rounds, and ratios taken within each
+round. The table goes to standard output; progress to standard error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Product:
         await self._stack.aclose()
 
     async def run(self, load: Load) -> tuple[Figures, float]:
-        """Write to a new ledger; gives the figures and the bookies' processor time for each add, in µs."""
+        """Write to a new ledger; returns the figures and the bookies' processor time for each add, in µs."""
         before = self._cpu_seconds()
         client = await start_module(
             "benchmarks.product_client",
@@ -147,7 +147,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 async def measure(loads: list[Load], rounds: int, directory: Path) -> list[dict[str, Any]]:
-    """Measure all loads, round after round, and give a summary of each."""
+    """Measure all loads, round after round, and return a summary of each."""
     found: list[list[tuple[Round, dict[str, float]]]] = [[] for _ in loads]
     for number in range(rounds):
         for load, results in zip(loads, found, strict=True):

@@ -1,7 +1,7 @@
-"""What a bookie is told at its start: identity, addresses, limits.
+"""Configuration of a bookie: its identity, its addresses and its limits.
 
-Owns the values, their defaults and the checks that make no system call. Where a value comes from (command
-line, environment, file) is the command line's business; what it does is said where it is used.
+Owns the values, their defaults and the checks that make no system call. The command line decides where a
+value comes from (arguments, environment, file). The effect of a value is documented where it is used.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ MIB = 1024 * KIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what peers can make a bookie hold. Memory is bounded by these, not by load."""
+    """Bounds on the memory and the work that peers can cause. They bound a bookie's memory under any load."""
 
     connections_max: int = 10_000
     frame_bytes_max: int = FRAME_BYTES_MAX
     entry_bytes_max: int = 4 * MIB
 
     bytes_pending_max: int = 64 * MIB
-    """Adds accepted and not yet durable, over all connections. Above it no connection is read."""
+    """Bytes of adds accepted and not yet durable, over all connections. Above it no connection is read."""
     connection_bytes_pending_max: int = 8 * MIB
-    """The same for one connection. One frame may overshoot each of the two.
+    """The same for one connection. One frame may exceed each of the two limits.
 
-    What is pending is written first come, first served, so this is also how long the adds of others may
-    wait for one connection that sends all it can: two large groups.
+    Pending adds are written in the order of their arrival. The limit therefore bounds the time that the adds
+    of other connections wait for one connection that sends all it can: two large groups.
     """
     connection_frames_per_turn: int = 256
-    """Frames of one connection that are handled before all others get their turn."""
+    """Frames of one connection in an event-loop iteration, before those of other connections are handled."""
 
     read_bytes_max: int = 4 * MIB
-    """Blocks in one answer to a READ; a request's own budget may be lower, never higher."""
+    """Bytes of blocks in one answer to a READ. The budget of a request may be lower, never higher."""
     reads_bytes_max: int = 64 * MIB
-    """Answers to READs that are being computed or wait for a slow reader, over all connections."""
+    """Bytes of answers that are being computed or wait for a slow reader, over all connections."""
     reads_max: int = 64
-    """READs that are being computed, over all connections: so much work stands between two adds at most."""
+    """Reads that are being computed, over all connections. It bounds the work done between two adds."""
     connection_reads_max: int = 32
     connection_reads_bytes_max: int = 8 * MIB
     connection_polls_max: int = 4096
-    """Long polls waiting on one connection; above it TOO_MANY_REQUESTS."""
+    """Long polls that wait on one connection. Above it the bookie answers TOO_MANY_REQUESTS."""
     polls_max: int = 131_072
-    """The same over all connections: some 80 MB."""
+    """The same over all connections: about 80 MB of memory."""
 
     list_rows_max: int = 16_384
     list_ledgers_max: int = 65_536
 
     handshake_timeout_s: float = 10.0
     frame_progress_timeout_s: float = 30.0
-    """A frame is complete within this time of its first byte, or its connection is closed."""
+    """The connection is closed if a frame is not complete within this time of its first byte."""
     write_stall_timeout_s: float = 60.0
     """A peer that takes no byte of its answers for this long is disconnected."""
     contended_stall_timeout_s: float = 2.0
-    """The same while other connections wait for the room that its answers take up."""
+    """The same while other connections wait for room that the answers of this peer take up."""
     idle_buffer_s: float = 10.0
-    """A connection from which nothing came for this long, at least, holds no receive buffer."""
+    """A silent connection loses its receive buffer after this time, at most twice this time."""
     shutdown_timeout_s: float = 5.0
-    """How long a clean shutdown waits for peers to take their last answers."""
+    """The time that a clean shutdown waits for peers to take their last answers."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -87,13 +87,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class BookieConfig:
-    """One bookie.
+    """The configuration of one bookie.
 
-    Its segments are spread over `directories`, all of which are needed at every start, in any order.
+    Segments are spread over `directories`. Every start needs all of them, in any order.
 
-    `listen` is host and port (0: any free one). `advertise` are the addresses that clients get from the
-    metadata store, `host:port`, best first; a port 0 in them stands for the one listened on. None: the
-    address listened on. `storage` None: the storage engine's defaults.
+    `listen` is host and port; port 0 takes any free port. `advertise` are the addresses that clients read
+    from the metadata store, as `host:port`, best first. In them port 0 stands for the port listened on. With
+    None, the address listened on is advertised. `storage` None stands for the storage engine's defaults.
     """
 
     bookie_id: str
@@ -107,11 +107,11 @@ class BookieConfig:
     storage: StorageConfig | None = None
     allow_remote_without_auth: bool = False
     sweep_interval_s: float = 60.0
-    """How often the bookie looks for ledgers that were deleted without its being told (rule 15)."""
+    """The interval of the sweeps, which find deleted ledgers that no DELETE told of (rule 15)."""
     unnamed_grace_s: float = 3600.0
-    """How long entries of a closed ledger whose metadata do not name this bookie are kept (rule 15).
+    """The time before entries of a closed ledger that does not name this bookie are evicted (rule 15).
 
-    It has to be longer than a repair takes to name the bookie that it has copied to.
+    It has to be longer than the time from a repair's copies to the metadata update that names the bookie.
     """
 
     def __post_init__(self) -> None:
@@ -146,7 +146,10 @@ class BookieConfig:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host to listen on is reachable from this machine only. A name but localhost is not."""
+    """Return whether a host to listen on is reachable from this machine only.
+
+    Of names, only "localhost" counts as that.
+    """
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,6 +1,7 @@
-"""Figures of the storage engine: counts, and how long a group took to become durable. Pure.
+"""Metrics of a bookie since its start: groups of the storage engine, and requests. Pure.
 
-Counters: what a bookie has done since its start. Owns the names under which `bookie info` shows them.
+Owns the names under which `bookie info` shows them. Does not own the gauges of connections (`server.bookie`)
+and of segments (`storage.engine`).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from itertools import accumulate
 from bookie_aio.wire.messages import Op
 
 _BUCKETS = 24
-"""Bucket n counts what took less than 2**n microseconds, and not less than half of that."""
+"""Bucket n counts the values of n bits: below 2**n, and not below half of that. The last one has no bound."""
 
 
 class Histogram:
-    """Counts in powers of two."""
+    """Counts of values, in buckets that are powers of two."""
 
     def __init__(self) -> None:
         self.counts = [0] * _BUCKETS
@@ -37,7 +38,7 @@ class Histogram:
 
 
 class StorageMetrics:
-    """What the engine counts."""
+    """Counts of the storage engine: groups, their sizes, and the time of their fsyncs in microseconds."""
 
     def __init__(self) -> None:
         self.groups = 0
@@ -47,14 +48,14 @@ class StorageMetrics:
         self.close_error = ""
 
     def count_group(self, records: int, size: int, synced_s: float) -> None:
-        """Count a group that became durable."""
+        """Count a group that became durable: its records, its bytes, the seconds of its fsync."""
         self.groups += 1
         self.records += records
         self.group_bytes.add(size)
         self.sync_us.add(round(synced_s * 1e6))
 
     def as_dict(self) -> dict[str, object]:
-        """Return them as JSON has them; percentiles are upper bounds, within a factor of two."""
+        """Return the counts as JSON objects. Percentiles are upper bounds, within a factor of two."""
         count = max(1, self.groups)
         return {
             "groups": {
@@ -76,7 +77,7 @@ class StorageMetrics:
 
 
 class RequestMetrics:
-    """What has been done since the start, for `bookie info`."""
+    """Counts of requests, entries, bytes and refusals. `failures` counts by the name of the status."""
 
     def __init__(self) -> None:
         self.requests = dict.fromkeys(map(int, Op), 0)

@@ -1,9 +1,9 @@
 """Structured logs over the standard library's logging.
 
-A message is a fixed sentence; what varies goes into named fields: `log.info("bookie started",
-extra=fields(bookie="b1"))`. Two formatters write them as `key=value` text or as one JSON object per line.
+A message is a fixed sentence, and values go into named fields: `log.info("bookie started",
+extra=fields(bookie="b1"))`. Two formatters write records as `key=value` text, or as one JSON object per line.
 
-Invariant: one record is one line, whatever its fields hold.
+Invariant: one record is one line, for any values of its fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN = frozenset(
 
 
 def fields(**values: object) -> dict[str, Mapping[str, object]]:
-    """Return the `extra` argument of a logging call that carries the fields."""
+    """Return the `extra` argument of a logging call, with these fields."""
     return {_ATTRIBUTE: values}
 
 
@@ -72,7 +72,10 @@ class JsonFormatter(TextFormatter):
 
 
 def configure(*, level: str = "INFO", as_json: bool = False, stream: TextIO | None = None) -> None:
-    """Send all log records to a stream (standard error by default). For commands, not for libraries."""
+    """Send all log records to a stream, standard error by default.
+
+    It replaces the root logger's handlers, so it is for commands and not for libraries.
+    """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
     root = logging.getLogger()

@@ -2,11 +2,12 @@
 
     python examples/demo.py [--file FILE] [--no-spare] [--metadata zk [--kill-zookeeper-leader]]
 
-Starts three bookies and a spare as separate processes, adds the file line by line (by default the sources of
-Python's standard library, repeated to 30 MB), kills one of the ledger's bookies with SIGKILL a third of the
-way, reads the ledger back through another client, compares SHA-256 sums, shows the ledger's fragments and
-stops everything. Ends with exit code 1 if a sum differs, or if the ensemble did not change though a spare
-was there.
+Starts three bookies and a spare as separate processes, and adds the file line by line. By default the file is
+the sources of Python's standard library, repeated to 30 MB. A third of the way the demo kills one of the
+ledger's bookies with SIGKILL. It reads the ledger back through another client and compares SHA-256 sums. Then
+it shows the ledger's fragments and stops everything.
+
+The exit code is 1 if a sum differs, or if the ensemble did not change though a spare was there.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def read_source(path: str | None) -> list[bytes]:
 
 
 def cut(data: bytes) -> tuple[list[bytes], str]:
-    """Cut into lines, each with its newline; where these are too few or too long, into pieces of them."""
+    """Cut into lines, each with its newline; cut the lines too where they are too few or too long."""
     *whole, rest = data.split(b"\n")
     lines = [line + b"\n" for line in whole] + ([rest] if rest else [])
     piece_bytes = ENTRY_BYTES_MAX
@@ -93,7 +94,7 @@ def cut(data: bytes) -> tuple[list[bytes], str]:
 
 @contextlib.asynccontextmanager
 async def run_cluster(directory: Path, spares: int, metadata: str | None) -> AsyncIterator[dict[str, Any]]:
-    """Run `bookie-aio cluster up`; gives what it says once all its bookies serve."""
+    """Run `bookie-aio cluster up`; yield its output once all its bookies serve."""
     command = [sys.executable, "-m", "client_aio.cli", "cluster", "up", "-n", "3", "--spares", str(spares)]
     command += ["--dir", str(directory), "--output", "jsonl"]
     if metadata is not None:
@@ -142,7 +143,7 @@ def print_over(text: str) -> None:
 
 
 class ClientLog(logging.Handler):
-    """Shows what the client has to say between the lines of the demo."""
+    """Shows the log messages of the client between the lines of the demo."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print_over(f"client     {record.getMessage()}")
@@ -207,7 +208,7 @@ class Event:
 async def write_lines(
     ledger: client_aio.LedgerWriter, lines: list[bytes], progress: Progress, events: list[Event]
 ) -> hashlib._Hash:
-    """Add every line, with a bounded number in flight; gives the sum over what was added."""
+    """Add every line, with a bounded number in flight; return the sum over the bytes added."""
     digest = hashlib.sha256()
     now = asyncio.get_running_loop().time
     outstanding: deque[asyncio.Future[int]] = deque()
@@ -227,7 +228,7 @@ async def write_lines(
 
 
 async def wait_for_replacement(metadata: str, ledger_id: int, dead: str) -> None:
-    """Follow the ledger's metadata until another bookie stands in for the dead one, or for a while."""
+    """Follow the ledger's metadata until a replacement has the dead bookie's seat, or for a while."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CHANGE_TIMEOUT_S), await open_store(metadata) as store:
             ledgers = LedgerStore(store)
@@ -251,7 +252,7 @@ async def _take(
     progress: Progress,
     events: list[Event],
 ) -> None:
-    """Wait until the oldest add is acknowledged, and count it and all that came with it."""
+    """Wait until the oldest add is acknowledged, and count it with all entries that were added with it."""
     await outstanding[0]
     moment, acknowledged = asyncio.get_running_loop().time(), 0
     while outstanding and outstanding[0].done():
@@ -265,7 +266,7 @@ async def _take(
 
 
 async def read_back(metadata: str, ledger_id: int) -> tuple[str, int, Any]:
-    """Read the ledger through a client of its own; gives SHA-256, number of entries and metadata."""
+    """Read the ledger through a client of its own; return SHA-256, number of entries and metadata."""
     digest, entries = hashlib.sha256(), 0
     now = asyncio.get_running_loop().time
     started = now()
@@ -284,7 +285,7 @@ async def read_back(metadata: str, ledger_id: int) -> tuple[str, int, Any]:
 
 
 async def run(arguments: argparse.Namespace, directory: Path) -> int:
-    """Run the demo in an empty directory; gives the exit code."""
+    """Run the demo in an empty directory; return the exit code."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # ends as Ctrl-C does

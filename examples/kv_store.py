@@ -2,18 +2,22 @@
 
     python examples/kv_store.py [METADATA] [--rounds 5]
 
-Starts both (and a cluster of three bookies where none is named), writes through whoever leads, kills that one
-with SIGKILL, again and again, writes on through the other, and looks at the end whether every write that was
-acknowledged is there. Prints how long each failover took: until the standby knew (detection: over ZooKeeper
-the session timeout; the embedded store notices by a lock, in milliseconds), and from then to the first
-acknowledged write (the rest).
+Starts both, and a cluster of three bookies where none is named. Writes through the primary, kills it with
+SIGKILL, writes on through the other process, and repeats that. At the end checks that every acknowledged
+write is there.
+
+Prints how long each failover took, in two parts. Detection is the time until the standby knew: over ZooKeeper
+the session timeout, with the embedded store milliseconds, by a lock. The second part is the time from then to
+the first acknowledged write.
 
 How it works, and what to keep when you build your own:
 
 - A write is appended to the log, applied when that is acknowledged, and then answered. So memory never holds
-  what could be lost, and a standby that reads the log has exactly what was, or might have been, answered.
-- The standby follows the log all the time. Elected, it opens the log, which shuts the former primary out,
-  reads what it has not seen yet, and serves. Election saves the two from fighting; opening makes it safe.
+  data that could be lost. A standby that reads the log has exactly the writes that were, or might have been,
+  answered.
+- The standby follows the log all the time. Elected, it opens the log, which fences the former primary. Then
+  it reads the records that it has not seen yet, and serves. Election saves the two from fencing one another
+  all the time; opening the log makes it safe.
 - Every so many writes the primary puts a snapshot into a second log, and truncates both.
 """
 
@@ -60,9 +64,9 @@ class KeyValueStore:
                 self.position = client_aio.Position.parse(text)
 
     async def catch_up(self, *, follow: bool) -> None:
-        """Apply what the log has beyond this position.
+        """Apply the records of the log behind this position.
 
-        With no snapshot that is all there ever was: not the log's beginning, which moves with the first one.
+        Without a snapshot that is position 0:0, not the log's beginning, which moves with the first snapshot.
         """
         while True:
             start = self.position or client_aio.Position(0, 0)
@@ -84,7 +88,7 @@ class KeyValueStore:
         self.position = position
 
     async def put(self, key: str, value: str) -> None:
-        """Make a write; returns when it is durable. Raises BookKeeperError: it may or may not be."""
+        """Make a write; return when it is durable. After a BookKeeperError it may be durable or not."""
         if self.log is None:
             raise client_aio.LogFencedError("this is not the primary")
         record = json.dumps([key, value]).encode()
@@ -98,7 +102,7 @@ class KeyValueStore:
         return log.append(record)
 
     async def lead(self, election: client_aio.LeaderElection) -> None:
-        """Shut the former primary out, and serve until the election or somebody else's opening ends it."""
+        """Fence the former primary, and serve until the election is lost or somebody else opens the log."""
         with contextlib.suppress(client_aio.LogFencedError):
             async with self.client.open_log(LOG) as log:
                 await self.catch_up(follow=False)
@@ -107,11 +111,11 @@ class KeyValueStore:
         self.log = None
 
     async def snapshot(self) -> None:
-        """Write a snapshot, then drop what it makes superfluous; a crash in between only leaves more.
+        """Write a snapshot, then drop the records that it replaces; a crash in between only leaves more.
 
-        Opened for writing, the snapshots are shut to whoever led before; a write that succeeds after that
-        proves that nobody led in between. Else a primary that slept might put its old state behind a newer
-        one, and drop that.
+        Opening the snapshots for writing fences every former primary there. A write that succeeds after that
+        proves that nobody led in between. Otherwise a primary that slept could append its old state behind a
+        newer snapshot, and drop the newer one.
         """
         with contextlib.suppress(client_aio.BookKeeperError):
             async with self.client.open_log(SNAPSHOTS) as snapshots:
@@ -123,7 +127,7 @@ class KeyValueStore:
 
 
 async def serve(metadata: str, kind: type[KeyValueStore] = KeyValueStore) -> None:
-    """Stand by, lead when elected, stand by again when shut out."""
+    """Stand by, lead when elected, stand by again when fenced."""
     async with client_aio.connect(metadata, session_timeout_s=2) as client:
         store = kind(client)
         await store.restore()
@@ -162,14 +166,14 @@ async def answer(store: KeyValueStore, reader: asyncio.StreamReader, writer: asy
 
 
 class Caller:
-    """Talks to whoever leads."""
+    """Talks to the primary."""
 
     def __init__(self, election: client_aio.LeaderElection) -> None:
         self._election = election
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, *request: str) -> Any:
-        """Ask the primary until there is one that answers without an error."""
+        """Ask the processes until a primary answers without an error."""
         while True:
             try:
                 if self._streams is None:
@@ -195,13 +199,13 @@ async def start(metadata: str) -> asyncio.subprocess.Process:
 
 
 async def elected(process: asyncio.subprocess.Process) -> float:
-    """Return when a process was elected; the clock is the same for all on one machine."""
+    """Return the time at which a process was elected; all processes of a machine share the clock."""
     assert process.stdout is not None
     return float((await process.stdout.readline()).split()[1])
 
 
 async def drive(metadata: str, rounds: int) -> bool:
-    """Write, kill, write on; then look whether everything is there."""
+    """Write, kill, write on; then check that every acknowledged write is there."""
     primary = await start(metadata)
     await elected(primary)
     standby = await start(metadata)
@@ -237,7 +241,7 @@ async def drive(metadata: str, rounds: int) -> bool:
 
 @contextlib.asynccontextmanager
 async def local_cluster() -> AsyncIterator[str]:
-    """Run a cluster for as long as this takes; gives its metadata URI."""
+    """Run a cluster while the context is open; yield its metadata URI."""
     with tempfile.TemporaryDirectory(prefix="kv-store.") as home:
         command = ("-m", "client_aio.cli", "cluster", "up", "-n", "3", "--dir", home, "-o", "jsonl")
         process = await asyncio.create_subprocess_exec(

@@ -2,13 +2,13 @@
 
     python examples/kv_store_unbounded.py [METADATA] [--rounds 5]
 
-Does and prints the same. What is different, and what to keep when you build your own:
+Does and prints the same. The differences, to keep when you build your own:
 
 - A position is an entry's id; ids go on from one primary to the next.
-- Elected, the standby opens the ledger: that shuts the former primary out, and tells where the ledger ends.
-  What it has not seen yet it reads through the handle that it writes with.
-- A snapshot names the last write in it. Then the ledger is trimmed before that, by fragments: `roll` begins
-one.
+- Elected, the standby opens the ledger. That fences the former primary, and finds where the ledger ends. The
+  standby reads entries that it has not seen yet through the handle that it writes with.
+- A snapshot names the last write in it. Then the ledger is trimmed before that write, by whole fragments:
+  `roll` begins a new one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class UnboundedKeyValueStore(KeyValueStore):
                 self.position, self.data = json.loads(entry.data)
 
     async def catch_up(self, *, follow: bool) -> None:
-        """Apply what the ledger has beyond this position, and go on."""
+        """Apply the entries of the ledger behind this position."""
         while True:
             try:
                 async for entry in self.client.read_unbounded_ledger(
@@ -58,7 +58,7 @@ class UnboundedKeyValueStore(KeyValueStore):
         return ledger.add_entry(record)
 
     async def lead(self, election: client_aio.LeaderElection) -> None:
-        """Shut the former primary out, and serve until the election or somebody else's takeover ends it."""
+        """Fence the former primary, and serve until the election is lost or somebody else takes over."""
         with contextlib.suppress(client_aio.LedgerFencedError):
             async with self.client.open_unbounded_ledger(LEDGER, fragment_bytes=FRAGMENT_BYTES) as ledger:
                 if self.position + 1 < ledger.first_entry:
@@ -70,7 +70,7 @@ class UnboundedKeyValueStore(KeyValueStore):
         self.log = None
 
     async def snapshot(self) -> None:
-        """Write a snapshot, then drop what it makes superfluous; in the same order, for the same reasons."""
+        """Write a snapshot, then drop the entries that it replaces, in the order that the log needs too."""
         ledger = self.log
         with contextlib.suppress(client_aio.BookKeeperError):
             async with self.client.open_unbounded_ledger(SNAPSHOTS) as snapshots:

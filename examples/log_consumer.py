@@ -1,15 +1,15 @@
-"""Consumers that tail a log and save their positions: killed and started again, they go on where they were.
+"""Consumers that tail a log and save their positions: killed and started again, they resume there.
 
     python examples/log_consumer.py METADATA [--log NAME] [--records 2000]
 
     bookie-aio cluster up -n 3 --dir /tmp/cluster        # in another terminal; prints the metadata URI
 
-A producer appends records and rolls its log often. Two consumers, processes of their own, follow it and note
-what they have seen, each with a file for its position. One of them is killed with SIGKILL on the way and
-started again. At the end both have seen every record, in order.
+A producer appends records and rolls its log often. Two consumers, processes of their own, follow the log.
+Each keeps its result and its position in a file. One consumer is killed with SIGKILL on the way and started
+again. At the end both have seen every record, in order.
 
-A position is saved after what was done with the record, so a crash in between has that record done twice:
-at-least-once. Where doing and saving are one step (here: one file replaced at once) it is exactly once.
+A position is saved after its record was processed. So a crash in between has that record processed twice:
+at least once. Where processing and saving are one step (here: one file replaced at once) it is exactly once.
 """
 
 from __future__ import annotations

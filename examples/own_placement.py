@@ -2,8 +2,8 @@
 
     python examples/own_placement.py sqlite:///tmp/cluster/metadata.db r1
 
-A policy sees a row of seats, some of them vacant, and the bookies that may be chosen, and gives a bookie for
-each vacant seat. It is asked for a new ledger and again whenever a bookie of it has failed.
+A policy sees the seats of an ensemble, some of them vacant, and the bookies that may be chosen. It returns
+a bookie for each vacant seat. It is asked for a new ledger, and again whenever one of its bookies has failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OneNearby:
         self.rack = rack
 
     def choose(self, seating: client_aio.Seating, rng: random.Random) -> client_aio.Choice:
-        """Put the nearest candidate into the first vacant seat, unless a bookie nearby stays anyway."""
+        """Put the nearest candidate into the first vacant seat, unless one of that rack keeps its seat."""
         candidates = sorted(seating.candidates)
         rng.shuffle(candidates)
         has_one = any(kept is not None and seating.rack_of(kept) == self.rack for kept in seating.seats)

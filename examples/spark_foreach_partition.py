@@ -3,7 +3,7 @@
     bookie-aio cluster up -n 3 --dir /tmp/cluster        # in another terminal; prints the metadata URI
     python examples/spark_foreach_partition.py sqlite:///tmp/cluster/metadata.db
 
-The simple road: `ledger_sink` gives a function for `foreachPartition`. Each attempt of a partition writes a
+The simple way: `ledger_sink` returns a function for `foreachPartition`. Each attempt of a partition writes a
 ledger of its own, and adds it to the log when the partition is complete. Rows travel to Python one by one;
 `df.write.format("ledger")` (spark_batch.py) is several times faster, and exactly once. Needs Java 17 and
 `pip install '.[spark]'`, in a checkout.

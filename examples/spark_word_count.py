@@ -4,8 +4,8 @@
     python examples/spark_word_count.py sqlite:///tmp/cluster/metadata.db
 
 This script writes the log itself, from a thread, so that there is something to count: lines of the standard
-library's documentation. The query follows it across rolls, and goes on where its checkpoint says when it is
-started again. Needs Java 17 and `pip install '.[spark]'`, in a checkout.
+library's documentation. The query follows the log across rolls. Started again, it resumes at its checkpoint.
+Needs Java 17 and `pip install '.[spark]'`, in a checkout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""Ledger metadata and the stores that hold it.
+"""Ledger metadata, log metadata, and the stores that hold them. Imports nothing else of the project.
 
-Read first: `errors` (the error tree), `ledger` (what a ledger's metadata says and how it may change),
-`store` (the interface every store keeps), then the stores: `memory`, `sqlite`, `zookeeper`.
+A newcomer reads, in this order:
 
-This package imports nothing else of the project.
+- `store`: the interface of every metadata store, and the invariants that its contract suite checks;
+- `model.ledger`: the content of a ledger's metadata, and its legal transitions;
+- `write_outcome`: how a write whose answer was lost is settled (rule 10);
+- `backends.sqlite.store`: the shortest complete store;
+- `access.ledgers`: how a client reads and changes ledgers through any store.
+
+`errors` has the error tree of the whole project; `ids` has the form of ids and the layout of keys.
 """

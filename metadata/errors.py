@@ -11,20 +11,20 @@
     │   ├── NoSuchLedgerError
     │   ├── LedgerExistsError
     │   ├── LedgerClosedError           the ledger takes no more adds
-    │   ├── LedgerFencedError           somebody else took the ledger over
+    │   ├── LedgerFencedError           another client took the ledger over
     │   ├── LedgerRecoveryError         recovery is inconclusive for now
-    │   ├── LedgerRepairError           a repair found no copy to be had, or none that lasts
+    │   ├── LedgerRepairError           a repair found no copy, or the copy was not kept
     │   ├── NoSuchEntryError
-    │   ├── DigestMismatchError         no replica gave intact bytes
+    │   ├── DigestMismatchError         no replica returned intact bytes
     │   ├── NoSuchLogError
     │   ├── LogTruncatedError           the log begins behind that position
-    │   ├── LogFencedError              somebody else took the log over
-    │   └── WriterAbortedError          the writer gave up; its outstanding adds may survive
+    │   ├── LogFencedError              another writer took the log over
+    │   └── WriterAbortedError          the writer was aborted; its outstanding adds may survive
     ├── NotEnoughBookiesError
     ├── BookieError                     a bookie answered with an error, or did not answer
     │   ├── BookieUnavailableError
     │   ├── BookieReadOnlyError
-    │   ├── EntryUnknownError           the bookie lost data and cannot say what it held
+    │   ├── EntryUnknownError           the bookie lost data and cannot say whether it held the entry
     │   ├── StaleMetadataError          the bookie knows a newer content term
     │   ├── TooManyRequestsError
     │   └── ProtocolError               the peer broke the wire protocol
@@ -46,8 +46,8 @@
         ├── DiskFullError
         └── DiskFailedError
 
-An error's `outcome` says what is known about the operation that raised it: it was certainly *not done*,
-it was *done*, or that is *unknown* (rule 8 in ARCHITECTURE.md: fenced means unknown, never not written).
+An error's `outcome` says whether the operation that raised it took effect: *not done*, *done*, or *unknown*.
+Rule 8 in ARCHITECTURE.md: fenced means unknown, never not written.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ __all__ = [
 
 
 class Outcome(enum.Enum):
-    """What is known about the operation that raised an error."""
+    """Whether the operation that raised an error took effect."""
 
     NOT_DONE = "not done"
     DONE = "done"
@@ -116,7 +116,7 @@ class BookKeeperError(Exception):
     """The root of all errors of this project."""
 
     outcome: Outcome = Outcome.NOT_DONE
-    """A class's own; an error that ends other operations than the one it arose in may know less."""
+    """The outcome of the operation that raised the error; that of other operations it ends may be unknown."""
 
     def __init__(
         self,
@@ -132,7 +132,8 @@ class BookKeeperError(Exception):
         self.bookie_id = bookie_id
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Spark pickles a task's exception on its way to the driver; keyword-only arguments need help.
+        # Spark pickles a task's exception to send it to the driver. The default pickling calls the class with
+        # `args` alone and would lose the keyword-only fields.
         return (_rebuild, (type(self), self.args, self.__dict__))
 
 
@@ -198,7 +199,7 @@ class LedgerRecoveryError(LedgerError):
 
 
 class LedgerRepairError(LedgerError):
-    """An entry owed could be copied from nobody, or was not kept. What was repaired before stays so."""
+    """An entry that a bookie owes could not be copied, or the copy was not kept. Earlier repairs stay."""
 
     outcome = Outcome.UNKNOWN
 
@@ -283,7 +284,7 @@ class UnsupportedVersionError(ProtocolError):
 
 
 class NotABookieError(ProtocolError):
-    """What answers at that address does not speak this protocol, or is another bookie."""
+    """The peer at that address does not speak this protocol, or is another bookie."""
 
 
 class MetadataError(BookKeeperError):
@@ -291,13 +292,13 @@ class MetadataError(BookKeeperError):
 
 
 class MetadataUnavailableError(MetadataError):
-    """The metadata store cannot be reached. A write that was under way may have taken effect."""
+    """The metadata store cannot be reached. A write in progress may have taken effect."""
 
     outcome = Outcome.UNKNOWN
 
 
 class KeyExistsError(MetadataError):
-    """The key to be created exists already, and it was not this call that created it."""
+    """The key to be created exists already, and this call did not create it."""
 
 
 class NoSuchKeyError(MetadataError):
@@ -305,7 +306,7 @@ class NoSuchKeyError(MetadataError):
 
 
 class VersionConflictError(MetadataError):
-    """The key's version is not the expected one: somebody else changed it."""
+    """The key's version is not the expected one: another client changed the key."""
 
 
 class MetadataCorruptError(MetadataError):
@@ -336,7 +337,7 @@ class DiskFullError(StorageError):
     """No space left for a new segment."""
 
     is_of_space = True
-    """It is room on the disk that is missing, rather than file descriptors or memory."""
+    """True where disk space is missing; False where file descriptors or memory are."""
 
 
 class DiskFailedError(StorageError):
@@ -346,5 +347,8 @@ class DiskFailedError(StorageError):
 
 
 def is_unforeseen(error: Exception) -> bool:
-    """Return whether it is none of ours. What goes on after any error logs the traceback of such a one."""
+    """Return whether the error is outside this project's tree.
+
+    A loop that survives any error logs the traceback of such an error.
+    """
     return not isinstance(error, BookKeeperError)

@@ -1,7 +1,7 @@
-"""Ids and where they live in the metadata store.
+"""The form of ledger ids, entry ids and bookie ids, and the layout of keys in the metadata store.
 
-Owns the form of ledger ids, entry ids and bookie ids, and the layout of keys. The layout keeps every
-node of the tree below 10,000 children: a ledger id is written as 19 decimal digits, cut 3-4-4-4-4.
+The layout keeps every node of the tree below 10,000 children: a ledger id is written as 19 decimal digits,
+cut 3-4-4-4-4.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEY_COOKIES = "bookies/cookies"
 
 
 def check_bookie_id(bookie_id: str) -> str:
-    """Return the id, or raise InvalidArgumentError when it could not be a node's name."""
+    """Return the id, or raise InvalidArgumentError where it could not name a node."""
     if not isinstance(bookie_id, str) or not _BOOKIE_ID.fullmatch(bookie_id):
         raise InvalidArgumentError(
             f"bookie id {bookie_id!r} is not legal: 1 to 100 letters, digits, '_', '.', ':' or '-', "
@@ -73,7 +73,7 @@ def fragments_key(ledger_id: int) -> str:
 
 
 def unbounded_key(name: str) -> str:
-    """Return the key that says which unbounded ledger has a name."""
+    """Return the key that maps a name to the unbounded ledger that has it."""
     return f"{KEY_UNBOUNDED}/{check_name(name)}"
 
 

@@ -1,9 +1,8 @@
-"""Which keys, values and writer tokens are legal in a metadata store, whatever kind it is.
+"""The legal keys, values and writer tokens of a metadata store, of whatever kind.
 
-Owns the checks that every store makes before it does anything, so that all of them refuse the same
-input with the same error. Does not own the layout of keys (`metadata.ids`).
-
-Writer tokens: the mark of one write, by which it is known again when its answer was lost.
+Owns the checks that every store makes first, so that all stores refuse the same input with the same error.
+Owns drawing writer tokens too. A token marks one write: a write whose answer was lost is recognised by it
+(`metadata.write_outcome`). Does not own the layout of keys (`metadata.ids`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def check_key(key: str, *, root_allowed: bool = False) -> str:
 
 
 def check_value(value: bytes) -> bytes:
-    """Return the value as bytes, or raise InvalidArgumentError: it is too large, or not UTF-8 JSON."""
+    """Return the value as bytes, or raise InvalidArgumentError where it is too large or not UTF-8 JSON."""
     if not isinstance(value, (bytes, bytearray, memoryview)):
         raise InvalidArgumentError(f"a value is bytes, not {type(value).__name__}")
     value = bytes(value)
@@ -76,7 +75,7 @@ def check_count(name: str, count: int) -> int:
 
 
 def parent_of(key: str) -> str:
-    """Return the parent's key; the root's is the empty string."""
+    """Return the parent's key; the root's key is the empty string."""
     return key.rpartition("/")[0]
 
 
@@ -92,5 +91,5 @@ def ancestors_of(key: str) -> list[str]:
 
 
 def token_of(token: str | None) -> str:
-    """Return the token given, checked, or a new one."""
+    """Return the given token, checked, or draw a new one."""
     return secrets.token_hex(8) if token is None else check_token(token)

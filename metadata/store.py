@@ -1,21 +1,21 @@
 """The metadata store: a small tree of versioned values under compare-and-set.
 
-What a store owns: durability, versions, sessions, and turning a lost answer into a certain one.
-What it does not own: the meaning of any value (`metadata.model.ledger` and others do).
+A store owns durability, versions, sessions, and settling a write whose answer was lost. It does not own the
+meaning of any value (`metadata.model`).
 
 Keys are relative paths of non-empty segments, `ledgers/000/0000/0000/0000/0007`; a key may have a value,
-children, or both. Parents come into being with their first child. Values are UTF-8 JSON texts of at most
+children, or both. A parent is created with its first child. Values are UTF-8 JSON texts of at most
 `VALUE_BYTES_MAX` bytes.
 
 Invariants that the contract suite (`tests/metadata/test_contract.py`) checks on every store:
 
 1. A version is unique to one content of one incarnation of a key; equal versions mean equal contents.
-2. `compare_and_set` from a version succeeds at most once, whoever tries, and across lost answers.
+2. `compare_and_set` from a version succeeds at most once, across all clients and across lost answers.
 3. An operation that returned is durable. One that raised an error whose `outcome` is *unknown* may take
-   effect later, or never; nothing but a definite success or conflict from the same version settles it
-   (rule 10), which `Version.written_by` helps with.
-4. Reads through one store object never go backwards; `sync` makes the next read see everything that any
-   client had completed before the call.
+   effect later, or never. Only a definite success or conflict from the same version settles it (rule 10);
+   `Version.written_by` helps with that.
+4. Reads through one store object never go backwards. After `sync`, the next read sees every change that
+   any client had completed before the call.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ VALUE_BYTES_MAX = 512 * 1024
 """Upper bound of one value: half of what a ZooKeeper server accepts in its default configuration."""
 
 WRITERS_KEPT = 16
-"""How many writer tokens a stored value remembers, newest last."""
+"""The number of writer tokens that a stored value keeps, newest last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A state of one key, as given out by the store that holds it.
+    """A state of one key, as returned by the store that holds the key.
 
-    Opaque to callers but for equality and `written_by`. `number` grows with every change of the key.
+    Opaque to callers but for equality, `written_by` and `is_before`. `number` grows with every change of the
+    key.
     """
 
     number: int
@@ -56,11 +57,11 @@ class Version:
         return hash((self.number, self.incarnation))
 
     def written_by(self, token: str) -> bool:
-        """Return whether the write with that token led to this state, itself or as a predecessor."""
+        """Return whether the write with that token made this state or one of its recent predecessors."""
         return token in self.writers
 
     def is_before(self, other: Version) -> bool:
-        """Return whether it is an earlier state of the same key, which has not been deleted in between."""
+        """Return whether this is an earlier state of the same key, without a deletion in between."""
         return self.incarnation == other.incarnation and self.number < other.number
 
 
@@ -74,15 +75,15 @@ class Versioned(NamedTuple):
 class Registration(abc.ABC):
     """An ephemeral key: it exists as long as the session of the process that registered it.
 
-    The store creates it anew, with the latest value, whenever its session was lost, within 2 s of
-    reaching the store again. Closing removes it.
+    After a lost session the store creates the key anew, with the latest value, within 2 s of reaching the
+    store again. Closing removes the key.
     """
 
     key: str
 
     @abc.abstractmethod
     async def update(self, value: bytes) -> None:
-        """Replace the value, now and for every re-registration to come."""
+        """Replace the value, for now and for every later re-registration."""
 
     @abc.abstractmethod
     async def close(self) -> None:
@@ -99,16 +100,16 @@ class MetadataStore(abc.ABC):
 
     @property
     def session(self) -> str:
-        """Name the session that registrations belong to now: another one once it has been lost."""
+        """Return the name of the session that registrations belong to; it changes after a lost session."""
         return ""
 
     @property
     def session_alive_until(self) -> float:
-        """Return until when, by the loop's clock, the session lives as far as this client's silence goes.
+        """Return the time, by the loop's clock, up to which the session is taken to be alive.
 
-        Beyond it the session may be gone though this client has not heard of it: it was cut off, or stopped.
-        Before it, too, where the servers fall out: a ZooKeeper server that is cut off from its leader goes
-        on answering for a while (`syncLimit`), in which the leader lets the session expire.
+        After that time the session may have expired unnoticed: this client was cut off, or stopped. It may
+        expire earlier where the servers fall out. A ZooKeeper server cut off from its leader goes on
+        answering for a while (`syncLimit`). The leader may let the session expire meanwhile.
         """
         return math.inf
 
@@ -119,8 +120,8 @@ class MetadataStore(abc.ABC):
         Args:
             key: the path, relative to the store's root.
             value: UTF-8 JSON, at most `VALUE_BYTES_MAX` bytes.
-            token: identifies this write for ever; drawn by the store when not given. Calling again with
-                the same token after an unknown outcome succeeds if the first call took effect.
+            token: identifies this write for ever; drawn by the store when not given. Another call with the
+                same token, after an unknown outcome, succeeds if the first call took effect.
 
         Raises:
             KeyExistsError: the key exists, and this token did not create it.
@@ -141,13 +142,13 @@ class MetadataStore(abc.ABC):
     ) -> Version:
         """Replace the value if the key is still at `version`.
 
-        Success is reported even when the answer was lost and others have written since (then the version
-        returned is the one this write made, and the caller's next compare-and-set conflicts).
+        Success is reported even when the answer was lost and other clients have written since. The version
+        returned is then the one that this write made, and the caller's next compare-and-set conflicts.
 
         Raises:
-            VersionConflictError: somebody else changed the key; this write has not taken effect and
-                never will.
-            NoSuchKeyError: the key is gone; the write never takes effect.
+            VersionConflictError: another client changed the key; this write has not taken effect and never
+                will.
+            NoSuchKeyError: the key was deleted; the write never takes effect.
         """
 
     @abc.abstractmethod
@@ -155,16 +156,16 @@ class MetadataStore(abc.ABC):
         """Delete the key, at that version or (None) at any.
 
         Args:
-            keeps_place: somebody may create the key anew, and a request of before that is late must not take
-                that one for this. Where nothing but a count of writes would tell them apart, the key's place
-                is kept, and the count with it, until `vacate`; `children` may still list it, `names` does
-                not. Needs a version.
+            keeps_place: needed where the key may be created anew, so that a late request for the old key
+                cannot apply to the new one. A store that tells the two apart only by a count of writes keeps
+                the key's place, and the count in it, until `vacate`. `children` may still list the key,
+                `names` does not. Needs a version.
 
         Raises:
-            NoSuchKeyError: it did not exist when the call was made. After a lost answer, a key found
+            NoSuchKeyError: the key did not exist when the call was made. After a lost answer, a key found
                 missing counts as deleted by this call.
-            VersionConflictError: it is at another version.
-            InvalidArgumentError: it has children.
+            VersionConflictError: the key is at another version.
+            InvalidArgumentError: the key has children.
         """
 
     @abc.abstractmethod
@@ -172,19 +173,22 @@ class MetadataStore(abc.ABC):
         """List the names (last segments) right below the key, sorted; empty when the key is missing."""
 
     async def names(self, key: str) -> list[str]:
-        """List the children as `children` does, without those that are deleted and whose place is kept."""
+        """List the children as `children` does, without deleted keys whose place is kept."""
         return await self.children(key)
 
     async def vacate(self, key: str, *, older_than_s: float) -> bool:
-        """Give up the place of a key that was deleted longer ago than any request takes; tells if it did."""
+        """Remove the kept place of a key that was deleted at least that long ago; return whether it did.
+
+        `older_than_s` must exceed the time that any request may be under way.
+        """
         return False
 
     @abc.abstractmethod
     def watch(self, key: str) -> AsyncGenerator[None, None]:
         """Yield at once, then whenever the key's value or its children may have changed.
 
-        Changes coalesce; a yield may be spurious (after a reconnect); none is missed: a read made after a
-        yield sees at least the change that led to it. The key need not exist. `aclose()` the iterator.
+        Changes coalesce, and a yield may be spurious (after a reconnect). No change is missed: a read after a
+        yield sees at least the change that caused it. The key need not exist. `aclose()` the iterator.
         """
 
     @abc.abstractmethod
@@ -192,21 +196,21 @@ class MetadataStore(abc.ABC):
         """Create an ephemeral key and keep it alive across sessions.
 
         Raises:
-            KeyExistsError: another live session holds the key (waited out for one session timeout, since
-                it may be our own from before a crash).
+            KeyExistsError: another live session holds the key. The call first waits for one session timeout,
+                since the holder may be this process from before a crash.
         """
 
     @abc.abstractmethod
     async def allocate_ids(self, name: str, count: int) -> range:
-        """Draw a block of `count` ids, from 0 up, never given to anybody else. Unused ones are lost."""
+        """Draw a block of `count` ids, from 0 up, never drawn by another call. Unused ids are lost."""
 
     @abc.abstractmethod
     async def sync(self, key: str) -> None:
-        """Make this store's next read of the key see everything completed anywhere before this call."""
+        """Make this store's next read of the key see every change completed anywhere before this call."""
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Release the session and everything ephemeral with it."""
+        """Release the session and every ephemeral key of it."""
 
     async def __aenter__(self) -> Self:
         return self

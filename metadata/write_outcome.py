@@ -1,11 +1,11 @@
-"""What became of a write, judged by what is stored now.
+"""The outcome of a write, decided from the state that is stored now. Pure.
 
-Every write leaves its writer's token with the value, and the last `WRITERS_KEPT` of them stay there, so a
-write whose answer was lost is settled by content and never by guess (rule 10). These are pure functions;
-each store calls them with what it has read.
+Every write leaves its writer's token with the value, and the last `WRITERS_KEPT` tokens stay there. So a
+write whose answer was lost is settled by content and never by guess (rule 10). Each store calls these
+functions with the state it has read.
 
-They rest on one invariant: each write of a key adds exactly one to its number and one token to its list.
-(Not so for ephemeral keys: they have one writer, and carry its mark and its last token.)
+They need one invariant: each write of a key adds exactly one to its number and one token to its list.
+Ephemeral keys are exempt: they have one writer, and carry its mark and its last token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def add_writer(writers: tuple[str, ...], token: str) -> tuple[str, ...]:
 
 
 def version_made(current: Version, token: str) -> Version | None:
-    """Return the version that the token's write made, if that state is the present one or before it."""
+    """Return the version that the token's write made, if it is the present state or a recent predecessor."""
     if token not in current.writers:
         return None
     later = current.writers[::-1].index(token)
@@ -30,17 +30,17 @@ def version_made(current: Version, token: str) -> Version | None:
 
 
 def settle_create(key: str, current: Version, token: str, *, maybe_sent: bool) -> Version:
-    """Decide what a create means that found the key in place.
+    """Decide the outcome of a create that found the key in place.
 
     Args:
         key: for the error's message.
         current: the version found.
-        token: the create's own.
+        token: the create's own token.
         maybe_sent: an earlier attempt under this token may have taken effect.
 
     Raises:
-        KeyExistsError: somebody else created it.
-        MetadataUnavailableError: so many others have written since that nobody can tell.
+        KeyExistsError: another client created the key.
+        MetadataUnavailableError: so many writes have followed that the outcome cannot be told.
     """
     made = version_made(current, token)
     if made is not None:
@@ -53,14 +53,14 @@ def settle_create(key: str, current: Version, token: str, *, maybe_sent: bool) -
 def settle_compare_and_set(
     key: str, expected: Version, current: Version, token: str, *, maybe_sent: bool
 ) -> Version:
-    """Decide what a compare-and-set means that found the key at another version than expected.
+    """Decide the outcome of a compare-and-set that found the key at another version than expected.
 
-    A key that was deleted and created anew counts as a conflict: what this write may have done is gone
-    with the former incarnation.
+    A key that was deleted and created anew counts as a conflict: an effect of this write ended with the
+    former incarnation.
 
     Raises:
-        VersionConflictError: somebody else changed the key, and this write took no effect.
-        MetadataUnavailableError: so many others have written since that nobody can tell.
+        VersionConflictError: another client changed the key, and this write took no effect.
+        MetadataUnavailableError: so many writes have followed that the outcome cannot be told.
     """
     assert current != expected, "only a changed key needs settling"
     made = version_made(current, token)
@@ -74,9 +74,9 @@ def settle_compare_and_set(
 
 
 def is_overwritten(expected: Version, current: Version) -> bool:
-    """Return whether so many have written since that nobody can tell what became of a write from `expected`.
+    """Return whether so many writes have followed `expected` that a write from it cannot be settled.
 
-    It will not land any more: it was from a version long gone.
+    Such a write takes no effect from now on: the version it expects is gone.
     """
     is_same_key = current.incarnation == expected.incarnation
     return is_same_key and current.number - expected.number > WRITERS_KEPT

@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 OURS = ("metadata", "bookie_aio", "client_aio", "benchmarks", "tests", "examples")
 
+METADATA_BASE = ("metadata.errors", "metadata.ids", "metadata.store", "metadata.keys")
 # Which of our modules a module may import: the first prefix that fits the importing module decides.
 MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
+    # `model` says what the metadata are, `access` reads and changes them on any store, and a backend stores
+    # values without knowing their meaning.
+    ("metadata.model", ("metadata.model", *METADATA_BASE)),
+    ("metadata.access", ("metadata.access", "metadata.model", "metadata.write_outcome", *METADATA_BASE)),
+    (
+        "metadata.backends",
+        ("metadata.backends", "metadata.model.json_fields", "metadata.write_outcome", *METADATA_BASE),
+    ),
     ("metadata", ("metadata",)),
     ("bookie_aio.wire", ("bookie_aio.wire", "metadata")),
     ("bookie_aio.core", ("bookie_aio.core", "bookie_aio.wire", "metadata")),

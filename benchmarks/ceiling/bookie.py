@@ -2,8 +2,8 @@
 
     python -m benchmarks.ceiling.bookie FILE fresh|recycled
 
-`fresh` writes into blocks that were only allocated (and are again each time the file is full), `recycled`
-into blocks that were written before, where an fdatasync has no metadata to commit.
+`fresh` writes into blocks that were only allocated, and allocates them anew each time the file is full.
+`recycled` writes into blocks that were written before, so that an fdatasync has no metadata to commit.
 
 Prints `ready PORT` once it serves.
 """
@@ -46,14 +46,14 @@ class Journal:
         self.end = 0
 
     def append(self, connection: Connection, frame: memoryview, last_entry: int) -> None:
-        """Queue a frame; what has queued up while one group is written makes the next."""
+        """Queue a frame; frames queued while one group is written make the next group."""
         self.waiting.append((connection, frame, last_entry))
         if not self.is_busy:
             self.is_busy = True
             self.loop.call_soon(self.start_group)
 
     def start_group(self) -> None:
-        """Hand everything that waits to the writing thread."""
+        """Hand all queued frames to the writing thread."""
         group, self.waiting = self.waiting, []
         frames = [frame for _, frame, _ in group]
         size = sum(map(len, frames))
@@ -82,7 +82,7 @@ class Journal:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Cuts what arrives into frames that stay in the receive buffer."""
+    """Cuts the input into frames that stay in the receive buffer."""
 
     transport: asyncio.Transport
 

@@ -51,7 +51,7 @@ class Connection(asyncio.Protocol):
 
 
 class Writer:
-    """All adds of one turn of the loop leave as one frame, the same bytes to every bookie."""
+    """All adds of one event-loop iteration leave as one frame, the same bytes to every bookie."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, entry_bytes: int) -> None:
         self.loop = loop
@@ -63,7 +63,7 @@ class Writer:
         self.next_entry, self.lac = 0, -1
 
     def add(self, payload: bytes) -> asyncio.Future[int]:
-        """Queue an entry for this turn's frame."""
+        """Queue an entry for this iteration's frame."""
         future = self.loop.create_future()
         self.futures.append(future)
         if not self.unsent:
@@ -73,7 +73,7 @@ class Writer:
         return future
 
     def send(self) -> None:
-        """Frame and write what has queued up."""
+        """Frame and write the queued entries."""
         unsent, self.unsent = self.unsent, []
         first = self.next_entry - len(unsent)
         for start in range(0, len(unsent), self.entries_per_frame):
@@ -87,7 +87,7 @@ class Writer:
                 connection.transport.write(frame)
 
     def on_disk(self, index: int, last_entry: int) -> None:
-        """Complete, in order, what two of the three bookies have."""
+        """Complete, in order, the adds that two of the three bookies have."""
         self.last_on_disk[index] = last_entry
         lac = sorted(self.last_on_disk)[1]
         for entry in range(self.lac + 1, lac + 1):

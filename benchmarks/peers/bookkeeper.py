@@ -23,8 +23,8 @@ _REGISTERED_TIMEOUT_S = 60.0
 class BookKeeper:
     """With its default settings, or the best that were found by its documentation.
 
-    *Tuned*: DbLedgerStorage with a write cache of 512 MB; groups wait for up to 1 ms, or, with one add in
-    flight, are flushed as soon as the queue is empty. With 10,000 adds in flight both are allowed more
+    *Tuned*: DbLedgerStorage with a write cache of 512 MB. Groups wait for up to 1 ms; with one add in flight
+    they are flushed as soon as the queue is empty. With 10,000 adds in flight both are allowed more
     pending adds: by default it refuses them.
     """
 

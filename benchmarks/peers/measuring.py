@@ -1,4 +1,4 @@
-"""One run: servers started, driven, and looked at from outside while they are."""
+"""One run: starts the servers, drives them, and observes them from outside meanwhile."""
 
 from __future__ import annotations
 

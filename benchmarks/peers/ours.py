@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Product:
     """Three bookies as `bookie-aio cluster up` starts them, and the client.
 
-    In the *steady* state the writer rolls to a new ledger now and then and deletes the one before, so that
-    deletes keep pace with writes; *growing*, nothing is ever deleted.
+    In the *steady* state the writer rolls to a new ledger now and then and deletes the ledger before. Deletes
+    therefore keep pace with writes. In the *growing* state nothing is ever deleted.
     """
 
     is_durable = True

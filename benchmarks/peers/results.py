@@ -1,7 +1,7 @@
-"""What was measured: one JSON file to which runs are added, so that a long matrix can be taken up again.
+"""The measured runs: one JSON file to which runs are added, so that a long matrix can be resumed.
 
-A run is named by workload, system and round. Medians are taken over the rounds, and ratios within each round
-before their median is, since a machine's speed changes from minute to minute.
+A run is named by workload, system and round. Medians are taken over the rounds. Ratios are taken within each
+round before their median is, since a machine's speed changes from minute to minute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a system under measurement is: how its servers are started, and what drives it.
+"""A system under measurement: the start of its servers, and the command that drives them.
 
-Every driver takes the same arguments (address, entry bytes, adds in flight, ledgers, warm-up s, seconds,
-entries to read) and prints `ready`, `warm` and the figures as one line of JSON.
+Every driver takes the same arguments: address, entry bytes, adds in flight, ledgers, warm-up s, seconds,
+entries to read. It prints `ready`, `warm` and the figures as one line of JSON.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Workload:
-    """What is written, or (`read_entries` above zero) written once and then read again and again."""
+    """Entries to write, or (`read_entries` above zero) to write once and then read again and again."""
 
     name: str
     title: str

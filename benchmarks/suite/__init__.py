@@ -1,4 +1,4 @@
-"""The product measured from all sides: `python -m benchmarks.suite`.
+"""The suite that measures the product alone: `python -m benchmarks.suite`.
 
-`parts` says what is measured, `client` is the process that puts the load on, `plots` draws what was found.
+`parts` has the measurements, `client` is the process that makes the load, `plots` draws the results.
 """

@@ -1,12 +1,12 @@
-"""Measure the product from all sides: `python -m benchmarks.suite [PART …]`.
+"""Measure the product alone, part by part: `python -m benchmarks.suite [PART …]`.
 
     python -m benchmarks.suite [closed open ensembles ledgers tail reads processor fairness connections
         restart growth memory soak] [--json suite.json] [--plots DIR] [--seconds 10] [--warm-up 3] [--scale 1]
         [--soak-minutes 20] [--dir DIR] [--draw-only]
 
-Each case is added to the JSON file as it ends, with the machine, the settings and the load average before; a
-part that is measured again replaces what was there. `--scale 0.01` stores a hundredth, to see that all works.
-`--plots` draws what the file holds (matplotlib, in the extra [bench]).
+Each case is added to the JSON file as it ends, with the machine, the settings and the load average before. A
+part that is measured again replaces its former figures. `--scale 0.01` stores a hundredth, to try all parts
+quickly. `--plots` draws the file's figures (matplotlib, in the extra [bench]).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the parts of the suite share: clusters, clients in processes of their own, and the figures of both."""
+"""The base of the suite's parts: clusters, clients in processes of their own, and the figures of both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOOKIES = 3
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how long to measure. `scale` shrinks what is stored, to see that all of it works."""
+    """Where and how long to measure. `scale` shrinks the stored data, to try all parts quickly."""
 
     directory: Path
     seconds: float
@@ -72,7 +72,7 @@ class Running:
             yield child
 
     async def run(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """Run a client to its end; gives what it printed, and what the bookies did meanwhile."""
+        """Run a client to its end; returns its output, and the bookies' use of resources meanwhile."""
         before = self._servers()
         async with self.client(spec) as child:
             found = await next_line(child, spec)
@@ -92,7 +92,7 @@ class Running:
         return max(map(resident_mib, self.pids))
 
     def disk_bytes(self) -> int:
-        """Return what the cluster's files take up."""
+        """Return the bytes that the cluster's files take up."""
         return disk_usage_bytes(self.home)
 
     def _servers(self) -> dict[str, float]:

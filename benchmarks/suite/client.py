@@ -2,11 +2,17 @@
 
     python -m benchmarks.suite.client URI '{"mode": "closed", "entry_bytes": 1024, …}'
 
-Modes: `closed` keeps a window full; `open` adds at a fixed rate, and counts an add's latency from the moment
-it was due, so that what a slow moment holds up is counted in full; `tail_writer` and `tail_reader` carry the
-time of writing in each entry; `fill` stores entries and leaves them; `read` reads a ledger from end to end;
-`soak` adds at a fixed rate to ledgers that it closes and deletes all the time. Prints one line of JSON;
-`soak` and `tail_writer` print some before.
+Modes:
+
+- `closed` keeps a window full.
+- `open` adds at a fixed rate, and counts an add's latency from the moment it was due. A pause therefore
+  counts in full for every add that it delays.
+- `tail_writer` and `tail_reader` carry the time of writing in each entry.
+- `fill` stores entries and leaves them.
+- `read` reads a ledger from end to end.
+- `soak` adds at a fixed rate to ledgers that it closes and deletes all the time.
+
+Prints one line of JSON; `soak` and `tail_writer` print some before.
 """
 
 from __future__ import annotations
@@ -33,15 +39,15 @@ from client_aio.bookies.connection import connect
 _STAMP = struct.Struct("<q")
 _TICK_S = 0.001  # the finest that uvloop has: less is a busy loop
 _BURST_MAX = 512
-"""Adds in one turn of the loop: a generator that is late and adds all that is due at once hears of no answer
-meanwhile, so that client and bookies wait for each other in turn, and it never catches up."""
+"""The most adds in one event-loop iteration. A late generator that adds all due at once gets no answers
+meanwhile. Client and bookies would then wait for each other in turn, and it would never catch up."""
 _IN_FLIGHT_BYTES_MAX = 64 << 20
 PERCENTILES = (0, 10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.99, 100)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What to do. Rates are adds per second over all ledgers, `ensemble` is E, Qw and Qa."""
+    """The load. Rates are adds per second over all ledgers, `ensemble` is E, Qw and Qa."""
 
     mode: str
     entry_bytes: int = 1024
@@ -120,7 +126,7 @@ async def closed(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
 
 
 async def open_loop(client: client_aio.Client, spec: Spec) -> dict[str, Any]:
-    """Add at a fixed rate, whatever comes back."""
+    """Add at a fixed rate, whether answers arrive or not."""
     writers = await make_writers(client, spec)
     add, payload = in_turn(writers), b"x" * spec.entry_bytes
     latencies, failed, issued = array.array("d"), 0, 0

@@ -1,4 +1,4 @@
-"""The parts of the suite: what is measured, case by case.
+"""The parts of the suite: the measurements, case by case.
 
 A part is an asynchronous generator of cases: a name, and the figures found. Each begins with fresh clusters.
 """
@@ -108,7 +108,7 @@ async def growth(bench: Bench) -> Cases:
 
 
 async def memory(bench: Bench) -> Cases:
-    """What a bookie holds in memory with ten million entries in ten thousand ledgers."""
+    """A bookie's memory with ten million entries in ten thousand ledgers."""
     async with bench.cluster() as cluster:
         yield "empty", {"bookie_mib": cluster.bookie_mib()}
         entries, count = bench.scaled(10_000_000), bench.scaled(10_000)
@@ -146,7 +146,7 @@ async def processor(bench: Bench) -> Cases:
 
 
 async def fairness(bench: Bench) -> Cases:
-    """Latency of a modest writer (100 adds/s) alone, and beside others that take all they can get."""
+    """Latency of a modest writer (100 adds/s) alone, and beside clients at full speed."""
     modest = bench.spec("open", rate=100, entry_bytes=100)
     greedy = bench.spec("closed", in_flight=4000, seconds=bench.seconds + 2 * bench.warm_up_s + 2)
     large = {**greedy, "entry_bytes": 1 << 20, "in_flight": 60}
@@ -186,7 +186,7 @@ async def _beside(cluster: Running, others: list[dict[str, Any]], modest: dict[s
 
 
 async def connections(bench: Bench) -> Cases:
-    """What connections that are held cost the bookie, and a modest writer beside them."""
+    """The cost of open connections for the bookie, and for a modest writer beside them."""
     modest = bench.spec("open", rate=100, entry_bytes=100)
     for full in (1, 1000, 9900):
         count = bench.scaled(full)

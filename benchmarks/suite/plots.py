@@ -1,4 +1,4 @@
-"""What the suite found, as pictures (SVG). Needs matplotlib."""
+"""The suite's figures as pictures (SVG). Needs matplotlib."""
 
 from __future__ import annotations
 

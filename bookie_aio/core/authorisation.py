@@ -1,28 +1,30 @@
 """Authorisation: who may write to a ledger, fence it, or have it dropped, at one bookie.
 
 The theory. A ledger with a password has a *token* for each bookie, which only holders of the password can
-derive (`client_aio.core.digest`). The first request that carries one *locks* the ledger at that bookie: the
-bookie keeps a hash of the token, the *lock*, as durably as what the request itself did. From then on every
-request that changes something needs that token:
+derive (`client_aio.core.digest`). The first request with a token *locks* the ledger at that bookie. The
+bookie then keeps a hash of the token, the *lock*. The lock is durable no later than the effect of the request
+itself. From then on every request that changes the ledger needs that token:
 
     lock    token      verdict   what the bookie does
-    none    none       ALLOW     a ledger without a password, for all the bookie knows
-    none    a token    LOCK      stores the lock, then goes on
-    held    the right  ALLOW
+    none    none       ALLOW     carries out the request: it knows of no password
+    none    a token    LOCK      stores the lock, then carries out the request
+    held    the right  ALLOW     carries out the request
     held    another    REFUSE    answers UNAUTHORIZED; nothing was done
-    held    none       REFUSE
+    held    none       REFUSE    answers UNAUTHORIZED; nothing was done
 
-The writer locks the ledger at each bookie of its ensemble as soon as it has made the metadata, and at a
-replacement with the first entry it sends there. A bookie that a ledger has not reached yet takes requests
-for it from anybody, as it does for a ledger without a password. That can keep a writer from using this
-bookie, and can forge nothing, since no bookie can make a code.
+The writer locks the ledger at each bookie of its ensemble as soon as it has created the metadata. It locks
+the ledger at a replacement with the first entry that it sends there. A bookie that no token has reached yet
+takes requests for the ledger from anybody, as for a ledger without a password. Such requests can keep a
+writer from using this bookie. They cannot forge an entry, since no bookie can make an authentication code.
 
-Reading needs no token: what is read is not secret from whoever reaches a bookie. Repair needs none either: it
-carries stored bytes as they are, never over a good copy (rule 14), and runs without the password. But then it
-puts nothing above what a locked ledger has here, or is yet to have (`bookie_aio.storage.repair_writes`). One
-that carries a token is judged as every other request is.
+A read needs no token: entries are not secret from a client that reaches a bookie. A repair needs no token
+either, since it runs without the password. It carries stored bytes verbatim, and never writes over a good
+copy (rule 14). A repair with a token is judged as every other request is. A repair of a locked ledger
+without a token must not supersede entries of the writer. It is refused where its content term is above the
+ledger's term here, or above that of a copy held here (`bookie_aio.storage.repair_writes`).
 
-A token travels as it is. It is that of one ledger at one bookie: seen there, it opens no other.
+A token is sent in the clear. It is valid for one ledger at one bookie, so an eavesdropper on that bookie's
+connection gains no other ledger and no other bookie.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _REPAIR = int(AddFlag.REPAIR)
 
 
 class Access(enum.Enum):
-    """What to do with a request that changes a ledger."""
+    """The verdict on a request that changes a ledger."""
 
     ALLOW = "allow"
     LOCK = "lock"
@@ -69,7 +71,7 @@ def judge_token(lock: bytes, token: bytes | None) -> Access:
 
 
 def ledger_at_stake(request: Message, *, has_token: bool) -> int | None:
-    """Return the ledger that a request changes something of; None where it does not."""
+    """Return the ledger that a request changes; None where it changes none, or needs no token."""
     if isinstance(request, Add):
         return None if request.flags == _REPAIR and not has_token else request.ledger_id
     if isinstance(request, Read | ReadLac):

@@ -1,19 +1,19 @@
-"""Fencing: what a bookie does with the term of a request (rule 7).
+"""Fencing: the verdict on the term of a request (rule 7), and on the block of an add.
 
-A ledger's term at a bookie is a number that only grows. A bounded ledger knows two: the writer's (0) and
-the final one that every recovering client uses, so that recoveries do not shut one another out. A bookie
-that has never heard of a ledger holds 0 for it.
+A ledger's term at a bookie is a number that only grows. A bounded ledger has two terms: the writer's (0), and
+the final term, which every recovering client uses. Recoveries share it so that they do not fence one another.
+A bookie without a record of a ledger holds term 0 for it.
 
     request's term    verdict   what the bookie does
     below the held    REFUSE    answers INVALID_TERM with the held term
     the held          ACCEPT    goes on
     above the held    RAISE     stores the term, then goes on; later requests with the old one are refused
 
-The decision and the append that follows it happen in one step: nothing may run between them (rule 7).
+The verdict and the append that follows it are one step: nothing may run between them (rule 7).
 
-Adds: whether the block that an add carries is the one that the request speaks of, and intact.
-
-Owns these checks and no others: the block's own form is `bookie_aio.wire.blocks`'s, terms are `fencing`'s.
+The block of an add is checked before the verdict. It must be of the request's ledger, and its checksum must
+hold. Its content term must not be above the request's term, except in a repair. Does not own the form of a
+block (`bookie_aio.wire.blocks`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(enum.Enum):
-    """What to do with a request that carries a term."""
+    """The verdict on a request that carries a term."""
 
     REFUSE = "refuse"
     ACCEPT = "accept"
@@ -40,7 +40,7 @@ class Verdict(enum.Enum):
 
 
 def judge(held_term: int, request_term: int) -> Verdict:
-    """Compare a request's term with the one the bookie holds for its ledger."""
+    """Compare a request's term with the term that the bookie holds for its ledger."""
     assert held_term >= 0
     assert request_term >= 0
     if request_term == held_term:
@@ -55,9 +55,9 @@ def check_block(request: Add, block: Block, body: memoryview) -> None:
     """Check a block that was parsed from the body of an add.
 
     Raises:
-        MalformedFrameError: what the stream carries cannot be trusted.
+        MalformedFrameError: the block does not match the request or its own checksum.
     """
-    # Nearly every block passes here: one look at what the lines below look at one by one.
+    # The fast path of nearly every block. The lines below repeat these checks to name the fault.
     if (
         block.head_bytes + block.payload_bytes == len(body)
         and not block.flags

@@ -1,10 +1,11 @@
-"""Identity: may a bookie start on these directories? (rule 6)
+"""Identity: whether a bookie may start on these directories (rule 6).
 
-A bookie's cookie (id, the cluster's instance id, an incarnation drawn when it was formatted) stands in each
-of its data directories and in the metadata store. A bookie that starts without what it had promised would
-have forgotten its fences, and a fenced ledger would grow again. So it starts only where all cookies agree.
+A bookie has a cookie in each of its data directories and in the metadata store. The cookie holds the bookie's
+id, the cluster's instance id, and an incarnation drawn when the bookie was formatted. A bookie that starts
+without its data has lost its fences, and a fenced ledger would grow again. A bookie therefore starts only
+where all cookies agree.
 
-Formatting writes in an order that survives a crash at each point:
+Formatting survives a crash at each point, since it writes in this order:
 
 1. a *draft* of the cookie into each directory, and then the marks of empty storage;
 2. the cookie into the metadata store;
@@ -20,8 +21,8 @@ Formatting writes in an order that survives a crash at each point:
     empty               a cookie         the disk was lost or exchanged       refused
     anything else                        foreign                              refused
 
-The other order (store first) would leave, after a crash, an empty directory under a known id: the very
-picture of a lost disk, which must be refused.
+With the store first, a crash would leave an empty directory under a known id. A lost disk looks the same, and
+must be refused.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Action(enum.Enum):
-    """What the start of a bookie does about its cookies."""
+    """The action of a bookie's start on its cookies."""
 
     FORMAT = "format"
     FINISH = "finish"
@@ -48,22 +49,22 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DirectoryState:
-    """What one data directory says about its owner."""
+    """The cookie and the draft found in one data directory."""
 
     path: str
     cookie: Cookie | None = None
     draft: Cookie | None = None
     has_data: bool = False
-    """Whether anything is there that formatting would not have left: segments, another program's files."""
+    """Whether the directory holds files that formatting does not leave: segments, another program's files."""
 
 
 def decide(
     directories: Sequence[DirectoryState], stored: Cookie | None, *, bookie_id: str, instance_id: str
 ) -> Action:
-    """Say what to do about the cookies found.
+    """Return the action that the cookies found ask for. `stored` is the metadata store's cookie.
 
     Raises:
-        CookieMismatchError: the bookie must not start; the message says why and what may be done.
+        CookieMismatchError: the bookie must not start; the message names the reason and the remedy.
     """
     for directory in directories:
         _check_owner(directory, bookie_id, instance_id)

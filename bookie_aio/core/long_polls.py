@@ -1,7 +1,9 @@
-"""Long polls: who waits for the LAC of which ledger to rise above what.
+"""Long polls: the register of waiters, by ledger and known LAC.
 
-Owns the register. Does not own timers, connections or answers: a waiter is any hashable value, and is
-handed back exactly once, by the `wake` that it was waiting for or by the `drop` of whoever gave up.
+A waiter waits for the LAC of its ledger to rise above the LAC that it knows. It is any hashable value. Does
+not own timers, connections or answers.
+
+Invariant: a waiter leaves the register exactly once, by the `wake` for its LAC, by `drop` or by `drain`.
 """
 
 from __future__ import annotations
@@ -28,18 +30,18 @@ class PollRegister(Generic[Waiter]):
 
     @property
     def ledgers(self) -> KeysView[int]:
-        """Return the ledgers somebody waits for, as a set-like view."""
+        """Return the ledgers that have waiters, as a set-like view."""
         return self._waiting.keys()
 
     def add(self, ledger_id: int, known_lac: int, waiter: Waiter) -> None:
-        """Let the waiter wait until the ledger's LAC is above `known_lac`."""
+        """Register a waiter until the ledger's LAC is above `known_lac`."""
         waiters = self._waiting.setdefault(ledger_id, {})
         assert waiter not in waiters
         waiters[waiter] = known_lac
         self._count += 1
 
     def drop(self, ledger_id: int, waiter: Waiter) -> bool:
-        """Forget the waiter; tells whether it was still waiting."""
+        """Take out a waiter. Return whether it was still registered."""
         waiters = self._waiting.get(ledger_id)
         if waiters is None or waiters.pop(waiter, None) is None:
             return False
@@ -49,7 +51,7 @@ class PollRegister(Generic[Waiter]):
         return True
 
     def wake(self, ledger_id: int, lac: int) -> list[Waiter]:
-        """Take out and give those whose known LAC is below `lac`."""
+        """Take out and return the waiters of a ledger whose known LAC is below `lac`."""
         waiters = self._waiting.get(ledger_id)
         if waiters is None:
             return []
@@ -62,7 +64,7 @@ class PollRegister(Generic[Waiter]):
         return woken
 
     def drain(self) -> list[Waiter]:
-        """Take out and give all waiters."""
+        """Take out and return all waiters."""
         woken = [waiter for waiters in self._waiting.values() for waiter in waiters]
         self._waiting.clear()
         self._count = 0

@@ -1,5 +1,9 @@
 """The bookie's server: connections, requests, identity, registration.
 
-Read first: `bookie` (what is put together, start and end), then `connection` (bytes in and out, limits),
-`requests` (what each operation does, and when its answer may leave) and `registration` (rule 6).
+Read first:
+
+- `bookie`: the parts of a bookie, its start and its end;
+- `connection`: bytes in and out, within the limits;
+- `dispatcher`, then `handlers`: each operation, and when its answer may leave;
+- `registration`: identity (rule 6).
 """

@@ -1,12 +1,15 @@
-"""What all connections of a bookie share: the totals that bound its memory, and whose turn is next.
+"""Backpressure: the budgets that bound the memory of a bookie over all its connections.
 
-Owns the sums over all connections and the queues of connections that wait for room under them: one for adds
-on their way to the disk, one for answers to reads, so that slow readers keep no writer waiting, and one for
-reads being computed, so that a storm of them leaves the adds their turns. Each
-connection keeps its own sums (`bookie_aio.server.connection`).
+Owns three budgets, and for each of them a queue of the connections that wait for room:
 
-Invariant: a connection that waits is woken, in the order in which it came, as soon as there is room; it
-goes to the end of the queue when it needs more than its turn.
+- `adds`: bytes on their way to the disk;
+- `reads`: bytes of answers to reads. They have a budget of their own, so that slow readers block no writer;
+- `running`: reads that are being computed. Their number is bounded, so that adds are handled in between.
+
+Each connection keeps its own sums (`bookie_aio.server.connection`).
+
+Invariant: connections are woken in the order in which they came, as soon as there is room. A connection that
+needs more room than it found goes to the end of the queue.
 """
 
 from __future__ import annotations
@@ -20,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class Waiting(Protocol):
-    """What waits for room."""
+    """A connection that waits for room."""
 
     def room_again(self) -> None:
-        """Go on; called from the loop."""
+        """Handle the frames that wait, as far as there is room. Called by the event loop."""
 
 
 class Budget:
-    """A number, of bytes or of reads, that connections share."""
+    """A limit on a number of bytes or of reads, shared by all connections."""
 
     __slots__ = ("_bytes_max", "_is_waking", "_loop", "_waiting", "used")
 
@@ -45,19 +48,19 @@ class Budget:
 
     @property
     def is_exhausted(self) -> bool:
-        """Return whether nothing more may be taken."""
+        """Return whether the limit is reached."""
         return self.used >= self._bytes_max
 
     def wait(self, waiting: Waiting) -> None:
-        """Queue up for room; again is no harm."""
+        """Queue up for room. A connection that is queued already keeps its place."""
         self._waiting[waiting] = None
 
     def forget(self, waiting: Waiting) -> None:
-        """Leave the queue."""
+        """Take a connection out of the queue."""
         self._waiting.pop(waiting, None)
 
     def count(self, change: int) -> None:
-        """Take bytes, or (below zero) give them back."""
+        """Add `change` to the number in use; below zero, this frees room and wakes the queue."""
         self.used += change
         assert self.used >= 0
         if change < 0 and self._waiting and not self._is_waking:
@@ -66,7 +69,7 @@ class Budget:
 
     def _wake(self) -> None:
         self._is_waking = False
-        # Those that come back to the queue during this sweep wait for the next one.
+        # Connections that queue up again during this loop wait for the next call. It would not end otherwise.
         for _ in range(len(self._waiting)):
             if self.is_exhausted or not self._waiting:
                 return
@@ -76,7 +79,7 @@ class Budget:
 
 
 class Backpressure:
-    """The budgets of a bookie."""
+    """The three budgets of a bookie."""
 
     __slots__ = ("adds", "reads", "running")
 
@@ -92,15 +95,15 @@ class Backpressure:
 
     @property
     def has_room_for_reads(self) -> bool:
-        """Return whether another read may begin."""
+        """Return whether another read may start."""
         return not self.reads.is_exhausted and not self.running.is_exhausted
 
     def wait_for_reads(self, waiting: Waiting) -> None:
-        """Queue up for what is used up."""
+        """Queue up for the budget that keeps reads from starting."""
         (self.reads if self.reads.is_exhausted else self.running).wait(waiting)
 
     def forget(self, waiting: Waiting) -> None:
-        """Leave all queues."""
+        """Take a connection out of all queues."""
         self.adds.forget(waiting)
         self.reads.forget(waiting)
         self.running.forget(waiting)

@@ -1,9 +1,10 @@
-"""A bookie: storage engine, listening socket and registration, put together.
+"""A bookie: the storage engine, the listening socket and the registration of one server.
 
-Owns the order of start and end. Start: identity, replay, listen, register; so that nobody finds a bookie
-that cannot answer yet. End: accept nothing more, answer what was accepted, deregister, close.
+Owns the order of start and end. The start checks the identity, replays the storage, listens and registers.
+The registration comes last, so that no client finds a bookie that cannot answer yet. The end accepts nothing
+more, answers every accepted request, deregisters and closes.
 
-Invariant (rule 2): once the storage has failed, nothing is answered any more. All connections are cut, so
+Invariant (rule 2): once the storage has failed, nothing is answered any more. All connections are aborted, so
 that no client waits for an answer that will not come.
 """
 
@@ -44,9 +45,9 @@ _BACKLOG = 1024
 class Bookie:
     """A running bookie; made by `start`. Also a context manager that closes it.
 
-    `address` is the `host:port` listened on, `addresses` what is advertised, best first, `nonce` what was
-    drawn at this start. `stopped` fires when the bookie serves no more: with the error of a fail-stop
-    (rule 2), or with None once it is closed.
+    `address` is the `host:port` listened on. `addresses` are the advertised addresses, best first. `nonce` is
+    a random text drawn at this start. `stopped` completes when the bookie serves no more: with the error of a
+    fail-stop (rule 2), or with None once it is closed.
     """
 
     def __init__(
@@ -58,13 +59,13 @@ class Bookie:
         self._authoriser = authoriser
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
-        self._flow = Backpressure(config.limits, self._loop)
+        self._backpressure = Backpressure(config.limits, self._loop)
         self._connections: set[Connection] = set()
         self._engine: Engine | None = None
-        self._requests: Dispatcher | None = None
-        self._deletions: LedgerGarbageCollector | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._ledger_gc: LedgerGarbageCollector | None = None
         self._server: asyncio.Server | None = None
-        self._announcement: BookieRegistration | None = None
+        self._registration: BookieRegistration | None = None
         self._is_ending = False
         self._deregistering: asyncio.Task[None] | None = None
         self.bookie_id = config.bookie_id
@@ -87,12 +88,12 @@ class Bookie:
         """Check the identity, replay the storage, listen, register.
 
         Args:
-            config: what to be; its checks have been made when it was built.
-            store: stays the caller's to close, after the bookie.
-            disk: where the data directories are.
+            config: identity, addresses and limits; checked when it was built.
+            store: the metadata store; the caller closes it, after the bookie.
+            disk: the disk of the data directories.
             rng: source of nonces and incarnations; `random.SystemRandom()` outside simulations.
             now_ms: wall clock in milliseconds, for the cluster's record only.
-            authoriser: decides on every request; None: the locks of ledgers do (`LedgerAuthoriser`).
+            authoriser: decides on every request; None stands for a `LedgerAuthoriser`.
 
         Raises:
             CookieMismatchError: the directory belongs to another bookie or cluster, or was emptied (rule 6).
@@ -107,7 +108,7 @@ class Bookie:
         try:
             await bookie._open(disk, store, rng)
             await bookie._listen()
-            await bookie._announce(store)
+            await bookie._register(store)
             if bookie.stopped.done():
                 raise bookie.stopped.result() or StorageError("the storage failed during the start")
         except BaseException:
@@ -138,8 +139,8 @@ class Bookie:
         )
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
-        self._deletions = LedgerGarbageCollector(self._engine, store, self._cookie, config.unnamed_grace_s)
-        self._requests = Dispatcher(
+        self._ledger_gc = LedgerGarbageCollector(self._engine, store, self._cookie, config.unnamed_grace_s)
+        self._dispatcher = Dispatcher(
             engine=self._engine,
             limits=config.limits,
             hello=HelloAnswer(
@@ -153,9 +154,9 @@ class Bookie:
             loop=self._loop,
             info=self.info,
             authoriser=self._authoriser or LedgerAuthoriser(self._engine),
-            drop_if_deleted=self._deletions.drop_if_deleted,
+            drop_if_deleted=self._ledger_gc.drop_if_deleted,
         )
-        self._deletions.start(config.sweep_interval_s)
+        self._ledger_gc.start(config.sweep_interval_s)
 
     async def _listen(self) -> None:
         host, port = self._config.listen
@@ -168,13 +169,15 @@ class Bookie:
             self.addresses.append(join_address(advertised_host, advertised_port or bound[1]))
 
     def _accept(self) -> Connection:
-        assert self._requests is not None
-        return Connection(self._loop, self._config.limits, self._flow, self._requests, self._connections)
+        assert self._dispatcher is not None
+        return Connection(
+            self._loop, self._config.limits, self._backpressure, self._dispatcher, self._connections
+        )
 
-    async def _announce(self, store: MetadataStore) -> None:
+    async def _register(self, store: MetadataStore) -> None:
         assert self._engine is not None
         config = self._config
-        self._announcement = await BookieRegistration.make(
+        self._registration = await BookieRegistration.make(
             store,
             BookieRecord(
                 bookie_id=config.bookie_id,
@@ -186,14 +189,14 @@ class Bookie:
                 properties=dict(config.properties),
             ),
         )
-        # What changed while the registration was under way.
-        self._announcement.set_writable(self._engine.is_writable)
+        # The engine may have become read-only, or writable, while the registration was under way.
+        self._registration.set_writable(self._engine.is_writable)
 
     # --- the engine's calls --------------------------------------------------------------------
 
     def _on_indexed(self, ledger_ids: Collection[int]) -> None:
-        if self._requests is not None:
-            self._requests.ledgers_moved(ledger_ids)
+        if self._dispatcher is not None:
+            self._dispatcher.ledgers_moved(ledger_ids)
 
     def _on_writable(self, is_writable: bool) -> None:
         if self._engine is not None and self._engine.lost_data_of_any_ledger:
@@ -201,8 +204,8 @@ class Bookie:
         else:
             text = "bookie is writable again" if is_writable else "bookie is read-only: no space left"
         log.warning(text, extra=fields(bookie=self.bookie_id))
-        if self._announcement is not None:
-            self._announcement.set_writable(is_writable)
+        if self._registration is not None:
+            self._registration.set_writable(is_writable)
 
     def _on_warning(self, text: str) -> None:
         log.warning(text, extra=fields(bookie=self.bookie_id))
@@ -211,22 +214,22 @@ class Bookie:
         log.critical("bookie stops: its storage failed", extra=fields(bookie=self.bookie_id, error=error))
         if self._server is not None:
             self._server.close()
-        if self._requests is not None:
-            self._requests.is_draining = True
+        if self._dispatcher is not None:
+            self._dispatcher.is_draining = True
         for connection in list(self._connections):
             connection.abort()
-        if self._announcement is not None and self._deregistering is None:
-            self._deregistering = self._loop.create_task(self._announcement.close())
+        if self._registration is not None and self._deregistering is None:
+            self._deregistering = self._loop.create_task(self._registration.close())
         if not self.stopped.done():
             self.stopped.set_result(error)
 
-    # --- figures -------------------------------------------------------------------------------
+    # --- metrics -------------------------------------------------------------------------------
 
     def info(self) -> dict[str, object]:
-        """Return the figures that INFO answers with."""
+        """Return the metrics that INFO answers with."""
         assert self._engine is not None
-        assert self._requests is not None
-        assert self._deletions is not None
+        assert self._dispatcher is not None
+        assert self._ledger_gc is not None
         return {
             "bookie_id": self.bookie_id,
             "instance_id": self._cookie.instance_id,
@@ -237,35 +240,35 @@ class Bookie:
             "uptime_s": round(self._loop.time() - self._started_at, 3),
             "is_writable": self._engine.is_writable,
             "connections": len(self._connections),
-            "connections_waiting": self._flow.waiting,
-            "bytes_pending": self._flow.adds.used,
-            "reads_bytes": self._flow.reads.used,
-            "reads_running": self._flow.running.used,
-            "polls_waiting": self._requests.polls_waiting,
-            "ledgers_dropped": self._deletions.dropped,
-            "ledgers_forgotten": self._deletions.forgotten,
-            "ledgers_trimmed": self._deletions.trimmed,
-            "counters": self._requests.counters.to_json(),
+            "connections_waiting": self._backpressure.waiting,
+            "bytes_pending": self._backpressure.adds.used,
+            "reads_bytes": self._backpressure.reads.used,
+            "reads_running": self._backpressure.running.used,
+            "polls_waiting": self._dispatcher.polls_waiting,
+            "ledgers_dropped": self._ledger_gc.dropped,
+            "ledgers_forgotten": self._ledger_gc.forgotten,
+            "ledgers_trimmed": self._ledger_gc.trimmed,
+            "counters": self._dispatcher.metrics.to_json(),
             "storage": self._engine.metrics(),
         }
 
     # --- the end -------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Stop cleanly: accept nothing more, make durable what was accepted, answer it, deregister.
+        """Stop cleanly: accept nothing more, make durable and answer every accepted request, deregister.
 
-        Calling it again, or after a fail-stop, is no harm. Cancelled, it leaves what a crash leaves, which
-        the next start replays.
+        A second call returns at once. After a fail-stop it closes what is still open. Cancelled, it leaves
+        the storage as a crash does, and the next start replays it.
         """
         if self._is_ending:
             return
         self._is_ending = True
         if self._server is not None:
             self._server.close()
-        if self._requests is not None:
-            self._requests.drain()
-        if self._deletions is not None:
-            await self._deletions.close()
+        if self._dispatcher is not None:
+            self._dispatcher.drain()
+        if self._ledger_gc is not None:
+            await self._ledger_gc.close()
         if self._engine is not None and not self.stopped.done():
             await self._finish_accepted(self._engine)
         await self._deregister()
@@ -280,7 +283,7 @@ class Bookie:
         log.info("bookie closed", extra=fields(bookie=self.bookie_id))
 
     async def _finish_accepted(self, engine: Engine) -> None:
-        """Wait until what was accepted is durable and answered."""
+        """Wait until every accepted request is durable and answered."""
         finished = asyncio.Event()
         engine.barrier(lambda error: finished.set())
         await finished.wait()
@@ -289,10 +292,10 @@ class Bookie:
             await asyncio.wait(reads, timeout=self._config.limits.shutdown_timeout_s)
 
     async def _deregister(self) -> None:
-        if self._announcement is None:
+        if self._registration is None:
             return
         if self._deregistering is None:
-            self._deregistering = self._loop.create_task(self._announcement.close())
+            self._deregistering = self._loop.create_task(self._registration.close())
         await asyncio.wait([self._deregistering], timeout=self._config.limits.shutdown_timeout_s)
 
     async def _close_connections(self) -> None:

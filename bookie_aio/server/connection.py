@@ -1,17 +1,23 @@
-"""One client's connection: bytes in, frames to `requests`, answers out, within the limits.
+"""Connection: the bytes of one client in, its frames to the dispatcher, the answers out, within the limits.
 
-Owns the handshake, the deadlines, and back-pressure both ways. Does not know what any request means.
+Owns the handshake's deadline and all other deadlines, and backpressure both ways. Does not know the meaning
+of any request.
 
-Back-pressure. No frame is handled, and no byte read, while the connection is *blocked*: because what it
-has on its way to the disk is above its limit, because too many of its reads are being computed, because it
-does not take its answers, because what all connections share is used up (`flow`), or because it had its
-turn and others are to have theirs. Frames that have arrived stay in the receive buffer, in order, until it is
-free again.
+Backpressure. While the connection is *blocked*, no frame is handled and no byte is read. Frames that have
+arrived stay in the receive buffer, in order. A connection is blocked while one of these holds:
+
+- its bytes on their way to the disk are at its limit;
+- the number or the bytes of its reads are at its limit;
+- the peer is slow to take its answers;
+- a budget that all connections share is used up (`backpressure`);
+- it has handled its frames of this event-loop iteration, and other connections come first.
 
 Invariants
-- A bad frame closes this connection, with a reason in the log, and touches nothing else.
-- There is at most one timer per connection: it stands at the earliest deadline, and is looked at lazily.
-- Answers of one turn of the loop leave as one write, and what a released connection held is given back.
+- A bad frame closes this connection, with a reason in the log, and affects no other connection.
+- A connection has at most one timer, for the earliest deadline. A deadline that becomes later leaves the
+  timer as it is. The timer is set again when it fires.
+- The answers of one event-loop iteration leave as one write.
+- A connection that ends takes back all bytes and reads that it counted in the shared budgets.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JOIN_BYTES_MAX = 64 * 1024
-"""Buffers up to this size are joined into one; larger ones are handed over as they are."""
+"""Frames of up to this size together are joined for one write; larger ones are not copied."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -49,14 +55,14 @@ class Connection(asyncio.BufferedProtocol):
         self,
         loop: asyncio.AbstractEventLoop,
         limits: Limits,
-        flow: Backpressure,
-        requests: Dispatcher,
+        backpressure: Backpressure,
+        dispatcher: Dispatcher,
         connections: set[Connection],
     ) -> None:
         self._loop = loop
         self._limits = limits
-        self._flow = flow
-        self._requests = requests
+        self._backpressure = backpressure
+        self._dispatcher = dispatcher
         self._connections = connections
         self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
@@ -66,7 +72,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_blocked = False
         self._is_processing = False
         self._has_had_turn = False
-        self._has_received = False  # since the timer last looked
+        self._has_received = False  # since the timer last fired
         self._is_reading = True
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -78,7 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reads: set[asyncio.Task[int]] = set()
         self._deferred: deque[tuple[Callable[[], Coroutine[object, object, int]], int]] = deque()
         self._reads_bytes = 0
-        self._unsent_reads_bytes = 0  # of answers that are computed, and wait for a peer that is slow to read
+        self._unsent_reads_bytes = 0  # of computed answers that the peer has not taken yet
         self.is_greeted = False
         self.lost: asyncio.Future[None] = loop.create_future()
         self.peer = "?"
@@ -99,7 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         self._connections.add(self)
         connected = transport.get_extra_info("socket")
         if connected is not None:
-            # A peer that vanished without a word is found out by the kernel.
+            # Without keep-alive a peer whose machine went down would hold its connection for ever.
             with contextlib.suppress(OSError):
                 connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._opened_at = self._loop.time()
@@ -124,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_closing = True
         self.lost.set_result(None)
         self._connections.discard(self)
-        self._flow.forget(self)
+        self._backpressure.forget(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -133,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deferred.clear()
         self._release_sent_reads()
         self._out.clear()
-        self._requests.connection_lost(self)
+        self._dispatcher.connection_lost(self)
 
     def pause_writing(self) -> None:
         now = self._loop.time()
@@ -149,8 +155,8 @@ class Connection(asyncio.BufferedProtocol):
     # --- frames in -----------------------------------------------------------------------------
 
     def _process(self) -> None:
-        """Handle the frames that are complete, until blocked."""
-        if self.is_greeted and self._must_block():  # by what others hold, for instance
+        """Handle the complete frames, until the connection is blocked."""
+        if self.is_greeted and self._must_block():  # by a shared budget, for instance
             self._block()
             return
         self._is_processing = True
@@ -159,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
             while (frame := self._parser.next_packed()) is not None:
                 self._frame_since = None
                 if self.is_greeted:
-                    self._requests.handle(self, *frame)
+                    self._dispatcher.handle(self, *frame)
                 else:
                     self._greet(frame[0])
                 if self._is_closing:
@@ -168,7 +174,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._block()
                     return
                 frames_left -= 1
-                if not frames_left:  # the rest when all others have had their turn
+                if not frames_left:  # the remaining frames after those of other connections
                     self._block()
                     self._has_had_turn = True
                     self._loop.call_soon(self._next_turn)
@@ -183,7 +189,7 @@ class Connection(asyncio.BufferedProtocol):
             self._arm(self._frame_since + self._limits.frame_progress_timeout_s)
 
     def _greet(self, packed: memoryview) -> None:
-        if self._requests.greet(self, packed):
+        if self._dispatcher.greet(self, packed):
             self.is_greeted = True
             self._parser.frame_bytes_max = self._limits.frame_bytes_max
 
@@ -202,16 +208,16 @@ class Connection(asyncio.BufferedProtocol):
         ):
             return True
         if self._deferred:
-            self._flow.wait_for_reads(self)
+            self._backpressure.wait_for_reads(self)
             return True
-        if self._flow.adds.is_exhausted:
-            self._flow.adds.wait(self)
+        if self._backpressure.adds.is_exhausted:
+            self._backpressure.adds.wait(self)
             return True
         return False
 
     def _block(self) -> None:
         self._is_blocked = True
-        self._frame_since = None  # a peer is not late while it is not listened to
+        self._frame_since = None  # the peer is not late while its bytes are not read
         if self._is_reading and self._transport is not None:
             self._is_reading = False
             self._transport.pause_reading()
@@ -221,10 +227,10 @@ class Connection(asyncio.BufferedProtocol):
         self.room_again()
 
     def room_again(self) -> None:
-        """Go on with the frames that wait, if nothing blocks the connection any more."""
+        """Handle the frames that wait, if nothing blocks the connection any more."""
         if not self._is_blocked or self._is_closing or self._is_processing or self._has_had_turn:
             return
-        while self._deferred and self._flow.has_room_for_reads:
+        while self._deferred and self._backpressure.has_room_for_reads:
             self._start_read(*self._deferred.popleft())
         if self._must_block():
             return
@@ -235,18 +241,21 @@ class Connection(asyncio.BufferedProtocol):
             self._is_reading = True
             self._transport.resume_reading()
 
-    # --- what requests hold --------------------------------------------------------------------
+    # --- bytes and reads under way -------------------------------------------------------------
 
     def hold(self, count: int) -> None:
-        """Count what waits for the disk until `release`."""
+        """Count the bytes of a request that waits for the disk, until `release`."""
         self._bytes_pending += count
-        self._flow.adds.count(count)
+        self._backpressure.adds.count(count)
 
     def release(self, count: int) -> None:
-        """Take back what `hold` counted. Reading goes on at the end of this turn, answered or not."""
+        """Take back the bytes that `hold` counted.
+
+        A blocked connection reads on at the end of this event-loop iteration, with or without an answer.
+        """
         self._bytes_pending -= count
         assert self._bytes_pending >= 0
-        self._flow.adds.count(-count)
+        self._backpressure.adds.count(-count)
         if self._is_blocked:
             self._flush_soon()
 
@@ -256,26 +265,27 @@ class Connection(asyncio.BufferedProtocol):
         return self._reads
 
     def run_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
-        """Run a read in a task of its own; it gives the size of the answer that it has sent.
+        """Run a read in a task of its own. The read returns the size of the answer that it sent.
 
-        Until then `bytes_max` is counted for it, from then on that size, until the peer takes it. It starts
-        later when the budget of all connections is used up; this one is blocked until then.
+        While the read runs, `bytes_max` is counted for it. After that the size of the answer is counted,
+        until the peer has taken the answer. Where the budget of all connections is used up, the read starts
+        later, and this connection is blocked until then. The task is cancelled when the connection is lost.
         """
-        if self._deferred or not self._flow.has_room_for_reads:
+        if self._deferred or not self._backpressure.has_room_for_reads:
             self._deferred.append((read, bytes_max))
         else:
             self._start_read(read, bytes_max)
 
     def _start_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
         self._count_reads(bytes_max)
-        self._flow.running.count(1)
+        self._backpressure.running.count(1)
         task: asyncio.Task[int] = self._loop.create_task(read())
         self._reads.add(task)
         task.add_done_callback(lambda task: self._read_done(task, bytes_max))
 
     def _read_done(self, task: asyncio.Task[int], bytes_max: int) -> None:
         self._reads.discard(task)
-        self._flow.running.count(-1)
+        self._backpressure.running.count(-1)
         size = 0
         if not task.cancelled():
             error = task.exception()
@@ -284,16 +294,16 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 log.error("read failed", extra=fields(peer=self.peer), exc_info=error)
                 self.fail("an internal error")
-        # One entry comes in any case, so an answer may well be larger than it was to be.
+        # An answer holds at least one entry, so it may be larger than `bytes_max`.
         self._count_reads(size - bytes_max)
         self._unsent_reads_bytes += size
-        # Not at once: those that waited for the room that this read took up are woken before.
+        # Not at once: the connections that wait for the room of this read are woken first.
         self._flush_soon()
 
     def _count_reads(self, change: int) -> None:
         self._reads_bytes += change
         assert self._reads_bytes >= 0
-        self._flow.reads.count(change)
+        self._backpressure.reads.count(change)
 
     def _release_sent_reads(self) -> None:
         count, self._unsent_reads_bytes = self._unsent_reads_bytes, 0
@@ -304,7 +314,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def buffer_bytes(self) -> int:
-        """Return the size of the receive buffer; an idle connection has none."""
+        """Return the size of the receive buffer; 0 for an idle connection."""
         return self._parser.buffer_bytes
 
     @property
@@ -313,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
         return not self._is_closing
 
     def send(self, *buffers: Buffer) -> None:
-        """Queue a frame for the one write at the end of this turn."""
+        """Queue a frame for the one write at the end of this event-loop iteration."""
         if self._is_closing:
             return
         self._out += buffers
@@ -346,16 +356,16 @@ class Connection(asyncio.BufferedProtocol):
     # --- the end -------------------------------------------------------------------------------
 
     def fail(self, reason: str) -> None:
-        """Close the connection because of what the peer did; answers queued so far still leave."""
+        """Close the connection because of the peer's fault, once the answers queued so far have left."""
         if not self._is_closing:
             self._log_closed(reason)
             self.close()
 
     def close(self) -> None:
-        """Close the connection once the answers queued so far have left, or the time for that is over."""
+        """Close the connection once the queued answers have left, or after `shutdown_timeout_s`."""
         if self._is_closing or self._transport is None:
             return
-        self._is_closing = True  # first: a connection with room again handles the frames that wait
+        self._is_closing = True  # before the flush, which would handle the frames that wait
         self._flush()
         self._transport.close()
         if self._buffered_bytes():
@@ -376,7 +386,7 @@ class Connection(asyncio.BufferedProtocol):
     # --- deadlines -----------------------------------------------------------------------------
 
     def _let_buffer_go(self, now: float) -> list[float]:
-        """Drop the buffer of a connection that was busy and is silent now; gives when to look again."""
+        """Drop the receive buffer of an idle connection. Return when to check again: one time, or none."""
         if not self._parser.buffer_bytes or self._parser.is_mid_frame:
             return []
         if not self._has_received:
@@ -388,14 +398,14 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def _stall_timeout_s(self) -> float:
         limits = self._limits
-        if self._reads_bytes and self._flow.reads.waiting:
+        if self._reads_bytes and self._backpressure.reads.waiting:
             return min(limits.contended_stall_timeout_s, limits.write_stall_timeout_s)
         return limits.write_stall_timeout_s
 
     def _arm(self, at: float) -> None:
         if self._timer is not None:
             if self._timer_at <= at:
-                return  # it is looked at earlier anyway
+                return  # the earlier timer sets the next one
             self._timer.cancel()
         self._timer_at = at
         self._timer = self._loop.call_at(at, self._look_at_deadlines)
@@ -419,7 +429,7 @@ class Connection(asyncio.BufferedProtocol):
             deadlines.append((self._stalled_since + timeout_s, reason))
         looks = self._let_buffer_go(now)
         if self._stalled_since is not None:
-            # Whether others wait for what a slow peer holds is seen by looking again.
+            # Checked again soon: another connection may begin to wait for room that this slow peer holds.
             looks.append(now + limits.contended_stall_timeout_s)
         at, reason = min(deadlines, default=(math.inf, ""))
         if at > now:

@@ -1,7 +1,7 @@
-"""Locks: the authoriser of a bookie, which keeps the locks of ledgers in its storage.
+"""Ledger authorisation: the authoriser of a bookie, which keeps the locks of ledgers in its storage.
 
-Invariant: the verdict on a token, the lock that it puts on and what the request itself appends are one step
-(`requests`), so a lock is durable no later than the first thing that was done behind it.
+Invariant: the verdict on a token, the append of the lock and the append of the request itself are one step
+(`dispatcher`). The lock is appended first, so it is durable no later than the first change made under it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Authoriser(Protocol):
 
 
 class LedgerAuthoriser:
-    """Allows what the locks of ledgers allow (`bookie_aio.core.authorisation`)."""
+    """Decides by the locks of ledgers, as `bookie_aio.core.authorisation` explains."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -37,13 +37,13 @@ class LedgerAuthoriser:
             return None
         lock = self._engine.lock(ledger_id)
         if auth is None and not lock:
-            return None  # nearly every add: no password anywhere
+            return None  # nearly every add: the ledger has no password
         access = judge_token(lock, auth)
         if access is Access.REFUSE:
             return f"ledger {ledger_id} has a password here, and the request {_fault(auth)}"
         if access is Access.LOCK and not self._engine.is_deleted(ledger_id):
             assert auth is not None
-            # The request may well be refused for another reason, and nothing else count for it.
+            # Counted on its own: the request itself may yet be refused, and would count nothing then.
             self._engine.append_lock(ledger_id, lock_of(auth), lambda error: peer.release(WAITING_BYTES))
             peer.hold(WAITING_BYTES)
         return None

@@ -1,27 +1,31 @@
-"""Deletions: how a bookie learns that a ledger has been deleted, and makes sure before it drops anything.
+"""Ledger garbage collection: a bookie drops ledgers that have been deleted, and no others (rule 15).
 
-It learns of it from the client that deleted the ledger (DELETE), and where that did not reach it, from a
-sweep: now and then it compares what it holds with the metadata store. Neither is believed. Rule 15: the
-bookie lists its own ledgers, *then* syncs with the metadata store, *then* reads that ledger's metadata, and
-only "there is no such node", from the store of this very cluster, drops it.
+The client that deletes a ledger sends DELETE to its bookies. A bookie that no DELETE reached finds the ledger
+in a *sweep*, which compares the ledgers held here with the metadata store at an interval. Neither is proof.
+Rule 15 drops a ledger only after these steps, in this order:
 
-The order is the point. A ledger's metadata is created before its first entry is sent anywhere. So of a
-ledger that the bookie holds when it looks, the metadata existed before the sync, and a read after it finds
-them unless they were deleted. Without the sync, a server of the metadata store that lags would say "no such
-node" of a ledger that has just been created. A listing only says which ledgers to look at: one that comes
-out short costs reads, and drops nothing.
+1. the bookie lists the ledgers that it holds;
+2. it syncs with the metadata store;
+3. it reads the ledger's metadata, and the store answers "there is no such node";
+4. it reads the cluster record, and the store is that of its own cluster.
 
-Dropping is a tombstone in the journal, and from its acceptance on nothing is accepted for the ledger.
+The order matters because a ledger's metadata is created before its first entry is sent to any bookie. The
+metadata of a ledger listed in step 1 therefore existed before the sync. A read after the sync finds the
+metadata unless it was deleted. Without the sync, a lagging server of the metadata store would answer "no such
+node" for a ledger that has just been created. The store's listing of all ledgers only selects the ledgers to
+look at. A listing that is incomplete costs reads, and drops nothing.
 
-A bookie that took part in a ledger for a while, or was repaired away from it, holds entries that nobody asks
-for. Where the ledger is CLOSED and its metadata do not name the bookie, the sweep *forgets* them: after a
-grace period in which nothing of the ledger was added or listed, since a repair names the bookie that it
-copies to only in the end, and copies nothing of what it finds there. Forgetting is no tombstone, and leaves
-the fence: a later repair may bring the ledger back.
+To drop a ledger is to append a tombstone. From its acceptance on nothing is accepted for the ledger.
 
-Of an unbounded ledger the sweep drops what lies below the first entry that its metadata list.
+A bookie may hold entries of a ledger whose metadata does not name it, after an ensemble change or a repair.
+Where such a ledger is CLOSED, the sweep *evicts* its entries after a grace period. During the grace period
+nothing of the ledger was added or listed here. The reason: a repair lists a bookie first, copies only the
+missing entries to it, and names it in the metadata last. An eviction appends no tombstone and leaves the
+fence, so a later repair may bring the ledger back.
 
-Giving back the space is the storage's (`bookie_aio.storage.maintenance.compactor`).
+The sweep trims an unbounded ledger: it drops the entries below the first entry that its metadata lists.
+
+The storage frees the space (`bookie_aio.storage.maintenance.compactor`).
 """
 
 from __future__ import annotations
@@ -60,10 +64,10 @@ class LedgerGarbageCollector:
     """Drops ledgers that have been deleted, and no others."""
 
     def __init__(self, engine: Engine, store: MetadataStore, cookie: Cookie, unnamed_grace_s: float) -> None:
-        """Take a store that stays its owner's to close, and who we are in it."""
+        """`cookie` is this bookie's identity. The caller closes the store after this object."""
         self._unnamed_grace_s = unnamed_grace_s
-        self._unnamed: dict[int, float] = {}  # since when
-        self._looked_upto = -1  # the sweeps look at a part of the ledgers each
+        self._unnamed: dict[int, float] = {}  # the loop's time at which the grace period began
+        self._looked_upto = -1  # each sweep checks a part of the ledgers for eviction
         self._engine = engine
         self._store = store
         self._ledgers = LedgerStore(store)
@@ -75,9 +79,9 @@ class LedgerGarbageCollector:
         self.sweeps = 0
 
     async def drop_if_deleted(self, ledger_id: int) -> bool:
-        """Drop a ledger if the metadata store is sure that it is gone; tells whether it is dropped.
+        """Drop a ledger if the metadata store has no metadata of it. Return whether it is dropped.
 
-        True is returned once the tombstone is durable. Cancelled, it leaves the ledger as it was, or dropped.
+        It returns True once the tombstone is durable. Cancelled, it leaves the ledger as it was, or dropped.
 
         Raises:
             MetadataError: the metadata store cannot be asked, or is not that of this cluster.
@@ -94,13 +98,13 @@ class LedgerGarbageCollector:
         return True
 
     async def sweep(self) -> int:
-        """Look at everything that is held here, and give how many ledgers were dropped.
+        """Compare all ledgers held here with the metadata store. Return the number of dropped ledgers.
 
         Raises:
             MetadataError: the metadata store cannot be asked, or is not that of this cluster.
             StorageError: the disk is full, or failed.
         """
-        held = await self._held()  # before anything is asked
+        held = await self._held()  # rule 15: before the metadata store is asked
         dropped = 0
         for ledger_id in await self._unlisted(held):
             dropped += await self.drop_if_deleted(ledger_id)
@@ -109,7 +113,7 @@ class LedgerGarbageCollector:
         return dropped
 
     def start(self, interval_s: float) -> None:
-        """Sweep at that interval from now on."""
+        """Start to sweep at that interval."""
         assert self._sweeping is None
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep_for_ever(interval_s))
 
@@ -125,7 +129,7 @@ class LedgerGarbageCollector:
             try:
                 await self.sweep()
             except Exception as error:
-                # Whatever it was, nothing was dropped that should not have been; the next sweep looks again.
+                # A ledger is dropped only after all checks have passed, so the next sweep can try again.
                 log.warning(
                     "looking for deleted ledgers failed",
                     extra=fields(bookie=self._cookie.bookie_id, error=error),
@@ -133,7 +137,7 @@ class LedgerGarbageCollector:
                 )
 
     async def _forget_unnamed(self, held: list[int]) -> None:
-        """Look at some of the ledgers that are held, and forget those that others keep."""
+        """Evict the entries of ledgers that other bookies keep, among some of the ledgers held here."""
         self._unnamed = {one: since for one, since in self._unnamed.items() if self._has_entries(one)}
         eviction_candidates = self._engine.eviction_candidates
         eviction_candidates.intersection_update(self._unnamed)
@@ -147,12 +151,12 @@ class LedgerGarbageCollector:
         now = asyncio.get_running_loop().time()
         for ledger_id in looked_at:
             if ledger_id not in eviction_candidates:
-                self._unnamed.pop(ledger_id, None)  # perhaps a repair was there, which will name us
+                self._unnamed.pop(ledger_id, None)  # added to or listed: perhaps by a repair, which names us
             eviction_candidates.add(ledger_id)
             if not await self._is_kept_by_others(ledger_id):
                 self._unnamed.pop(ledger_id, None)
                 continue
-            # No await from the read of the metadata to the append.
+            # Rule 15: no await from here to the append. A repair could list the entries in between.
             if ledger_id not in eviction_candidates or not self._has_entries(ledger_id):
                 continue
             since = self._unnamed.setdefault(ledger_id, now)
@@ -173,19 +177,19 @@ class LedgerGarbageCollector:
         try:
             metadata, _ = await self._ledgers.read(ledger_id)
         except (NoSuchLedgerError, MetadataCorruptError):
-            return False  # not for certain
+            return False  # no certainty that others keep it
         if metadata.is_unbounded:
             await self._trim(metadata)
-            return False  # its older fragments are in pages, which are not read here
+            return False  # its older fragments are in pages, which the sweep does not read
         if not metadata.is_closed:
             return False
         mine = self._cookie.bookie_id
         return all(mine not in fragment.bookies for fragment in metadata.fragments)
 
     async def _trim(self, metadata: LedgerMetadata) -> None:
-        """Drop what lies below the first entry that an unbounded ledger has left.
+        """Drop the entries below the first entry that the metadata of an unbounded ledger lists.
 
-        That entry only grows: metadata of the past drop too little, and never too much.
+        The first entry only grows. Outdated metadata therefore drops too little, and never too much.
         """
         ledger_id, first = metadata.ledger_id, metadata.first_entry
         if first > self._engine.first_entry(ledger_id):
@@ -204,7 +208,7 @@ class LedgerGarbageCollector:
         return held
 
     async def _unlisted(self, held: list[int]) -> list[int]:
-        """Return those of the ascending ids that the metadata store does not list."""
+        """Return the ids of `held`, which ascends, that the metadata store does not list."""
         if not held:
             return []
         unlisted: list[int] = []
@@ -225,11 +229,15 @@ class LedgerGarbageCollector:
         except NoSuchLedgerError:
             return True
         except MetadataCorruptError:
-            return False  # it is there, whatever it says
+            return False  # the metadata exists, though it cannot be read
         return False
 
     async def _check_cluster(self) -> None:
-        """Raise unless the store that was asked is that of this bookie's cluster, and not an empty one."""
+        """Check that the store is that of this bookie's cluster, and not an empty one.
+
+        Raises:
+            MetadataCorruptError: it is not; its "no such node" proves nothing.
+        """
         try:
             found = ClusterRecord.from_json((await self._store.read(KEY_CLUSTER)).value).instance_id
         except NoSuchKeyError:
@@ -241,7 +249,7 @@ class LedgerGarbageCollector:
             )
 
     async def _bury(self, ledger_id: int) -> None:
-        # No await since the last look at what is deleted.
+        # No await since the caller checked that there is no tombstone yet.
         await when_durable(partial(self._engine.append_tombstone, ledger_id))
         self.dropped += 1
         log.info("ledger dropped", extra=fields(bookie=self._cookie.bookie_id, ledger=ledger_id))

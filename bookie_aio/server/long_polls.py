@@ -1,8 +1,7 @@
-"""Long polls as the server runs them: the register (`bookie_aio.core.long_polls`), with connections and
-timers.
+"""Long polls with connections and timers, over the register of `bookie_aio.core.long_polls`.
 
-Invariant: each poll is answered once, by the LAC that it waited for, by its timer or by the bookie's end;
-or not at all, when its connection is gone.
+Invariant: each poll ends exactly once. Its LAC, its timer or the shutdown of the bookie ends it with an
+answer; the loss of its connection ends it without one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Poll:
-    """One long poll that waits."""
+    """A long poll that waits."""
 
     __slots__ = ("ledger_id", "peer", "request_id", "timer")
 
@@ -40,7 +39,7 @@ class LongPolls:
         polls_max: int,
         answer: Callable[[Peer, int, int], None],
     ) -> None:
-        """Take what answers a poll, with whatever there is, given peer, request id and ledger id."""
+        """`answer` is called with peer, request id and ledger id, and answers with the present LAC."""
         self._loop = loop
         self._connection_polls_max = connection_polls_max
         self._polls_max = polls_max
@@ -53,11 +52,11 @@ class LongPolls:
 
     @property
     def ledgers(self) -> KeysView[int]:
-        """Return the ledgers somebody waits for."""
+        """Return the ledgers that have polls."""
         return self._register.ledgers
 
     def add(self, peer: Peer, request_id: int, ledger_id: int, known_lac: int, wait_s: float) -> bool:
-        """Let a request wait; gives False where too many do, on its connection or on all of them."""
+        """Let a request wait. Return False where too many wait, on its connection or on all of them."""
         polls = self._polls_of.get(peer, set())
         if len(polls) >= self._connection_polls_max or len(self) >= self._polls_max:
             return False
@@ -69,20 +68,20 @@ class LongPolls:
         return True
 
     def moved(self, ledger_id: int, lac: int) -> None:
-        """Answer those whose LAC has come."""
+        """Answer the polls of a ledger whose known LAC is below `lac`."""
         for poll in self._register.wake(ledger_id, lac):
             self._end(poll)
             self._answer(poll.peer, poll.request_id, ledger_id)
 
     def forget(self, peer: Peer) -> None:
-        """Drop the polls of a connection that is gone."""
+        """Drop the polls of a lost connection, without answers."""
         for poll in self._polls_of.pop(peer, ()):
             assert poll.timer is not None
             poll.timer.cancel()
             self._register.drop(poll.ledger_id, poll)
 
     def drain(self) -> Iterator[tuple[Peer, int]]:
-        """Take out all polls, giving peer and request id of each."""
+        """Take out all polls; yields peer and request id of each."""
         for poll in self._register.drain():
             self._end(poll)
             yield poll.peer, poll.request_id

@@ -1,7 +1,7 @@
-"""Who this bookie is, and where it can be reached: cookie and registration in the metadata store.
+"""Registration: the bookie's cookie and its ephemeral record in the metadata store (rule 6).
 
-Owns the reading and writing of cookies, in the order that `bookie_aio.core.identity` explains and decides
-on, and the ephemeral record that clients find the bookie by. Does not own the store's session.
+Owns the reading and writing of cookies, in the order that `bookie_aio.core.identity` explains and decides on.
+Owns the ephemeral record by which clients find the bookie. Does not own the store's session.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ async def establish_identity(
     rng: random.Random,
     now_ms: Callable[[], int],
 ) -> Cookie:
-    """Make sure that these directories are this bookie's, formatting them where it is new.
+    """Check that the directories are this bookie's, and format them for a new bookie. Return the cookie.
 
     Raises:
-        CookieMismatchError: they are not (rule 6); the message says what may be done.
+        CookieMismatchError: they are not this bookie's (rule 6); the message names the remedy.
         DirectoryInUseError: another process has one of them open.
         CorruptRecordError: a cookie does not parse.
     """
     cluster = await ensure_cluster(store, draw_id=lambda: f"{rng.getrandbits(128):032x}", now_ms=now_ms())
     stored = await _read_stored(store, config.bookie_id)
     if stored is not None:
-        # Refused before anything is created: a mount point that is empty today stays as it is.
+        # Decided before anything is created: the mount point of an unmounted disk must stay empty.
         await _look(config, disk, stored, cluster)
     locks: list[DirectoryLock] = []
     try:
@@ -111,7 +111,7 @@ async def _state_of(disk: Disk, path: str) -> DirectoryState:
 
 
 async def _read_draft(disk: Disk, path: str) -> Cookie | None:
-    """Read a draft; one that a crash tore counts as none, since nothing was promised by then."""
+    """Read a draft. A torn draft counts as none, since the bookie had promised nothing before the crash."""
     file = await disk.open(os.path.join(path, _DRAFT))
     try:
         return Cookie.from_json(bytes(await file.read(0, min(file.size(), _COOKIE_BYTES_MAX))))
@@ -129,7 +129,7 @@ async def _format(
     cluster: ClusterRecord,
     rng: random.Random,
 ) -> Cookie:
-    """Steps 1 and 2 of formatting: drafts and empty storage first, then the metadata store."""
+    """Write drafts and empty storage, then the cookie in the metadata store: steps 1 and 2 of formatting."""
     fresh = Cookie(
         bookie_id=config.bookie_id,
         instance_id=cluster.instance_id,
@@ -137,7 +137,7 @@ async def _format(
         directories=len(config.directories),
     )
     drafts = [state.draft for state in states]
-    # A draft of our own is used again: the write that followed it may still land in the metadata store.
+    # A draft of this bookie is used again: the create that followed it may still reach the metadata store.
     for draft in drafts:
         if draft is not None and replace(fresh, incarnation=draft.incarnation) == draft:
             fresh = draft
@@ -145,8 +145,8 @@ async def _format(
     for path, draft in zip(config.directories, drafts, strict=True):
         if draft != fresh:
             await _write_draft(disk, path, fresh)
-    # Before the cookie is one: storage with a cookie and without a checkpoint has lost something. There is
-    # one for all directories.
+    # Before the drafts become cookies: storage with a cookie and without a checkpoint counts as damaged. The
+    # first directory has the one checkpoint of all directories.
     for path in config.directories[1:]:
         await disk.unlink(os.path.join(path, CHECKPOINT))
         await disk.sync_directory(path)
@@ -178,7 +178,7 @@ async def _write_draft(disk: Disk, path: str, cookie: Cookie) -> None:
 
 
 async def _finish(config: BookieConfig, disk: Disk) -> None:
-    """Step 3 of formatting: the drafts become cookies."""
+    """Rename the drafts to cookies, step 3 of formatting."""
     for path in config.directories:
         names = await disk.list_directory(path)
         if COOKIE not in names:
@@ -212,7 +212,7 @@ class BookieRegistration:
             ) from error
 
     def set_writable(self, is_writable: bool) -> None:
-        """Let clients know, as soon as the metadata store can be reached; nobody once it is closed."""
+        """Update the record, as soon as the metadata store can be reached. Without effect once closed."""
         if self._is_closed:
             return
         self._record = replace(self._record, is_writable=is_writable)
@@ -222,7 +222,7 @@ class BookieRegistration:
     async def _update(self) -> None:
         while self._announced != self._record:
             record = self._record
-            # An update that fails may have been made all the same, or be made with the next session.
+            # The outcome of an update that fails is unknown: it may have been made, or may yet be made.
             self._announced = None
             try:
                 await self._registration.update(record.to_json())
@@ -233,7 +233,7 @@ class BookieRegistration:
                 self._announced = record
 
     async def close(self) -> None:
-        """Remove the record. Where the store cannot be reached, its session takes the record along."""
+        """Remove the record. Where the store cannot be reached, the record ends with the store's session."""
         self._is_closed = True
         if self._updating is not None:
             self._updating.cancel()

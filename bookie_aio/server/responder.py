@@ -1,9 +1,8 @@
-"""Answers: how a request is acknowledged or refused, and what an answer waits for.
+"""Responder: how a handler acknowledges or refuses a request, and how it waits for the disk.
 
-Owns the waiting behind the disk (rule 3), counted against the connection's limit, and the words of refusals.
-Does not own what is answered (`requests`).
-
-What requests need of a connection, and nothing more of it.
+Owns the waits behind a barrier (rule 3), which count against the limits of the connection, and the form of
+refusals. Owns `Peer`, the part of a connection that handlers use. Does not decide on any request
+(`handlers`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Protocol
 
-from bookie_aio.metrics import RequestMetrics
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.structured_logging import fields
 from bookie_aio.wire.frames import encode_frame
@@ -21,16 +19,18 @@ from metadata.errors import DiskFullError, NoSuchLedgerError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from bookie_aio.metrics import RequestMetrics
     from bookie_aio.storage.engine import Engine
     from bookie_aio.wire.blocks import Buffer
 
+log = logging.getLogger(__name__)
 
 WAITING_BYTES = 1024
-"""About what a request without a block takes up in memory while it waits for the disk."""
+"""About the memory that a request without a block takes up while it waits for the disk."""
 
 
 class Peer(Protocol):
-    """The other side of a connection."""
+    """The other side of a connection, as handlers see it. Implemented by `connection.Connection`."""
 
     peer: str
     client: str
@@ -40,38 +40,38 @@ class Peer(Protocol):
         """Return whether answers can still reach the peer."""
 
     def send(self, *buffers: Buffer) -> None:
-        """Queue a frame; all of a turn of the loop leave together."""
+        """Queue a frame. All frames of an event-loop iteration leave as one write."""
 
     def hold(self, count: int) -> None:
-        """Count what waits for the disk, an add or another request, against the limits until `release`."""
+        """Count the bytes of a request that waits for the disk against the limits, until `release`."""
 
     def release(self, count: int) -> None:
-        """Take back what `hold` counted."""
+        """Take back the bytes that `hold` counted."""
 
     def run_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
-        """Run what answers a request in a task, perhaps later; it gives the bytes that it has sent.
+        """Run the coroutine that answers a request in a task, perhaps later.
 
-        Until then `bytes_max` is counted for it.
+        The coroutine returns the number of bytes that it sent. Until then `bytes_max` is counted for it.
         """
 
     def fail(self, reason: str) -> None:
-        """Close the connection because of what the peer did, once the answers queued so far have left."""
-
-
-log = logging.getLogger(__name__)
+        """Close the connection because of the peer's fault, once the answers queued so far have left."""
 
 
 class Responder:
-    """What the handlers of requests answer with."""
+    """Answers requests; held by the dispatcher and by every handler."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, metrics: RequestMetrics) -> None:
         self._engine = engine
-        self.counters = RequestMetrics()
+        self._metrics = metrics
 
     # --- waiting -------------------------------------------------------------------------------
 
-    def _wait(self, peer: Peer, done: Callable[[StorageError | None], None]) -> None:
-        """Call back as a barrier does; what waits meanwhile counts against the connection's limit."""
+    def after_barrier(self, peer: Peer, done: Callable[[StorageError | None], None]) -> None:
+        """Call `done` once everything accepted before this call is durable, or with the error of the disk.
+
+        The wait counts against the limits of the connection.
+        """
         peer.hold(WAITING_BYTES)
 
         def told(error: StorageError | None) -> None:
@@ -80,11 +80,15 @@ class Responder:
 
         self._engine.barrier(told)
 
-    async def _barrier(self) -> None:
-        """Wait until everything accepted before this call is durable and indexed (rule 3)."""
+    async def barrier(self) -> None:
+        """Wait until everything accepted before this call is durable and indexed (rule 3).
+
+        Raises:
+            StorageError: the disk failed.
+        """
         await when_durable(self._engine.barrier)
 
-    def _run(
+    def run(
         self,
         peer: Peer,
         op: Op,
@@ -92,62 +96,53 @@ class Responder:
         answering: Callable[[], Coroutine[object, object, int]],
         bytes_max: int,
     ) -> None:
-        """Run what answers a request in a task, turning a disk's error into an answer."""
+        """Run the coroutine that answers a request in a task (`Peer.run_read`).
+
+        An error of the storage becomes an answer. Cancelled, with its connection, it answers nothing.
+        """
 
         async def run() -> int:
             try:
                 return await answering()
             except NoSuchLedgerError as error:
-                self._refuse_deleted(peer, op, request_id, str(error))
+                self.refuse_deleted(peer, op, request_id, str(error))
             except StorageError as error:
-                self._answer_storage_error(peer, op, request_id, error)
+                self.answer_storage_error(peer, op, request_id, error)
             return 0
 
         peer.run_read(run, bytes_max)
 
     # --- acknowledging and refusing ------------------------------------------------------------
 
-    def _acknowledge(self, peer: Peer, op: Op, request_id: int, error: StorageError | None) -> None:
+    def acknowledge(self, peer: Peer, op: Op, request_id: int, error: StorageError | None) -> None:
+        """Answer OK without fields, or with the error where there is one."""
         if error is None:
             peer.send(encode_frame(encode_answer(op, request_id, Done())))
         else:
-            self._answer_storage_error(peer, op, request_id, error)
+            self.answer_storage_error(peer, op, request_id, error)
 
-    def _answer_storage_error(self, peer: Peer, op: Op, request_id: int, error: StorageError) -> None:
-        if isinstance(error, DiskFullError):
-            self._refuse(peer, op, request_id, Status.READ_ONLY, str(error))
-        else:
-            self._fail_internally(peer, op, request_id, error)
-
-    def _fail_internally(self, peer: Peer, op: Op, request_id: int, error: StorageError) -> None:
-        log.error("request failed", extra=fields(peer=peer.peer, op=op.name, request=request_id, error=error))
-        self._refuse(peer, op, request_id, Status.INTERNAL_ERROR, str(error))
-
-    def _refuse(
+    def refuse(
         self, peer: Peer, op: Op, request_id: int, status: Status, reason: str, value: int = 0
     ) -> None:
-        self.counters.failures[status.name] = self.counters.failures.get(status.name, 0) + 1
+        """Answer with a status other than OK, at once."""
+        self._metrics.failures[status.name] = self._metrics.failures.get(status.name, 0) + 1
         peer.send(encode_frame(encode_failure(op, request_id, Failure(status, reason, value))))
 
-    def _refuse_term(self, peer: Peer, op: Op, request_id: int, held: int) -> None:
-        # Rule 3: the term held may still be on its way to the disk; its durability is what the answer says.
-        self.counters.refused_terms += 1
+    def refuse_deleted(self, peer: Peer, op: Op, request_id: int, reason: str) -> None:
+        """Answer NO_SUCH_LEDGER once the ledger's tombstone, and all accepted before, is durable (rule 3)."""
 
         def answer(error: StorageError | None) -> None:
             if error is None:
-                reason = f"this bookie holds term {held} for the ledger"
-                self._refuse(peer, op, request_id, Status.INVALID_TERM, reason, held)
+                self.refuse(peer, op, request_id, Status.NO_SUCH_LEDGER, reason)
             else:
-                self._answer_storage_error(peer, op, request_id, error)
+                self.answer_storage_error(peer, op, request_id, error)
 
-        self._wait(peer, answer)
+        self.after_barrier(peer, answer)
 
-    def _refuse_deleted(self, peer: Peer, op: Op, request_id: int, reason: str) -> None:
-        # Rule 3: the tombstone may still be on its way to the disk.
-        def answer(error: StorageError | None) -> None:
-            if error is None:
-                self._refuse(peer, op, request_id, Status.NO_SUCH_LEDGER, reason)
-            else:
-                self._answer_storage_error(peer, op, request_id, error)
-
-        self._wait(peer, answer)
+    def answer_storage_error(self, peer: Peer, op: Op, request_id: int, error: StorageError) -> None:
+        """Answer READ_ONLY where the disk is full, else INTERNAL_ERROR, which is logged."""
+        if isinstance(error, DiskFullError):
+            self.refuse(peer, op, request_id, Status.READ_ONLY, str(error))
+            return
+        log.error("request failed", extra=fields(peer=peer.peer, op=op.name, request=request_id, error=error))
+        self.refuse(peer, op, request_id, Status.INTERNAL_ERROR, str(error))

@@ -1,8 +1,9 @@
-"""Blocks: runs of entries in the one form they have on the wire, on disk and in a read's answer.
+"""Blocks: runs of entries, in one form on the wire, on disk and in a read's answer.
 
-A block holds `count` entries of one ledger under one content term, ids `first_entry`, `first_entry +
-stride`, …; stride 1 in a ledger whose ensemble equals its write quorum, else the ensemble size (the entries
-of one write set). All of them were sent with one LAC and LAFR. Everything is little-endian:
+A block holds `count` entries of one ledger under one content term, with the ids `first_entry`, `first_entry +
+stride`, …. The stride is 1 in a ledger whose ensemble equals its write quorum. Otherwise it is the ensemble
+size, and the block holds entries of one write set. All entries of a block were sent with one LAC and LAFR.
+All numbers are little-endian:
 
       0  4s   magic b"BKB1"
       4  u32  head_crc       CRC32C of the head from byte 8 on (this header and the arrays)
@@ -27,9 +28,9 @@ of one write set). All of them were sent with one LAC and LAFR. Everything is li
       …  mac_bytes × count      code of each entry
       …  payload                the entries' bytes, one after another
 
-So an entry's checksum covers ledger, content term, LAC, LAFR, id, running length and payload, and can be
-checked by whoever holds the bytes; the codes can be made and checked only with the ledger's key
-(`client_aio.core.digest`). Both survive cutting a block, and so does the statement of the LAC.
+An entry's checksum covers ledger, content term, LAC, LAFR, id, running length and payload. Any holder of the
+bytes can check it. The codes can be made and checked only with the ledger's key (`client_aio.core.digest`).
+Checksums, codes and the LAC statement stay valid in a block that is cut out of a larger block.
 
 Invariant: `Block.parse` accepts only bytes in which all lengths agree and the head's checksum holds.
 """
@@ -68,15 +69,15 @@ HEADER_BYTES = HEADER.size
 _STATEMENT = struct.Struct("<QQqq")
 _ENTRY = struct.Struct("<QQ")
 _HEAD_COVERED_FROM = 8
-# From this average size on, joining the payloads only to take their checksum costs more (in page faults on
-# fresh memory) than a call for each.
+# From this average size on, one checksum call for each payload costs less than joining the payloads first,
+# which takes page faults on fresh memory.
 _LARGE_ENTRY_BYTES = 512
 _CRC_FIELD = struct.Struct("<I")
 assert HEADER_BYTES == 80
 
 
 class LacStatement(NamedTuple):
-    """What an entry, or an idle writer, states about its ledger's LAC, with the proof (rule 12b)."""
+    """The LAC of a ledger as an entry, or an idle writer, states it, with checksum and code (rule 12b)."""
 
     content_term: int
     lac: int
@@ -86,19 +87,19 @@ class LacStatement(NamedTuple):
 
 
 def statement_crc(ledger_id: int, content_term: int, lac: int, lafr: int) -> int:
-    """Return the CRC32C that goes with a LAC statement, the seed of the checksums of its entries."""
+    """Return the CRC32C of a LAC statement, which seeds the checksums of its entries."""
     return crc32c(_STATEMENT.pack(ledger_id, content_term, lac, lafr))
 
 
 def statement_is_intact(ledger_id: int, statement: LacStatement) -> bool:
-    """Return whether a LAC statement about that ledger carries the right checksum."""
+    """Return whether the checksum of a LAC statement holds for that ledger."""
     return statement.crc == statement_crc(ledger_id, statement.content_term, statement.lac, statement.lafr)
 
 
 def entry_checksums(
     lac_crc: int, entry_ids: Sequence[int], running: Sequence[int], payloads: Sequence[Buffer]
 ) -> list[int]:
-    """Return the checksum of each entry. All loops run in C: this is the client's hottest line."""
+    """Return the checksum of each entry. All loops run in C: this is the hottest code of the client."""
     seeds = map(crc32c, map(_ENTRY.pack, entry_ids, running), repeat(lac_crc))
     return list(map(crc32c, payloads, seeds))
 
@@ -120,7 +121,7 @@ def encode_block(
     Args:
         payloads: the entries' bytes, 1 to `ENTRIES_MAX` of them.
         running: for each entry, the ledger's payload bytes up to and including it.
-        macs: nothing, or the code of the LAC statement followed by that of each entry.
+        macs: empty, or the code of the LAC statement followed by the code of each entry.
     """
     count = len(payloads)
     assert 1 <= count <= ENTRIES_MAX
@@ -151,7 +152,7 @@ def encode_block(
 
 @lru_cache(maxsize=256)
 def _covered(count: int) -> struct.Struct:
-    """Return the form of a head of so many entries, from the part that its checksum covers to the codes."""
+    """Return the form of a head of `count` entries, from byte 8 to the codes."""
     return struct.Struct(f"<{_COVERED}{count}Q{count}I{count}I")
 
 
@@ -164,7 +165,7 @@ class Block:
     )  # fmt: skip
 
     def __init__(self, view: memoryview) -> None:
-        """Take a view of at least a head; use `parse` or `parse_head`, which check it."""
+        """Take a view of at least a head, unchecked. Use `parse` or `parse_head`, which check it."""
         self.view = view
         self.head_crc: int
         self._reserved: int
@@ -203,9 +204,12 @@ class Block:
 
     @classmethod
     def parse(cls, view: memoryview) -> Block:
-        """Parse and check the block at the start of the view, which holds all of it.
+        """Parse and check the block at the start of the view, which holds the whole block.
 
-        The checksum over the payload is `payload_is_intact`'s. Raises as `parse_head` does.
+        The checksum over the payload is left to `payload_is_intact`.
+
+        Raises:
+            MalformedFrameError: the block is cut short, or as for `parse_head`.
         """
         block = cls.parse_head(view)
         total_bytes = block.head_bytes + block.payload_bytes
@@ -287,7 +291,7 @@ class Block:
 
     @property
     def statement(self) -> LacStatement:
-        """Return what the block states about the LAC."""
+        """Return the LAC statement of the block."""
         mac = bytes(self.view[HEADER_BYTES + 16 * self.count :][: self.mac_bytes]) if self.mac_bytes else b""
         return LacStatement(self.content_term, self.lac, self.lafr, self.lac_crc, mac)
 
@@ -310,7 +314,7 @@ class Block:
         return [payload[end - n : end] for end, n in zip(accumulate(lengths), lengths, strict=True)]
 
     def payload_is_intact(self) -> bool:
-        """Check the payload as a whole, or entry by entry where the block is a partial one."""
+        """Return whether the checksum over the payload holds; each entry's own in a partial block."""
         if self.is_partial:
             return not self.damaged_entries()
         return crc32c(self.payload) == self.payload_crc
@@ -324,20 +328,20 @@ class Block:
         return [entry_id for entry_id, is_, ought in pairs if is_ != ought]
 
     def payload_range(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the byte range, within the block, of the payloads of entries number start to stop − 1."""
+        """Return the byte range, within the block, of the payloads at indexes start to stop − 1."""
         lengths = self.lengths
         begin = self.head_bytes + sum(lengths[:start])
         return begin, begin + sum(lengths[start:stop])
 
     def cut_head(self, start: int, stop: int) -> bytes:
-        """Return the head of a PARTIAL block of the entries number start to stop − 1 of this one."""
+        """Return the head of a PARTIAL block of the entries at indexes start to stop − 1."""
         return self._head_of(start, stop, self.flags | FLAG_PARTIAL, 0)
 
     def whole(self, start: int, stop: int) -> memoryview:
-        """Return a whole block of these entries, as an add carries it.
+        """Return a whole block of the entries at indexes start to stop − 1, as an add carries it.
 
-        What is said of each entry, and the LAC statement, stay as they are: checksums, codes and all. The
-        payload must be known to be intact, since it gets a checksum as a whole.
+        The checksums and codes of the entries, and the LAC statement, stay as they are. The caller must know
+        that the payload is intact, since the new block has a new checksum over the whole payload.
         """
         if (start, stop) == (0, self.count) and not self.is_partial:
             return self.view[: self.total_bytes]

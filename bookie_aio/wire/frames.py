@@ -5,11 +5,13 @@
     8  header           one msgpack array (`bookie_aio.wire.messages`)
     …  body             raw bytes: blocks of entries, or nothing
 
-Owns the cutting of a stream into frames and the receive buffer. Bodies are views into that buffer: they
-stay valid for as long as somebody holds them, since a full buffer is left to its views and a new one begun.
+Owns the cutting of a stream into frames, and the receive buffer. A body is a view into that buffer, or a
+copy where it is small. A view stays valid as long as it is held: a full buffer is left to its views, and the
+parser begins a new buffer.
 
-Invariants: a length is checked against the limit before anything is allocated for it, and the buffer
-grows only as bytes arrive, so that a claim alone costs a peer's victim nothing.
+Invariants
+- A length is checked against the limit before memory is allocated for it.
+- The buffer grows only as bytes arrive, so a peer cannot take up memory by a length alone.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ if TYPE_CHECKING:
 HANDSHAKE_FRAME_BYTES_MAX = 4 * 1024
 FRAME_BYTES_MAX = 5 * 1024 * 1024
 HEADER_BYTES_MAX = 16 * 1024
-"""Well above the largest legal header. Small, since nested empty arrays take 60 times their size."""
+"""Well above the largest legal header. Small, since nested empty arrays decode to 60 times their size."""
 
 _PREFIX = struct.Struct(">II")
 _BUFFER_BYTES_MIN = 16 * 1024
 _BUFFER_BYTES_MAX = 4 * 1024 * 1024
-_SHRINK_BELOW = 8  # a buffer that no single read filled to an eighth is followed by one of half the size
-_KEPT_TIMES_MAX = 32  # its own size is what a body may keep of the buffer that it came in
+_SHRINK_BELOW = 8  # a buffer of which no read filled an eighth is followed by a buffer of half its size
+_KEPT_TIMES_MAX = 32  # a body may keep alive a buffer of at most this many times its own size
 _ROOM_MIN = 4 * 1024
 _NO_BUFFER = memoryview(bytearray(0))
 
@@ -42,8 +44,8 @@ Header = list[object]
 
 
 def entry_room(frame_bytes_max: int) -> int:
-    """Return the size of the largest entry that such frames have room for, beside all that goes with it."""
-    return frame_bytes_max - HEADER_BYTES_MAX - 2 * BLOCK_HEADER_BYTES  # a block of one: head, array, codes
+    """Return the size of the largest entry that frames of this limit hold, beside its header and codes."""
+    return frame_bytes_max - HEADER_BYTES_MAX - 2 * BLOCK_HEADER_BYTES  # a block of one: head, arrays, codes
 
 
 def encode_frame(header: list[object], body_bytes: int = 0) -> bytes:
@@ -73,7 +75,7 @@ def decode_header(packed: memoryview) -> Header:
             strict_map_key=True,
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        # Not its `repr`: that would quote what the peer sent, however long and however deeply nested.
+        # Not the `repr` of the error: it quotes the header, which may be long and deeply nested.
         reason = f"{type(error).__name__}: {error}"
         raise MalformedFrameError(f"the header is not msgpack within the limits: {reason:.200}") from error
     if not isinstance(header, list):
@@ -82,23 +84,23 @@ def decode_header(packed: memoryview) -> Header:
 
 
 class ShortForm:
-    """A frame without a body that is the same each time but for the request id in its header, a u32."""
+    """A frame without a body, which is always the same except for the request id in its header, a u32."""
 
     __slots__ = ("_after", "_before", "_lengths", "_struct")
 
     def __init__(self, before: bytes, after: bytes) -> None:
-        """Take what stands in the packed header before and behind the id's four bytes."""
+        """Take the bytes of the packed header before and behind the four bytes of the id."""
         header_bytes = len(before) + 4 + len(after)
         self._before, self._after = before, after
         self._lengths = (4 + header_bytes) << 32 | header_bytes
         self._struct = struct.Struct(f">Q{len(before)}sI{len(after)}s")
 
     def pack(self, request_id: int) -> bytes:
-        """Return the frame."""
+        """Return the frame with this request id."""
         return self._struct.pack(self._lengths, self._before, request_id, self._after)
 
     def leading(self, view: memoryview) -> tuple[list[int], int]:
-        """Return the ids of the frames of this form that the view begins with, and their size."""
+        """Return the ids of the frames of this form at the start of the view, and their size in bytes."""
         size, found = self._struct.size, []
         lengths_, before_, after_ = self._lengths, self._before, self._after
         whole = view[: len(view) // size * size]
@@ -110,12 +112,13 @@ class ShortForm:
 
 
 class FrameParser:
-    """Cuts a byte stream into frames without copying bodies, but for those that are small.
+    """Cuts a byte stream into frames. Only small bodies are copied.
 
-    Who keeps a view of a body keeps the whole buffer, and counts the body alone. So that what is kept stays
-    within a fixed multiple of what is counted, a body that is a small part of its buffer is copied.
+    A view of a body keeps the whole buffer alive, while the limits count the body alone. A body that is a
+    small part of its buffer is therefore copied. The memory that is kept stays within a fixed multiple
+    (`_KEPT_TIMES_MAX`) of the bytes that are counted.
 
-    Made for `asyncio.BufferedProtocol`: hand out `get_buffer`, tell `buffer_updated`, then iterate `frames`.
+    Made for `asyncio.BufferedProtocol`: pass on `get_buffer` and `buffer_updated`, then iterate `frames`.
     """
 
     __slots__ = ("_filled", "_largest_read", "_next_bytes", "_parsed", "_view", "frame_bytes_max")
@@ -128,22 +131,22 @@ class FrameParser:
 
     @property
     def buffer_bytes(self) -> int:
-        """Return the size of the buffer that is held."""
+        """Return the size of the present receive buffer."""
         return len(self._view)
 
     @property
     def is_mid_frame(self) -> bool:
-        """Return whether a part of a frame has arrived and the rest has not."""
+        """Return whether a frame has arrived only in part."""
         return self._filled > self._parsed
 
     def get_buffer(self) -> memoryview:
-        """Return room for the next bytes of the stream; never empty."""
+        """Return free space for the next bytes of the stream; never empty."""
         if len(self._view) - self._filled <= _ROOM_MIN:
             self._renew()
         return self._view[self._filled :]
 
     def buffer_updated(self, count: int) -> None:
-        """Note that `count` bytes have been written to the buffer last handed out."""
+        """Note that `count` bytes have been written to the buffer that `get_buffer` returned last."""
         self._filled += count
         assert self._filled <= len(self._view)
         if count > self._largest_read:
@@ -152,14 +155,14 @@ class FrameParser:
             self._next_bytes = min(2 * self._next_bytes, _BUFFER_BYTES_MAX)
 
     def rest(self) -> None:
-        """Let go of the buffer; the next bytes get a new, small one. Not within a frame."""
+        """Drop the buffer; the next bytes get a new, small one. Not to be called within a frame."""
         assert not self.is_mid_frame
         self._view = _NO_BUFFER
         self._next_bytes = _BUFFER_BYTES_MIN
         self._parsed = self._filled = self._largest_read = 0
 
     def feed(self, data: bytes) -> None:
-        """Append bytes that arrived by other means than `get_buffer`."""
+        """Append bytes that were not read into the buffer of `get_buffer`."""
         view = memoryview(data)
         while view:
             room = self.get_buffer()
@@ -179,10 +182,11 @@ class FrameParser:
             yield decode_header(frame[0]), frame[1]
 
     def next_packed(self) -> tuple[memoryview, memoryview] | None:
-        """Return the next complete frame: its header as it came, and its body; None where there is none.
+        """Return the packed header and the body of the next complete frame; None where there is none.
 
         Raises:
-            FrameTooLargeError, MalformedFrameError: as `frames` does, but for the header.
+            FrameTooLargeError: a length above `frame_bytes_max`.
+            MalformedFrameError: lengths that disagree. The header is not decoded here.
         """
         at, view = self._parsed, self._view
         held = self._filled - at
@@ -196,22 +200,22 @@ class FrameParser:
             if 4 + length > held:
                 return None
             body_start = at + 8 + header_bytes
-            # Parsed before it is handed out: a caller that stops here does not see the frame twice.
+            # Advanced before the return: a caller that stops here must not get the frame twice.
             self._parsed = end
             body = view[body_start:end]
             if body and len(body) * _KEPT_TIMES_MAX < len(view):
                 body = memoryview(bytes(body))
             return view[at + 8 : body_start], body
         if held >= 4:
-            # A peer that speaks another protocol may wait for our answer after very few bytes.
+            # Checked after four bytes: a peer of another protocol may send no more before it gets an answer.
             self._check_length(int.from_bytes(view[at : at + 4], "big"))
         elif not held and self._next_bytes == _BUFFER_BYTES_MIN:
-            # Idle ones hold no buffer: ten thousand may be connected. Those in use have larger ones.
+            # An idle connection keeps no buffer: ten thousand may be connected. A busy one has a larger one.
             self.rest()
         return None
 
     def take_short(self, form: ShortForm) -> list[int]:
-        """Take the frames of a short form that come next, and give their request ids."""
+        """Take the next frames as long as they have this short form, and return their request ids."""
         found, size = form.leading(self._view[self._parsed : self._filled])
         self._parsed += size
         return found
@@ -225,14 +229,14 @@ class FrameParser:
             raise MalformedFrameError(f"a frame of {length} bytes has no room for a header")
 
     def _renew(self) -> None:
-        """Begin a new buffer with what is not yet parsed; the old one is left to the views of it."""
+        """Begin a new buffer with the bytes not yet parsed. The old buffer is left to its views."""
         if self._view and self._largest_read * _SHRINK_BELOW < len(self._view):
             self._next_bytes = max(self._next_bytes // 2, _BUFFER_BYTES_MIN)
         rest = self._view[self._parsed : self._filled]
         want = 2 * len(rest)
         if len(rest) >= 4:
-            # Twice what has arrived, so that all copying together costs no more than the frame itself, but
-            # no more than the frame at hand needs, nor than a frame may have.
+            # Twice the arrived bytes, so that all copies together cost no more than one copy of the frame.
+            # Bounded by the size of this frame, and by the limit on frames.
             claimed = 4 + min(int.from_bytes(rest[:4], "big"), self.frame_bytes_max)
             if claimed > len(rest):
                 want = min(want, claimed)

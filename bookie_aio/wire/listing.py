@@ -1,7 +1,7 @@
 """Listings of entries: the rows in the body of an answer to LIST_ENTRIES.
 
-A row is 24 bytes, little-endian: u64 first entry, u64 content term, u32 count, u32 stride. Rows are ordered
-by first entry, and may overlap where entries were stored more than once.
+A row is 24 bytes, little-endian: u64 first entry, u64 content term, u32 count, u32 stride. Rows ascend by
+first entry. They may overlap where entries were stored more than once.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def parse_rows(body: memoryview) -> list[Row]:
 
 
 def listed(wanted: range, rows: Iterable[Row], content_term: int) -> bytearray:
-    """Tell which of the wanted entries (ascending) are listed: a 1 or a 0 for each.
+    """Return a 1 for each wanted entry (ascending) that is listed, and a 0 for each other.
 
-    Rows of lower content terms do not count: what they list is of no use to anybody (rule 13).
+    Rows of lower content terms do not count: no reader takes their entries (rule 13).
     """
     found = bytearray(len(wanted))
     for row in rows:

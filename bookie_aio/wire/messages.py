@@ -1,14 +1,14 @@
-"""Requests and answers: what stands in a frame's header.
+"""Messages: requests and answers, as they stand in the header of a frame.
 
-A request's header is the msgpack array `[op, request_id, auth, *fields]`; the answer to it is
-`[op | 0x80, request_id, status, *fields]` when the status is OK, else
-`[op | 0x80, request_id, status, message, value]`. `auth` is nil or a token: see
-`bookie_aio.core.authorisation`.
-Answers may come in any order; each names its request. Blocks travel in the body.
+    [op, request_id, auth, *fields]                         a request; `auth` is nil or a token
+    [op | 0x80, request_id, status, *fields]                its answer, when the status is OK
+    [op | 0x80, request_id, status, message, value]         its answer with any other status
 
+Each is one msgpack array. Answers may come in any order; each names its request. Blocks travel in the body.
 Every header is checked against the message's schema: number, types and ranges of its fields.
 
-Owns the form of the messages. What they mean, and when a bookie may answer them, is in docs/PROTOCOL.md.
+Owns the form of the messages. docs/PROTOCOL.md has their meaning, and the rules for when a bookie may answer
+them. Tokens are explained in `bookie_aio.core.authorisation`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Op(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """How a request ended."""
+    """The outcome of a request."""
 
     OK = 0
     BAD_REQUEST = 1
@@ -72,31 +72,31 @@ class Status(enum.IntEnum):
 
 
 class Stop(enum.IntEnum):
-    """Why a read's answer ends where it ends."""
+    """The reason why a read's answer ends where it ends."""
 
-    END = 0  # everything asked for is there
-    BUDGET = 1  # the budget of bytes is used up
+    END = 0  # all requested entries are there
+    BUDGET = 1  # the next entry would exceed the budget of bytes
     NO_SUCH_ENTRY = 2  # the bookie knows that it does not hold `stop_entry`
     UNKNOWN = 3  # it cannot say whether it held `stop_entry` (rule 4)
     STALE_METADATA = 4  # it holds `stop_entry` under a higher content term
 
 
 class AddFlag(enum.IntFlag):
-    """How an add is to be treated."""
+    """The kind of an add."""
 
     NONE = 0
     RECOVERY = 1  # by a recovering client: accepted from the reserve of a read-only bookie
     REPAIR = 2  # stored bytes of another bookie, verbatim (rule 14)
-    DEFERRED_SYNC = 4  # answered when it is received; FORCE makes it durable
+    DEFERRED_SYNC = 4  # answered when it is received; the answer to a later FORCE says that it is durable
 
 
 def _show(value: object) -> str:
-    """Return a value for an error message: short, and never nested, since `repr` recurses."""
+    """Return a short text of a value for an error message. Not the `repr` of nested values: it recurses."""
     return f"a {type(value).__name__}" if isinstance(value, (list, dict)) else f"{value!r:.80}"
 
 
 class _Kind:
-    """A field's schema: checks and converts what msgpack decoded."""
+    """A field's schema: checks and converts a value that msgpack decoded."""
 
     def decode(self, value: object) -> Any:
         raise NotImplementedError
@@ -170,7 +170,7 @@ _STATEMENT = _Statement()
 
 @dataclass(slots=True)
 class Message:
-    """A request's or an answer's fields. Subclasses name them, and their schema in the same order."""
+    """The fields of a request or an answer. A subclass lists them, and their schema in the same order."""
 
     op: ClassVar[Op]
     schema: ClassVar[tuple[_Kind, ...]] = ()
@@ -209,7 +209,7 @@ def _field_at_fault(cls: type[Message], values: list[object]) -> str:
 
 @dataclass(slots=True)
 class Hello(Message):
-    """Opens every connection: offers versions, and says whom the caller expects to reach."""
+    """Opens every connection: offers versions, and names the bookie that the caller expects."""
 
     op = Op.HELLO
     schema = (_U16, _U16, _TEXT, _TEXT, _TEXT)
@@ -217,7 +217,7 @@ class Hello(Message):
     version_max: int
     client: str  # for the bookie's log
     instance_id: str  # of the cluster; "" when the caller does not know it
-    bookie_id: str  # whom the caller expects; "" for whoever answers
+    bookie_id: str  # that the caller expects; "" for any bookie
 
 
 @dataclass(slots=True)
@@ -236,14 +236,14 @@ class HelloAnswer(Message):
 
 @dataclass(slots=True)
 class Ping(Message):
-    """Asks for a sign of life."""
+    """Asks for an answer, to check the connection."""
 
     op = Op.PING
 
 
 @dataclass(slots=True)
 class Add(Message):
-    """Stores the one block in the body, durably, if the term is not below the stored one."""
+    """Asks to store the one block in the body, durably. Refused where the term is below the held one."""
 
     op = Op.ADD
     schema = (_LEDGER, _TERM, _Integer(0, 7))
@@ -254,7 +254,7 @@ class Add(Message):
 
 @dataclass(slots=True)
 class Read(Message):
-    """Asks for the entries `first`, `first + stride`, … up to `last`; fences where it carries a term."""
+    """Asks for the entries `first`, `first + stride`, … up to `last`. Fences where it carries a term."""
 
     op = Op.READ
     schema = (_LEDGER, _TERM_OR_NONE, _TERM, _ENTRY, _ENTRY, _Integer(1, 64), _U32)
@@ -264,23 +264,26 @@ class Read(Message):
     first: int
     last: int
     stride: int
-    bytes_max: int  # of blocks in the answer; one entry comes in any case
+    bytes_max: int  # of blocks in the answer, which has at least one entry all the same
 
 
 @dataclass(slots=True)
 class ReadAnswer(Message):
-    """The blocks follow in the body; `stop_entry` is the first entry asked for that is not there."""
+    """The blocks are in the body. `stop_entry` is the first requested entry that is not among them."""
 
     op = Op.READ
     schema = (_Integer(0, max(Stop)), _Integer(0, ENTRY_ID_MAX + 1), _STATEMENT)
     stop: int  # a `Stop`
-    stop_entry: int  # one above the last asked for where all of them are there
+    stop_entry: int  # above the last requested entry where all are there
     statement: LacStatement | None
 
 
 @dataclass(slots=True)
 class ReadLac(Message):
-    """Asks for the LAC: at once, or (`wait_ms` > 0) when it is above `known_lac`; fences with a term."""
+    """Asks for the LAC, and fences where it carries a term.
+
+    With `wait_ms` above 0, the answer waits for a LAC above `known_lac`, or for that time.
+    """
 
     op = Op.READ_LAC
     schema = (_LEDGER, _TERM_OR_NONE, _LAC, _Integer(0, WAIT_MS_MAX))
@@ -292,9 +295,9 @@ class ReadLac(Message):
 
 @dataclass(slots=True)
 class ReadLacAnswer(Message):
-    """The highest LAC statement the bookie has, and the highest entry it holds (−1: none).
+    """The highest LAC statement that the bookie has, and the highest entry that it holds (−1: none).
 
-    A bookie that has lost data of the ledger may have had higher ones.
+    With `is_damaged` the bookie has lost data of the ledger, and may have had a higher statement or entry.
     """
 
     op = Op.READ_LAC
@@ -306,7 +309,7 @@ class ReadLacAnswer(Message):
 
 @dataclass(slots=True)
 class Force(Message):
-    """Asks for an answer once every add received before over this connection is durable."""
+    """Asks for an answer once every add received earlier over this connection is durable."""
 
     op = Op.FORCE
     schema = (_LEDGER, _TERM)
@@ -327,7 +330,7 @@ class WriteLac(Message):
 
 @dataclass(slots=True)
 class ListEntries(Message):
-    """Asks which entries of a ledger the bookie holds, from an entry on."""
+    """Asks for the ids of the entries of a ledger that the bookie holds, from `from_entry` on."""
 
     op = Op.LIST_ENTRIES
     schema = (_LEDGER, _ENTRY)
@@ -337,7 +340,7 @@ class ListEntries(Message):
 
 @dataclass(slots=True)
 class ListEntriesAnswer(Message):
-    """Rows `<QQII` (first entry, content term, count, stride) in the body; `next_entry` −1: that is all."""
+    """The rows are in the body (`bookie_aio.wire.listing`). `next_entry` −1: there are no more."""
 
     op = Op.LIST_ENTRIES
     schema = (_LAC, _FLAG)
@@ -347,7 +350,7 @@ class ListEntriesAnswer(Message):
 
 @dataclass(slots=True)
 class ListLedgers(Message):
-    """Asks which ledgers the bookie holds anything of, from an id on."""
+    """Asks for the ids of the ledgers that the bookie holds data of, from `from_ledger` on."""
 
     op = Op.LIST_LEDGERS
     schema = (_LEDGER,)
@@ -356,7 +359,7 @@ class ListLedgers(Message):
 
 @dataclass(slots=True)
 class ListLedgersAnswer(Message):
-    """Ids as little-endian u64 in the body, ascending; `next_ledger` −1: that is all."""
+    """The ids are in the body, as little-endian u64, ascending. `next_ledger` −1: there are no more."""
 
     op = Op.LIST_LEDGERS
     schema = (_CURSOR,)
@@ -365,14 +368,14 @@ class ListLedgersAnswer(Message):
 
 @dataclass(slots=True)
 class Info(Message):
-    """Asks for the bookie's figures: a JSON object in the body."""
+    """Asks for the bookie's metrics, a JSON object in the body of the answer."""
 
     op = Op.INFO
 
 
 @dataclass(slots=True)
 class Delete(Message):
-    """Says that a ledger has been deleted; the bookie makes sure of it, and drops it (rule 15)."""
+    """Says that a ledger has been deleted. The bookie checks it before it drops the ledger (rule 15)."""
 
     op = Op.DELETE
     schema = (_LEDGER,)
@@ -381,7 +384,7 @@ class Delete(Message):
 
 @dataclass(slots=True)
 class Done(Message):
-    """The answer that says nothing but OK: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO."""
+    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO."""
 
     op = Op.PING
 
@@ -418,13 +421,13 @@ def encode_request(request: Message, request_id: int, auth: bytes | None = None)
 
 
 class PreparedRequest:
-    """A request that is sent many times: its frame's head is packed once, but for size and request id."""
+    """A request that is sent many times. All but the size and the request id is packed once."""
 
     __slots__ = ("_after", "_before", "_header_bytes", "_pack")
 
     def __init__(self, request: Message, auth: bytes | None = None) -> None:
         packed = msgpack.packb(encode_request(request, 0, auth))
-        # The array's head, the operation and the id 0 take a byte each; the id then takes five.
+        # The head of the array, the operation and the id 0 take a byte each. A real id takes five bytes.
         self._before, self._after = packed[:2] + b"\xce", packed[3:]
         self._header_bytes = len(packed) + 4
         self._pack = struct.Struct(f">II3sI{len(self._after)}s").pack
@@ -435,13 +438,13 @@ class PreparedRequest:
         return self._pack(4 + header_bytes + body_bytes, header_bytes, self._before, request_id, self._after)
 
 
-# An array of six fields, the operation, and the mark of a u32: the request's id.
+# An array of six fields, the operation, and the marker of a u32, which is the request's id.
 _ADD_HEAD = bytes((0x96, Op.ADD, 0xCE))
 _ADDS_KNOWN_MAX = 16_384
 _ADD_KNOWN_BYTES = 128
-"""Of an add's header, with a token; what is larger is no client's of ours, and not worth the memory."""
+"""Room for an add's header with a token. No client of this project sends a larger one."""
 ADDED = ShortForm(bytes((0x93, 0xCC, Op.ADD | ANSWER, 0xCE)), b"\x00")
-"""The commonest answer, that an add is stored."""
+"""The most frequent answer: an add is stored."""
 
 
 def decode_request(header: list[object]) -> tuple[int, bytes | None, Message]:
@@ -464,9 +467,9 @@ def decode_request(header: list[object]) -> tuple[int, bytes | None, Message]:
 
 
 class RequestDecoder:
-    """Decodes requests; adds, of which many carry the same header but for its id, from memory.
+    """Decodes requests. Caches adds, of which many have the same header except for the request id.
 
-    One for all connections, so that its memory is bounded by a number and not by theirs.
+    All connections share one decoder, so that its memory does not grow with their number.
     """
 
     __slots__ = ("_adds",)
@@ -475,14 +478,14 @@ class RequestDecoder:
         self._adds: dict[bytes, tuple[bytes | None, Message]] = {}
 
     def decode(self, packed: memoryview) -> tuple[int, bytes | None, Message]:
-        """Return request id, authorisation and request of a header as it came.
+        """Return request id, authorisation and request of a packed header.
 
         Raises:
             MalformedFrameError: the header does not decode, or is not that of a request.
         """
         if packed[:3] != _ADD_HEAD:
             return decode_request(decode_header(packed))
-        # What follows the id's four bytes says all the rest; the same bytes always say the same.
+        # The bytes behind the id determine authorisation and fields, so equal bytes give an equal request.
         rest = bytes(packed[7:])
         known = self._adds.get(rest)
         if known is None:
@@ -502,7 +505,7 @@ def encode_answer(op: int, request_id: int, answer: Message) -> list[object]:
 
 def encode_failure(op: int, request_id: int, failure: Failure) -> list[object]:
     """Return the header of an answer that is not OK."""
-    # A message may quote what is no text, the name of a file for one.
+    # A message may quote bytes that are not UTF-8, such as the name of a file.
     message = failure.message[:1000].encode("utf-8", "backslashreplace").decode()
     return [op | ANSWER, request_id, int(failure.status), message[:1000], failure.value]
 

@@ -1,4 +1,4 @@
-"""Ranges of entry ids with strides: which of one are in another. Pure."""
+"""Ranges of entry ids with strides: the entries that two ranges share. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from math import gcd
 
 
 def meeting(wanted: range, other: range) -> range:
-    """Return the indexes of those entries of `wanted` that are in `other`; both ascend.
+    """Return the indexes of the entries of `wanted` that are in `other`; both ascend.
 
-    By arithmetic, whatever their lengths: they meet once in lcm(strides) entries, from the first meeting on.
+    Arithmetic, at a cost that does not depend on the lengths. From their first common entry on, the ranges
+    have one in common every lcm(strides) entries.
     """
     nowhere = range(0)
     if not wanted or not other:
@@ -25,12 +26,12 @@ def meeting(wanted: range, other: range) -> range:
 
 
 def mark(marks: bytearray, indexes: range) -> None:
-    """Set the marks at these indexes, at once."""
+    """Set the marks at these indexes to 1, in one assignment."""
     marks[indexes.start : indexes.stop : indexes.step] = b"\1" * len(indexes)
 
 
 def runs_of(wanted: range, marks: bytes | bytearray, value: int) -> list[range]:
-    """Return the wanted entries whose mark has that value, as runs of neighbours."""
+    """Return the wanted entries whose mark has that value, as ranges of neighbours in `wanted`."""
     runs: list[range] = []
     start = marks.find(value)
     while start >= 0:

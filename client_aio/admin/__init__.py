@@ -1,1 +1,1 @@
-"""Operations on a ledger as a whole: delete, repair, and comparing its replicas."""
+"""Operations on a ledger as a whole: delete it, repair it, compare and check its replicas."""

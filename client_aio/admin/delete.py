@@ -1,9 +1,9 @@
 """Deleting a ledger: the metadata first, then a fence and a tombstone at its bookies (rule 15).
 
-The order is the point. Once the metadata is gone nobody can close the ledger, change its ensemble or recover
-it, so it never comes back; the other way round, a writer could go on at bookies that had forgotten it. The
-bookies are told so that late adds are refused at once; those that cannot be reached look for themselves, now
-and then, and each of them makes sure of it before it drops anything.
+The order matters. Once the metadata are gone no client can close the ledger, change its ensemble or recover
+it, so it never comes back. In the other order, a writer could go on adding at bookies that had dropped the
+ledger. The bookies are told so that they refuse late adds at once. A bookie that cannot be reached compares
+its ledgers with the metadata store from time to time, and checks again before it drops one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes)
     """Delete a ledger, and tell its bookies.
 
     Raises:
-        NoSuchLedgerError: there is none.
+        NoSuchLedgerError: there is no such ledger.
         UnauthorizedAccessError: the password is not the ledger's. Nothing was done.
         MetadataUnavailableError: the metadata may be gone, now or later; no bookie was told.
-        MetadataCorruptError: the ledger's metadata does not parse. Nothing was done.
+        MetadataCorruptError: the ledger's metadata do not parse. Nothing was done.
+
+    Cancelling leaves the ledger as it was, or deleted, with some bookies not told.
     """
     metadata, _ = await context.ledgers.read(ledger_id)
     digest = await context.unlock(metadata, password)
@@ -52,19 +54,19 @@ async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes)
 
 
 async def _bookies(context: ClientContext, metadata: LedgerMetadata) -> set[str]:
-    """Return the bookies that may hold some of a ledger, as far as its pages can be read."""
+    """Return the bookies that may hold entries of a ledger, as far as its pages can be read."""
     bookies = {bookie for fragment in metadata.fragments for bookie in fragment.bookies}
     try:
         async for span in spans(context, metadata):
             bookies.update(bookie for fragment in span.fragments for bookie in fragment.bookies)
     except MetadataCorruptError as error:
-        # A ledger that is damaged can be deleted all the same: bookies that are not told look for themselves.
+        # A ledger with damaged pages can be deleted all the same: its bookies find out by themselves.
         logger.warning("ledger=%d not all of its bookies are known: %s", metadata.ledger_id, error)
     return bookies
 
 
 async def _tell(context: ClientContext, ledger_id: int, bookie_id: str, token: bytes | None) -> None:
-    """Fence the ledger at a bookie, and have it dropped there; what fails is left to the bookie."""
+    """Fence the ledger at a bookie, and delete it there; after a failure the bookie finds out by itself."""
     timeout_s = context.config.read_timeout_s
     try:
         connection = await context.pool.get(bookie_id)

@@ -1,17 +1,20 @@
-"""Repairing a ledger: copying what a lost bookie owed to another one, and naming that instead (rule 14).
+"""Repairing a ledger: copy a lost bookie's entries to a target, and name the target in its place (rule 14).
 
-The shell around `client_aio.core.repair_plan`. It works beside live writers, recoveries and other repairs,
-and
-copying needs no password: stored bytes are copied as they are, after their checksums were checked. With the
-password it may also put entries above what a bookie has of them from former terms.
+The shell around `client_aio.core.repair_plan`. It works beside live writers, recoveries and other repairs.
+Copying needs no password: blocks are copied as stored, after a check of their checksums. With the password,
+a repair may also store entries on a bookie that holds entries of former terms under the same ids.
 
-Invariants: a bookie is named in a fragment only after all that it owes there is durable on it; what it holds
-is read again after that, since until then nothing kept it from being dropped; a fragment that may still
-change is not touched. So a repair that ends anywhere leaves the ledger as good as it was, or better, and
-may be run again: what was copied is found there.
+Invariants (rule 14):
 
-Fragments are repaired one after another, oldest first, and looked for page after page, until a pass over the
-ledger finds no more: memory does not grow with the ledger, but for the report.
+- A bookie is named in a fragment only after all entries that it owes there are durable on it.
+- They are read there again after that: before, nothing kept the bookie from dropping them.
+- A fragment that may still change is not repaired.
+
+So a repair that is interrupted anywhere leaves the ledger as good as it was, or better. It may be run again,
+and finds the entries that were copied.
+
+Fragments are repaired one after another, oldest first. Passes over the ledger, page after page, look for them
+until a pass finds no more. So memory does not grow with the ledger, except for the report.
 """
 
 from __future__ import annotations
@@ -23,11 +26,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from bookie_aio.wire.messages import (
-    NO_TERM,
     Add,
     AddFlag,
     Done,
-    Read,
     ReadAnswer,
     Stop,
 )
@@ -67,7 +68,7 @@ _PIECES_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class RepairProgress:
-    """How far the repair of one fragment is; entries are counted once for copying, once for verifying."""
+    """The progress of one fragment's repair; entries count once for copying and once for verifying."""
 
     first_entry: int
     last_entry: int
@@ -79,7 +80,7 @@ class RepairProgress:
 
 @dataclass(frozen=True, slots=True)
 class RepairedFragment:
-    """A fragment that was repaired: who replaced the bookie there, and what was copied for it."""
+    """A fragment that was repaired: the replacement of the bookie, and how much was copied to it."""
 
     first_entry: int
     last_entry: int
@@ -90,19 +91,19 @@ class RepairedFragment:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """What a repair did."""
+    """The result of a repair."""
 
     ledger_id: int
     replaced: str
     fragments: tuple[RepairedFragment, ...]
     was_recovered: bool
-    """Whether the ledger was recovered, and so closed, on the way."""
+    """Whether the repair recovered the ledger, and so closed it."""
     is_last_fragment_left: bool
     """Whether the last fragment still names the bookie, since the ledger is not CLOSED (rule 14)."""
 
 
 class _TargetFailed(Exception):
-    """The bookie that is copied to cannot take it."""
+    """The target of the copies failed or refused them."""
 
     def __init__(self, error: BookKeeperError) -> None:
         super().__init__(str(error))
@@ -133,11 +134,11 @@ class Repair:
         self._on_progress = on_progress
         self._unfit: set[str] = set()
         self._fragments: dict[int, RepairedFragment] = {}
-        self._following = 0  # what begins below has been seen to
+        self._following = 0  # Fragments that begin below it need no repair in this pass.
         self._was_recovered = False
 
     async def run(self) -> RepairReport:
-        """Repair all that can be repaired; see `Client.repair_ledger`."""
+        """Repair all fragments that can be repaired; see `Client.repair_ledger`."""
         if self._password:
             await self._unlock()
         while True:
@@ -159,7 +160,7 @@ class Repair:
             elif is_last_left and self._recover_after_s is not None:
                 await self._recover(metadata, self._recover_after_s)
             elif self._following:
-                self._following = 0  # Others may have named the bookie where it was not named before.
+                self._following = 0  # Others may have named the bookie in further fragments meanwhile.
             else:
                 break
         return RepairReport(
@@ -175,12 +176,11 @@ class Repair:
         if metadata.password is not None:
             try:
                 self._digest = await self._context.unlock(metadata, self._password)
-            except UnauthorizedAccessError as error:  # most copying goes without; taking over will say so
+            except UnauthorizedAccessError as error:  # Most copying needs no password; recovery raises this.
                 logger.warning("ledger=%d is repaired without its password: %s", self._ledger_id, error)
 
     async def _next(self, metadata: LedgerMetadata) -> tuple[LedgerMetadata, Part | None]:
-        """Return the next fragment to repair, None for no more, and the metadata as they are found by
-        then."""
+        """Return the metadata as last read, and the next fragment to repair; None for no more."""
         async with aclosing(spans(self._context, metadata, self._following)) as found:
             async for span in found:
                 metadata = span.metadata
@@ -191,7 +191,7 @@ class Repair:
         return metadata, None
 
     async def _repair_part(self, metadata: LedgerMetadata, part: Part) -> None:
-        """Repair one fragment, or find that it needs another plan or another bookie."""
+        """Repair one fragment; return early where it needs another plan or another target."""
         connection = await self._target(metadata, part)
         target = connection.bookie_id
         token = self._digest.token(target) if self._digest is not None else None
@@ -205,7 +205,7 @@ class Repair:
             self._unfit.add(target)
             return
         if target != self._lost and not await self._name(part, target):
-            return  # Others changed the fragment: it needs another plan.
+            return  # Another client changed the fragment: it needs another plan.
         try:
             await copier.verify()
         except _TargetFailed as failure:
@@ -219,7 +219,7 @@ class Repair:
         )  # fmt: skip
 
     async def _name(self, part: Part, target: str) -> bool:
-        """Name the bookie in the place of the lost one; False where the fragment is another by now."""
+        """Put the target in the lost bookie's place; return False where the fragment has changed."""
         metadata, version = await self._context.ledgers.read(self._ledger_id)
         if metadata.is_unbounded:
             held = VersionedFragments(self._context, metadata, version)
@@ -229,7 +229,7 @@ class Repair:
         )
 
     async def _is_trimmed(self, part: Part) -> bool:
-        """Return whether the fragment is no part of the ledger any more, so that nobody needs to have it."""
+        """Return whether the fragment has been trimmed, so that no bookie owes its entries."""
         metadata, _ = await self._context.ledgers.read(self._ledger_id, sync=True)
         return part.first_entry < metadata.first_entry
 
@@ -251,7 +251,7 @@ class Repair:
 
     async def _recover(self, metadata: LedgerMetadata, after_s: float) -> None:
         """Close the ledger, unless its writer has replaced the bookie by itself in the meantime."""
-        # Only somebody who has the password may fence a ledger that has one.
+        # Fencing a ledger that has a password needs the password.
         digest = self._digest or await self._context.unlock(metadata, self._password)
         await asyncio.sleep(after_s)
         now, _ = await self._context.ledgers.read(self._ledger_id)
@@ -262,7 +262,7 @@ class Repair:
 
 
 class _Copier:
-    """Copies what a bookie owed of one fragment to the target, and reads it there again."""
+    """Copies a bookie's entries of one fragment to the target, and reads them there again."""
 
     def __init__(
         self,
@@ -287,28 +287,28 @@ class _Copier:
         self._entries_done = 0
         self.entries_copied = 0
         self.bytes_copied = 0
-        # The final term keeps a writer of the past out of a bookie that never heard of the ledger's end. A
-        # ledger that has a key is fenced only by those who have it.
+        # The final term fences former writers at a target that never heard of the ledger's end. Fencing a
+        # ledger that has a password needs its token.
         can_fence = metadata.is_closed and (metadata.digest == DIGEST_CRC or token is not None)
         self._add = Add(metadata.ledger_id, TERM_FINAL if can_fence else TERM_WRITER, int(AddFlag.REPAIR))
 
     def result(self) -> RepairedFragment:
-        """Return what was done."""
+        """Return the fragment's part of the report."""
         part = self._part
         return RepairedFragment(
             part.first_entry, part.last_entry, self._target.bookie_id, self.entries_copied, self.bytes_copied
         )
 
     async def copy(self) -> None:
-        """Copy what the target lacks; all that is owed is durable and readable there on return.
+        """Copy the entries that the target lacks; on return all entries owed are durable and readable there.
 
         Raises:
-            _TargetFailed, LedgerRepairError.
+            _TargetFailed: the target failed or refused. LedgerRepairError: no bookie returned an entry.
         """
         await self._for_each_piece(self._copy_piece, is_verifying=False)
 
     async def verify(self) -> None:
-        """Read all of it at the target, and copy once more what cannot be read."""
+        """Read all entries at the target, and copy those that cannot be read once more."""
         await self._for_each_piece(self._read_again, is_verifying=True)
 
     async def _for_each_piece(
@@ -366,7 +366,7 @@ class _Copier:
         self.bytes_copied += block.payload_bytes
 
     async def _read_again(self, run: ClassRange) -> None:
-        """Read what the target holds; copy what it cannot give, once."""
+        """Read the target's entries; copy those that it does not return, once."""
         rest: ClassRange | None = run
         is_mended = False
         while rest is not None:
@@ -383,12 +383,12 @@ class _Copier:
                     entry_id=rest.first,
                     bookie_id=self._target.bookie_id,
                 )
-            # All of the rest, since a read fails at the first entry of a block that has damage anywhere.
+            # Copy the whole remainder: a read fails at a block's first entry where any entry is damaged.
             await self._copy_run(rest)
             is_mended = True
 
     async def _from_source(self, wanted: ClassRange) -> list[Block]:
-        """Read the beginning of a range from whichever bookie has it; the lost one is asked last."""
+        """Read the beginning of a range from any bookie that has it; the lost bookie is asked last."""
         directory = self._context.pool.directory
         quarantined = directory.quarantined()
         order = [*sorted(wanted.bookies, key=quarantined.__contains__), self._lost]
@@ -415,15 +415,12 @@ class _Copier:
 
     async def _read(self, connection: BookieConnection, wanted: ClassRange) -> tuple[list[Block], ReadAnswer]:
         answer, body = await connection.call(
-            Read(
-                wanted.ledger_id, NO_TERM, wanted.content_term, wanted.first, wanted.last,
-                wanted.stride, self._config.read_ahead_bytes,
-            ),
+            wanted.request(self._config.read_ahead_bytes),
             ReadAnswer,
             timeout_s=self._config.read_timeout_s,
             ledger_id=wanted.ledger_id,
-        )  # fmt: skip
-        # The checksums are all that can be checked without a password.
+        )
+        # Without a password only the checksums can be checked.
         return checked_blocks(wanted, answer, body, Digest(wanted.ledger_id)), answer
 
     async def _ask_target(self, asking: Awaitable[Answer]) -> Answer:
@@ -433,7 +430,7 @@ class _Copier:
             self._context.pool.directory.note_failure(self._target.bookie_id)
             raise _TargetFailed(error) from error
         except NoSuchLedgerError as error:
-            # Only the metadata store knows, and is asked next.
+            # Only the metadata store knows whether the ledger exists; it is asked next.
             refused = LedgerRepairError(
                 f"bookie {self._target.bookie_id} refuses copies: {error}",
                 ledger_id=self._ledger_id,

@@ -1,12 +1,12 @@
-"""What the bookies of a ledger hold of it, by their own word. Never fences.
+"""Comparing the entries that bookies hold of a ledger with those that they owe. Never fences.
 
-Owns the asking and the comparison with what is owed. A listing may name entries whose bytes have rotted:
-only reading them tells. What a bookie knows to have lost (rule 4) it says here.
+`list_replicas` asks each bookie for a list of its entries. A list may name entries whose bytes are damaged. A
+bookie reports with it whether it knows that it lost data of the ledger (rule 4).
 
-Reading what one bookie holds of one fragment, entry by entry, and checking it against what it owes.
+`verify_replica` reads the bytes that one bookie holds of one fragment, and checks them. It asks no other
+bookie, so its result is the state of that replica alone.
 
-A listing says what a bookie believes to hold; this reads the bytes. Never fences, and asks no other bookie:
-what is found is that one replica's state. Owns the counting. What is owed is `client_aio.core.repair`'s.
+`client_aio.core.repair_plan` decides which entries a bookie owes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import parse_blocks
 from bookie_aio.wire.listing import Row, parse_rows
-from bookie_aio.wire.messages import NO_TERM, ListEntries, ListEntriesAnswer, Read, ReadAnswer, Stop
+from bookie_aio.wire.messages import ListEntries, ListEntriesAnswer, ReadAnswer, Stop
 from client_aio.core.repair_plan import Part, complete_parts, owed, split
 from client_aio.unbounded.paged_fragments import spans
 from metadata.errors import BookKeeperError, MalformedFrameError, ProtocolError
@@ -44,21 +44,25 @@ class Replica:
 
     bookie_id: str
     first_entry: int
-    """Of the fragment."""
+    """The fragment's first entry."""
     entries_owed: int | None
-    """How many entries it is to hold; None in the last fragment of a ledger that is not CLOSED."""
+    """How many entries the bookie owes; None in the last fragment of a ledger that is not CLOSED."""
     entries_missing: int | None
-    """How many of them it does not list; None where that is not known."""
+    """How many of the entries owed it does not list; None where that is not known."""
     is_damaged: bool
-    """Whether it lost data of this ledger: what it does not hold, it may have held."""
+    """Whether it lost data of this ledger: then it may have held the missing entries."""
     error: str
-    """Why it could not be asked; empty when it answered."""
+    """Why the bookie could not be asked; empty when it answered."""
 
 
 async def list_entries(
     connection: BookieConnection, ledger_id: int, first: int, last: int, timeout_s: float
 ) -> tuple[list[Row], bool]:
-    """Ask a bookie which entries from `first` to `last` it holds, and whether it lost any of the ledger."""
+    """Ask a bookie which entries from `first` to `last` it holds, and whether it lost data of the ledger.
+
+    Raises:
+        BookKeeperError: the bookie's failure. ProtocolError: its list does not advance.
+    """
     rows: list[Row] = []
     following, is_damaged = first, False
     while 0 <= following <= last:
@@ -78,7 +82,7 @@ async def list_entries(
 async def list_replicas(context: ClientContext, ledger_id: int) -> list[Replica]:
     """Ask every bookie named by the ledger's metadata; see `Client.ledger_replicas`.
 
-    Page after page where an unbounded ledger has them: no more than one page's listings are held at a time.
+    An unbounded ledger is compared page after page: memory holds the lists of one page's bookies at a time.
     """
     metadata, _ = await context.ledgers.read(ledger_id)
     replicas: list[Replica] = []
@@ -87,17 +91,18 @@ async def list_replicas(context: ClientContext, ledger_id: int) -> list[Replica]
         async for span in found:
             replicas += await _replicas_of(context, span, unreachable)
     if metadata.is_unbounded:
-        # Bookies drop what is trimmed: that is not missing.
+        # Bookies drop trimmed entries, which are not missing.
         metadata, _ = await context.ledgers.read(ledger_id, sync=True)
         replicas = [each for each in replicas if each.first_entry >= metadata.first_entry]
     return replicas
 
 
 async def _replicas_of(context: ClientContext, span: Span, unreachable: dict[str, str]) -> list[Replica]:
-    """Ask about some fragments.
+    """Compare the replicas of some fragments.
 
     Args:
-        unreachable: who could not be asked before, and why; those are not asked again.
+        unreachable: the bookies that could not be asked before, and why. They are not asked again; bookies
+            that cannot be asked now are added.
     """
     ledger_id, fragments = span.metadata.ledger_id, span.fragments
     names = sorted({name for fragment in fragments for name in fragment.bookies})
@@ -140,14 +145,13 @@ def _compare(
     return owing, None if rows is None else missing
 
 
-_RANGE_ENTRIES = 1_000_000
 _CAREFUL_ENTRIES = 4096
-"""A block holds no more: behind so many entries, ranges are read again."""
+"""A block holds at most so many entries. Behind them, whole ranges are read again."""
 
 
 @dataclass(slots=True)
 class VerifiedReplica:
-    """What one bookie holds of the entries that it owes in a range of one fragment."""
+    """The state of the entries that one bookie owes in a range of one fragment."""
 
     ledger_id: int
     first_entry: int
@@ -156,16 +160,16 @@ class VerifiedReplica:
     owed: int = 0
     intact: int = 0
     missing: int = 0
-    """It says that there is no such entry."""
+    """Entries that the bookie denies."""
     damaged: int = 0
-    """Its bytes do not match their checksum, or it knows that it lost them."""
+    """Entries whose bytes do not match their checksum, or that the bookie knows it lost."""
     first_bad_entry: int | None = None
     error: str = ""
-    """Why it could not be asked; what is owed then counts as missing."""
+    """Why the bookie could not be asked; the entries not read then count as missing."""
 
     @property
     def status(self) -> str:
-        """Sum it up in a word."""
+        """Return "ok", "missing", "damaged" or "unreachable", the worst that applies."""
         if self.error:
             return "unreachable"
         if self.damaged:
@@ -174,7 +178,7 @@ class VerifiedReplica:
 
 
 def parts_of(metadata: LedgerMetadata) -> list[Part]:
-    """Return the fragments whose entries are known: all but the last one of a ledger that is not CLOSED."""
+    """Return the fragments with a known end: all but the last fragment of a ledger that is not CLOSED."""
     parts = complete_parts(metadata.fragments, metadata.last_entry)
     return [part for part in parts if part.last_entry >= part.first_entry]
 
@@ -186,10 +190,10 @@ async def verify_replica(
     bookie_id: str,
     digest: Digest | None = None,
 ) -> VerifiedReplica:
-    """Read everything that a bookie owes of a fragment (or of a part of one), and check it.
+    """Read all entries that a bookie owes of a fragment (or of a part of one), and check them.
 
-    Checksums are checked; with the digest of a ledger that has a password, authentication codes as well.
-    Cancelling leaves nothing behind.
+    Checks checksums. With the digest of a ledger that has a password, checks authentication codes as well.
+    A failure of the bookie ends in `VerifiedReplica.error`. Cancelling leaves nothing behind.
     """
     found = VerifiedReplica(metadata.ledger_id, part.first_entry, part.last_entry, bookie_id)
     ranges = list(owed(metadata, part, bookie_id, _RANGE_ENTRIES))
@@ -211,23 +215,20 @@ async def _verify_range(
     digest: Digest | None,
 ) -> None:
     rest: ClassRange | None = wanted
-    is_careful = False  # after a refusal: entry by entry, since a block is refused as a whole
+    is_careful = False  # After a refusal, read entry by entry: a bookie refuses a block as a whole.
     careful_until = wanted.first
     while rest is not None:
         asked = rest._replace(last=rest.first) if is_careful else rest
         answer, body = await connection.call(
-            Read(
-                asked.ledger_id, NO_TERM, asked.content_term, asked.first, asked.last, asked.stride,
-                context.config.read_ahead_bytes,
-            ),
+            asked.request(context.config.read_ahead_bytes),
             ReadAnswer,
             timeout_s=context.config.read_timeout_s,
             ledger_id=asked.ledger_id,
-        )  # fmt: skip
+        )
         last = None
         try:
             for block in parse_blocks(body):
-                # Each entry's own checksum, which a read may leave aside where that of the block holds.
+                # Check each entry's own checksum, which a read skips where the block's checksum holds.
                 wrong = block.damaged_entries()
                 if digest is not None:
                     wrong = sorted({*wrong, *digest.wrong_entries(block)})

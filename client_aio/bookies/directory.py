@@ -1,4 +1,4 @@
-"""Where the bookies of a cluster are: their addresses, as the metadata store lists them."""
+"""The bookies of a cluster: their addresses, as the metadata store lists them, and their failures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-from client_aio.core.placement import Quarantine
 from metadata.access.bookies import BookieRecord, available_bookies
 from metadata.errors import (
     BookKeeperError,
@@ -26,6 +25,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REFRESH_RETRY_S = 0.5
+
+
+class Quarantine:
+    """Which bookies failed within the last `duration_s` seconds of the caller's clock."""
+
+    def __init__(self, duration_s: float) -> None:
+        self._duration_s = duration_s
+        self._failed_at_s: dict[str, float] = {}  # in ascending order of the times
+
+    def note_failure(self, bookie_id: str, now_s: float) -> None:
+        """Put a bookie into quarantine, or keep it there for longer."""
+        self._failed_at_s.pop(bookie_id, None)
+        self._failed_at_s[bookie_id] = now_s
+
+    def members(self, now_s: float) -> list[str]:
+        """Return the bookies in quarantine, the one that failed longest ago first."""
+        for bookie_id, at_s in list(self._failed_at_s.items()):
+            if at_s + self._duration_s > now_s:
+                break
+            del self._failed_at_s[bookie_id]
+        return list(self._failed_at_s)
 
 
 class BookieDirectory:

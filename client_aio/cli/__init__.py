@@ -1,5 +1,11 @@
 """The command line, `bookie-aio`: the place where client, server and metadata are put together.
 
-Read first: `main` (the commands and how they fail), `options` (what every command takes), `output` (tables
-and JSON), then the commands: `cluster` with `processes`, `bookie`, `ledger`, `bench` with `latency`.
+A newcomer reads, in this order:
+
+- `main`: the groups of commands, and how a command ends;
+- `options`: the options that every command takes, and how its coroutine is run;
+- `output` and `exit_codes`: results as tables or JSON, and the exit codes;
+- one group of commands, such as `ledger` (with its text forms in `ledger_text`).
+
+`cluster` runs a `local_cluster`; `bench` measures; `spark` needs the extra of the same name.
 """

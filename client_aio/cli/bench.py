@@ -1,13 +1,11 @@
 """`bookie-aio bench`: throughput and latency against any cluster.
 
-Owns the measuring loop. Latency is taken from the call of `add_entry` to the wake-up after the sweep that
-acknowledged it, which is what an application sees; bursts share one time stamp, so that measuring costs one
-call per burst and not per entry.
+Owns the measuring loop. A latency is the time from the call of `add_entry` to the wake-up after the
+acknowledgement, as an application sees it. Bursts share one time stamp, so that measuring costs one call per
+burst and not per entry.
 
-Latencies in log-scaled buckets: percentiles without keeping every value.
-
-Used where hdrhistogram is not installed. A value is counted with an error below 2 %: buckets grow by the
-factor 2^(1/32). Pure: it is handed seconds and hands them back.
+Latencies are counted in an HDR histogram. Without hdrhistogram they are counted in log-scaled buckets, which
+grow by the factor 2^(1/32): the error of a percentile is below 2 %.
 """
 
 import asyncio
@@ -36,7 +34,7 @@ from client_aio.cli.options import (
 )
 
 Bursts = deque[tuple[int, float]]
-"""How many entries were added at once, and when; the oldest first."""
+"""Bursts of adds, oldest first: the number of entries added at once, and the time."""
 
 _STEPS_PER_DOUBLING = 32
 _LOWEST_S = 1e-6
@@ -44,7 +42,7 @@ _BUCKETS = 32 * _STEPS_PER_DOUBLING  # up to 71 minutes
 
 
 def take_oldest(bursts: Bursts, count: int) -> Iterator[tuple[int, float]]:
-    """Take `count` entries off the oldest bursts; yield how many of each, and when they were added."""
+    """Take `count` entries off the oldest bursts; yield the number from each burst, and its time."""
     while count:
         entries, added = bursts.popleft()
         taken = min(entries, count)
@@ -55,7 +53,7 @@ def take_oldest(bursts: Bursts, count: int) -> Iterator[tuple[int, float]]:
 
 
 class LatencyBuckets:
-    """Counts of latencies."""
+    """Counts of latencies in log-scaled buckets. Pure: seconds in, seconds out."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -104,7 +102,7 @@ class Latencies:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether hdrhistogram is there."""
+        """Return whether hdrhistogram is installed."""
         return self._exact is not None
 
     def record(self, seconds: float, count: int) -> None:
@@ -129,7 +127,7 @@ class Latencies:
 
 @dataclass
 class Measured:
-    """What a run has counted so far."""
+    """The counts of a run so far."""
 
     started: float
     latencies: Latencies = field(default_factory=Latencies)
@@ -137,14 +135,14 @@ class Measured:
     bytes: int = 0
 
     def add(self, bursts: Bursts, acknowledged: int, moment: float, size: int) -> None:
-        """Count adds acknowledged at a moment, the oldest of the bursts, and take them off."""
+        """Count `acknowledged` adds as done at `moment`, and take them off the oldest bursts."""
         self.entries += acknowledged
         self.bytes += acknowledged * size
         for count, added in take_oldest(bursts, acknowledged):
             self.latencies.record(moment - added, count)
 
     def row(self, what: str) -> dict[str, Any]:
-        """Return the result."""
+        """Return the result as a row of output."""
         seconds = max(time.perf_counter() - self.started, 1e-9)
         return {
             "what": what,
@@ -156,7 +154,7 @@ class Measured:
         }
 
     def line(self) -> str:
-        """Return the figures of the moment."""
+        """Return the current figures as a line of progress."""
         row = self.row("")
         return (
             f"{row['entries_per_s']:,}/s  {row['mb_per_s']:,.1f} MB/s  "
@@ -199,7 +197,7 @@ async def write(
         client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
         _own_ledgers(client, ledgers, sizes, keep=keep) as writers,
     ):
-        with invocation.output.progress() as progress:  # made first: that takes time of its own
+        with invocation.output.progress() as progress:  # before the clock starts: this takes time of its own
             measured = Measured(time.perf_counter())
             deadline = measured.started + seconds if entries is None else float("inf")
             task = progress.add_task("write", total=entries or seconds, figures="")
@@ -222,7 +220,7 @@ async def write(
 async def _own_ledgers(
     client: client_aio.Client, count: int, sizes: Quorums, *, keep: bool = False
 ) -> AsyncGenerator[list[client_aio.LedgerWriter], None]:
-    """Create ledgers; in the end close them, and unless they are kept delete them, after Ctrl-C as well."""
+    """Create ledgers, and close them on exit; also delete them unless `keep`, after Ctrl-C as well."""
     writers: list[client_aio.LedgerWriter] = []
     try:
         for _ in range(count):
@@ -236,7 +234,7 @@ async def _own_ledgers(
 
 
 async def _create(client: client_aio.Client, sizes: Quorums, writers: list[client_aio.LedgerWriter]) -> None:
-    """Create a ledger to its end, though it be cancelled: nobody would know of one that is half made."""
+    """Create a ledger to the end even when cancelled: a half-made ledger could not be deleted."""
 
     async def create() -> None:
         writers.append(await client.create_ledger(**sizes))
@@ -264,7 +262,7 @@ async def _fill(
     measured: Measured,
     show: Callable[[], None],
 ) -> None:
-    """Keep `in_flight` adds going until the limit or the deadline; then wait for the rest."""
+    """Keep `in_flight` adds outstanding until the limit or the deadline; then wait for the last ones."""
     now = time.perf_counter
     outstanding: deque[asyncio.Future[int]] = deque()
     bursts: Bursts = deque()

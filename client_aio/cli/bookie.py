@@ -97,13 +97,13 @@ async def serve(
     serving = asyncio.create_task(_serve(invocation.output, config, uri, disk))
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    serving.cancel()  # which closes the bookie, also one that is still starting
+    serving.cancel()  # closes the bookie, even while it is still starting
     with suppress(asyncio.CancelledError):
         await serving
 
 
 async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk) -> None:
-    """Run a bookie until it fails, or this is cancelled."""
+    """Run a bookie until it fails, or until cancelled."""
     rng = random.SystemRandom()
     async with (
         await open_store(uri) as store,
@@ -117,7 +117,10 @@ async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk)
 
 
 def _allow_many_files() -> None:
-    """Take what the system allows: each connection is a file, and the usual soft limit is 1,024."""
+    """Raise the soft limit of file descriptors to the hard limit: each connection takes one.
+
+    The usual soft limit is 1,024.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

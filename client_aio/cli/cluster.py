@@ -39,7 +39,7 @@ async def up(
     output = invocation.output
     metadata = invocation.metadata
     if metadata is not None:
-        parse_uri(metadata)  # a wrong one is refused before anything is made
+        parse_uri(metadata)  # a wrong URI is refused before any file is created
     cluster = LocalCluster(
         directory,
         metadata=metadata,

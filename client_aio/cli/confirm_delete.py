@@ -1,4 +1,4 @@
-"""What the commands that delete have in common: asking first, and going on past what is not there."""
+"""The common part of commands that delete: asking first, and continuing past missing names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ask(question: str, *, is_answered: bool) -> None:
     """Ask on a terminal, and abort the command unless the answer is yes."""
     if is_answered or not sys.stdin.isatty():
         return
-    # The event loop takes Ctrl-C for itself, and gets to it only when somebody has answered.
+    # The event loop's own handler would act on Ctrl-C only after the question was answered.
     of_the_loop = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         typer.confirm(question, abort=True, err=True)
@@ -35,10 +35,12 @@ async def delete_each(
     delete: Callable[[str], Awaitable[int | str]],
     missing: type[BookKeeperError],
 ) -> int:
-    """Delete one after another, and give the exit code; what is missing is an error if it is the only one.
+    """Delete one after another, and return the exit code.
+
+    A missing name raises where it is the only one; otherwise it is noted, and the exit code is NOT_FOUND.
 
     Args:
-        delete: deletes what has a name, and gives what it is called in the output.
+        delete: deletes what has a name, and returns its name or id in the output.
     """
     ended = Exit.OK
     with output.stream() as put:

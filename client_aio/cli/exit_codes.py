@@ -1,4 +1,4 @@
-"""Exit codes, and what to tell the user about an error.
+"""Exit codes, and the message to the user about an error.
 
 The codes are stable: scripts rely on them, and README.md lists them.
 """
@@ -22,7 +22,7 @@ class Exit(enum.IntEnum):
     BROKEN_PIPE = 141  # the reader of our standard output went away, as with any filter
 
 
-# The first row whose class fits decides; the hint says what to do.
+# The first row whose class matches the error decides. The third column is a hint for the user.
 _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
     (errors.InvalidArgumentError, Exit.USAGE, ""),
     (errors.NoSuchLedgerError, Exit.NOT_FOUND, "`bookie-aio ledger list` shows the ledgers there are"),
@@ -88,7 +88,7 @@ def exit_code_of(error: BaseException) -> Exit:
 
 
 def describe(error: BaseException) -> str:
-    """Return the one line that says what went wrong and, where something helps, what to do."""
+    """Return one line with the reason of the error and, where there is one, a hint for the user."""
     message = " ".join(str(error).split())
     if not message:
         message = type(error).__name__

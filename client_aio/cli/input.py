@@ -1,6 +1,6 @@
-"""Where `ledger write` and `log append` get their bytes: a file, or whatever standard input is.
+"""The input of `ledger write` and `log append`: a file, a pipe or a terminal.
 
-Invariant: waiting for a pipe or a terminal holds up neither the event loop nor the end of the process.
+Invariant: waiting for a pipe or a terminal blocks neither the event loop nor the end of the process.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ _CHUNKS_AHEAD = 4
 
 
 async def read_chunks(path: str) -> AsyncGenerator[bytes, None]:
-    """Yield a file's bytes as they come; `-` is standard input.
+    """Yield a file's bytes as they arrive; `-` is standard input.
 
     Raises:
-        OSError: it cannot be opened or read.
+        OSError: the file cannot be opened or read.
     """
     found = os.fstat(0) if path == "-" else os.stat(path)
     if not stat.S_ISREG(found.st_mode):
@@ -46,19 +46,19 @@ def _close(path: str, descriptor: int) -> None:
 
 
 async def _read_on_thread(path: str) -> AsyncGenerator[bytes, None]:
-    # A thread of its own, as a daemon: a pool's thread that waits in read() would be waited for at the end,
-    # and a terminal set to non-blocking would be so for standard output as well.
+    # A daemon thread: the interpreter would wait at exit for a pool's thread that blocks in read(). Not a
+    # non-blocking descriptor: a terminal would then be non-blocking for standard output as well.
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(_CHUNKS_AHEAD)
 
     def put(data: bytes | OSError) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, and no reader waits any more
             loop.call_soon_threadsafe(arrived.put_nowait, data)
 
     def read() -> None:
         try:
-            descriptor = _open(path)  # a named pipe's waits until somebody writes to it
+            descriptor = _open(path)  # blocks for a named pipe until another process opens it for writing
             try:
                 data = b"-"
                 while data:
@@ -81,7 +81,7 @@ async def _read_on_thread(path: str) -> AsyncGenerator[bytes, None]:
 
 
 def cut(data: bytes, chunk_bytes: int | None, keep_newline: bool) -> tuple[list[bytes], bytes]:
-    """Return the whole entries at the start of the data (lines, or chunks of that size), and the rest."""
+    """Return the whole entries at the start of the data (lines, or chunks), and the remaining bytes."""
     if chunk_bytes is not None:
         end = len(data) - len(data) % chunk_bytes
         return [data[at : at + chunk_bytes] for at in range(0, end, chunk_bytes)], data[end:]
@@ -90,7 +90,7 @@ def cut(data: bytes, chunk_bytes: int | None, keep_newline: bool) -> tuple[list[
 
 
 def size_of(source: str) -> int | None:
-    """Return the bytes that a file has; None where that cannot be told."""
+    """Return a file's size in bytes; None for a pipe, a terminal or standard input."""
     if source == "-":
         return None
     path = Path(source)
@@ -102,12 +102,12 @@ def size_of(source: str) -> int | None:
 async def read_batches(
     source: str, chunk_bytes: int | None, keep_newline: bool
 ) -> AsyncGenerator[list[bytes], None]:
-    """Yield the entries to write in lists, as they arrive; a pipe's first lines do not wait for more."""
+    """Yield lists of entries to write, as they arrive; a pipe's first lines do not wait for more."""
     rest: list[bytes] = []
     async with aclosing(read_chunks(source)) as chunks:
         async for data in chunks:
             if chunk_bytes is None and b"\n" not in data:
-                rest.append(data)  # a long line is put together once, not again with every part
+                rest.append(data)  # a long line is joined once: joining at every part would be quadratic
                 continue
             entries, left = cut(b"".join([*rest, data]), chunk_bytes, keep_newline)
             rest = [left]

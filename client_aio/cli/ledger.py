@@ -62,14 +62,14 @@ Newline = Annotated[
 
 
 class Protection(TypedDict):
-    """What guards a ledger, as arguments of `create_ledger`."""
+    """The digest and the password of a ledger, as arguments of `create_ledger`."""
 
     digest: str
     password: bytes
 
 
 class Quorums(TypedDict):
-    """The three numbers of a ledger, as arguments of `create_ledger`."""
+    """The ensemble size and the two quorums of a ledger, as arguments of `create_ledger`."""
 
     ensemble_size: int
     write_quorum: int
@@ -77,18 +77,18 @@ class Quorums(TypedDict):
 
 
 def name_or_id(text: str) -> str | int:
-    """Tell an id from a name: no name begins with a digit."""
+    """Return the id in a text, or the name: no name begins with a digit."""
     return int(text) if text.isdecimal() else text
 
 
 def protection(digest: str | None, password_file: Path | None) -> Protection:
-    """Fill in the digest that goes with the password, or with none."""
+    """Return the digest and the password; the default digest is HMAC with a password, a CRC without."""
     password = password_of(password_file)
     return {"digest": digest or (DIGEST_HMAC if password else DIGEST_CRC), "password": password}
 
 
 def quorums(ensemble: int, write_quorum: int | None, ack_quorum: int | None) -> Quorums:
-    """Fill in what was left out."""
+    """Return the quorums with defaults for those left out."""
     write_quorum = ensemble if write_quorum is None else write_quorum
     ack_quorum = write_quorum // 2 + 1 if ack_quorum is None else ack_quorum
     return {"ensemble_size": ensemble, "write_quorum": write_quorum, "ack_quorum": ack_quorum}
@@ -114,8 +114,9 @@ async def create(
 ) -> None:
     """Create an empty ledger and print its id.
 
-    It stays OPEN, and nobody writes to it: a ledger is written by the client that created it, which for
-    data from a file or a pipe is `ledger write`; an unbounded one by whoever takes it over.
+    The ledger stays OPEN and empty: only the client that creates a bounded ledger can write to it. For data
+    from a file or a pipe use `ledger write`. An unbounded ledger is written by each client that takes it
+    over.
     """
     async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
         sizes, guard = quorums(ensemble, write_quorum, ack_quorum), protection(digest, password_file)
@@ -158,7 +159,7 @@ async def takeover(
         ) as ledger,
     ):
         if source is not None:
-            await _pour(output, ledger, source, None, False)
+            await _add_input(output, ledger, source, None, False)
         if trim_before is not None:
             await ledger.trim(trim_before)
         if seal:
@@ -198,7 +199,7 @@ async def write(
 
     If it is interrupted, or reading or writing fails, the ledger stays OPEN with what was written.
     """
-    size_of(source)  # whether it is there at all, before anything is made
+    size_of(source)  # a usage error for a missing file, before a ledger is created
     output = invocation.output
     async with (
         client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
@@ -208,8 +209,8 @@ async def write(
             custom_metadata=custom_of(custom),
         ) as ledger,
     ):
-        output.note(f"writing ledger {ledger.ledger_id}")  # known also if this never comes to its end
-        await _pour(output, ledger, source, chunk_bytes, keep_newline)
+        output.note(f"writing ledger {ledger.ledger_id}")  # so that the id is known after an interruption
+        await _add_input(output, ledger, source, chunk_bytes, keep_newline)
         document = {
             "ledger_id": ledger.ledger_id,
             "entries": ledger.last_add_confirmed + 1,
@@ -219,10 +220,10 @@ async def write(
     output.note(f"{document['entries']:,} entries, {document['bytes']:,} bytes")
 
 
-async def _pour(
+async def _add_input(
     output: Output, ledger: client_aio.LedgerWriter, source: str, chunk_bytes: int | None, keep_newline: bool
 ) -> None:
-    """Add what comes from a file or a pipe, and wait until it is acknowledged."""
+    """Add the entries of a file or a pipe, and wait until they are acknowledged."""
     length = ledger.length
     with output.progress() as progress:
         task = progress.add_task(f"ledger {ledger.ledger_id}", total=size_of(source), figures="")
@@ -261,7 +262,7 @@ async def cat(
         client.open_ledger(name_or_id(ledger_id), password=password_of(password_file)) as reader,
     ):
         first = reader.metadata.first_entry if first is None else first
-        # What nobody can tell is not where the ledger ends.
+        # Raises where too few bookies answer: a lower LAC would make the output silently short.
         stop = max(await reader.read_last_add_confirmed(), first - 1) if last is None else last
         if not invocation.output.is_table:
             async with aclosing(reader.read(first, stop)) as entries:
@@ -277,7 +278,7 @@ async def cat(
 
 
 def slices(batch: Any) -> Iterator[bytes]:
-    """Return the entries of a batch."""
+    """Yield the entries of a batch."""
     for start, end in pairwise(batch.offsets):
         yield bytes(batch.buffer[start:end])
 
@@ -320,7 +321,7 @@ async def _print_entries(invocation: Invocation, entries: Any, ending: bytes = b
 
 
 def put_bytes(data: bytes | memoryview) -> None:
-    """Write to standard output, which is flushed later."""
+    """Write to standard output, which is flushed when the command ends."""
     sys.stdout.buffer.write(data)
 
 
@@ -438,13 +439,13 @@ async def repair(
     ] = None,
     password_file: PasswordFile = None,
 ) -> None:
-    """Copy what a bookie owes of a ledger to another one, and name that instead.
+    """Copy the entries that a bookie owes to another bookie, and name that bookie in the ledger's metadata.
 
-    Safe beside a live writer, which it neither fences nor disturbs: of a ledger that is not closed, the last
+    Safe beside a live writer, which is neither fenced nor disturbed. Of a ledger that is not closed, the last
     fragment is left alone, unless --recover-after is given. May be interrupted, and run again. Copying needs
-    no password, unless the bookie that is copied to has entries of former terms in their place; taking over a
-    ledger that has one does. A bookie that is in no fragment needs no repair,
-    but one that the cluster has never heard of is an error.
+    no password, unless the new bookie has entries of former terms in their place. Taking over a ledger that
+    has a password needs it. A bookie that is in no fragment needs no repair, but one that the cluster has
+    never heard of is an error.
     """
     output = invocation.output
     async with client_aio.connect(invocation.metadata_uri) as client:
@@ -477,7 +478,7 @@ async def repair(
 
 
 async def _check_known(invocation: Invocation, ledger_id: int, bookie: str) -> None:
-    """Raise NoSuchKeyError for a bookie that runs nowhere and has no cookie: its name is mistyped."""
+    """Raise NoSuchKeyError for a bookie that neither runs nor has a cookie: its id is mistyped."""
     async with await open_store(invocation.metadata_uri) as store:
         known = {*await store.children(KEY_COOKIES), *await available_bookies(store)}
     if bookie not in known:

@@ -1,4 +1,4 @@
-"""How a ledger's metadata and entries look as text. Pure: values in, text out."""
+"""The text forms of a ledger's metadata and entries. Pure: values in, text out."""
 
 import base64
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def custom_of(pairs: Sequence[str] | None) -> dict[str, bytes]:
 
 
 def text_of(data: bytes) -> dict[str, str]:
-    """Return bytes as `text` where they are UTF-8, else as `base64`."""
+    """Return bytes as `text` where they are UTF-8, otherwise as `base64`."""
     try:
         return {"text": bytes(data).decode()}
     except UnicodeDecodeError:
@@ -60,7 +60,8 @@ def draw(metadata: LedgerMetadata) -> str:
                1  137,333–412,000     b1  b4  b3              █████████████████████
                                           ^^
 
-    A bookie that was not in the fragment before is underlined. A ledger that is not CLOSED has no end yet.
+    A bookie that was not in the fragment before is underlined. A ledger that is not CLOSED is drawn without
+    an end.
     """
     quorums = f"E={metadata.ensemble_size} Qw={metadata.write_quorum} Qa={metadata.ack_quorum}"
     lines = [f"ledger {metadata.ledger_id}  {metadata.state.value}  {quorums}  {metadata.digest}"]
@@ -107,7 +108,7 @@ def _state_of(replica: Replica) -> str:
 
 
 def text_of_repair(report: RepairReport, *, is_unbounded: bool = False) -> str:
-    """Say what a repair did, a line for each fragment; each line names the ledger, as many are repaired."""
+    """Return the report of a repair, a line for each fragment; each line names the ledger."""
     lines = ["recovered, and closed"] if report.was_recovered else []
     for fragment in report.fragments:
         how = (
@@ -166,7 +167,7 @@ def _draw_fragments(metadata: LedgerMetadata) -> list[str]:
 
 
 def entries_text(first: int, last: int) -> str:
-    """Name a run of entries, which may be empty."""
+    """Return the text of a run of entries, which may be empty."""
     return f"entries {_range(first, last)}" if last >= first else "no entries"
 
 
@@ -177,7 +178,7 @@ def _range(first: int, last: int | None) -> str:
 
 
 def _bar(first: int, last: int | None, ledger_last: int | None) -> str:
-    """Return the fragment's place in the ledger; nothing while the ledger has no end."""
+    """Return the bar of the fragment's place in the ledger; empty while the ledger has no end."""
     if last is None or not ledger_last or last < first:
         return ""
     total = ledger_last + 1

@@ -1,4 +1,4 @@
-"""A cluster on this machine: each bookie a process of its own, watched by the one that started them.
+"""A cluster on this machine: each bookie is a process, watched by the process that started it.
 
 Owns the cluster's directory:
 
@@ -8,9 +8,11 @@ Owns the cluster's directory:
     DIR/metadata.db         the embedded metadata store, unless another one is named
     DIR/b1, DIR/b1.log …    each bookie's data and its log
 
-Invariants: a directory has one cluster running at most; bookies keep their ids from start to start, whatever
-their ports; they stop when the process that started them is gone, even by `kill -9` (their standard input
-ends then).
+Invariants:
+
+- A directory has at most one cluster running.
+- Bookies keep their ids from start to start; their ports may change.
+- Bookies stop when the process that started them ends, even by `kill -9`: their standard input then ends.
 """
 
 import asyncio
@@ -28,14 +30,14 @@ from urllib.parse import quote
 
 from metadata.errors import BookKeeperError, DirectoryInUseError, InvalidArgumentError, OperationTimeoutError
 
-START_TIMEOUT_S = 120.0  # a bookie replays what a crash left before it serves
+START_TIMEOUT_S = 120.0  # long, since a bookie replays its journal after a crash before it serves
 STOP_TIMEOUT_S = 20.0
 RELEASE_TIMEOUT_S = 20.0
 RESTART_DELAY_S = 1.0
 
 
 class BookieStartError(BookKeeperError):
-    """A bookie's process ended before it served; `exit_code` is what it ended with."""
+    """A bookie's process ended before it served; `exit_code` is the process's exit code."""
 
     exit_code = 1
 
@@ -53,7 +55,7 @@ class BookieProcess:
     addresses: list[str] = field(default_factory=list)
 
     def row(self) -> dict[str, Any]:
-        """Return what cluster.json says of it."""
+        """Return the bookie's row of cluster.json."""
         return {
             "bookie_id": self.bookie_id,
             "pid": self.pid,
@@ -78,16 +80,16 @@ class LocalCluster:
         arguments: list[str],
         report: Callable[[str], None],
     ) -> None:
-        """Prepare; nothing happens before `start`.
+        """Prepare; nothing happens before `prepare` and `start`.
 
         Args:
             metadata: URI of the metadata store; None: the embedded one in the directory.
-            bookies: how many to run at least; those that the directory has already are all started.
-            base_port: the first one's port, counted up from there; 0: any free ones.
-            racks: how many racks they are labelled with, r1, r2, … in turn; 0: none.
+            bookies: the lowest number of bookies to run; all bookies that the directory has are started.
+            base_port: the first bookie's port, counted up from there; 0: any free ports.
+            racks: the number of racks that the bookies are labelled with, r1, r2, … in turn; 0: none.
             restart: start again a bookie that died.
-            arguments: handed to every `bookie serve`.
-            report: takes the sentences that are for the user.
+            arguments: passed to every `bookie serve`.
+            report: called with each message for the user.
         """
         self._directory = directory.resolve()
         self._metadata = metadata
@@ -109,7 +111,7 @@ class LocalCluster:
         return self._metadata or f"sqlite://{quote(str(self._directory / 'metadata.db'))}"
 
     def document(self) -> dict[str, Any]:
-        """Return what cluster.json says."""
+        """Return the content of cluster.json."""
         return {
             "format": 1,
             "metadata": self.metadata_uri,
@@ -118,10 +120,10 @@ class LocalCluster:
         }
 
     async def prepare(self) -> None:
-        """Lock the directory and read what it holds.
+        """Lock the directory and read its cluster.json.
 
         Raises:
-            DirectoryInUseError: a cluster runs there.
+            DirectoryInUseError: a cluster runs in the directory.
             InvalidArgumentError: the directory's cluster has another metadata store.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -130,7 +132,7 @@ class LocalCluster:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + RELEASE_TIMEOUT_S
         while not self._lock("processes.lock"):
-            # Bookies whose starter was killed notice, and stop; there is no event to wait for.
+            # Bookies whose starter was killed notice that, and stop. No event tells when: the lock is polled.
             if loop.time() > deadline:
                 raise DirectoryInUseError(f"bookies of an earlier start still run in {self._directory}")
             await asyncio.sleep(0.1)
@@ -156,10 +158,10 @@ class LocalCluster:
         ]
 
     async def start(self) -> None:
-        """Start all bookies and return when all serve.
+        """Start all bookies, and return when all serve.
 
         Raises:
-            BookieStartError: one of them did not come up; the others have been stopped.
+            BookieStartError: a bookie did not start; the others have been stopped.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -171,7 +173,7 @@ class LocalCluster:
         self._record()
 
     async def stop(self) -> None:
-        """Stop all bookies cleanly; those that do not stop in time are killed, and that is reported."""
+        """Stop all bookies cleanly; a bookie that does not stop in time is killed, and that is reported."""
         self._stopping = True
         for process in self._running.values():
             with contextlib.suppress(ProcessLookupError):
@@ -210,7 +212,7 @@ class LocalCluster:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 pass_fds=[lock.fileno() for lock in self._locks[1:]],
-                start_new_session=True,  # Ctrl-C reaches the starter only, which stops them in order
+                start_new_session=True,  # Ctrl-C reaches the starter only, which stops the bookies
             )
         self._running[bookie.bookie_id] = process
         bookie.pid = process.pid
@@ -224,7 +226,7 @@ class LocalCluster:
                 bookie_id=bookie.bookie_id,
             ) from None
         if not line:
-            error = BookieStartError(_why_not(bookie, log_start), bookie_id=bookie.bookie_id)
+            error = BookieStartError(_start_failure(bookie, log_start), bookie_id=bookie.bookie_id)
             error.exit_code = await process.wait()
             raise error
         bookie.addresses = json.loads(line)["addresses"]
@@ -238,7 +240,7 @@ class LocalCluster:
             return
         self._running.pop(bookie.bookie_id, None)
         self._report(
-            f"bookie {bookie.bookie_id} (pid {bookie.pid}) {_how_it_ended(code)}; its log: {bookie.log}"
+            f"bookie {bookie.bookie_id} (pid {bookie.pid}) {_exit_text(code)}; its log: {bookie.log}"
         )
         bookie.pid = None
         self._record()
@@ -282,11 +284,11 @@ class LocalCluster:
         draft.replace(path)
 
 
-def _how_it_ended(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _why_not(bookie: BookieProcess, log_start: int) -> str:
+def _start_failure(bookie: BookieProcess, log_start: int) -> str:
     with bookie.log.open("rb") as log:
         log.seek(log_start)
         lines = log.read().decode(errors="replace").strip().splitlines()

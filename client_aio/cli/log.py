@@ -136,7 +136,7 @@ async def tail(
 async def _last_records(
     client: client_aio.Client, name: str, count: int, password: bytes
 ) -> Position | str | None:
-    """Return the position of the last but so many records."""
+    """Return the position to read from for the last `count` records; None for the log's begin."""
     metadata = await client.log_metadata(name)
     if not count:
         return "end"

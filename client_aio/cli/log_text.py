@@ -1,4 +1,4 @@
-"""How a log's chain of ledgers looks as text. Pure: values in, text out."""
+"""The text form of a log's chain of ledgers. Pure: values in, text out."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,7 +21,7 @@ def row_of(name: str, metadata: LogMetadata) -> dict[str, Any]:
 
 
 def link_of(row: LogRow, ledger: LedgerMetadata | None) -> dict[str, Any]:
-    """Return what `log show` says of one ledger; None for one that does not exist."""
+    """Return the row of `log show` for one ledger; `ledger` is None where it does not exist."""
     return {
         "id": row.id,
         "ledger_id": row.ledger_id,
@@ -44,8 +44,8 @@ def draw(metadata: LogMetadata, links: Sequence[dict[str, Any]]) -> str:
         ├     8  CLOSED    1,000  1,000,000  b1 b2 b3            …
         └     9  OPEN          …          …  b2 b3 b4            …
 
-    A ledger added under another id than its own is written `id=ledger`. With links of the last few ledgers
-    only, what was left out is counted.
+    A ledger that was added under another id than its own is written `id=ledger`. Where only the last links
+    are given, the omitted ones are counted.
     """
     count = len(metadata.rows)
     lines = [

@@ -1,4 +1,4 @@
-"""`bookie-aio`: the commands, put together."""
+"""`bookie-aio`: the groups of commands, put together, and how a command ends."""
 
 import sys
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def _root(
 
 
 def _add_groups(arguments: Sequence[str]) -> None:
-    """Import the group of commands that is called, and the others only where they are to be listed."""
+    """Import the group of commands that is called; without one, import all groups, to be listed."""
     is_called = arguments and arguments[0] in _GROUPS
     for name in arguments[:1] if is_called else _GROUPS:
         app.add_typer(import_module(f"client_aio.cli.{name}").app, name=name)
@@ -51,7 +51,7 @@ def main() -> NoReturn:
     _add_groups(sys.argv[1:])
     try:
         code = app(standalone_mode=False)
-    except typer.Abort as abort:  # a question that was answered with no, or not at all
+    except typer.Abort as abort:  # a question was answered with no, or not at all
         code = Exit.INTERRUPTED if isinstance(abort.__context__, KeyboardInterrupt) else Exit.FAILURE
     except Exception as error:
         code = _report_usage(error)
@@ -59,8 +59,8 @@ def main() -> NoReturn:
 
 
 def _report_usage(error: Exception) -> int:
-    """Say in one line what is wrong with the command's arguments."""
-    # Known by its method: the class is click's or, with newer releases of typer, a copy of it.
+    """Write one line on standard error about a wrong argument, and return the exit code."""
+    # Recognised by its method: the class is click's or, with newer releases of typer, a copy of click's.
     format_message = getattr(error, "format_message", None)
     if format_message is None:
         raise error

@@ -1,14 +1,12 @@
-"""What every command takes (`--metadata`, `-o`, `--loop`, `--debug`), and how its coroutine is run.
+"""The options that every command takes (`--metadata`, `-o`, `--loop`, `--debug`), and how a command is run.
 
-A command is a function, plain or a coroutine, whose first parameter is the `Invocation`. `command` gives
-it the common options, runs it on the chosen event loop, and turns its errors into one line on standard
-error and a stable exit code.
+A command is a function, plain or a coroutine, whose first parameter is the `Invocation`. `command` adds the
+common options and runs the function on the chosen event loop. An error becomes one line on standard error and
+a stable exit code.
 
-Passwords of ledgers, for commands: from a file or the environment, never from the command line itself.
-
-What stands on a command line is seen by every user of the machine, and kept in the shell's history.
-
-The option `--placement`: which of the client's policies chooses bookies.
+Also the two options that several groups of commands share: `--password-file` and `--placement`. There is no
+option for a password itself. A command line is visible to every user of the machine, and is kept in the
+shell's history.
 """
 
 import asyncio
@@ -44,7 +42,7 @@ class Loop(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Invocation:
-    """What the common options say."""
+    """The values of the common options."""
 
     metadata: str | None
     output: Output
@@ -56,8 +54,8 @@ class Invocation:
         """Return the URI of a metadata store that exists.
 
         Raises:
-            InvalidArgumentError: none is named, or its URI is wrong.
-            MetadataUnavailableError: it is a file that is not there. Opening would make an empty store.
+            InvalidArgumentError: no URI is given, or the URI is wrong.
+            MetadataUnavailableError: the URI names a missing file. Opening it would create an empty store.
         """
         uri = self.new_metadata_uri
         location = parse_uri(uri)
@@ -67,7 +65,7 @@ class Invocation:
 
     @property
     def new_metadata_uri(self) -> str:
-        """Return the metadata store's URI, of one that may have to be made; see `metadata_uri`."""
+        """Return the metadata store's URI, of a store that may not exist yet; see `metadata_uri`."""
         if not self.metadata:
             raise InvalidArgumentError(
                 f"no metadata store is named: give --metadata URI or set {METADATA_VARIABLE}, "
@@ -104,7 +102,7 @@ def command(
     """Register the decorated function as a command of `app`, with the common options added.
 
     Args:
-        without_loop: the command runs on no event loop of ours, and takes no `--loop`.
+        without_loop: the command runs on no event loop of this module, and takes no `--loop`.
         without_variable: `--metadata` counts only on the command line, not from the environment.
     """
 
@@ -169,7 +167,7 @@ def _run_coroutine(loop: Loop, coroutine: Coroutine[Any, Any, Any]) -> Any:
     if loop is Loop.UVLOOP:
         try:
             import uvloop
-        except ImportError:  # not made for this platform; asyncio does as well
+        except ImportError:  # no uvloop for this platform: asyncio's own loop is used
             pass
         else:
             factory = uvloop.new_event_loop
@@ -178,7 +176,7 @@ def _run_coroutine(loop: Loop, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _report(invocation: Invocation, error: Exception) -> int:
-    while isinstance(error, ExceptionGroup):  # of tasks that failed together, the first says why
+    while isinstance(error, ExceptionGroup):  # of tasks that failed together, the first is reported
         error = error.exceptions[0]
     if invocation.debug:
         traceback.print_exception(error)
@@ -187,12 +185,12 @@ def _report(invocation: Invocation, error: Exception) -> int:
 
 
 def _silence_standard_output() -> None:
-    # The interpreter flushes standard output once more at exit, and would complain.
+    # The interpreter flushes standard output at exit, and would write a BrokenPipeError to standard error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage_error(message: str) -> NoReturn:
-    """End the command as one that was called wrongly."""
+    """Raise the error of a command that was called wrongly."""
     raise InvalidArgumentError(message)
 
 
@@ -224,7 +222,7 @@ def password_of(file: Path | None) -> bytes:
 
 
 class Placement(enum.StrEnum):
-    """The policies that can be named on the command line."""
+    """The placement policies that can be named on the command line."""
 
     WEIGHTED = "weighted"
     RACK_AWARE = "rack-aware"

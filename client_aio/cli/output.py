@@ -1,7 +1,9 @@
-"""What commands print: results on standard output as a table, JSON or JSON lines; all else on standard error.
+"""The output of commands: results on standard output, everything else on standard error.
 
-Invariants: standard output holds the result and nothing else, so that it can be piped; progress is shown
-only where standard error is a terminal.
+A result is a table, JSON, or JSON lines.
+
+Invariants: standard output holds the result and nothing else, so that it can be piped. Progress is shown only
+where standard error is a terminal.
 """
 
 import base64
@@ -36,14 +38,14 @@ class Output:
 
     @cached_property
     def _errors(self) -> "Console":
-        # rich is imported where something is to be shown: most calls, and every bookie, start without it.
+        # rich is imported only to show something: most commands, and every bookie, start without it.
         from rich.console import Console
 
         return Console(stderr=True, highlight=False, soft_wrap=True)
 
     @property
     def is_table(self) -> bool:
-        """Return whether a person is to read the result."""
+        """Return whether the result is for a person to read."""
         return self.form is Format.TABLE
 
     def rows(self, rows: Sequence[Row], columns: Sequence[str]) -> None:
@@ -65,9 +67,10 @@ class Output:
 
     @contextmanager
     def stream(self) -> Iterator[Callable[[Row, str], None]]:
-        """Return a function that prints one object of many as it comes: its text, or its JSON.
+        """Return a function that prints one object of many as it arrives: its text, or its JSON.
 
-        As JSON they are one array, which is ended whatever ends the stream: the exit code tells.
+        As JSON the objects are one array. The array is closed even when the stream ends with an error, which
+        the exit code tells.
         """
         if self.form is not Format.JSON:
             yield lambda row, text: self.document(row, text=text)
@@ -90,7 +93,7 @@ class Output:
         self.document({key: value}, text=str(value))
 
     def note(self, message: str) -> None:
-        """Tell a person something that is not part of the result."""
+        """Print a message to the user that is not part of the result."""
         self._errors.print(message, markup=False)
 
     def progress(self) -> "Progress":
@@ -121,7 +124,7 @@ class Output:
             table.add_row(*(_cell(row.get(column)) for column in columns))
         console = Console(highlight=False, markup=False)
         if not console.is_terminal:
-            console.width = max(200, console.width)  # in a pipe nothing is folded
+            console.width = max(200, console.width)  # wide, so that no row is folded in a pipe
         console.print(table)
 
     def _write(self, text: str) -> None:
@@ -134,7 +137,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Turn what JSON does not know into what it does: bytes as Base64, as in ledger metadata."""
+    """Convert a value that JSON does not have: bytes as Base64, as in ledger metadata."""
     if isinstance(value, bytes | bytearray | memoryview):
         return base64.b64encode(value).decode()
     if isinstance(value, Mapping):

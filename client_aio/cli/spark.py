@@ -1,7 +1,7 @@
 """`bookie-aio spark`: jobs over whole logs and clusters, in Spark.
 
-pyspark is imported by the commands alone, so that the rest of the command line does without it. `--master`
-names a Spark cluster; by default the job runs in this process's own, on all its cores.
+Only these commands import pyspark, so that all others run without it. `--master` names a Spark cluster; by
+default the job runs in this process's own, on all its cores.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ _LOCAL = "local[*]"
 
 
 def _need_spark() -> None:
-    """Say what is missing where the extra is not installed."""
+    """Raise InvalidArgumentError where the extra is not installed."""
     try:
         import client_aio.spark
     except ImportError as error:
@@ -150,7 +150,7 @@ def sweep(
     ] = 24.0,
     password_file: PasswordFile = None,
 ) -> None:
-    """Delete the ledgers that Spark jobs have left over which died before they could commit."""
+    """Delete the ledgers of Spark jobs that died before they could commit."""
     _need_spark()
     from client_aio.spark.commits import sweep_orphans
 
@@ -163,7 +163,7 @@ def sweep(
 
 
 def _path_of(file: Path | None) -> str | None:
-    """Return the path under which executors on this machine find the file, too."""
+    """Return the absolute path of the file, under which executors on this machine find it too."""
     return None if file is None else str(file.absolute())
 
 

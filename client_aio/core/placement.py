@@ -158,27 +158,6 @@ def eligible(
     return chosen
 
 
-class Quarantine:
-    """Which bookies failed within the last `duration_s` seconds of the caller's clock."""
-
-    def __init__(self, duration_s: float) -> None:
-        self._duration_s = duration_s
-        self._failed_at_s: dict[str, float] = {}  # in ascending order of the times
-
-    def note_failure(self, bookie_id: str, now_s: float) -> None:
-        """Put a bookie into quarantine, or keep it there for longer."""
-        self._failed_at_s.pop(bookie_id, None)
-        self._failed_at_s[bookie_id] = now_s
-
-    def members(self, now_s: float) -> list[str]:
-        """Return the bookies in quarantine, the one that failed longest ago first."""
-        for bookie_id, at_s in list(self._failed_at_s.items()):
-            if at_s + self._duration_s > now_s:
-                break
-            del self._failed_at_s[bookie_id]
-        return list(self._failed_at_s)
-
-
 _STEPS_MAX = 10_000
 
 

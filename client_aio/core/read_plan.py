@@ -1,8 +1,30 @@
-"""Planning and checking reads: which bookies hold what, and whether an answer is what was asked for.
+"""Planning and checking reads: ranges, chunk sizes, whom to ask, and what a failed read means (rule 13).
 
-Entries of one fragment that share a write set form a *class*: all of them where E = Qw (stride 1), else
-the ids with the same remainder modulo E (stride E). A bookie of the write set holds them all, so a range of
-one class is read from one bookie.
+Entries of one fragment that share a write set form a *class*. Where E = Qw, all entries form one class
+(stride 1). Else the entries with the same remainder modulo E form a class (stride E). Every bookie of the
+write set holds all entries of the class, so one bookie can answer for a range of the class.
+
+The theory. A `Scan` cuts a range of entries into chunks of about one answer's budget. A chunk lies in one
+fragment and consists of one `ClassRange` per write set. A `RangeRead` reads the beginning of one class range
+in rounds. A round asks one bookie of the write set after the other, and the next bookie early when an answer
+is slow. The first intact answer ends the round.
+
+| a bookie's answer | the round |
+|---|---|
+| entries, intact | ends with them |
+| the bookie knows a later content term | ends at once: the metadata are read again |
+| no such entry, damage, doubt, an error, no answer in time | asks the next bookie |
+
+When no bookie is left, damage is reported before absence, and absence before doubt. Absence needs enough
+bookies that deny the entry. After a failed round the caller reads the metadata again. Another round follows
+where the metadata name other bookies. One more round follows where a bookie knows a later content term that
+the metadata store does not know.
+
+The caller's duties:
+
+- read the metadata again after a failed round, and hand them to `RangeRead.look_again`;
+- call `RangeRead.next_bookie` at the begin of a round, after every failure, and when an answer is slow;
+- hand every failure to `RangeRead.failed`, and every batch's size to `Scan.learn`.
 """
 
 from __future__ import annotations
@@ -10,19 +32,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.blocks import Block, parse_blocks
-from bookie_aio.wire.messages import ReadAnswer, Stop
+from bookie_aio.wire.messages import NO_TERM, Read, ReadAnswer, Stop
 from client_aio.core.quorum import write_set
-from metadata.errors import DigestMismatchError, MalformedFrameError, ProtocolError
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    DigestMismatchError,
+    EntryUnknownError,
+    InvalidArgumentError,
+    MalformedFrameError,
+    NoSuchEntryError,
+    ProtocolError,
+    StaleMetadataError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from client_aio.core.digest import Digest
     from metadata.model.ledger import Fragment, LedgerMetadata
 
+_FIRST_CHUNK_ENTRIES = 256
+_CHUNK_ENTRIES_MAX = 65_536
+_HEAD_BYTES = 16
+"""What a block's head adds to the mean size of an entry."""
+_ASKED_AT_ONCE = 2
+_READ_FAILURES = (DigestMismatchError, NoSuchEntryError, EntryUnknownError, StaleMetadataError)
+
 
 class ClassRange(NamedTuple):
-    """Entries `first`, `first + stride`, … up to `last`, of one fragment, kept by `bookies`."""
+    """Entries `first`, `first + stride`, … up to `last` of one fragment; `bookies` are their write set."""
 
     ledger_id: int
     content_term: int
@@ -33,17 +72,21 @@ class ClassRange(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """Return how many entries it names."""
+        """Return the number of entries."""
         return (self.last - self.first) // self.stride + 1
 
     def after(self, entry_id: int) -> ClassRange | None:
-        """Return what is left behind an entry of it; None when that was the last."""
+        """Return the range behind one of its entries; None behind the last one."""
         first = entry_id + self.stride
         return self._replace(first=first) if first <= self.last else None
 
+    def request(self, bytes_max: int) -> Read:
+        """Return the request that reads the range from a bookie and fences nothing."""
+        return Read(self.ledger_id, NO_TERM, self.content_term, self.first, self.last, self.stride, bytes_max)
+
 
 def stride_of(metadata: LedgerMetadata) -> int:
-    """Return the distance of neighbouring entries of one class."""
+    """Return the distance between neighbouring entries of one class."""
     return 1 if metadata.ensemble_size == metadata.write_quorum else metadata.ensemble_size
 
 
@@ -56,7 +99,7 @@ def fragment_end(metadata: LedgerMetadata, fragment: Fragment) -> int | None:
 
 
 def class_ranges(metadata: LedgerMetadata, first: int, last: int) -> list[ClassRange]:
-    """Cut a range that lies within one fragment into its classes, by their first entry."""
+    """Cut a range within one fragment into one range per class, in the order of their first entries."""
     fragment = metadata.fragment_of(first)
     stride = stride_of(metadata)
     ranges = []
@@ -69,11 +112,11 @@ def class_ranges(metadata: LedgerMetadata, first: int, last: int) -> list[ClassR
 
 
 def checked_blocks(asked: ClassRange, answer: ReadAnswer, body: memoryview, digest: Digest) -> list[Block]:
-    """Parse and check the blocks of an answer: they are the beginning of what was asked for, intact.
+    """Parse the blocks of an answer, and check that they are the intact beginning of the range asked for.
 
     Raises:
         DigestMismatchError: an entry's bytes do not match its checksum, or its authentication code.
-        ProtocolError: the answer is not one to this request.
+        ProtocolError: the answer does not fit this request.
     """
     blocks = list(_in_order(asked, body))
     for block in blocks:
@@ -114,9 +157,259 @@ def _in_order(asked: ClassRange, body: memoryview) -> Iterator[Block]:
             expected = block.last_entry + asked.stride
             yield block
     except MalformedFrameError as error:
-        # The head's checksum is part of what protects an entry: damage there is damage of the entry.
+        # The head's checksum protects the entry too, so damage of the head is damage of the entry.
         raise DigestMismatchError(
             f"entry {expected} of ledger {asked.ledger_id} does not match its checksum: {error}",
             ledger_id=asked.ledger_id,
             entry_id=expected,
         ) from error
+
+
+class ReadPlan:
+    """The decisions of one reader of a ledger's entries; its scans and reads share the rotation of bookies.
+
+    Args:
+        bytes_max: the budget of one answer.
+        can_refresh: whether the reader can read the metadata again.
+        turn: where in its write set the first read starts; each further read starts one bookie further on.
+        absent_at: how many bookies of a write set that deny an entry are enough to say that there is none;
+            by default all of them.
+    """
+
+    def __init__(
+        self, bytes_max: int, *, can_refresh: bool, turn: int = 0, absent_at: int | None = None
+    ) -> None:
+        self.bytes_max = bytes_max
+        self.can_refresh = can_refresh
+        self.absent_at = absent_at
+        self._turn = turn
+
+    def order(self, bookies: tuple[str, ...], quarantined: Collection[str]) -> list[str]:
+        """Return a write set in the order of asking: rotated by one for each call, quarantined ones last."""
+        self._turn += 1
+        start = self._turn % len(bookies)
+        # The sort is stable: within the healthy and the quarantined bookies the rotation stays.
+        return sorted(bookies[start:] + bookies[:start], key=quarantined.__contains__)
+
+
+class Scan:
+    """The chunks of one range of entries, in order.
+
+    Args:
+        metadata: of the ledger; only its sizes are used here.
+    """
+
+    def __init__(self, plan: ReadPlan, metadata: LedgerMetadata, first: int, last: int) -> None:
+        self._following = first
+        self._last = last
+        self._budget = plan.bytes_max * stride_of(metadata)
+        self._entries = 0
+        self._bytes = 0
+
+    @property
+    def is_planned(self) -> bool:
+        """Return whether all chunks have been returned."""
+        return self._following > self._last
+
+    def next_chunk(self, metadata: LedgerMetadata, *, is_first: bool) -> list[ClassRange]:
+        """Return the next chunk: one range per write set, in one fragment; empty where none can be asked for.
+
+        Args:
+            metadata: as they are now.
+            is_first: whether the consumer waits for this chunk. An error waits until earlier chunks are
+                consumed: meanwhile the caller may read the metadata again.
+
+        Raises:
+            NoSuchEntryError: the chunk's first entry has been trimmed, or the ledger is closed before it.
+        """
+        first = self._following
+        if first > self._last:
+            return []
+        if first < metadata.first_entry:
+            if is_first:
+                raise trimmed(metadata, first)
+            return []
+        end = fragment_end(metadata, metadata.fragment_of(first))
+        last = min(self._last, first + self._chunk_entries - 1, self._last if end is None else end)
+        if last < first:
+            if is_first:
+                raise _beyond_the_end(metadata, first)
+            return []
+        self._following = last + 1
+        return class_ranges(metadata, first, last)
+
+    def learn(self, entries: int, size: int) -> None:
+        """Note how many entries a batch held, and their bytes."""
+        self._entries += entries
+        self._bytes += size
+
+    @property
+    def _chunk_entries(self) -> int:
+        """Return how many entries make an answer's budget for each write set, by the batches so far."""
+        if not self._entries:
+            return _FIRST_CHUNK_ENTRIES
+        mean = self._bytes / self._entries + _HEAD_BYTES
+        return max(1, min(_CHUNK_ENTRIES_MAX, int(self._budget / mean)))
+
+
+class RangeRead:
+    """The read of the beginning of one class range: whom to ask next, and what a failure means.
+
+    Attributes:
+        wanted: the part of the range that lies in one fragment of the metadata as they are now.
+
+    Raises:
+        NoSuchEntryError: the range's first entry has been trimmed, or the ledger is closed before it.
+    """
+
+    def __init__(self, plan: ReadPlan, metadata: LedgerMetadata, asked: ClassRange) -> None:
+        self._plan = plan
+        self._asked = asked
+        self.wanted = _in_one_fragment(metadata, asked)
+        # Rule 13: one bookie that knows a later content term is enough to read the metadata again. The
+        # entries of the other bookies may be leftovers of a fenced writer.
+        self._heeds_stale = plan.can_refresh
+        self._unasked: list[str] = []
+        self._outstanding = 0
+        self._errors: list[BookKeeperError] = []
+
+    @property
+    def has_unasked(self) -> bool:
+        """Return whether a bookie is left to ask in this round."""
+        return bool(self._unasked)
+
+    def begin_round(self, quarantined: Collection[str]) -> None:
+        """Begin to ask the write set; nothing may be outstanding."""
+        self._unasked = self._plan.order(self.wanted.bookies, quarantined)
+        self._outstanding = 0
+        self._errors = []
+
+    def next_bookie(self) -> str | None:
+        """Return the bookie to ask now; None where enough are outstanding, or all have been asked."""
+        if not self._unasked or self._outstanding == _ASKED_AT_ONCE:
+            return None
+        self._outstanding += 1
+        return self._unasked.pop(0)
+
+    def failed(self, error: BookKeeperError) -> BookKeeperError | None:
+        """Note that a bookie gave no entry; return the error that ends the round, None where it goes on."""
+        if self._heeds_stale and isinstance(error, StaleMetadataError):
+            return error
+        self._outstanding -= 1
+        self._errors.append(error)
+        if self._unasked or self._outstanding:
+            return None
+        return _worst(self.wanted, self._errors, self._plan.absent_at or len(self.wanted.bookies))
+
+    def is_certain(self, error: BookKeeperError) -> bool:
+        """Return whether a round's error holds though the metadata cannot be read: a copy is damaged."""
+        return isinstance(error, DigestMismatchError)
+
+    def look_again(self, error: BookKeeperError, metadata: LedgerMetadata) -> bool:
+        """Return whether to ask another round, by the metadata that were read after a failed one.
+
+        Raises:
+            NoSuchEntryError: the range's first entry has been trimmed meanwhile, or the ledger is closed
+                before it.
+        """
+        moved = _in_one_fragment(metadata, self._asked)
+        if moved == self.wanted:
+            if not self._heeds_stale or not isinstance(error, StaleMetadataError):
+                return False
+            # The store knows of no later content term, so the bookies that know none may be right.
+            self._heeds_stale = False
+        self.wanted = moved
+        return True
+
+
+def check_range(first: int, last: int) -> None:
+    """Raise InvalidArgumentError unless first to last is a range of entries, perhaps an empty one."""
+    if not isinstance(first, int) or not isinstance(last, int) or first < 0 or last < first - 1:
+        raise InvalidArgumentError(f"{first!r} to {last!r} is no range of entries")
+
+
+def check_limit(ledger_id: int, first: int, last: int, limit: int) -> None:
+    """Raise unless first to last is a range of entries, perhaps an empty one, that may be read.
+
+    Raises:
+        InvalidArgumentError: it is no range.
+        NoSuchEntryError: it goes beyond `limit`.
+    """
+    check_range(first, last)
+    if last > limit and first <= last:
+        raise NoSuchEntryError(
+            f"entry {last} of ledger {ledger_id} lies beyond the last add confirmed, {limit}",
+            ledger_id=ledger_id,
+            entry_id=last,
+        )
+
+
+def trimmed(metadata: LedgerMetadata, entry_id: int) -> NoSuchEntryError:
+    """Build the error of an entry that has been trimmed."""
+    return NoSuchEntryError(
+        f"entry {entry_id} of ledger {metadata.ledger_id} has been trimmed: the ledger begins at entry "
+        f"{metadata.first_entry}",
+        ledger_id=metadata.ledger_id,
+        entry_id=entry_id,
+    )
+
+
+def _beyond_the_end(metadata: LedgerMetadata, entry_id: int) -> NoSuchEntryError:
+    return NoSuchEntryError(
+        f"entry {entry_id} of ledger {metadata.ledger_id} does not exist: the ledger is closed at entry "
+        f"{metadata.last_entry}",
+        ledger_id=metadata.ledger_id,
+        entry_id=entry_id,
+    )
+
+
+def _in_one_fragment(metadata: LedgerMetadata, asked: ClassRange) -> ClassRange:
+    """Return the beginning of a range, as far as one fragment of these metadata goes."""
+    if asked.first < metadata.first_entry:
+        raise trimmed(metadata, asked.first)
+    end = fragment_end(metadata, metadata.fragment_of(asked.first))
+    if end is not None and asked.first > end:
+        raise _beyond_the_end(metadata, asked.first)  # closed since it was asked for
+    last = asked.last if end is None else min(asked.last, end)
+    return class_ranges(metadata, asked.first, asked.first)[0]._replace(
+        last=asked.first + (last - asked.first) // asked.stride * asked.stride
+    )
+
+
+def refusal(answer: ReadAnswer, bookie_id: str, ledger_id: int) -> BookKeeperError:
+    """Build the error of an answer without entries: why the bookie stopped before the first one."""
+    kinds: dict[int, tuple[type[BookKeeperError], str]] = {
+        Stop.NO_SUCH_ENTRY: (NoSuchEntryError, "has no entry"),
+        Stop.UNKNOWN: (EntryUnknownError, "lost data and cannot say whether it held entry"),
+        Stop.STALE_METADATA: (StaleMetadataError, "knows a newer content term of entry"),
+    }
+    kind, text = kinds[answer.stop]
+    return kind(
+        f"bookie {bookie_id} {text} {answer.stop_entry} of ledger {ledger_id}",
+        ledger_id=ledger_id,
+        entry_id=answer.stop_entry,
+        bookie_id=bookie_id,
+    )
+
+
+def _worst(wanted: ClassRange, errors: list[BookKeeperError], absent_at: int) -> BookKeeperError:
+    """Sum up why no bookie gave an entry: damage, then absence where enough say so, then doubt."""
+
+    def pick(kinds: tuple[type[BookKeeperError], ...]) -> Iterator[BookKeeperError]:
+        return (error for error in errors if isinstance(error, kinds))
+
+    first: BookKeeperError
+    if (first_found := next(pick((DigestMismatchError,)), None)) is not None:
+        first = first_found
+    elif len(absent := list(pick((NoSuchEntryError,)))) >= absent_at:
+        first = absent[0]
+    else:
+        ranked = [*pick((StaleMetadataError,)), *pick((EntryUnknownError,)), *pick((BookKeeperError,))]
+        first = next((error for error in ranked if not isinstance(error, NoSuchEntryError)), errors[0])
+    kind = type(first) if isinstance(first, _READ_FAILURES) else BookieUnavailableError
+    return kind(
+        f"entry {wanted.first} of ledger {wanted.ledger_id} could not be read from any of "
+        f"{', '.join(wanted.bookies)}: {'; '.join(map(str, errors))}",
+        ledger_id=wanted.ledger_id,
+        entry_id=wanted.first,
+    )

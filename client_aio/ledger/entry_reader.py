@@ -1,14 +1,10 @@
-"""Reading entries: from whom, in which order, and what to do when a bookie cannot give one.
+"""Reading entries from bookies: the shell around `client_aio.core.read_plan`, and the entries it returns.
 
-A range is cut into chunks of about one answer's budget; several are asked for ahead of the consumer. Each
-chunk is asked of one bookie of its write set, the next one of the next, so that a scan spreads over the
-ensemble. A miss, a bad digest, an error or a slow answer sends the rest to the next bookie (rule 13). What is
-held at any time is bounded by `read_ahead_requests` answers.
+The plan decides which ranges to ask for, of which bookie, and what a failed read means. `EntryReader` sends
+the reads, arms the timer of the speculative read and hands answers to the plan. It asks for several chunks
+ahead of the consumer. `read_ahead_requests` answers bound the memory that a scan holds.
 
-Owns the asking. What may be read (the LAC) is its callers' business, `client_aio.ledger.reader` and the
-writer.
-
-What a read gives: entries, and batches of them.
+The callers decide what may be read (the LAC): `client_aio.ledger.reader` and the writer.
 """
 
 from __future__ import annotations
@@ -22,18 +18,23 @@ from functools import partial
 from itertools import accumulate, count, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bookie_aio.wire.messages import NO_TERM, Read, ReadAnswer, Stop
-from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges, fragment_end, stride_of
+from bookie_aio.wire.messages import ReadAnswer
+from client_aio.core.read_plan import (
+    ClassRange,
+    RangeRead,
+    ReadPlan,
+    Scan,
+    check_limit,
+    check_range,
+    checked_blocks,
+    refusal,
+)
 from metadata.errors import (
-    BookieUnavailableError,
     BookKeeperError,
     DigestMismatchError,
-    EntryUnknownError,
-    InvalidArgumentError,
     MetadataUnavailableError,
     NoSuchEntryError,
     ProtocolError,
-    StaleMetadataError,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class EntryBatch:
     """A run of entries with contiguous ids, without an object per entry.
 
     Entry number i has the id `first_entry_id + i` and the bytes `buffer[offsets[i]:offsets[i + 1]]`. The
-    buffer is read-only and stays valid for as long as it is held; holding a part of it holds all of it.
+    buffer is read-only and stays valid while a reference to it exists. A reference to a slice keeps all of
+    its memory.
     """
 
     __slots__ = ("buffer", "first_entry_id", "offsets")
@@ -91,8 +93,8 @@ class EntryBatch:
         return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[Entry]:
-        # One copy of the whole buffer, then slices of bytes: cheaper than a view per entry. And no call of a
-        # Python function per entry, as a named tuple's constructor is one.
+        # One copy of the whole buffer and slices of it cost less than a view per entry. `_new_entry` avoids
+        # the call of a Python function per entry: the constructor of a named tuple is one.
         whole = bytes(self.buffer)
         parts = [whole[start:end] for start, end in pairwise(self.offsets)]
         return map(_new_entry, zip(count(self.first_entry_id), parts, strict=False))
@@ -106,13 +108,9 @@ logger = logging.getLogger(__name__)
 EntryStream = AsyncGenerator[Entry, None]
 BatchStream = AsyncGenerator[EntryBatch, None]
 
-_FIRST_CHUNK_ENTRIES = 256
-_CHUNK_ENTRIES_MAX = 65_536
-_SPECULATIVE_MAX = 2
-
 
 class EntrySource(Protocol):
-    """Where a handle reads its ledger's entries; `EntryReader` says what each member does."""
+    """The source of a ledger's entries for a handle; `EntryReader` documents the members."""
 
     @property
     def digest_mismatches(self) -> int: ...
@@ -128,13 +126,13 @@ class EntryReader:
     """Reads entries of one ledger.
 
     Args:
-        metadata: gives the ledger's metadata as its owner knows them now.
+        metadata: returns the ledger's metadata as its owner knows them now.
         digest: checks entries.
-        on_statement: told every LAC statement that an answer carries, not verified yet.
-        refresh: reads the metadata again; asked when no bookie named by the present ones has an entry.
-        turn: which bookie of its write set the first chunk is asked of; the next one of the next.
-        absent_at: how many bookies of a write set that have no such entry are enough to say that there is
-            none; by default all of them.
+        on_statement: called with every LAC statement that an answer carries; the statement is not verified.
+        refresh: reads the metadata again; called when no bookie of the present metadata returns an entry.
+            None: the metadata never change, and a failed read ends at once.
+        turn: the rotation at which the first read starts; see `ReadPlan`.
+        absent_at: how many bookies of a write set must deny an entry to prove it absent; by default all.
     """
 
     def __init__(
@@ -154,25 +152,40 @@ class EntryReader:
         self._digest = digest
         self._on_statement = on_statement
         self._refresh = refresh
-        self._turn = turn
-        self._absent_at = absent_at
+        self._plan = ReadPlan(
+            context.config.read_ahead_bytes,
+            can_refresh=refresh is not None,
+            turn=turn,
+            absent_at=absent_at,
+        )
         self.digest_mismatches = 0
 
     def stream(self, first: int, last: int, limit: int) -> EntryStream:
-        """Return the entries first to last, one by one; the arguments are checked now."""
+        """Return the entries first to last, one by one; see `batches`."""
         return entries_of(self.batches(first, last, limit))
 
     def batches(self, first: int, last: int, limit: int) -> BatchStream:
-        """Return the entries first to last, in batches; the arguments are checked now.
+        """Return the entries first to last, in batches.
 
         Args:
             limit: the last entry that may be read.
+
+        Raises:
+            InvalidArgumentError: at the call: first to last is no range.
+            NoSuchEntryError: at the call: `last` lies beyond `limit`. While iterating: an entry has been
+                trimmed, or no bookie has it.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating; see `blocks`.
         """
         check_limit(self._metadata().ledger_id, first, last, limit)
         return self._batches(first, last)
 
     def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
-        """Return the entries first to last, up to the first that no bookie has."""
+        """Return the entries first to last, up to the first entry that no bookie has.
+
+        Raises:
+            InvalidArgumentError: at the call: first to last is no range.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating; see `blocks`.
+        """
         check_range(first, last)
         return entries_of(self._until_absent(first, last))
 
@@ -183,74 +196,46 @@ class EntryReader:
                     yield batch
 
     async def blocks(self, wanted: ClassRange) -> list[Block]:
-        """Read the beginning of a class's range, at least one entry of it, from whoever has it.
+        """Read the beginning of a class's range, at least one entry, from any bookie of its write set.
+
+        Cancelling drops the answers that are outstanding.
 
         Raises:
-            NoSuchEntryError: every bookie of the write set says that the entry does not exist.
-            DigestMismatchError: a bookie had it with damage, and no other had it without.
-            EntryUnknownError, BookieUnavailableError: nobody could tell.
+            NoSuchEntryError: enough bookies of the write set (by default all) deny the entry, or it lies
+                outside the ledger by the metadata.
+            DigestMismatchError: a bookie returned a damaged copy, and no other bookie an intact one.
+            StaleMetadataError: a bookie knows a later content term of the entry than the metadata do.
+            EntryUnknownError, BookieUnavailableError: no bookie returned the entry, and too few deny it.
+            MetadataUnavailableError, NoSuchLedgerError: the metadata could not be read again.
         """
-        now = self._current(wanted)
-        # One bookie that knows a later content term is enough to read the metadata again: what others hold
-        # may be what somebody left who was displaced.
-        heeds_stale = self._refresh is not None
+        read = RangeRead(self._plan, self._metadata(), wanted)
         while True:
             try:
-                return await self._blocks_once(now, heeds_stale=heeds_stale)
-            except (
-                NoSuchEntryError, DigestMismatchError, EntryUnknownError, StaleMetadataError,
-                BookieUnavailableError,
-            ) as error:  # fmt: skip
+                return await self._ask_in_turn(read)
+            except BookKeeperError as error:
                 if self._refresh is None:
                     raise
                 try:
                     await self._refresh()
                 except MetadataUnavailableError:
-                    if isinstance(error, DigestMismatchError):
-                        raise error from None  # That is so, whoever has copies by now.
+                    if read.is_certain(error):
+                        raise error from None
                     raise
-                moved = self._current(wanted)
-                if moved == now:
-                    if not heeds_stale or not isinstance(error, StaleMetadataError):
-                        raise
-                    heeds_stale = False  # The store knows of no later one: whoever else has it may be right.
-                now = moved
-
-    def _current(self, wanted: ClassRange) -> ClassRange:
-        """Return the part of a range that lies in one fragment of the metadata as they are now."""
-        metadata = self._metadata()
-        self._check_begun(wanted.first)
-        end = fragment_end(metadata, metadata.fragment_of(wanted.first))
-        if end is not None and wanted.first > end:
-            raise self._beyond_the_end(wanted.first)  # closed since it was asked for
-        last = wanted.last if end is None else min(wanted.last, end)
-        return class_ranges(metadata, wanted.first, wanted.first)[0]._replace(
-            last=wanted.first + (last - wanted.first) // wanted.stride * wanted.stride
-        )
+                if not read.look_again(error, self._metadata()):
+                    raise
 
     async def _batches(self, first: int, last: int) -> BatchStream:
-        loop = asyncio.get_running_loop()
         ahead: deque[_Chunk] = deque()
-        size = _ChunkSize(self._metadata(), self._config.read_ahead_bytes)
-        following = first
+        scan = Scan(self._plan, self._metadata(), first, last)
         try:
-            while following <= last or ahead:
-                while following <= last and len(ahead) < self._config.read_ahead_requests:
-                    if ahead and following < self._metadata().first_entry:
-                        break  # What was asked for before this comes first.
-                    self._check_begun(following)
-                    end = self._chunk_end(following, last, size.entries)
-                    if end < following:
-                        if ahead:
-                            break
-                        raise self._beyond_the_end(following)
-                    chunk = _Chunk(following, end)
-                    for wanted in class_ranges(self._metadata(), following, end):
-                        chunk.parts.append(_Part(wanted, loop.create_task(self.blocks(wanted))))
-                    ahead.append(chunk)
-                    following = end + 1
+            while ahead or not scan.is_planned:
+                while len(ahead) < self._config.read_ahead_requests:
+                    ranges = scan.next_chunk(self._metadata(), is_first=not ahead)
+                    if not ranges:
+                        break
+                    ahead.append(_Chunk(self, ranges))
                 async for batch in self._consume(ahead[0]):
-                    size.learn(len(batch), len(batch.buffer))
+                    scan.learn(len(batch), len(batch.buffer))
                     yield batch
                 ahead.popleft()
         finally:
@@ -259,32 +244,13 @@ class EntryReader:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _check_begun(self, entry_id: int) -> None:
-        metadata = self._metadata()
-        if entry_id < metadata.first_entry:
-            raise trimmed(metadata, entry_id)
-
-    def _beyond_the_end(self, entry_id: int) -> NoSuchEntryError:
-        metadata = self._metadata()
-        return NoSuchEntryError(
-            f"entry {entry_id} of ledger {metadata.ledger_id} does not exist: the ledger is closed at entry "
-            f"{metadata.last_entry}",
-            ledger_id=metadata.ledger_id,
-            entry_id=entry_id,
-        )
-
-    def _chunk_end(self, first: int, last: int, entries: int) -> int:
-        metadata = self._metadata()
-        end = fragment_end(metadata, metadata.fragment_of(first))
-        return min(last, first + entries - 1, last if end is None else end)
-
     async def _consume(self, chunk: _Chunk) -> BatchStream:
-        """Return the entries of a chunk in order, asking for the rest of a part that came short."""
+        """Return the entries of a chunk in order; ask again for entries that an answer had no room for."""
         if len(chunk.parts) == 1 and chunk.parts[0].wanted.stride == 1:
             part = chunk.parts[0]
             following = part.wanted.first
             while following <= chunk.last:
-                for block in await part.next_blocks(self):
+                for block in await part.next_blocks():
                     following = block.last_entry + 1
                     yield EntryBatch.of_block(block)
             return
@@ -296,7 +262,7 @@ class EntryReader:
                 if not part.payloads:
                     if run:
                         break
-                    for block in await part.next_blocks(self):
+                    for block in await part.next_blocks():
                         part.payloads.extend(block.payloads())
                 run.append(part.payloads.popleft())
             yield EntryBatch.of_payloads(following, run)
@@ -304,28 +270,24 @@ class EntryReader:
 
     # --- asking bookies ---
 
-    async def _blocks_once(self, wanted: ClassRange, *, heeds_stale: bool) -> list[Block]:
-        """Ask one bookie after the other, and the next one early where an answer is slow.
-
-        Args:
-            heeds_stale: end where one of them knows a later content term.
-        """
-        order = self._order(wanted.bookies)
-        errors: list[BookKeeperError] = []
+    async def _ask_in_turn(self, read: RangeRead) -> list[Block]:
+        """Ask one bookie after the other, and the next bookie early when an answer is slow."""
+        read.begin_round(self._context.pool.directory.quarantined())
         asking: set[asyncio.Task[list[Block]]] = set()
         try:
-            while order or asking:
-                if order and len(asking) < _SPECULATIVE_MAX:
-                    asking.add(asyncio.create_task(self._ask(order.pop(0), wanted)))
-                timeout = self._config.speculative_read_s if order else None
+            while True:
+                bookie_id = read.next_bookie()
+                if bookie_id is not None:
+                    asking.add(asyncio.create_task(self._ask(bookie_id, read.wanted)))
+                timeout = self._config.speculative_read_s if read.has_unasked else None
                 done, asking = await asyncio.wait(
                     asking, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
                 for error in [task.exception() for task in done]:
-                    if heeds_stale and isinstance(error, StaleMetadataError):
-                        raise error
                     if isinstance(error, BookKeeperError):
-                        errors.append(error)
+                        ending = read.failed(error)
+                        if ending is not None:
+                            raise ending
                     elif error is not None:
                         raise error
                 for task in done:
@@ -334,32 +296,18 @@ class EntryReader:
         finally:
             for task in asking:
                 task.cancel()
-        raise _worst(wanted, errors, self._absent_at or len(wanted.bookies))
-
-    def _order(self, bookies: tuple[str, ...]) -> list[str]:
-        self._turn += 1
-        start = self._turn % len(bookies)
-        quarantined = self._context.pool.directory.quarantined()
-        # Stable: within healthy and quarantined ones the rotation stays.
-        return sorted(bookies[start:] + bookies[:start], key=quarantined.__contains__)
 
     async def _ask(self, bookie_id: str, wanted: ClassRange) -> list[Block]:
         connection = await self._context.pool.get(bookie_id)
-        request = Read(
-            wanted.ledger_id,
-            NO_TERM,
-            wanted.content_term,
-            wanted.first,
-            wanted.last,
-            wanted.stride,
-            self._config.read_ahead_bytes,
-        )
         answer, body = await connection.call(
-            request, ReadAnswer, timeout_s=self._config.read_timeout_s, ledger_id=wanted.ledger_id
+            wanted.request(self._config.read_ahead_bytes),
+            ReadAnswer,
+            timeout_s=self._config.read_timeout_s,
+            ledger_id=wanted.ledger_id,
         )
         try:
             blocks = checked_blocks(wanted, answer, body, self._digest)
-        except (DigestMismatchError, ProtocolError) as error:  # damaged, forged, or not what was asked for
+        except (DigestMismatchError, ProtocolError) as error:  # damaged, forged, or no answer to this request
             self.digest_mismatches += 1
             logger.error("ledger=%d bookie=%s: %s", wanted.ledger_id, bookie_id, error)
             error.bookie_id = bookie_id
@@ -368,61 +316,40 @@ class EntryReader:
             self._on_statement(answer.statement)
         if blocks:
             return blocks
-        raise _stopped(answer, bookie_id, wanted.ledger_id)
+        raise refusal(answer, bookie_id, wanted.ledger_id)
 
 
 class _Part:
-    """The share of a chunk that one write set holds."""
+    """The entries of a chunk that one write set holds."""
 
-    __slots__ = ("payloads", "task", "wanted")
+    __slots__ = ("_reader", "payloads", "task", "wanted")
 
-    def __init__(self, wanted: ClassRange, task: asyncio.Task[list[Block]]) -> None:
+    def __init__(self, reader: EntryReader, wanted: ClassRange) -> None:
+        self._reader = reader
         self.wanted = wanted
-        self.task = task
+        self.task = asyncio.create_task(reader.blocks(wanted))
         self.payloads: deque[memoryview] = deque()
 
-    async def next_blocks(self, reader: EntryReader) -> list[Block]:
-        """Return the next blocks: those asked for ahead, then what they left."""
+    async def next_blocks(self) -> list[Block]:
+        """Return the next blocks: the first answer's, then those of a read for each remainder."""
         blocks = await self.task
         rest = self.wanted.after(blocks[-1].last_entry)
         if rest is not None:
             self.wanted = rest
-            # Asked for only now that it is wanted: what is held ahead stays bounded.
-            self.task = asyncio.create_task(reader.blocks(rest))
+            # Not before the consumer has come so far: else the memory of a chunk would not be bounded.
+            self.task = asyncio.create_task(self._reader.blocks(rest))
         return blocks
 
 
 class _Chunk:
-    """A range that is asked for in one go, as one part per write set."""
+    """A range that is asked for at once, as one part per write set."""
 
     __slots__ = ("first", "last", "parts")
 
-    def __init__(self, first: int, last: int) -> None:
-        self.first = first
-        self.last = last
-        self.parts: list[_Part] = []
-
-
-class _ChunkSize:
-    """How many entries make an answer's budget, by what was seen so far."""
-
-    def __init__(self, metadata: LedgerMetadata, budget: int) -> None:
-        self._budget = budget * (stride_of(metadata) if stride_of(metadata) > 1 else 1)
-        self._entries = 0
-        self._bytes = 0
-
-    @property
-    def entries(self) -> int:
-        """Return the number of entries to ask for next."""
-        if not self._entries:
-            return _FIRST_CHUNK_ENTRIES
-        mean = self._bytes / self._entries + 16  # with its share of the head
-        return max(1, min(_CHUNK_ENTRIES_MAX, int(self._budget / mean)))
-
-    def learn(self, entries: int, size: int) -> None:
-        """Note what a batch held."""
-        self._entries += entries
-        self._bytes += size
+    def __init__(self, reader: EntryReader, ranges: list[ClassRange]) -> None:
+        self.first = ranges[0].first
+        self.last = max(each.last for each in ranges)
+        self.parts = [_Part(reader, each) for each in ranges]
 
 
 async def entries_of(batches: BatchStream) -> EntryStream:
@@ -431,76 +358,3 @@ async def entries_of(batches: BatchStream) -> EntryStream:
         async for batch in batches:
             for entry in batch:
                 yield entry
-
-
-def check_range(first: int, last: int) -> None:
-    """Raise InvalidArgumentError unless first to last is a range of entries, perhaps an empty one."""
-    if not isinstance(first, int) or not isinstance(last, int) or first < 0 or last < first - 1:
-        raise InvalidArgumentError(f"{first!r} to {last!r} is no range of entries")
-
-
-def check_limit(ledger_id: int, first: int, last: int, limit: int) -> None:
-    """Raise unless first to last is a range of entries, perhaps an empty one, that may be read.
-
-    Raises:
-        InvalidArgumentError: it is no range.
-        NoSuchEntryError: it goes beyond `limit`.
-    """
-    check_range(first, last)
-    if last > limit and first <= last:
-        raise NoSuchEntryError(
-            f"entry {last} of ledger {ledger_id} lies beyond the last add confirmed, {limit}",
-            ledger_id=ledger_id,
-            entry_id=last,
-        )
-
-
-def trimmed(metadata: LedgerMetadata, entry_id: int) -> NoSuchEntryError:
-    """Build the error of an entry that has been trimmed."""
-    return NoSuchEntryError(
-        f"entry {entry_id} of ledger {metadata.ledger_id} has been trimmed: the ledger begins at entry "
-        f"{metadata.first_entry}",
-        ledger_id=metadata.ledger_id,
-        entry_id=entry_id,
-    )
-
-
-def _stopped(answer: ReadAnswer, bookie_id: str, ledger_id: int) -> BookKeeperError:
-    kinds: dict[int, tuple[type[BookKeeperError], str]] = {
-        Stop.NO_SUCH_ENTRY: (NoSuchEntryError, "has no entry"),
-        Stop.UNKNOWN: (EntryUnknownError, "lost data and cannot say whether it held entry"),
-        Stop.STALE_METADATA: (StaleMetadataError, "knows a newer content term of entry"),
-    }
-    kind, text = kinds[answer.stop]
-    return kind(
-        f"bookie {bookie_id} {text} {answer.stop_entry} of ledger {ledger_id}",
-        ledger_id=ledger_id,
-        entry_id=answer.stop_entry,
-        bookie_id=bookie_id,
-    )
-
-
-def _worst(wanted: ClassRange, errors: list[BookKeeperError], absent_at: int) -> BookKeeperError:
-    """Sum up why no bookie gave an entry: damage, then absence where enough say so, then doubt."""
-
-    def pick(kinds: tuple[type[BookKeeperError], ...]) -> Iterator[BookKeeperError]:
-        return (error for error in errors if isinstance(error, kinds))
-
-    first: BookKeeperError
-    if (first_found := next(pick((DigestMismatchError,)), None)) is not None:
-        first = first_found
-    elif len(absent := list(pick((NoSuchEntryError,)))) >= absent_at:
-        first = absent[0]
-    else:
-        ranked = [*pick((StaleMetadataError,)), *pick((EntryUnknownError,)), *pick((BookKeeperError,))]
-        first = next((error for error in ranked if not isinstance(error, NoSuchEntryError)), errors[0])
-    kind = type(first) if isinstance(first, _READ_FAILURES) else BookieUnavailableError
-    return kind(
-        f"entry {wanted.first} of ledger {wanted.ledger_id} could not be read from any of "
-        f"{', '.join(wanted.bookies)}: {'; '.join(map(str, errors))}",
-        ledger_id=wanted.ledger_id,
-        entry_id=wanted.first,
-    )
-
-
-_READ_FAILURES = (DigestMismatchError, NoSuchEntryError, EntryUnknownError, StaleMetadataError)

@@ -1,9 +1,10 @@
 """The reader's handle of a ledger: reads, the LAC, tailing. Never fences.
 
-Owns the highest LAC this handle has verified, and the ledger's metadata as last read.
+Owns the highest LAC that this handle has verified, and the ledger's metadata as last read.
 
-Invariants: the LAC of a handle never goes back; nothing above it is read; a statement counts only when its
-checksum holds and the last fragment known here has at least its content term (rule 13).
+Invariants (rule 13): the LAC of a handle never decreases, and `read` returns nothing above it. A LAC
+statement counts only when its checksum holds, and when the last fragment known here has at least the
+statement's content term.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
 from client_aio.core.quorum import covers_all_write_sets
-from client_aio.ledger.entry_reader import BatchStream, EntryStream, check_range, entries_of
+from client_aio.core.read_plan import check_range
+from client_aio.ledger.entry_reader import BatchStream, EntryStream, entries_of
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -41,12 +43,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLLS = 2
-"""How many bookies a tailing reader polls at a time: one may hang."""
+"""How many bookies a tailing reader polls at a time. More than one, since one bookie may hang."""
 _POLL_RETRY_S = 0.2
 
 
 class LedgerReader:
-    """Reads a ledger; made by `Client.open_ledger`. An async context manager; leaving it frees it."""
+    """Reads a ledger; made by `Client.open_ledger`. An async context manager that frees it on exit."""
 
     def __init__(
         self, context: ClientContext, metadata: LedgerMetadata, version: Version, digest: Digest
@@ -80,23 +82,22 @@ class LedgerReader:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the ledger is known to be closed, so that no entry will follow."""
+        """Return whether the ledger is known to be closed: no entry will follow."""
         return self._metadata.is_closed
 
     @property
     def last_add_confirmed(self) -> int:
-        """Return the highest LAC that this handle has seen; −1 for none. The last entry of a closed
-        ledger."""
+        """Return the highest LAC seen by this handle, −1 for none; the last entry of a closed ledger."""
         return self._lac
 
     @property
     def length(self) -> int | None:
-        """Return the payload bytes of a closed ledger; None while it is not known to be closed."""
+        """Return the payload bytes of a closed ledger; None while the ledger is not known to be closed."""
         return self._metadata.length
 
     @property
     def digest_mismatches(self) -> int:
-        """Return how many answers this handle has met, and passed over, that were damaged or forged."""
+        """Return how many damaged or forged answers this handle has met and passed over."""
         return self._entries.digest_mismatches + self._false_statements
 
     # --- reading ---
@@ -104,13 +105,13 @@ class LedgerReader:
     def read(self, first: int, last: int) -> EntryStream:
         """Read the entries first to last, inclusive, in order; `read(n, n − 1)` is empty.
 
-        `aclose()` the iterator when it is not read to its end. Cancelling a read leaves nothing behind.
+        `aclose()` the iterator unless it is read to its end. Cancelling a read leaves nothing behind.
 
         Raises:
-            InvalidArgumentError: no range of entries.
+            InvalidArgumentError: first to last is no range of entries.
             NoSuchEntryError: `last` lies beyond `last_add_confirmed`.
-            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
-                give an entry intact.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie
+                returned an entry intact.
         """
         return self._entries.stream(first, last, self._lac)
 
@@ -118,33 +119,33 @@ class LedgerReader:
         """Read as `read` does, in batches: one buffer and a list of offsets for many entries.
 
         Args:
-            known_lac: a LAC of this ledger that another reader has verified: it may be read up to there.
+            known_lac: a LAC of this ledger that another reader has verified; `last` may reach up to it.
         """
         return self._entries.batches(first, last, max(self._lac, known_lac))
 
     def read_unconfirmed(self, first: int, last: int) -> EntryStream:
         """Read the entries first to last whether they are acknowledged or not, in order.
 
-        Ends before the first entry that no bookie of its write set has. **What lies above the LAC is not part
-        of the ledger yet and may never be**: a recovery may cut it off after it was read here.
+        Ends before the first entry that no bookie of its write set has. **Entries above the LAC are not part
+        of the ledger yet, and may never be.** A recovery may cut them off after they were read here.
 
         Raises:
-            InvalidArgumentError: no range of entries.
-            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: whether there is
-                such an entry could not be told.
+            InvalidArgumentError: first to last is no range of entries.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: the bookies'
+                answers do not decide whether an entry exists.
         """
         return self._entries.stream_unconfirmed(first, last)
 
     def read_rest(self, first: int) -> EntryStream:
-        """Read from an entry on to the end of a bounded ledger that is complete, though nobody has closed it.
+        """Read from an entry on to the end of a bounded ledger that is complete, but not closed.
 
-        For logs. It must be known from elsewhere that everything that was added has been acknowledged and
-        nothing more will be; the metadata must have been read since. Every entry then lies on an ack quorum
-        of its write set, so that some of them can tell that there is none (as in recovery, rule 8).
+        For logs. The caller knows from elsewhere that every add has been acknowledged and that no add will
+        follow, and has read the metadata since. Every entry then lies on an ack quorum of its write set. So
+        Qw − Qa + 1 bookies of the write set that deny an entry prove it absent (as in recovery, rule 8).
 
         Raises:
-            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: whether there is
-                such an entry could not be told.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: the bookies'
+                answers do not decide whether an entry exists.
         """
         entries = self._context.entry_reader(
             lambda: self._metadata,
@@ -156,16 +157,16 @@ class LedgerReader:
         return entries.stream_unconfirmed(first, ENTRY_ID_MAX)
 
     def tail(self, from_entry: int = 0) -> EntryStream:
-        """Read from an entry on, and go on with what is acknowledged later, until the ledger is closed.
+        """Read from an entry on, and follow the entries acknowledged later, until the ledger is closed.
 
-        Survives ensemble changes, recovery, and bookies that come and go. `aclose()` the iterator when
-        it is not read to its end.
+        Survives ensemble changes, recovery, and bookies that come and go. `aclose()` the iterator unless
+        it is read to its end.
 
         Raises:
             NoSuchLedgerError, MetadataCorruptError: while iterating: the ledger has been deleted, or its
                 metadata are damaged.
-            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
-                give an entry intact.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie
+                returned an entry intact.
         """
         return entries_of(self.tail_batches(from_entry))
 
@@ -175,52 +176,54 @@ class LedgerReader:
         return self._tail(from_entry)
 
     async def read_last_add_confirmed(self) -> int:
-        """Ask the bookies for the LAC until every write set has answered well enough, and return it.
+        """Ask the bookies for the LAC until their answers cover every write set, and return it.
 
         Raises:
-            BookieUnavailableError: too few bookies answered that have lost nothing of the ledger. What any
-                of them said is noted all the same.
-            NoSuchLedgerError: it has been deleted. MetadataUnavailableError, MetadataCorruptError.
+            BookieUnavailableError: too few bookies answered that have lost nothing of the ledger. The LACs
+                of their answers count all the same.
+            NoSuchLedgerError: the ledger has been deleted.
+            MetadataUnavailableError, MetadataCorruptError: the metadata could not be read.
         """
         if not self.is_closed:
-            # Those who cover the write sets of an ensemble of the past know nothing of the present one.
+            # Bookies of a former ensemble do not know the LAC of the present fragment.
             await self.refresh(sync=True)
         if not self.is_closed:
             await self._ask_for_lac(needs_coverage=True)
         return self._lac
 
     async def try_read_last_add_confirmed(self) -> int:
-        """Ask the bookies for the LAC, take the first answer, and return the highest seen.
+        """Ask the bookies for the LAC, take the first answer, and return the highest LAC seen.
 
         Raises:
-            BookieUnavailableError: nobody answered. NoSuchLedgerError: it has been deleted.
-            MetadataCorruptError: the metadata, which were read again then, are damaged.
+            BookieUnavailableError: no bookie answered. The metadata have been read again then.
+            NoSuchLedgerError: the ledger has been deleted. MetadataCorruptError: its metadata are damaged.
         """
         if not self.is_closed:
             await self._ask_for_lac(needs_coverage=False)
         return self._lac
 
     async def refresh(self, *, sync: bool = False) -> None:
-        """Read the metadata again. They never go back, whichever of several calls is answered last.
+        """Read the metadata again. An older version never replaces a newer one, whichever read ends last.
 
         Args:
             sync: see everything that any client completed before this call.
 
         Raises:
-            NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
+            NoSuchLedgerError: the ledger has been deleted.
+            MetadataUnavailableError: the metadata store did not answer in time.
         """
         metadata, version = await self._context.ledgers.read(self.ledger_id, sync=sync)
         if version.is_before(self._version):
-            return  # overtaken: a tail that had seen the ledger closed would wait for its end for ever
+            return  # Else a tail that had seen the ledger closed would wait for its end for ever.
         self._metadata, self._version = metadata, version
         self._lac = max(self._lac, self._lac_of_metadata())
 
     async def _refresh_now(self) -> None:
-        # A metadata server that lags must not decide that an acknowledged entry is not there (rule 13).
+        # Rule 13: a metadata server that lags must not decide that an acknowledged entry does not exist.
         await self.refresh(sync=True)
 
     async def close(self) -> None:
-        """Free the handle. The ledger is not touched."""
+        """Free the handle. The ledger stays as it is."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -235,11 +238,11 @@ class LedgerReader:
     def _lac_of_metadata(self) -> int:
         if self._metadata.last_entry is not None:
             return self._metadata.last_entry
-        # Fragments begin at LAC + 1: everything before the last one is acknowledged (rule 9).
+        # Rule 9: fragments begin at LAC + 1, so every entry before the last fragment is acknowledged.
         return self._metadata.last_fragment.first_entry - 1
 
     def _note(self, statement: LacStatement) -> bool:
-        """Raise the LAC by a bookie's statement, where it can be used; gives False for a false one."""
+        """Raise the LAC by a bookie's statement where that can be used; return False for a forged one."""
         if statement.lac <= self._lac or self.is_closed:
             return True
         if not self._digest.is_genuine(statement):
@@ -253,7 +256,7 @@ class LedgerReader:
         return True
 
     def _is_behind(self, statement: LacStatement) -> bool:
-        """Return whether a statement is of a later term than the fragments known here are (rule 13)."""
+        """Return whether a statement has a later content term than the fragments known here (rule 13)."""
         return statement.content_term > self._metadata.last_fragment.content_term
 
     async def _ask_for_lac(self, *, needs_coverage: bool) -> None:
@@ -274,7 +277,7 @@ class LedgerReader:
                     elif error is not None:
                         raise error
                     elif needs_coverage and task.result().is_damaged:
-                        # What it states is true. Of what it lost, nobody knows that it was not higher.
+                        # Its LAC is true, but the entries that it lost may have stated a higher one.
                         errors.append(f"bookie {ensemble[tasks[task]]} has lost data of the ledger")
                     else:
                         answered |= 1 << tasks[task]
@@ -290,7 +293,7 @@ class LedgerReader:
             for task in waiting:
                 task.cancel()
         with contextlib.suppress(MetadataUnavailableError):
-            await self.refresh(sync=True)  # it may be that it has been deleted
+            await self.refresh(sync=True)  # Raises where the ledger has been deleted.
         if self.is_closed:
             return
         raise BookieUnavailableError(
@@ -299,7 +302,7 @@ class LedgerReader:
         )
 
     async def _poll(self, bookie_id: str, known_lac: int, wait_ms: int) -> ReadLacAnswer:
-        """Ask one bookie for the LAC, waiting there for one above `known_lac`, and note it."""
+        """Ask one bookie for the LAC, by a long poll for a LAC above `known_lac`, and note the answer."""
         connection: BookieConnection = await self._context.pool.get(bookie_id)
         answer, _ = await connection.call(
             ReadLac(self.ledger_id, NO_TERM, known_lac, wait_ms),
@@ -311,7 +314,7 @@ class LedgerReader:
         if statement is not None and self._is_behind(statement) and self._digest.is_genuine(statement):
             await self._catch_up(statement, bookie_id)
         if statement is not None and not self._note(statement):
-            # No answer at all: one that is polled again at once would say so again at once.
+            # An error, so that the poll backs off: the bookie would repeat the same statement at once.
             raise DigestMismatchError(
                 f"the LAC that bookie {bookie_id} states fails its {self._digest.name}",
                 ledger_id=self.ledger_id,
@@ -320,7 +323,7 @@ class LedgerReader:
         return answer
 
     async def _catch_up(self, statement: LacStatement, bookie_id: str) -> None:
-        """Read the metadata as they are now: they were written before such a statement could be made."""
+        """Read the metadata as they are now: the term's metadata were written before its first statement."""
         await self.refresh(sync=True)
         if self._is_behind(statement) and not self.is_closed:
             raise StaleMetadataError(
@@ -352,7 +355,7 @@ class LedgerReader:
 
 
 class _Progress:
-    """Waits for a ledger's LAC to move or its metadata to change, by long polls and a watch."""
+    """Waits until a ledger's LAC rises or its metadata change, by long polls and a watch."""
 
     def __init__(self, reader: LedgerReader) -> None:
         self._reader = reader
@@ -363,7 +366,11 @@ class _Progress:
         self._next_seat = reader.ledger_id  # spreads the readers of many ledgers over the seats
 
     async def wait(self) -> None:
-        """Return when there may be something new; raises what ends the tailing."""
+        """Wait until the LAC or the metadata may have changed.
+
+        Raises:
+            BookKeeperError: the tailing ends: the watch failed, or the client is closed.
+        """
         reader = self._reader
         is_complete = self._keep_polling(reader.last_add_confirmed)
         changed = asyncio.create_task(self._changed.wait())
@@ -397,7 +404,7 @@ class _Progress:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _keep_polling(self, lac: int) -> bool:
-        """Have polls outstanding; returns False when some bookie is to be tried again later."""
+        """Keep polls outstanding; return False when a bookie that failed is to be polled again later."""
         reader = self._reader
         ensemble = reader.metadata.last_fragment.bookies
         for bookie_id in [name for name in self._polls if name not in ensemble]:
@@ -423,8 +430,8 @@ class _Progress:
                         await reader.refresh()
                         self._changed.set()
                         if reader.is_closed:
-                            await asyncio.Event().wait()  # nothing will change any more
+                            await asyncio.Event().wait()  # A closed ledger changes no more.
             except MetadataUnavailableError as error:
-                # Reading goes on while the metadata store is away (rule 9).
+                # Rule 9: reading goes on while the metadata store is unavailable.
                 logger.warning("ledger=%d metadata not reachable: %s", reader.ledger_id, error)
             await asyncio.sleep(_POLL_RETRY_S)

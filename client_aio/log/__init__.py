@@ -1,5 +1,5 @@
-"""Logs: chains of ledgers under a name, written without end, outliving their writers, cut at the front.
+"""Logs: chains of ledgers under a name. A log grows without end, outlives its writers, and is truncated.
 
-Read first: `client_aio.core.log_chain` (the theory), `writer` (the handle), `rolling` (from one ledger to the
-next), `taking_over` (opening), `reading`. The list itself is `metadata.model.log`'s.
+Read first: `client_aio.core.log_chain` (the theory), `writer` (the handle), `roller` (from one ledger to the
+next), `takeover` (opening), `reader`. `metadata.model.log` has the list of a log's ledgers.
 """

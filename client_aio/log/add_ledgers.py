@@ -1,4 +1,7 @@
-"""Making closed ledgers a part of a log, all at once: what a batch job writes becomes visible in one step."""
+"""Adding closed ledgers to a log, all at once: the output of a batch job becomes visible in one step.
+
+The addition is one compare-and-set of the log's list, after a takeover of the log.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +34,22 @@ logger = logging.getLogger(__name__)
 
 
 CONDEMNED = "condemned"
-"""In a ledger's custom metadata: it is about to be deleted as left over, and must not be added to a log.
+"""In a ledger's custom metadata: a sweep is about to delete the ledger, which must not be added to a log.
 
-A sweeper sets it, then bumps the version of the log's list, then looks whether the ledger is listed after
-all. Whoever adds reads the list, then looks for this mark, then changes the list from the version read. So
-either the sweeper finds the ledger listed, or it is never listed."""
+A sweeper sets this mark, then raises the version of the log's list, then looks whether the ledger is listed
+after all. An addition reads the list, then looks for the mark, then changes the list by a compare-and-set
+from the version it read. So either the sweeper finds the ledger listed, or the ledger is never listed."""
 
 JOBS_LOG = "spark.log"
-"""In a ledger's custom metadata: the log that a job made it for, whose sweep deletes it unless it is listed
-there. (`client_aio.spark.provenance` has the other keys of such a ledger.)"""
+"""In a ledger's custom metadata: the log that a job made it for. The sweep of that log deletes the ledger
+unless the log lists it. (`client_aio.spark.provenance` has the other keys of such a ledger.)"""
 
 _CHECKS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class AddedToLog:
-    """What `Client.add_to_log` has done."""
+    """The result of `Client.add_to_log`."""
 
     repeated: bool
     """The transaction had been recorded before; nothing was changed."""
@@ -56,14 +59,14 @@ class AddedToLog:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What is to be added."""
+    """The arguments of one addition, checked."""
 
     ledger_ids: tuple[int, ...]
     transaction: tuple[str, int] | None
     replace: bool
     custom: Mapping[str, bytes]
     fits: Callable[[LogHead], None] | None = None
-    """Looks at the log's head in the same step, unless all is replaced; raises what is wrong."""
+    """Checks the log's head in the same compare-and-set, unless `replace` is set; raises to refuse it."""
 
     @classmethod
     def check(
@@ -73,7 +76,7 @@ class Addition:
         replace: bool,
         custom: Mapping[str, bytes],
     ) -> Addition:
-        """Check what the caller gave, or raise InvalidArgumentError."""
+        """Check the caller's arguments, or raise InvalidArgumentError."""
         if not isinstance(ledger_ids, Sequence):
             raise InvalidArgumentError(f"{ledger_ids!r} is no sequence of ledger ids")
         ids = tuple(check_ledger_id(each) for each in ledger_ids)
@@ -97,7 +100,7 @@ class Addition:
         return last is not None and last >= self.transaction[1]
 
     def change(self, head: LogHead, rows: Sequence[LogRow]) -> LogHead:
-        """Return the head with all of it."""
+        """Return the head with the rows, the custom metadata and the transaction of this addition."""
         if self.replace:
             head = head.drop_all()
         elif self.fits is not None:
@@ -113,7 +116,7 @@ async def add_to_log(
     try:
         return await _add(context, lists, addition, password)
     except (InvalidArgumentError, NoSuchLedgerError):
-        # What was added before may have been truncated since: the ledgers are gone, and were added.
+        # An earlier call may have added the ledgers, and a truncation may have deleted them since.
         if await _is_recorded(lists, addition):
             return AddedToLog(True, ())
         raise
@@ -134,7 +137,7 @@ async def _add(context: ClientContext, lists: LogStore, addition: Addition, pass
         try:
             added = await _try_to_add(context, lists, addition, password)
         except NoSuchLogError:
-            continue  # It has been deleted meanwhile, and is created anew.
+            continue  # The log has been deleted meanwhile, and is created anew.
         if added is not None:
             return added
 
@@ -142,8 +145,8 @@ async def _add(context: ClientContext, lists: LogStore, addition: Addition, pass
 async def _try_to_add(
     context: ClientContext, lists: LogStore, addition: Addition, password: bytes
 ) -> AddedToLog | None:
-    """Take the log over and list the ledgers; None where others have changed it meanwhile."""
-    # Before a log is created: this may be tried again because it was deleted, and with it the ledgers.
+    """Take the log over and list the ledgers; return None where other clients changed it meanwhile."""
+    # Before the log is created: on a retry, the log may have been deleted together with these ledgers.
     await _check_closed(context, lists.name, addition.ledger_ids, password)
     await ensure_log(context, lists, password)
     head, _ = await lists.read()
@@ -154,10 +157,10 @@ async def _try_to_add(
         return AddedToLog(True, ())
     if addition.replace and head.has_dropped:
         await finish_dropping(context, lists, head, version, password)
-        return None  # Whoever has taken the log over meanwhile has not been shut out.
+        return None  # A writer that took the log over meanwhile has not been fenced yet.
     await _check_unlisted(lists, head, addition)
     rows = await _rows(context, head, addition.ledger_ids)
-    # Once more, after the list was read: whoever condemns one later bumps the list's version after that.
+    # Again, after the list was read: a sweep that sets CONDEMNED later raises the list's version after it.
     await _check_closed(context, lists.name, addition.ledger_ids, None)
     listing = Listing(partial(addition.change, rows=rows), rows[-1].id if rows else None)
     changed = await lists.change_now(head, version, listing.apply)
@@ -169,7 +172,7 @@ async def _try_to_add(
 
 
 async def _finish(context: ClientContext, lists: LogStore, changed: LogChanged, password: bytes) -> None:
-    """Delete what was replaced; what fails is left to the next change that drops ledgers, or to a sweep."""
+    """Delete the replaced ledgers; a failure leaves them to the next truncation or to a sweep."""
     try:
         await finish_dropping(context, lists, changed.head, changed.version, password)
     except BookKeeperError as error:
@@ -177,7 +180,7 @@ async def _finish(context: ClientContext, lists: LogStore, changed: LogChanged, 
 
 
 async def _as_it_is(context: ClientContext, ledger_id: int) -> LedgerMetadata:
-    """Read a ledger's metadata; where they do not say CLOSED, not from a server that lags."""
+    """Read a ledger's metadata; where a server says that it is not CLOSED, read again with `sync`."""
     with contextlib.suppress(NoSuchLedgerError):
         metadata, _ = await context.ledgers.read(ledger_id)
         if metadata.is_closed:
@@ -188,7 +191,15 @@ async def _as_it_is(context: ClientContext, ledger_id: int) -> LedgerMetadata:
 async def _check_closed(
     context: ClientContext, log_name: str, ledger_ids: Sequence[int], password: bytes | None
 ) -> None:
-    """Raise what keeps a ledger out of a log; a password that is not the log's does, unless it is None."""
+    """Raise unless each ledger may be added to the log.
+
+    Args:
+        password: the log's; None: do not compare the ledgers' passwords with it.
+
+    Raises:
+        InvalidArgumentError: a ledger is unbounded, not CLOSED, condemned, or made for another log.
+        NoSuchLedgerError: a ledger does not exist. UnauthorizedAccessError: the password is not its own.
+    """
     room = asyncio.Semaphore(_CHECKS_AT_ONCE)
 
     async def check(ledger_id: int) -> None:
@@ -208,7 +219,7 @@ async def _check_closed(
             raise InvalidArgumentError(
                 f"ledger {ledger_id} is condemned: a sweep took it for one that was left over"
             )
-        if password is not None:  # Nobody could read on from the log's ledgers to this one, or take it over.
+        if password is not None:  # With another password, readers and takeovers of the log would fail here.
             async with room:
                 await context.unlock(metadata, password)
 
@@ -216,10 +227,11 @@ async def _check_closed(
 
 
 def _check_owner(ledger_id: int, custom: Mapping[str, bytes], log_name: str) -> None:
-    """Refuse what somebody else may delete.
+    """Refuse a ledger that another log's truncation or sweep may delete.
 
-    What a writer makes for a log, it lists itself, from a state of the list that it read before. A sweep
-    rests on that: of such ledgers one that is not listed never will be, even by the log it was made for.
+    A log's writer lists the ledgers that it makes itself, from a version of the list that it read before. A
+    sweep relies on that: a ledger with the writer's mark that is not listed never will be. So this refuses
+    such a ledger even in the log that it was made for.
     """
     maker = custom.get(TAG)
     if maker is None and custom.get(JOBS_LOG) != log_name.encode():
@@ -232,9 +244,9 @@ def _check_owner(ledger_id: int, custom: Mapping[str, bytes], log_name: str) -> 
 
 
 async def _check_unlisted(lists: LogStore, head: LogHead, addition: Addition) -> None:
-    """Refuse what the log has already, or has dropped: replaced by itself, it would be listed and deleted.
+    """Refuse a ledger that the log lists or has dropped: replacing it by itself would list and delete it.
 
-    All of the list is looked through only where something is to be deleted; else its newest rows will do.
+    The whole list is read only where `replace` deletes ledgers; else its newest rows are enough.
     """
     # A ledger is listed under its own id, or a higher one.
     below = {each for each in addition.ledger_ids if each < head.id_min}
@@ -255,7 +267,7 @@ async def _check_unlisted(lists: LogStore, head: LogHead, addition: Addition) ->
 
 
 async def _rows(context: ClientContext, head: LogHead, ledger_ids: Sequence[int]) -> list[LogRow]:
-    """Return each ledger the least id that will do: its own, or one drawn for this."""
+    """Return a row for each ledger, under the least id that keeps the order: its own or an allocated one."""
     now_ms, id_min = context.now_ms(), head.id_min
     rows = []
     for ledger_id in ledger_ids:

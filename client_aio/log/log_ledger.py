@@ -1,6 +1,6 @@
-"""A ledger of a log, as its writer holds it: futures give positions, and a fence means that the log is lost.
+"""The writer's handle of one ledger of a log: futures return positions, a fence ends the log's writer.
 
-Owns the differences to an application's ledger. Rolling is `client_aio.log.roller`'s.
+Owns the differences from an application's ledger. `client_aio.log.roller` rolls from ledger to ledger.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LogLedger(LedgerWriter):
     """A ledger that is, or will be, listed in a log under its own id.
 
     Args:
-        on_progress: told when records have been acknowledged.
-        on_failed: told the error with which this ledger has failed.
+        on_progress: called when records have been acknowledged.
+        on_failed: called with the error with which this ledger has failed.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class LogLedger(LedgerWriter):
         return self._failure
 
     def append(self, data: bytes | bytearray | memoryview) -> asyncio.Future[Position]:
-        """Add a record; as `add_entry`, but the future gives the record's position."""
+        """Add a record; as `add_entry`, but the future returns the record's position."""
         return cast("asyncio.Future[Position]", self.add_entry(data))
 
     def take(self, data: bytes, future: asyncio.Future[Position]) -> None:
-        """Add a record that was held back until now, whatever is in flight."""
+        """Add a record that was held back during a roll, however many bytes are in flight."""
         if self._failure is not None:
             fail_all([future], self._failure)
             return
@@ -82,7 +82,7 @@ class LogLedger(LedgerWriter):
         )
 
     def fail(self, error: BookKeeperError) -> None:
-        """Fail everything outstanding."""
+        """Fail all outstanding records."""
         self._fail(error)
 
     def _complete(self, turn: AddGroup[Token]) -> None:

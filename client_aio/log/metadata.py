@@ -1,4 +1,4 @@
-"""What a log's list says: a view of it that changes no more, and whether it holds a row."""
+"""Reading a log's list: an immutable view of all of it, and whether it holds a row."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LogMetadata:
-    """A log's metadata, as they were when they were read."""
+    """A log's metadata at the time of the read."""
 
     name: str
     created_ms: int
     rows: tuple[LogRow, ...]
-    """Its ledgers, oldest first. At most the last two of them are not CLOSED."""
+    """The log's ledgers, oldest first. At most the last two are not CLOSED."""
     begins_at: Position
     """Records before this position have been truncated."""
     custom: Mapping[str, bytes]
@@ -45,14 +45,16 @@ async def read_log_metadata(lists: LogStore) -> LogMetadata:
 
 
 async def is_met(lists: LogStore, listing: Listing, head: LogHead) -> bool:
-    """Return whether an append to the list has happened after all; a ledger that is listed is not
-    discarded."""
+    """Return whether the list holds the row of a compare-and-set that met a changed list.
+
+    Its first attempt may have succeeded unnoticed. A ledger that is listed must not be discarded.
+    """
     if listing.row_id is None or listing.is_met_by(head):
         return listing.row_id is not None
     while True:
         try:
             return await lists.lists_row(head, listing.row_id)
-        except NoSuchKeyError as error:  # the page is gone: the list has changed since, or is damaged
+        except NoSuchKeyError as error:  # The page is gone: the list has changed since, or is damaged.
             before, (head, _) = head, await lists.read(sync=True)
             if head == before:
                 raise lists.damaged(error) from error

@@ -1,6 +1,6 @@
-"""The client's methods that concern logs.
+"""The client's methods that concern logs: their arguments, their checks and their documentation.
 
-Owns what may be asked for and what is documented about it; the work is done elsewhere in this package.
+The other modules of this package do the work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LogOperations:
-    """What a client does with logs; a part of `Client`."""
+    """The log operations of a client; a part of `Client`."""
 
     _context: ClientContext
 
@@ -57,27 +57,28 @@ class LogOperations:
         custom_metadata: Mapping[str, bytes] | None = None,
         guaranteed_write_quorum: bool = False,
     ) -> AwaitableContext[LogWriter]:
-        """Open a log for writing. **Takes it over**: whoever writes to it now is shut out.
+        """Open a log for writing. **Takes it over**: its present writer is fenced.
 
-        The last two ledgers of the log are recovered and closed, and a new one is listed behind them; only
-        then records are taken. The writer that was shut out gets LogFencedError.
+        The takeover recovers and closes the last two ledgers of the log, and lists a new ledger behind them.
+        Only then the log takes records. The fenced writer gets LogFencedError.
 
         Args:
             name: 1 to 200 letters, digits, '_', '.', ':', '@', '+' or '-'.
             create: create the log where there is none.
-            roll_bytes: go on to another ledger at about so many payload bytes; None: not by bytes.
-            roll_entries: the same by records.
-            roll_age_s: the same by the time since the last roll, if there was a record.
-            ensemble_size: of the ledgers, as the following ones; see `create_ledger`.
+            roll_bytes: roll to another ledger at about so many payload bytes; None: not by bytes.
+            roll_entries: roll at so many records; None: not by records.
+            roll_age_s: roll so long after the last roll, if there was a record; None: not by time.
+            ensemble_size: of the log's ledgers, as are the settings that follow; see `create_ledger`.
             password: of all ledgers of the log.
             custom_metadata: kept with the log, at most 64 KiB; keys that are not given stay as they are.
 
         Raises:
-            InvalidArgumentError: at once: something is not legal.
+            InvalidArgumentError: at the call: an argument is not legal.
             NoSuchLogError: on opening, with `create=False`: there is no such log.
-            LedgerRecoveryError: on opening: too few bookies of its last ledgers answered; try again later.
+            LedgerRecoveryError: on opening: too few bookies of the log's last ledgers answered; try again
+                later.
             NotEnoughBookiesError: on opening: fewer than `ensemble_size` bookies can be reached.
-            UnauthorizedAccessError: on opening: the password is wrong. Nobody has been shut out.
+            UnauthorizedAccessError: on opening: the password is wrong. No writer has been fenced.
         """
         lists = self._lists(name)
         settings = LedgerSettings(
@@ -97,23 +98,23 @@ class LogOperations:
     ) -> RecordStream:
         """Read a log's records in order, across all its ledgers. Never fences.
 
-        Without `follow` this ends behind the last record that was acknowledged when it began, or up to 20 ms
-        before. With it, it goes on with what is appended later, across rolls and takeovers, and never ends.
-        `aclose()` the iterator when it is not read to its end.
+        Without `follow` the iterator ends behind the last record that was acknowledged when it began, or up
+        to 20 ms before. With `follow` it never ends: it goes on with later records, across rolls and
+        takeovers. `aclose()` the iterator unless it is read to its end.
 
         Args:
-            start: a position, or its text form: that record and those behind it; "end": what is appended from
-                now on; a time, aware or in seconds since 1970: from the beginning of the ledger before the
-                last one that was listed then (nothing of that time or later is missed, as far as the clocks
-                of those who wrote agree); None: from the beginning.
+            start: a position, or its text form: begin with that record. "end": begin with the next record
+                appended. A time, aware or in seconds since 1970: begin with the ledger before the last one
+                that was listed then. Then no record of that time or later is missed, as far as the writers'
+                clocks agree. None: begin with the log's first record.
 
         Raises:
-            InvalidArgumentError: at once: no name or no start.
+            InvalidArgumentError: at the call: the name or the start is not legal.
             NoSuchLogError: while iterating: there is no such log, or no longer.
-            LogTruncatedError: while iterating: the records that come next have been truncated.
-            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
-                give a record intact, or too few could tell where the log ends. Reading may be tried again
-                from its position.
+            LogTruncatedError: while iterating: the next records have been truncated.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie
+                returned a record intact, or too few bookies answered to find the log's end. Reading may be
+                tried again from the record's position.
             MetadataCorruptError: while iterating: a part of the log's list of ledgers is damaged or missing.
         """
         return records_of(self.read_log_batches(name, start, follow=follow, password=password))
@@ -130,9 +131,9 @@ class LogOperations:
     ) -> list[LogRow]:
         """Drop a log's records before a position, and delete the ledgers that hold nothing else.
 
-        The position given is the first one kept. Only CLOSED ledgers are deleted, and never the last one; a
-        writer goes on undisturbed. Cancelling leaves the log truncated or not; ledgers not deleted then are
-        by the next truncation, or `sweep_log_orphans`.
+        `before` is the first position kept. Only CLOSED ledgers are deleted, and never the last one. A writer
+        of the log goes on undisturbed. Cancelling leaves the log truncated or not. The next truncation, or
+        `sweep_log_orphans`, deletes ledgers that are left over.
 
         Returns:
             The ledgers that were deleted.
@@ -140,21 +141,21 @@ class LogOperations:
         Raises:
             NoSuchLogError: there is no such log.
             InvalidArgumentError: the position lies behind the log's last ledger.
-            UnauthorizedAccessError: the password is not that of its ledgers. Nothing was done.
+            UnauthorizedAccessError: the password is not that of the log's ledgers. Nothing was done.
             MetadataCorruptError: a part of the log's list of ledgers is damaged or missing.
         """
         position = Position.parse(before) if isinstance(before, str) else Position.check(before)
         return await truncate_log(self._context, self._lists(name), position, password)
 
     async def delete_log(self, name: str, *, password: bytes = b"") -> None:
-        """Delete a log with all its ledgers. Who writes to it is shut out.
+        """Delete a log with all its ledgers. Its writer fails.
 
-        Cancelling leaves it as it was, or partly deleted: then nobody can read it, and the next call, or one
-        that creates it anew, finishes.
+        Cancelling leaves the log as it was, or partly deleted. A partly deleted log cannot be read; the next
+        deletion, or the creation of a log of this name, finishes it.
 
         Raises:
             NoSuchLogError: there is no such log.
-            UnauthorizedAccessError: the password is not that of its ledgers. Nothing was done.
+            UnauthorizedAccessError: the password is not that of the log's ledgers. Nothing was done.
         """
         await delete_log(self._context, self._lists(name), password)
 
@@ -165,7 +166,7 @@ class LogOperations:
             yield name
 
     async def log_metadata(self, name: str) -> LogMetadata:
-        """Read which ledgers a log is made of, and what else is kept with it.
+        """Read a log's list of ledgers, and the other metadata kept with it.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -183,47 +184,49 @@ class LogOperations:
         custom_metadata: Mapping[str, bytes] | None = None,
         password: bytes = b"",
     ) -> AddedToLog:
-        """Make CLOSED ledgers a part of a log, all of them at once. **Takes it over**, as `open_log` does.
+        """Add CLOSED ledgers to a log, all at once. **Takes the log over**, as `open_log` does.
 
-        The log is created where there is none. The ledgers then belong to it: truncating or deleting it
+        The log is created where there is none. The ledgers then belong to the log: truncating or deleting it
         deletes them. Cancelling leaves all of them added, or none.
 
         Args:
-            ledger_ids: in the order in which the log is to have them. None of them may be in a log already.
-            transaction: a query and the number of its batch, recorded with the ledgers in one step. Where
-                that batch or a later one of the query has been recorded before, nothing is changed. The
-                last 100 queries are remembered.
-            replace: drop everything the log had, in the same step, and delete those ledgers afterwards.
+            ledger_ids: in the order that they are to have in the log. None may be in a log already.
+            transaction: a query and the number of its batch, recorded with the ledgers in one step. Nothing
+                is changed where that batch, or a later batch of the query, has been recorded before. The log
+                records the last 100 queries.
+            replace: drop all former ledgers of the log in the same step, and delete them afterwards.
             custom_metadata: set with the log; keys that are not given stay as they are.
-            password: of the ledgers that the log has, and of those that are added.
+            password: of the log's ledgers, and of the ledgers to add.
 
         Raises:
-            InvalidArgumentError: a ledger is not CLOSED, or given twice, or the log is found to have it; or
-                another log may delete it, since its custom metadata say that it was made for that one.
+            InvalidArgumentError: a ledger is not CLOSED, is given twice, or is found in the log. Or its
+                custom metadata say that it was made for another log, which may delete it.
             NoSuchLedgerError: a ledger does not exist.
             LedgerRecoveryError: too few bookies of the log's last ledgers answered; try again later.
-            UnauthorizedAccessError: the password is not that of the log's last ledgers, or of one that is to
-                be added. Nothing was done.
-            MetadataUnavailableError: it may have been done; repeat it with its transaction.
+            UnauthorizedAccessError: the password is not that of the log's last ledgers, or of a ledger to
+                add. Nothing was done.
+            MetadataUnavailableError: the ledgers may have been added; repeat the call with its transaction.
         """
         addition = Addition.check(ledger_ids, transaction, replace, check_custom(custom_metadata or {}))
         return await add_to_log(self._context, self._lists(name), addition, password)
 
     async def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
-        """Delete what crashes of log writers have left over: ledgers in no log, pages, unfinished deletions.
+        """Delete leftovers of crashed log writers: ledgers in no log, pages, unfinished deletions.
 
-        And pages of deleted unbounded ledgers, and what deletions left an hour ago and more to keep names
-        from being mistaken for their next owners'.
-        Looks at the metadata of every ledger. Safe at any time, beside writers of any log; run it now and
-        then. Cancelling leaves the rest to the next call.
+        Deletes pages of deleted unbounded ledgers too. A deletion leaves a placeholder at the name of the log
+        or ledger: no client then mistakes the name's next owner for the former one. Placeholders of an hour's
+        age and more are deleted.
+
+        Reads the metadata of every ledger. Safe at any time, beside writers of any log; run it now and then.
+        Cancelling leaves the remaining leftovers to the next call.
 
         Args:
-            older_than_s: leave younger ledgers alone; a writer that has just made one would have to make
-                another.
+            older_than_s: keep younger ledgers: a writer that has just made one would have to make another.
             password: of ledgers that have one.
 
         Returns:
-            What was deleted, and what could not be swept, of one log or another: that has stopped no other.
+            The ledgers and pages deleted, and the failures. A failure in one log does not stop the sweep of
+            the others.
 
         Raises:
             MetadataUnavailableError: not all ledgers and logs could be listed. Nothing was deleted.

@@ -1,13 +1,9 @@
-"""Reading a log: from ledger to ledger, across rolls and takeovers, without gap or duplicate. Never fences.
+"""Reading a log: records and batches, from ledger to ledger, without gap or duplicate. Never fences.
 
-The shell around `client_aio.core.log_chain.LogCursor`. A ledger is gone past only when it is complete: it is
-CLOSED, or the one behind it has an entry (then everything ever added to it is acknowledged, and what lies
-above its last known LAC is read as it stands). Ledgers are opened one after another, the next one's metadata
-is read ahead.
-
-Opening a ledger of a log for reading. Never fences.
-
-What reading a log gives: records, and batches of them.
+The shell around `client_aio.core.log_chain.LogCursor`. The reader leaves a ledger only when the ledger is
+complete: it is CLOSED, or the next ledger has an entry. In the second case all its adds are acknowledged.
+Then the entries above its last known LAC are read up to the first entry that no bookie has. Ledgers are
+opened one after another, by their metadata alone. The next ledger's metadata are read ahead.
 """
 
 from __future__ import annotations
@@ -32,14 +28,14 @@ from metadata.errors import (
     NoSuchKeyError,
     NoSuchLedgerError,
 )
-from metadata.model.log import LogHead, LogRow, Position
+from metadata.model.log import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from client_aio.context import ClientContext
     from metadata.access.logs import LogStore
-    from metadata.model.log import LogRow
+    from metadata.model.log import LogHead, LogRow
 
 
 class LogRecord(NamedTuple):
@@ -53,7 +49,8 @@ class LogBatch:
     """A run of records that follow one another in one ledger, without an object per record.
 
     Record number i has the position (`ledger_id`, `first_entry_id + i`) and the bytes
-    `buffer[offsets[i]:offsets[i + 1]]`. The buffer is read-only and stays valid for as long as it is held.
+    `buffer[offsets[i]:offsets[i + 1]]`. The buffer is read-only and stays valid while a reference to it
+    exists.
     """
 
     __slots__ = ("_entries", "ledger_id")
@@ -84,7 +81,7 @@ class LogBatch:
 
     @property
     def offsets(self) -> Sequence[int]:
-        """Return where records begin in the buffer, and at last where the last one ends."""
+        """Return the offset of each record in the buffer, and the end of the last record."""
         return self._entries.offsets
 
     @property
@@ -108,14 +105,12 @@ RecordStream = AsyncGenerator[LogRecord, None]
 LogBatchStream = AsyncGenerator[LogBatch, None]
 
 
-logger = logging.getLogger(__name__)
-
-
 async def open_row(context: ClientContext, row: LogRow, password: bytes) -> LedgerReader:
-    """Open a ledger by its metadata alone; of one that is not CLOSED, the LAC is yet to be asked for.
+    """Open a ledger for reading by its metadata alone; the LAC is not asked for.
 
     Raises:
-        NoSuchLedgerError: there is none. UnauthorizedAccessError: the password is not its own.
+        NoSuchLedgerError: there is no such ledger.
+        UnauthorizedAccessError: the password is not that of the ledger.
     """
     metadata, version = await context.ledgers.read(row.ledger_id)
     digest = await context.unlock(metadata, password)
@@ -123,7 +118,7 @@ async def open_row(context: ClientContext, row: LogRow, password: bytes) -> Ledg
 
 
 async def ask_lac(reader: LedgerReader) -> None:
-    """Ask the bookies for a LAC, unless the ledger is CLOSED; too few answers are taken for what they say."""
+    """Ask the bookies for the LAC, unless the ledger is CLOSED; with too few answers take their highest."""
     try:
         await reader.read_last_add_confirmed()
     except BookieUnavailableError as error:
@@ -133,16 +128,16 @@ async def ask_lac(reader: LedgerReader) -> None:
 logger = logging.getLogger(__name__)
 
 Start = Position | tuple[int, int] | datetime | float | str | None
-"""Where reading starts: a position, "end", a time (aware, or seconds since 1970), or None: the beginning."""
+"""The start of a read: a position, "end", a time (aware, or seconds since 1970), or None: the beginning."""
 
 _RETRY_S = 0.2
 _SILENCE_S, _SILENCE_MAX_S = 2.0, 60.0
-"""A follower that has heard nothing of a ledger for so long looks whether records go to the next one; the
-longer nothing is heard the more rarely."""
+"""A follower that got no record from a ledger for so long looks whether records go to the next ledger. It
+backs off, from the first to the second interval."""
 
 
 def check_start(start: Start) -> Start:
-    """Return where to start, or raise InvalidArgumentError."""
+    """Return the start of a read, checked, or raise InvalidArgumentError."""
     if isinstance(start, str):
         return start if start == "end" else Position.parse(start)
     if isinstance(start, datetime):
@@ -165,7 +160,7 @@ async def records_of(batches: LogBatchStream) -> RecordStream:
 
 
 class LogReading:
-    """One reading of a log."""
+    """One read of a log."""
 
     def __init__(
         self, context: ClientContext, lists: LogStore, start: Start, *, follow: bool, password: bytes
@@ -176,9 +171,9 @@ class LogReading:
         self._follow = follow
         self._password = password
         self._ahead: tuple[int, asyncio.Task[LedgerReader]] | None = None
-        self._incarnation: int | None = None  # of the log's list: another one is another log's
-        self._behind: tuple[int, LedgerReader] | None = None  # the one by which `_is_overtaken` tells
-        self._doubt: BookieUnavailableError | None = None  # whether the ledger behind the end has a record
+        self._incarnation: int | None = None  # of the log's list: another log of the name has another one
+        self._behind: tuple[int, LedgerReader] | None = None  # the next ledger, for `_is_overtaken`
+        self._doubt: BookieUnavailableError | None = None  # the log's end could not be determined
 
     async def batches(self) -> LogBatchStream:
         """Return the records, in batches."""
@@ -204,7 +199,7 @@ class LogReading:
                 if cursor.at.ledger_id == step.row.id and not self._follow:
                     if self._doubt is not None:
                         raise self._doubt
-                    return  # The end, as it is now.
+                    return  # The end of the log, at present.
         finally:
             if self._ahead is not None:
                 self._ahead[1].cancel()
@@ -213,7 +208,7 @@ class LogReading:
     # --- where to begin ---
 
     async def _begun(self) -> tuple[int | None, LogCursor]:
-        """Return the last row listed now, None for none, and a cursor that knows where to begin."""
+        """Return the id of the last row listed now, None for none, and a cursor at the start."""
         while True:
             head, version = await self._lists.read(sync=True)
             try:
@@ -221,7 +216,7 @@ class LogReading:
             except NoSuchKeyError as error:
                 await self._lists.check_changed(version, error)
             except NoSuchLedgerError:
-                # It was truncated since, or is missing for good.
+                # The ledger was truncated since, or is missing for good.
                 if (await self._lists.read(sync=True))[1] == version:
                     raise
             else:
@@ -231,7 +226,7 @@ class LogReading:
                     return head.rows.last_key, cursor
                 except LogTruncatedError:
                     if isinstance(self._start, (str, Position)):
-                        raise  # Between that position and the beginning there may have been records.
+                        raise  # Records between that position and the log's beginning may be lost.
 
     async def _begin(self, head: LogHead) -> Position:
         match self._start:
@@ -249,21 +244,21 @@ class LogReading:
         raise AssertionError(f"start is {self._start!r}")
 
     async def _end(self, head: LogHead) -> Position:
-        """Return the position behind the last record, as the bookies tell it now."""
+        """Return the position behind the last record, by the bookies' present answers."""
         rows = head.newest
         for row in reversed(rows[-2:]):
             reader = await self._open(row)
             await reader.read_last_add_confirmed()
             if reader.last_add_confirmed >= 0 or row is rows[-2:][0]:
-                # An empty one is not where the log ends, be it CLOSED: half a takeover closes the ledger that
-                # is listed ahead, and the one before it still grows.
+                # An empty ledger is not the log's end, even if CLOSED: a takeover that died half-way closes
+                # the ledger that is listed ahead, and the ledger before it still grows.
                 return Position(row.id, reader.last_add_confirmed + 1)
         return head.begins_at
 
     async def _at_time(self, head: LogHead, time_ms: int) -> Position:
-        """Return the beginning of a ledger before which nothing was written at that time or later."""
+        """Return the beginning of a ledger; no record before it was written at that time or later."""
         low, high = 0, len(head.rows.pages)
-        while low < high:  # the last page whose first row is old enough, or the head
+        while low < high:  # Find the last page whose first row is old enough, or the head.
             middle = (low + high + 1) // 2
             rows = await self._lists.rows_at_page(head, middle)
             low, high = (middle, high) if rows and rows[0].created_ms <= time_ms else (low, middle - 1)
@@ -287,7 +282,7 @@ class LogReading:
                 await self._lists.check_changed(version, error)
 
     async def _await_more(self, cursor: LogCursor) -> None:
-        """Wait until there is a row at or behind the cursor."""
+        """Wait until the list has a row at or behind the cursor."""
         while True:
             try:
                 async with (
@@ -305,12 +300,12 @@ class LogReading:
     # --- one ledger ---
 
     async def _row(self, cursor: LogCursor, step: Step) -> LogBatchStream:
-        """Return the records of one row, and move the cursor past it where it is complete."""
+        """Return the records of one row; move the cursor past the row when its ledger is complete."""
         row = step.row
         try:
             reader = await self._take_open(row)
             if step.is_last and reader.is_closed:
-                await self._learn(cursor)  # A complete ledger: there may be another by now.
+                await self._learn(cursor)  # The ledger is complete: another may be listed by now.
             self._open_ahead(cursor.after(row))
             source = self._source(reader, cursor, row, step.first_entry)
             async with contextlib.aclosing(source) as batches:
@@ -322,13 +317,12 @@ class LogReading:
             logger.warning("log=%s its metadata are not reachable: %s", self._lists.name, error)
             await asyncio.sleep(_RETRY_S)
         except BookKeeperError:
-            # It may have been truncated or deleted under the reader: then that is what is wrong.
+            # A truncation or a deletion of the log may have caused this: then `_learn` raises its own error.
             await self._learn(cursor, sync=True)
             if cursor.knows(row):
                 raise
-            cursor.finished(
-                row
-            )  # Dropped, and the log does not begin behind the reader: nothing was left of it.
+            # The row was dropped, and the log does not begin behind the reader: no record is missed.
+            cursor.finished(row)
 
     async def _source(
         self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int
@@ -338,7 +332,7 @@ class LogReading:
             try:
                 await reader.read_last_add_confirmed()
             except BookieUnavailableError as error:
-                self._doubt = error  # What nobody can tell is not where the log ends.
+                self._doubt = error  # Too few answers do not prove that the log ends here.
         following, is_closed = first, reader.is_closed
         if self._follow and not is_complete:
             async with contextlib.aclosing(self._tail(reader, cursor, row, first)) as batches:
@@ -352,8 +346,8 @@ class LogReading:
                 following = batch.last_entry_id + 1
                 yield batch
         if is_complete and not is_closed:
-            # Nobody adds to it any more, and everything added was acknowledged: it ends where it ends. What
-            # its metadata say by now must be known for that: whom to ask for an entry, who says no.
+            # The ledger takes no more adds, and every add was acknowledged: it ends before the first entry
+            # that is absent. `read_rest` needs the present metadata: their ensembles decide about absence.
             await reader.refresh(sync=True)
             async with contextlib.aclosing(reader.read_rest(following)) as rest:
                 async for entry in rest:
@@ -364,7 +358,7 @@ class LogReading:
     async def _tail(
         self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int
     ) -> AsyncGenerator[EntryBatch, None]:
-        """Follow a ledger until it is CLOSED, or proved complete: its writer may not come to closing it."""
+        """Follow a ledger until it is CLOSED, or complete: its writer may die before it closes the ledger."""
         async with contextlib.aclosing(reader.tail_batches(first)) as batches:
 
             async def next_batch() -> EntryBatch | None:
@@ -375,7 +369,7 @@ class LogReading:
                 try:
                     while not (await asyncio.wait([coming], timeout=silence_s))[0]:
                         if await self._is_passed(cursor, row):
-                            return  # What comes at this moment is read again from where the caller is.
+                            return  # The caller reads on from its position, so no batch is lost.
                         silence_s = min(2 * silence_s, _SILENCE_MAX_S)
                 finally:
                     if not coming.done():
@@ -387,7 +381,7 @@ class LogReading:
                 yield batch
 
     async def _is_passed(self, cursor: LogCursor, row: LogRow) -> bool:
-        """Return whether a ledger that is followed is complete, by the list as it is now."""
+        """Return whether a followed ledger is complete, by the present list."""
         try:
             await self._learn(cursor)
             return await self._is_overtaken(cursor, row)
@@ -396,7 +390,7 @@ class LogReading:
             return False
 
     async def _is_overtaken(self, cursor: LogCursor, row: LogRow) -> bool:
-        """Return whether a ledger that is not CLOSED is complete: the one behind it has an entry."""
+        """Return whether a ledger that is not CLOSED is complete: the next ledger has an entry."""
         following = cursor.after(row)
         if following is None:
             return False

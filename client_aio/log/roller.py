@@ -1,12 +1,12 @@
-"""Going from one ledger of a log to the next.
+"""Rolling a log from one ledger to the next.
 
-One task does it all, step after step, while records are written:
+One task takes all steps, one after another, while records are written:
 
     wait until the next ledger is wanted ─▶ create it ─▶ list it ─▶ wait until the roll is due
-      ─▶ hold records back, wait until those added are acknowledged, switch ─▶ close the old one ─▶ …
+      ─▶ hold records back, wait until those added are acknowledged, switch ─▶ close the old ledger ─▶ …
 
-The theory is in `client_aio.core.log_chain`. Owns the next ledger until it is the current one, and the old
-one until it is closed. Does not own the current one, nor the records that are held back (`LogWriter`).
+The theory is in `client_aio.core.log_chain`. Owns the next ledger until it is the current ledger, and the old
+ledger until it is closed. `LogWriter` owns the current ledger and the records that are held back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RETRY_S = 1.0
 
 
 class RollTarget(Protocol):
-    """What is rolled: the writer of a log."""
+    """The writer of a log, as the roller sees it."""
 
     @property
     def current(self) -> LogLedger:
@@ -57,17 +57,17 @@ class RollTarget(Protocol):
         """Hear that a ledger of the log has failed."""
 
     def hold(self) -> None:
-        """Hold back what is appended from now on."""
+        """Hold back the records appended from now on."""
 
     def switch_to(self, ledger: LogLedger) -> None:
-        """Write to this ledger from now on, what was held back first."""
+        """Write to this ledger from now on, first the records that were held back."""
 
 
 class Roller:
     """Rolls one log.
 
     Args:
-        head: of the log's list, at `version`, as this writer wrote it.
+        head: the head of the log's list, at `version`, as this writer wrote it.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Roller:
         self._task = asyncio.create_task(self._run())
 
     def moved(self) -> None:
-        """Look whether something is due; called as records are acknowledged."""
+        """Check whether a step is due; called as records are acknowledged."""
         ledger = self._log.current
         entries = ledger.last_add_pushed + 1
         is_listed = self._next is not None
@@ -116,11 +116,11 @@ class Roller:
         return ledger is self._next or ledger is self._old
 
     def wake(self) -> None:
-        """Look whether there is still something to do."""
+        """Check again whether a step is due, or the log has failed."""
         self._wake.set()
 
     async def roll(self) -> bool:
-        """Go on to the next ledger, unless the current one is empty; gives False where it ends before."""
+        """Roll to the next ledger unless the current one is empty; return False where the log ends before."""
         if self._log.current.last_add_pushed < 0:
             return True
         rolled, self._is_asked = self.rolls, True
@@ -130,9 +130,9 @@ class Roller:
         return self.rolls != rolled
 
     async def stop(self) -> None:
-        """Finish the step that is under way, close the ledgers that are not written to, and do no more.
+        """Finish the step that is under way, close the old and the next ledger, and end.
 
-        Cancelling leaves them to whoever opens the log next.
+        Cancelling leaves these ledgers to the next takeover of the log.
         """
         self._is_stopping = True
         self._wake.set()
@@ -140,13 +140,13 @@ class Roller:
             self._timer.cancel()
         if self._task is not None:
             await asyncio.wait([self._task])
-            if not self._task.cancelled():  # else the log has been aborted: that is its failure
+            if not self._task.cancelled():  # A cancelled task means that the log was aborted, and has failed.
                 self._task.result()
         if self._next is not None and self._log.failure is None:
             await self._next.close()
 
     async def abort(self) -> None:
-        """End at once; what was under way is left as it is."""
+        """End at once, in the middle of a step."""
         self._is_stopping = True
         self._wake.set()
         if self._timer is not None:
@@ -166,7 +166,7 @@ class Roller:
             while await self._is_wanted():
                 self._next = await self._list_next()
                 if self._next is not None and self._next.failure is not None:
-                    log.on_failed(self._next, self._next.failure)  # Listed, and of no use.
+                    log.on_failed(self._next, self._next.failure)  # It failed before it was listed.
                 if self._next is None or not await self._is_due():
                     return
                 await self._switch(self._next)
@@ -174,7 +174,7 @@ class Roller:
             log.current.fail(error)
 
     async def _is_wanted(self) -> bool:
-        """Wait until the next ledger should be listed; gives False when there is to be none."""
+        """Wait until the next ledger should be listed; return False where the log ends before."""
         while not self._has_ended:
             ledger = self._log.current
             wanted = self._limits.is_next_due(ledger.bytes_taken, ledger.last_add_pushed + 1)
@@ -197,12 +197,12 @@ class Roller:
         return self._is_stopping or self._log.failure is not None
 
     async def _list_next(self) -> LogLedger | None:
-        """Make a ledger and have it listed; gives None when there is to be none after all."""
+        """Create a ledger and list it; return None where the log ends before."""
         while not self._has_ended:
             try:
                 ledger = await self._create()
             except BookKeeperError as error:
-                # Records go on to the current ledger; it only grows larger than it should.
+                # Records go on to the current ledger, which grows above its limit meanwhile.
                 logger.warning("log=%s has no next ledger, trying again: %s", self._lists.name, error)
                 await self._rest()
                 continue
@@ -225,10 +225,10 @@ class Roller:
         return await create_ledger(self._context, self._settings, make, id_min=self._head.id_min)
 
     async def _list(self, ledger: LogLedger) -> bool:
-        """List the ledger; gives False where the list has been changed, and the log is still ours.
+        """List the ledger; return False where the list has changed, and this writer still has the log.
 
         Raises:
-            LogFencedError: the log is not ours any more.
+            LogFencedError: another writer has taken the log over.
         """
         current = self._log.current
         row = LogRow(ledger.ledger_id, ledger.ledger_id, self._context.now_ms())
@@ -238,10 +238,10 @@ class Roller:
                 changed = await self._lists.change_now(self._head, self._version, listing.apply)
                 is_listed = changed.is_done or await is_met(self._lists, listing, changed.head)
             except MetadataUnavailableError as error:
-                # Unknown: it may be listed, now or later. It is tried again from the same version.
+                # The outcome is unknown: the row may be listed, now or later. Retry from the same version.
                 logger.warning("log=%s ledger=%d is not listed yet: %s", self._lists.name, row.id, error)
                 if self._has_ended:
-                    return True  # not to be discarded
+                    return True  # The row may be listed, so the ledger must not be discarded.
                 continue
             except NoSuchLogError as error:
                 raise current.lost(str(error)) from error
@@ -249,7 +249,7 @@ class Roller:
         self._head, self._version = changed.head, changed.version
         if is_listed and changed.head.rows.last_key == row.id:
             return True
-        if is_listed:  # That was heard of too late: only who takes a log over lists anything behind it.
+        if is_listed:  # A row behind it means a takeover: only a takeover lists behind another writer's row.
             raise current.lost(f"its last ledger is {changed.head.rows.last_key} now")
         if changed.head.rows.last_key == current.ledger_id:
             return False
@@ -257,7 +257,7 @@ class Roller:
         raise current.lost(f"its last ledger is {changed.head.rows.last_key} now")
 
     async def _switch(self, following: LogLedger) -> None:
-        """Send the next record to the next ledger, once the last one to the old one is acknowledged."""
+        """Switch ledgers once all records of the old one are acknowledged; then close the old one."""
         old = self._log.current
         self._log.hold()
         await old.flush()
@@ -276,13 +276,13 @@ class Roller:
                 await old.close()
                 return
             except NoSuchLedgerError as error:
-                # Closed by a request whose answer was lost, and truncated since. Where it is the log that is
-                # gone, the next ledger finds that out.
+                # An earlier attempt closed the ledger, its answer was lost, and a truncation deleted the
+                # ledger since. Where the whole log was deleted, the next ledger fails by itself.
                 logger.warning("ledger=%d is gone: %s", old.ledger_id, error)
                 return
             except MetadataUnavailableError as error:
                 if self._is_stopping:
-                    raise  # It is left to whoever opens the log next.
+                    raise  # The next takeover of the log closes the ledger.
                 logger.warning("ledger=%d is not closed yet: %s", old.ledger_id, error)
                 await self._rest()
 
@@ -298,7 +298,7 @@ class Roller:
         )
 
     def _note_age(self) -> None:
-        """Begin a ledger's age; it is looked at again when it is reached, and then now and then."""
+        """Begin to count a ledger's age; a timer wakes the roller at the limit, and repeatedly after it."""
         self._age_since = self._loop.time()
         if self._timer is not None:
             self._timer.cancel()
@@ -311,13 +311,13 @@ class Roller:
         self._timer = self._loop.call_later(max(1.0, self._limits.age_s / 10), self._look_at_age)
 
     async def _rest(self) -> None:
-        """Wait before something is tried again, however often records are acknowledged meanwhile."""
+        """Back off before a retry, however often records are acknowledged meanwhile."""
         until = self._loop.time() + RETRY_S
         while not self._has_ended and (left := until - self._loop.time()) > 0:
             await self._pause(left)
 
     async def _pause(self, seconds: float | None) -> None:
-        """Wait until there is something to look at, or for so long."""
+        """Wait until the roller is woken, or for so long."""
         self._wake.clear()
         try:
             async with asyncio.timeout(seconds):

@@ -1,7 +1,6 @@
-"""Taking a log over: its last two ledgers recovered, then the list changed, or all of it again.
+"""Taking a log over: recover its last two ledgers, then change the list by compare-and-set, or start again.
 
-The shell around `client_aio.core.log_chain`. Shared by opening a log for writing and by adding closed
-ledgers.
+The shell around `client_aio.core.log_chain`. Opening a log for writing and adding closed ledgers share it.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 async def recovered(context: ClientContext, lists: LogStore, password: bytes) -> tuple[LogHead, Version]:
-    """Read a log's list, and bring its last two ledgers to CLOSED: every earlier writer is shut out.
+    """Read a log's list, and bring its last two ledgers to CLOSED: this fences every earlier writer.
 
-    Unless the list has changed since: whoever changes it from this version has what it says to itself.
+    That holds for the list as it was read. The caller changes the list by a compare-and-set from the version
+    returned: where it succeeds, no other writer has listed a ledger since.
 
     Raises:
         NoSuchLogError: there is no such log.
@@ -49,18 +49,18 @@ async def recovered(context: ClientContext, lists: LogStore, password: bytes) ->
 async def _close(context: ClientContext, row: LogRow, password: bytes) -> None:
     try:
         metadata, _ = await context.ledgers.read(row.ledger_id)
-        # Also where it is CLOSED: the log's next ledger would have another password.
+        # Even where it is CLOSED: else the log's next ledger could get another password.
         digest = await context.unlock(metadata, password)
         if not metadata.is_closed:
             await recover_ledger(context, row.ledger_id, digest)
     except NoSuchLedgerError:
-        # Either the list has changed, and all of this is done again; or somebody has deleted a ledger of
-        # the log by hand, and nobody can write to it any more.
+        # Either the list has changed, and the compare-and-set will fail. Or somebody has deleted a ledger of
+        # the log by hand, and no writer can add to that ledger any more.
         logger.warning("ledger=%d is listed in a log and does not exist", row.ledger_id)
 
 
 async def discard(context: ClientContext, ledger: LogLedger, password: bytes) -> None:
-    """Delete a ledger that has definitely not been listed; what fails is left to be swept."""
+    """Delete a ledger that has definitely not been listed; a failure leaves it to a sweep."""
     await ledger.abort()
     try:
         await delete_ledger(context, ledger.ledger_id, password)

@@ -1,14 +1,13 @@
-"""Cutting a log at its old end, and deleting it: the list first, the ledgers after.
+"""Truncating and deleting logs, and sweeping the leftovers of crashed log writers.
 
-What the list has dropped stays in its head until those ledgers are deleted (`metadata.model.log`), so a
-crash in
-between leaves nothing behind that nobody knows of: the next truncation, deletion or sweep finishes it.
+A truncation or deletion changes the list first and deletes the ledgers after. The list's head keeps the
+dropped rows until their ledgers are deleted (`metadata.model.log`). So a crash in between loses no ledger:
+the next truncation, deletion or sweep deletes it.
 
-Finding what crashes of log writers have left over: ledgers that no log lists, pages, unfinished deletions.
-
-A ledger made for a log names it in its custom metadata. Whoever makes one lists it by a compare-and-set from
-a state of the list that it read before. So: find the ledgers; then change the list's version; those that are
-not listed then never will be (`client_aio.core.log_chain`).
+A sweep deletes ledgers and pages that no log lists, and finishes deletions. A ledger made for a log names the
+log in its custom metadata. Its maker lists it by a compare-and-set from a version of the list that it read
+before. So a sweep finds the ledgers, then raises the version of the list. A ledger that is not listed then
+never will be (`client_aio.core.log_chain`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from client_aio.log.log_ledger import TAG
 from client_aio.log.reader import ask_lac, open_row
 from client_aio.unbounded.paged_fragments import forget_deleted
 from metadata.access.fragments import LedgerNames
-from metadata.access.logs import LogStore, names_ever
+from metadata.access.logs import names_ever
 from metadata.errors import (
     BookKeeperError,
     InvalidArgumentError,
@@ -48,13 +47,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _DELETIONS = 8
-"""How many ledgers are deleted side by side."""
+"""How many ledgers are deleted at once."""
 
 
 async def truncate_log(
     context: ClientContext, lists: LogStore, before: Position, password: bytes
 ) -> list[LogRow]:
-    """Drop what lies before a position, and delete the ledgers; see `Client.truncate_log`."""
+    """Drop the rows before a position, and delete their ledgers; see `Client.truncate_log`."""
     head, version = await lists.read(sync=True)
     incarnation = version.incarnation
     head, version = await finish_dropping(context, lists, head, version, password)
@@ -67,10 +66,10 @@ async def truncate_log(
             known, (head, version) = version, await lists.read(sync=True)
             if version == known:
                 raise
-            continue  # Others have cut the log, or made another one, since the list was read.
+            continue  # The log was truncated, or another log was made, since the list was read.
 
         async def apply(found: LogHead, known: LogHead = head, bounded: Position = bounded) -> LogHead | None:
-            # How far another list may be cut is yet to be found out, be it another log's of this name.
+            # `bounded` holds for the list `known` alone: another list may even be another log's of this name.
             if found != known or found.has_dropped or bounded <= found.begins_at:
                 return None
             cut_rows = await lists.cut_at(found, found.first_id_kept(bounded))
@@ -88,10 +87,10 @@ async def truncate_log(
 
 
 async def _check_password(context: ClientContext, head: LogHead, password: bytes) -> None:
-    """Compare the password with the newest ledger's, before the list is changed: what it drops is lost.
+    """Compare the password with that of the newest ledger, before the list drops rows: no way leads back.
 
     Raises:
-        UnauthorizedAccessError: it is not that.
+        UnauthorizedAccessError: the password is not that of the ledger.
     """
     for row in reversed(head.newest):
         try:
@@ -103,10 +102,10 @@ async def _check_password(context: ClientContext, head: LogHead, password: bytes
 
 
 async def _bounded(context: ClientContext, head: LogHead, before: Position, password: bytes) -> Position:
-    """Return the position as far as only CLOSED ledgers lie before it, and no record that is yet to come.
+    """Return the position, lowered until only CLOSED ledgers and records already acknowledged lie before it.
 
     Raises:
-        InvalidArgumentError: it lies behind the last ledger.
+        InvalidArgumentError: the position lies behind the last ledger.
     """
     last = head.rows.last_key
     if before.ledger_id > (-1 if last is None else last) and before > head.begins_at:
@@ -126,10 +125,10 @@ async def _bounded(context: ClientContext, head: LogHead, before: Position, pass
 
 
 async def _beginning(context: ClientContext, lists: LogStore, head: LogHead, before: Position) -> Position:
-    """Return where the log begins, truncated before a position: behind the last record that lies before it.
+    """Return the new beginning of a log that is truncated before a position: behind the last record dropped.
 
-    That is not the position itself: ids have gaps, and whoever has read all that is dropped stands at the end
-    of its last ledger.
+    The position itself would not do, since ids have gaps. A reader of all dropped records stands at the end
+    of their last ledger. It must not find that the log was truncated behind its position.
     """
     upto = before.ledger_id if before.entry_id else before.ledger_id - 1
     while rows := await lists.rows_up_to(head, upto):
@@ -137,17 +136,17 @@ async def _beginning(context: ClientContext, lists: LogStore, head: LogHead, bef
             try:
                 metadata, _ = await context.ledgers.read(row.ledger_id)
             except NoSuchLedgerError:
-                return min(before, Position(row.id + 1, 0))  # Nobody knows any more where it ended.
+                return min(before, Position(row.id + 1, 0))  # The end of a deleted ledger is not known.
             if metadata.last_entry is None:
-                return before  # the last one that is written; `_bounded` has asked for its end
+                return before  # The ledger being written: `_bounded` has asked for its end.
             if metadata.last_entry >= 0:
                 return min(before, Position(row.id, metadata.last_entry + 1))
         upto = rows[0].id - 1
-    return head.begins_at  # no record lies between that and the first row
+    return head.begins_at  # No record lies between that and the first row.
 
 
 async def ensure_log(context: ClientContext, lists: LogStore, password: bytes) -> None:
-    """Create the log unless there is one; of one that is being deleted, finish that first."""
+    """Create the log unless it exists; finish the deletion of a former log of the name first."""
     while True:
         try:
             head, version = await lists.read(sync=True, deleted_too=True)
@@ -167,7 +166,7 @@ async def delete_log(context: ClientContext, lists: LogStore, password: bytes) -
         await _check_password(context, head, password)
 
         def apply(found: LogHead, known: LogHead = head) -> LogHead | None:
-            # Of another one it is not known whose password it has, be it made anew under this name.
+            # Another list may be another log's of this name, whose password was not compared.
             return found.delete() if found == known and not found.has_dropped else None
 
         changed = await lists.change_now(head, version, apply)
@@ -178,12 +177,12 @@ async def delete_log(context: ClientContext, lists: LogStore, password: bytes) -
 async def finish_deletion(
     context: ClientContext, lists: LogStore, head: LogHead, version: Version, password: bytes
 ) -> None:
-    """Delete the ledgers of a log that is being deleted, then the log."""
+    """Delete the ledgers of a log that is marked as deleted, then the log."""
     assert head.is_deleted
     try:
         head, version = await finish_dropping(context, lists, head, version, password)
         if not head.is_deleted:
-            return  # Somebody else has finished, and another log has been made under this name.
+            return  # Another client has finished, and another log has been made under this name.
         await lists.delete(version)
     except (NoSuchLogError, VersionConflictError):
         logger.info("log=%s somebody else has finished deleting it", lists.name)
@@ -193,9 +192,9 @@ async def finish_deletion(
 async def finish_dropping(
     context: ClientContext, lists: LogStore, head: LogHead, version: Version, password: bytes
 ) -> tuple[LogHead, Version]:
-    """Delete the ledgers that the list has dropped, and let it forget them.
+    """Delete the ledgers that the list has dropped, and remove them from its head.
 
-    Any number of clients may do so at once.
+    Any number of clients may do this at once.
     """
     while head.has_dropped:
         rows = await lists.dropped_rows(head)
@@ -208,10 +207,10 @@ async def finish_dropping(
 
 
 async def delete_ledgers(context: ClientContext, ledger_ids: list[int], password: bytes) -> None:
-    """Delete ledgers, some at a time; those that are gone already do not matter.
+    """Delete ledgers, some at a time; a ledger that is gone already is no failure.
 
     Raises:
-        BookKeeperError: the first failure; the others have been tried.
+        BookKeeperError: the first failure; all ledgers have been tried.
     """
     turns = asyncio.Semaphore(_DELETIONS)
 
@@ -235,14 +234,14 @@ async def delete_ledgers(context: ClientContext, ledger_ids: list[int], password
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What `Client.sweep_log_orphans` has deleted."""
+    """The result of `Client.sweep_log_orphans`."""
 
     ledgers: tuple[int, ...]
-    """Ledgers that had been made for a log and were not listed."""
+    """Deleted ledgers: they had been made for a log and were not listed."""
     pages: tuple[str, ...]
-    """Pages of lists that no list referred to."""
+    """Deleted pages: no list referred to them."""
     failures: tuple[str, ...]
-    """What could not be swept, and why: the next call may."""
+    """The parts that could not be swept, and why. The next call may succeed."""
 
 
 async def sweep(
@@ -293,7 +292,7 @@ async def _ledgers_made_for_logs(context: ClientContext, made_before_ms: int) ->
 
 @contextmanager
 def _noting(failures: list[str], what: str) -> Iterator[None]:
-    """Let what fails of one not stop the others' sweep."""
+    """Note a failure, and let the sweep go on with the next log."""
     try:
         yield
     except BookKeeperError as error:
@@ -304,7 +303,7 @@ def _noting(failures: list[str], what: str) -> Iterator[None]:
 async def _sweep_ledgers(
     context: ClientContext, lists: LogStore, made: list[int], password: bytes
 ) -> list[int]:
-    """Finish what one log has begun to delete, and delete the ledgers of `made` that it does not list."""
+    """Finish the deletions that one log has begun, and delete the ledgers of `made` that it does not list."""
     left_over: list[int] = []
 
     async def bump(head: LogHead) -> LogHead | None:
@@ -320,6 +319,6 @@ async def _sweep_ledgers(
         head, version = await finish_dropping(context, lists, head, version, password)
         await lists.change(head, version, bump)
     except NoSuchLogError:
-        left_over[:] = made  # A log of that name made later lists ledgers made later.
+        left_over[:] = made  # A later log of that name lists ledgers made later.
     await delete_ledgers(context, left_over, password)
     return left_over

@@ -1,10 +1,10 @@
 """The writer's handle of a log.
 
-Owns the ledger that records go to, the records that are held back while the log is rolled, and the first
-failure. Rolling is `client_aio.log.roller`'s.
+Owns the current ledger, the records that are held back during a roll, and the first failure.
+`client_aio.log.roller` rolls from ledger to ledger.
 
-Invariants: futures complete in the order of the appends, each exactly once; nothing is sent to a ledger
-before everything sent to the one before it has been acknowledged.
+Invariants: futures complete in the order of the appends, each exactly once. No record is sent to a ledger
+before all records of the ledger before it have been acknowledged.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def open_log(
     """Take a log over, and open it for writing; see `Client.open_log`.
 
     Args:
-        settings: of its ledgers; their custom metadata becomes the log's.
+        settings: of the log's ledgers; their custom metadata becomes the log's.
     """
     log = LogWriter(context, lists, settings, limits)
     while True:
@@ -68,14 +68,14 @@ async def open_log(
         except NoSuchLogError:
             if not create:
                 raise
-        # Others have changed the list meanwhile, or deleted the log: all is done again.
+        # Another client has changed the list meanwhile, or deleted the log: start again.
 
 
 class LogWriter(ClosesOnExit):
     """Appends records to a log; made by `Client.open_log`.
 
-    An async context manager: leaving it normally flushes and closes the log's last ledger; leaving it by an
-    exception or a cancellation aborts, and leaves that to whoever opens the log next.
+    An async context manager. A normal exit flushes and closes the log's last ledger. An exception or a
+    cancellation aborts the writer, and leaves the ledger to the next takeover of the log.
     """
 
     def __init__(
@@ -96,12 +96,11 @@ class LogWriter(ClosesOnExit):
         self._held_bytes = 0
         self._is_holding = False
         self._switched = asyncio.Event()  # or failed
-        self._before: Position | None = (
-            None  # the last one acknowledged, of the ledgers before the current one
-        )
+        # The last record acknowledged in a ledger before the current one:
+        self._before: Position | None = None
 
     async def _open(self) -> bool:
-        """Take over once (rule 12 for both ledgers, then the list); False where that is to be done again."""
+        """Take over once: rule 12 for both ledgers, then list a new one; return False where it must retry."""
         context, lists = self._context, self._lists
         head, version = await recovered(context, lists, self._settings.password)
         make = partial(LogLedger, log_name=lists.name, on_progress=self.on_progress, on_failed=self.on_failed)
@@ -112,13 +111,13 @@ class LogWriter(ClosesOnExit):
             changed = await lists.change_now(head, version, listing.apply)
             is_listed = changed.is_done or await is_met(lists, listing, changed.head)
         except BaseException:
-            await ledger.abort()  # It may be listed, now or later.
+            await ledger.abort()  # Not discarded: the ledger may be listed, now or later.
             raise
         if not is_listed:
             await discard(context, ledger, self._settings.password)
             return False
         if changed.head.rows.last_key != row.id:
-            await ledger.abort()  # It is listed, and others have taken over since.
+            await ledger.abort()  # The ledger is listed, and another writer has taken over since.
             return False
         self._opened = ledger
         self._roller = Roller(
@@ -139,24 +138,25 @@ class LogWriter(ClosesOnExit):
 
     @property
     def ledger_id(self) -> int:
-        """Return the ledger that records go to now."""
+        """Return the id of the ledger that records go to now."""
         return self.current.ledger_id
 
     @property
     def rolls(self) -> int:
-        """Return how often this writer has gone on to another ledger."""
+        """Return how often this writer has rolled to another ledger."""
         return self._roller.rolls if self._roller is not None else 0
 
     @property
     def last_add_confirmed(self) -> Position | None:
-        """Return the position of the last record that this writer has had acknowledged, None for none."""
-        current = self.current  # once, and before `_before`: the blocking adapter's threads look in here
+        """Return the position of the last acknowledged record of this writer, None for none."""
+        # `current` is read once, and before `_before`: threads of the blocking adapter read this property.
+        current = self.current
         lac = current.last_add_confirmed
         return Position(current.ledger_id, lac) if lac >= 0 else self._before
 
     @property
     def bytes_in_flight(self) -> int:
-        """Return the bytes of the records not acknowledged yet, with what each costs beside its payload."""
+        """Return the bytes of the records not acknowledged yet, with each record's overhead."""
         return self.current.bytes_in_flight + self._held_bytes
 
     @property
@@ -166,7 +166,7 @@ class LogWriter(ClosesOnExit):
 
     @property
     def is_held_up(self) -> bool:
-        """Return whether records wait for the caller: never, a log gives the positions."""
+        """Return whether records wait for a gap in the caller's ids: never, since a log assigns positions."""
         return False
 
     @property
@@ -181,13 +181,14 @@ class LogWriter(ClosesOnExit):
 
         Returns:
             A future of the record's position, done when the record is acknowledged (rule 1). Futures complete
-            in the order of the appends. Cancelling one leaves its append running and the order intact. It
-            fails with LogFencedError once another writer has taken the log over: then, as with every error
-            whose `outcome` is *unknown*, the record may or may not be in the log.
+            in the order of the appends. Cancelling a future leaves its append running and the order intact.
+            A future fails with LogFencedError once another writer has taken the log over. Then the record may
+            or may not be in the log, as with every error whose `outcome` is *unknown*.
 
         Raises:
-            InvalidArgumentError: not bytes. EntryTooLargeError: above the limit. Nothing was sent.
-            BackpressureError: more than four times `max_in_flight_bytes` are in flight. Not done.
+            InvalidArgumentError: `data` is not bytes. EntryTooLargeError: it is above the limit. Nothing was
+                sent.
+            BackpressureError: more than four times `max_in_flight_bytes` are in flight. Nothing was sent.
         """
         if self._is_holding or self._is_closing:
             return self._append_otherwise(data)
@@ -227,7 +228,7 @@ class LogWriter(ClosesOnExit):
         self._check()
 
     async def flush(self) -> None:
-        """Wait until everything appended so far is acknowledged.
+        """Wait until all records appended so far are acknowledged.
 
         Raises:
             BookKeeperError: the writer's first failure.
@@ -238,12 +239,12 @@ class LogWriter(ClosesOnExit):
         await self.current.flush()
 
     async def roll(self) -> None:
-        """Go on to another ledger, unless the current one is empty; a truncation can then drop this one.
+        """Roll to another ledger, unless the current one is empty; a truncation can then drop the old one.
 
-        Cancelling leaves the roll to happen.
+        Cancelling does not stop the roll.
 
         Raises:
-            BookKeeperError: the writer's first failure. LedgerClosedError: it is closed.
+            BookKeeperError: the writer's first failure. LedgerClosedError: the writer is closed.
         """
         self._check()
         assert self._roller is not None
@@ -255,7 +256,7 @@ class LogWriter(ClosesOnExit):
     async def close(self) -> None:
         """Flush, and close the log's last ledger. Calling it again does nothing.
 
-        Cancelling leaves the ledger OPEN or CLOSED; whoever opens the log next settles it.
+        Cancelling leaves the ledger OPEN or CLOSED; the next takeover of the log closes it.
 
         Raises:
             BookKeeperError: the first failure of an append. LogFencedError: another writer took the log over.
@@ -268,7 +269,7 @@ class LogWriter(ClosesOnExit):
         try:
             await self._roller.stop()
             self._check()
-            # What was held back while the roller ended has been sent by now, to the ledger that is current.
+            # The records held back while the roller ended have been sent to the current ledger by now.
             await self.current.flush()
             await self.current.close()
         except BookKeeperError as error:
@@ -277,15 +278,15 @@ class LogWriter(ClosesOnExit):
         self._context.forget(self)
 
     def _check_closed(self, error: BookKeeperError) -> None:
-        """Raise what has ended a call to `close`, unless another one has closed the log meanwhile."""
+        """Raise the error that ended a call to `close`, unless another call has closed the log meanwhile."""
         if not self._is_closed:
             if isinstance(error, (LedgerFencedError, NoSuchLedgerError)):
-                self.current.fail(error)  # as a log's
+                self.current.fail(error)  # which turns it into LogFencedError
             self._check()
             raise error
 
     async def abort(self) -> None:
-        """Give up: outstanding futures fail as *unknown*, the ledgers are left to the next writer."""
+        """End at once: outstanding futures fail as *unknown*, the ledgers are left to the next takeover."""
         if self._is_closed:
             return
         self._is_closing = True
@@ -300,7 +301,7 @@ class LogWriter(ClosesOnExit):
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
-    # --- what the roller needs (`rolling.Rolled`) ---
+    # --- for the roller (`RollTarget`) ---
 
     @property
     def current(self) -> LogLedger:
@@ -319,7 +320,7 @@ class LogWriter(ClosesOnExit):
             self._roller.moved()
 
     def on_failed(self, ledger: LogLedger, error: BookKeeperError) -> None:
-        """Hear that a ledger has failed; where it is listed, so has the log."""
+        """Hear that a ledger has failed; the log fails with it where the ledger is listed."""
         is_listed = ledger is self._opened or (self._roller is not None and self._roller.has(ledger))
         if self._failure is not None or not is_listed:
             return
@@ -333,12 +334,12 @@ class LogWriter(ClosesOnExit):
             self._roller.wake()
 
     def hold(self) -> None:
-        """Hold back what is appended from now on."""
+        """Hold back the records appended from now on."""
         self._is_holding = True
         self._switched.clear()
 
     def switch_to(self, ledger: LogLedger) -> None:
-        """Write to this ledger from now on, what was held back first."""
+        """Write to this ledger from now on, first the records that were held back."""
         self._before = self.last_add_confirmed
         self._opened = ledger
         self._is_holding = False

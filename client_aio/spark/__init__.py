@@ -9,7 +9,12 @@
 Needs the extra: `pip install '.[spark]'` in a checkout. Executors need nothing but the same wheel.
 docs/SPARK.md has the walk-through, the guarantees, and every option.
 
-Read first: `source` and `sink` (what Spark calls), `plan` and `encoding` (what they decide), `catalog`.
+A newcomer reads, in this order:
+
+- `source` and `sink`: the classes that Spark calls, and the exactly-once commit;
+- `commits`: the compare-and-set of a commit, and the deletion of garbage;
+- `scan_plan`, then `catalog`: how a query becomes partitions, and what it asks the cluster;
+- `encoding`: how rows become entries.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ assert pyspark
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format "ledger" known to a session. Once per session.
+    """Register the format "ledger" with a session. Once per session.
 
     Also sets `spark.sql.python.filterPushdown.enabled`, without which Spark refuses readers that take
     filters.

@@ -2,11 +2,11 @@
 
     FOLDER/entries/        Parquet: ledger_id, entry_id, value: the stored bytes, compressed or not
     FOLDER/manifest/       one line of JSON: the log with its custom metadata, and of each ledger its custom
-                           metadata, its quorums, how many entries and bytes it has, and a fingerprint
+                           metadata, its quorums, its numbers of entries and bytes, and a fingerprint
 
-An import makes new ledgers with the same entries under the same entry ids, compares their fingerprints with
-the manifest's, and only then adds all of them to a log by one compare-and-set. The folder may be on any file
-system that Spark writes to.
+An import writes new ledgers with the same entries under the same entry ids, and compares their fingerprints
+with the manifest's. Only then it adds all of them to a log by one compare-and-set. The folder may be on any
+file system that Spark writes to.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import client_aio.sync
 from client_aio.log.add_ledgers import CONDEMNED, Addition, add_to_log
 from client_aio.log.log_ledger import TAG
 from client_aio.spark import provenance
-from client_aio.spark.commits import fitting
+from client_aio.spark.commits import fit_check
 from client_aio.spark.jobs import metadata_of
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock, unlock_log
 from client_aio.sync.loop_thread import get_loop_thread
@@ -44,10 +44,10 @@ _NOT_IMPORTED = frozenset({provenance.LOG, provenance.JOB, provenance.BATCH, TAG
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What an export or an import has moved."""
+    """The result of an export or an import."""
 
     ledger_ids: tuple[int, ...]
-    """The ledgers read, or those made."""
+    """The ledgers exported, or the new ledgers of the import."""
     entries: int
     size: int
     """Payload bytes."""
@@ -65,16 +65,16 @@ def export(
 ) -> Archived:
     """Write the closed ledgers of a log, or those named, to a folder that must not exist.
 
-    Ledgers that are not CLOSED are left out: what they will hold is not settled.
+    Ledgers that are not CLOSED are left out: their content is not settled.
 
     Args:
-        password_file: a file with the ledgers' password, where they have one, by its path on each executor;
-            or `password_env`, a variable there, by default BOOKIE_AIO_PASSWORD. What is exported is what was
-            written, without any protection of its own.
+        password_file: a file with the password of the ledgers that have one, by its path on each executor; or
+            `password_env`, a variable there, by default BOOKIE_AIO_PASSWORD. The export has the written
+            bytes, without any protection of its own.
 
     Raises:
         UnauthorizedAccessError: the password is not that of the ledgers.
-        NoSuchLogError, NoSuchLedgerError, InvalidArgumentError: neither or both are named.
+        NoSuchLogError, NoSuchLedgerError, InvalidArgumentError: neither or both of log and ledgers are named.
     """
     if (log is None) == (ledger_ids is None):
         raise InvalidArgumentError("name a log, or ledgers, and not both")
@@ -106,18 +106,18 @@ def import_(
     password_file: str | None = None,
     password_env: str | None = None,
 ) -> Archived:
-    """Make the ledgers of an export anew, and add them to a log, all at once.
+    """Write the ledgers of an export anew, and add them to a log, all at once.
 
     Args:
         password_file: a file with the password that the ledgers get, by its path on each executor; or
             `password_env`, a variable there, by default BOOKIE_AIO_PASSWORD.
 
     Raises:
-        InvalidArgumentError: the folder holds no export of a version known here; or it is one of ledgers that
-            had a password, and none is given; or the log has other columns.
-        UnauthorizedAccessError: the password is not that of the ledgers that the log has.
-        BookKeeperError: what was written does not have the manifest's fingerprints. Nothing was added; what
-            was written is deleted, or left to the sweep.
+        InvalidArgumentError: the folder holds no export of a known version. Or its ledgers had a password,
+            and none is given. Or the log has other columns.
+        UnauthorizedAccessError: the password is not that of the log's present ledgers.
+        BookKeeperError: the written ledgers do not have the manifest's fingerprints. Nothing was added; the
+            new ledgers are deleted, or left to the sweep.
     """
     manifest = _read_manifest(spark, folder)
     place = settled_place(password_file, password_env)
@@ -135,7 +135,7 @@ def import_(
     )
     made = {row.old: row.ledger_id for row in rows}
     for old in ledgers:
-        if old not in made:  # no entry was in it
+        if old not in made:  # an empty ledger has no entry to be written by a task
             made[old] = get_loop_thread().run(
                 _make_empty(uri, _settings(log, job, ledgers[old], password_of(place)))
             )
@@ -165,7 +165,7 @@ def _entries_of(spark: SparkSession, uri: str, ids: list[int], place: PasswordPl
 
 
 def _fingerprints(entries: DataFrame) -> dict[int, tuple[int, int, int]]:
-    """Return of each ledger the entries, their bytes, and a number that changes with any of them."""
+    """Return for each ledger its entries, their bytes, and a number that changes with any of them."""
     rows = (
         entries.groupBy("ledger_id")
         .agg(
@@ -241,7 +241,7 @@ def _check_protection(ledgers: dict[int, dict[str, Any]], place: PasswordPlace) 
 
 
 async def _check_log(uri: str, log: str, custom: dict[str, bytes], place: PasswordPlace) -> None:
-    """See that password and columns are those of the log, where it has any, before anything is written."""
+    """Check before anything is written that password and columns are those of the log, if it has any."""
     async with client_aio.connect(uri) as client:
         with contextlib.suppress(NoSuchLogError):
             metadata = await client.log_metadata(log)
@@ -252,7 +252,7 @@ async def _check_log(uri: str, log: str, custom: dict[str, bytes], place: Passwo
 def _settings(log: str, job: str, ledger: dict[str, Any], password: bytes) -> dict[str, Any]:
     ensemble_size, write_quorum, ack_quorum = ledger["quorums"]
     custom = {key: base64.b64decode(value) for key, value in ledger["custom"].items()}
-    # By what says whose the old ledger was, sweeps would take the new one for left over.
+    # Without the tags of the old ledger's log and job: a sweep would delete the new ledger as left over.
     custom = {key: value for key, value in custom.items() if key not in _NOT_IMPORTED}
     return {
         "ensemble_size": ensemble_size,
@@ -267,7 +267,7 @@ def _settings(log: str, job: str, ledger: dict[str, Any], password: bytes) -> di
 def _importer(
     uri: str, log: str, job: str, ledgers: dict[int, dict[str, Any]], place: PasswordPlace
 ) -> Callable[[Iterable[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
-    """Return the function that writes each ledger's entries, which come sorted, to a ledger of its own."""
+    """Return the function that writes each ledger's entries, sorted by entry id, to a new ledger."""
 
     def run(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         import pyarrow
@@ -289,7 +289,7 @@ def _importer(
 
 
 class _Import:
-    """One task of an import: entries in, ledger after ledger."""
+    """One task of an import: writes the entries of one ledger after another."""
 
     def __init__(self, client: client_aio.sync.Client, settings: dict[int, dict[str, Any]]) -> None:
         self._client = client
@@ -299,7 +299,7 @@ class _Import:
         self.made: dict[int, int] = {}
 
     def take(self, old: int, entry_id: int, value: bytes) -> None:
-        """Add an entry to the ledger that is made of an exported one."""
+        """Add an entry to the new ledger for the exported ledger `old`."""
         if old not in self.made:
             self.finish()
             self._writer = self._client.create_ledger(**self._settings[old])
@@ -315,7 +315,7 @@ class _Import:
         self._following += 1
 
     def finish(self) -> None:
-        """Close the ledger that is being written."""
+        """Close the ledger that is being written, if there is one."""
         if self._writer is not None:
             self._writer.close()
 
@@ -327,5 +327,5 @@ async def _make_empty(uri: str, settings: dict[str, Any]) -> int:
 
 async def _add(uri: str, log: str, ids: list[int], custom: dict[str, bytes], password: bytes) -> None:
     async with client_aio.connect(uri) as client:
-        addition = replace(Addition.check(ids, None, False, check_custom(custom)), fits=fitting(custom))
+        addition = replace(Addition.check(ids, None, False, check_custom(custom)), fits=fit_check(custom))
         await add_to_log(client._context, client._lists(log), addition, password)

@@ -32,7 +32,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def written_of(options: ReadOptions) -> Written:
-    """Ask how what is read was written, by a connection of its own; raises as `check_written`."""
+    """Return how the data to be read was written; raises as `check_written`. Opens its own connection."""
 
     async def ask(catalog: Catalog) -> Written:
         return check_written(await catalog.written(), options)
@@ -41,7 +41,7 @@ def written_of(options: ReadOptions) -> Written:
 
 
 class Pieces(InputPartition):
-    """What one task reads."""
+    """The pieces that one task reads."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(tuple(pieces))
@@ -51,7 +51,7 @@ class Pieces(InputPartition):
 
 
 class LedgerReader(DataSourceReader):
-    """A batch read: what there was when it was planned."""
+    """A batch read: everything readable when the read was planned."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -60,10 +60,10 @@ class LedgerReader(DataSourceReader):
         self._written = written_of(options)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take the filters on where a row comes from, where the options say so; give back all others.
+        """Take the filters on columns of origin, where the option pushFilters is set; return the others.
 
-        Not by default: Spark (seen with 4.3.0) plans a loaded frame once, and reads for every later query on
-        it what the filters of one have left.
+        Off by default: Spark (seen with 4.3.0) plans a loaded frame once. Every later query on the frame
+        would then read only what the filters of the first query have left.
         """
         if not self._options.push_filters:
             return filters
@@ -82,15 +82,15 @@ class LedgerReader(DataSourceReader):
         return left
 
     def _decoded_names(self) -> set[str]:
-        """Return the names of ours that what is decoded has for itself."""
+        """Return the names of columns that the entries decode to."""
         if self._written.encoding == "binary":
             return set()
-        if self._written.schema is None:  # the user has said which columns there are
+        if self._written.schema is None:  # the user has given the columns
             return set(self._schema.names)
         return set(schemas.arrow_schema(self._written.schema).names)
 
     def partitions(self) -> list[InputPartition]:
-        """Ask the cluster what there is, and cut it into what tasks read."""
+        """Ask the cluster for the readable stretches, and cut them into partitions."""
 
         async def ask(catalog: Catalog) -> list[Found]:
             return await catalog.stretches(self._bounds)
@@ -112,17 +112,17 @@ def _value_of(one: Filter) -> Any:
 
 
 def row_reader(options: ReadOptions, written: Written, schema: StructType) -> RowReader:
-    """Return what turns pieces into rows of a schema."""
+    """Return the reader that turns pieces into rows of a schema."""
     decoded = written.schema
     if written.encoding == "binary":
         decoded = schemas.BYTES
-    elif decoded is None:  # the user has said which columns there are
+    elif decoded is None:  # the user has given the columns
         decoded = schemas.nullable_json(schemas.without_error(schema))
     accepted: Collection[str] = (written.encoding,)
     if written.encoding == "json":
-        accepted = ("json", "binary")  # other programs write JSON, too, and say nothing of it
+        accepted = ("json", "binary")  # other programs write JSON too, without a tag for the encoding
     elif written.encoding == "binary" and (options.encoding in ("binary", "raw") or len(options.log) != 1):
-        accepted = ENCODINGS  # bytes were asked for, or several logs or ledgers are read, each as it is
+        accepted = ENCODINGS  # bytes were asked for, or several sources are read, each as bytes
     return RowReader(
         options.metadata,
         schemas.arrow_schema(schema),
@@ -137,8 +137,8 @@ def row_reader(options: ReadOptions, written: Written, schema: StructType) -> Ro
 
 
 def partitions_of(found: Sequence[Found], partition_bytes: int | None) -> Iterator[Pieces]:
-    """Cut what was found into partitions."""
-    # Ids of rows are a log's own: two logs may have the same one for different ledgers.
+    """Cut the found stretches into partitions."""
+    # By ledger id and not by row id: two logs may have the same row id for different ledgers.
     said = {one.stretch.ledger_id: one.written or Written() for one in found}
     all_stretches = [one.stretch for one in found]
     size = partition_size(all_stretches) if partition_bytes is None else partition_bytes

@@ -1,10 +1,10 @@
-"""What there is to read, asked of the cluster when a query is planned: logs, ledgers, how far, how encoded.
+"""The readable data of a query, asked of the cluster at planning: ledgers, their ends, their encodings.
 
-Runs in the driver, through the async client. Owns the walk over a log's list and the ends of its ledgers;
-what is made of it is `plan`'s. Never fences.
+Runs in the driver, through the async client. Owns the walk over a log's list and the ends of its ledgers.
+`scan_plan` cuts the result into partitions. Never fences.
 
-Invariants: of ledgers that are not closed nothing above a verified LAC is given; nothing of a ledger is given
-while one before it in the log may still grow: what is read is a prefix of the log.
+Invariants: of a ledger that is not closed, no entry above a verified LAC is returned. No entry of a ledger is
+returned while an earlier ledger of the log may still grow. So the data read is a prefix of the log.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_ONCE = 32
-_LOOKS_MAX = 10
-"""How often a query is planned where logs are truncated each time in between."""
+_ATTEMPTS_MAX = 10
+"""The number of attempts to plan a query while its logs are truncated in between."""
 _SAMPLE_ENTRIES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One ledger that is to be read, as a row of a log or by itself."""
+    """One ledger to be read, as a row of a log or by itself."""
 
     log: str | None
     row_id: int
@@ -48,16 +48,16 @@ class Listed:
     first: int = 0
     """The first entry that has not been truncated."""
     created_ms: int | None = None
-    """When it was listed; None: when it was created, as its metadata say."""
+    """The time of listing; None: the time of creation in the ledger's metadata counts."""
     confirmed: int = NO_ENTRY
-    """An entry that is known to be acknowledged, whatever bookies can tell of it now."""
+    """The last entry known to be acknowledged from an earlier plan, whatever LAC bookies answer now."""
     is_complete: bool = False
-    """Whether it is known that no entry will follow, though it need not be closed yet."""
+    """Whether an earlier plan has verified that no entry will follow, though the ledger may not be closed."""
 
     def as_of(self, end: Place) -> Listed:
-        """Return it with what follows from an offset that a micro-batch ends at: that was verified then.
+        """Return the row with the facts that a micro-batch's end offset implies: they were verified then.
 
-        Another handle may be told a lower LAC later, or nothing at all; and the batch is the same.
+        A later handle may be told a lower LAC, or none; the batch must be the same.
         """
         if self.row_id < end.row_id:
             return replace(self, is_complete=True)
@@ -66,14 +66,14 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A stretch, and how its ledger was written (None where that is not said)."""
+    """A stretch, and how its ledger was written (None where the ledger has no tag for that)."""
 
     stretch: Stretch
     written: Written | None
 
 
 class Catalog:
-    """Answers for one query, of a batch or a stream; keeps what does not change any more."""
+    """Answers for one query, of a batch or a stream; caches the metadata of closed ledgers."""
 
     def __init__(self, client: client_aio.Client, options: ReadOptions, *, is_stream: bool = False) -> None:
         self._client = client
@@ -85,13 +85,13 @@ class Catalog:
         self._is_right = not self._password
 
     async def ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
-        """Answer a question; once more, from the beginning, where a log was truncated or replaced meanwhile.
+        """Answer a question, and ask again from the start where a log was truncated or replaced meanwhile.
 
         Raises:
-            NoSuchLedgerError: a ledger that is listed is missing for good, or logs changed with every look.
-            What the question raises.
+            NoSuchLedgerError: a listed ledger is missing for good, or logs changed at every attempt.
+            Exception: the errors of the question itself.
         """
-        for _ in range(_LOOKS_MAX - 1):
+        for _ in range(_ATTEMPTS_MAX - 1):
             try:
                 return await question(self)
             except NoSuchLedgerError as error:
@@ -103,7 +103,7 @@ class Catalog:
         """Return the ledgers named by the options, in order.
 
         Raises:
-            NoSuchLogError, NoSuchLedgerError: there is none of that name or id.
+            NoSuchLogError, NoSuchLedgerError: no log or ledger has that name or id.
         """
         options = self._options
         if options.ledger is not None:
@@ -111,7 +111,7 @@ class Catalog:
             if not options.ledger:
                 ids = [ledger_id async for ledger_id in self._client.list_ledgers()]
             for each in options.ledger:
-                if isinstance(each, str):  # an unbounded one's name
+                if isinstance(each, str):  # the name of an unbounded ledger
                     each = (await self._client.ledger_metadata(each)).ledger_id
                 ids.append(each)
             return [Listed(None, ledger_id, ledger_id) for ledger_id in ids]
@@ -125,10 +125,10 @@ class Catalog:
         return await self._client.log_metadata(name)
 
     async def written(self) -> Written | None:
-        """Tell how what the options name is encoded as a whole; None where that is not said, or differs.
+        """Return the common encoding of all logs or ledgers of the options; None where untagged or different.
 
         Raises:
-            NoSuchLogError, NoSuchLedgerError: there is none of that name or id.
+            NoSuchLogError, NoSuchLedgerError: no log or ledger has that name or id.
         """
         options = self._options
         if options.log:
@@ -140,7 +140,7 @@ class Catalog:
         return said[0] if len(kinds) == 1 else None
 
     async def stretches(self, bounds: Bounds, listed: Sequence[Listed] | None = None) -> list[Found]:
-        """Return what can be read now within the bounds, in order.
+        """Return the stretches that are readable now within the bounds, in order.
 
         Raises:
             UnauthorizedAccessError: the password is not that of the ledgers.
@@ -168,7 +168,7 @@ class Catalog:
         return found
 
     async def _metadata_of(self, rows: Sequence[Listed]) -> list[LedgerMetadata | None]:
-        """Read the metadata of many ledgers; None for one of `all` that was deleted meanwhile."""
+        """Read the metadata of many ledgers; None for a ledger of `all` that was deleted meanwhile."""
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def read(row: Listed) -> LedgerMetadata | None:
@@ -189,7 +189,10 @@ class Catalog:
         return list(await asyncio.gather(*map(read, rows)))
 
     async def _check_password(self, metadata: Sequence[LedgerMetadata]) -> None:
-        """Compare the password with one ledger, and see that all have one, or none: a guess is dear."""
+        """Compare the password with one ledger, and check that all ledgers have one, or none.
+
+        One comparison costs one scrypt, so not every ledger is compared.
+        """
         for one in metadata:
             if not self._is_right or (one.password is not None) != bool(self._password):
                 await unlock(self._client, one, self._options)
@@ -206,8 +209,8 @@ class Catalog:
                 last = max(row.confirmed, await self._lac_of(reader))
                 is_complete = reader.is_closed
                 if not is_complete and (row.is_complete or await self._is_overtaken(row, rows)):
-                    # Nobody adds to it any more, and all that was added is acknowledged. Whom to ask for it
-                    # is what the metadata say by now.
+                    # No writer adds to the ledger any more, and every entry is acknowledged. The metadata are
+                    # read again, since they name the bookies to read the last entries from.
                     is_complete = True
                     await reader.refresh(sync=True)
                     async for entry in reader.read_rest(last + 1):
@@ -229,7 +232,7 @@ class Catalog:
         )
 
     async def _is_overtaken(self, row: Listed, rows: Sequence[Listed]) -> bool:
-        """Return whether a log's ledger that is not CLOSED is complete: the one behind it has an entry."""
+        """Return whether a ledger that is not CLOSED is complete: the next ledger of its log has an entry."""
         index = rows.index(row) + 1
         if row.log is None or index == len(rows) or rows[index].log != row.log:
             return False
@@ -237,10 +240,10 @@ class Catalog:
             return await self._lac_of(reader) >= 0
 
     async def _lac_of(self, reader: client_aio.LedgerReader) -> int:
-        """Ask for the LAC.
+        """Ask the bookies for the LAC.
 
-        Where too few bookies answer, a stream takes what is known, and the rest with a later batch. A batch
-        read fails: it is of all that there is.
+        Where too few bookies answer, a stream takes the LAC known so far, and the later entries with a later
+        batch. A batch read raises BookieUnavailableError: it must return all entries.
         """
         try:
             return await reader.read_last_add_confirmed()
@@ -256,7 +259,7 @@ class Catalog:
             return known or 1.0
         entries = size = 0
         until = min(last, first + _SAMPLE_ENTRIES - 1)
-        # Trimmed meanwhile, damaged, or out of reach: that is for whoever reads them to say.
+        # An entry may be trimmed meanwhile, damaged, or out of reach. The task that reads it reports that.
         with contextlib.suppress(*LOST, BookieUnavailableError):
             async for batch in reader.read_batches(first, until, known_lac=until):
                 entries += len(batch)
@@ -268,7 +271,7 @@ class Catalog:
 
 
 def rows_of(log: LogMetadata) -> list[Listed]:
-    """Return a log's ledgers, without what has been truncated."""
+    """Return a log's ledgers, without truncated entries."""
     return [
         Listed(
             log.name,
@@ -288,10 +291,10 @@ async def with_catalog(options: ReadOptions, ask: Callable[[Catalog], Awaitable[
 
 
 def check_written(written: Written | None, options: ReadOptions) -> Written:
-    """Settle how a query decodes: as asked for, else as what is read says of itself, else not at all.
+    """Return how a query decodes: as asked for, else as the data's own tags say, else not at all.
 
     Raises:
-        InvalidArgumentError: columns are asked for that nobody has described.
+        InvalidArgumentError: columns are asked for, and neither the options nor the data describe them.
     """
     if options.encoding == "auto":
         return written or Written()

@@ -1,26 +1,24 @@
-"""Commits of jobs to a log, and the end of what will never be committed. Runs in the driver.
+"""Commits of jobs to a log, and deletion of ledgers that will never be committed. Runs in the driver.
 
-A ledger that a task wrote says, in its custom metadata, which log, job and batch it is for (`tags`). It is
-*garbage* once it can never be listed any more:
+A ledger that a task wrote names in its custom metadata the log, job and batch that it is for (`provenance`).
+It is *garbage* once it can never be listed any more:
 
-- after a batch job's commit or abort: every ledger of the job that the log does not list; a job commits once.
-- after the commit of a query's batch N: every ledger of its batches up to N that the log does not list; who
-  would commit one of them finds the batch recorded, and drops it.
+- after a batch job's commit or abort: every ledger of the job that the log does not list. A job commits once.
+- after the commit of a query's batch N: every ledger of its batches up to N that the log does not list. A
+  later commit of such a batch finds the batch recorded, and drops it.
 
-That is deleted at once. What a driver left that died in between is found by `sweep`, after a grace period.
+The driver deletes garbage at once. A driver that dies in between leaves orphans: ledgers that bear a log's
+tag and are in no log. `sweep_orphans` deletes them after a grace period. It *condemns* each one first, so
+that a driver that was only slow cannot commit it any more:
 
-Deleting what a driver left that died before it could commit: ledgers that bear a log's tag, in no log.
-
-Each is *condemned* before it is deleted, so that a driver that was only slow cannot make it visible any more:
-
-1. Its metadata are marked, by compare-and-set. Whoever would add it to a log looks there after reading the
-   log's list, and refuses.
-2. The version of the log's list is bumped. A driver that had looked before the mark was set fails its
+1. The ledger's metadata are marked, by compare-and-set. A driver that adds a ledger to a log reads the list,
+   then looks for the mark, and refuses.
+2. The version of the log's list is bumped. A driver that looked before the mark was set fails its
    compare-and-set, and looks again.
-3. The list is read once more. What is listed by now was committed before the bump, and stays (the mark then
-   means nothing); the rest never will be, and is deleted.
+3. The list is read once more. A ledger listed now was committed before the bump, and stays; its mark then
+   means nothing. The other condemned ledgers can never be listed, and are deleted.
 
-The grace period is therefore no matter of safety: a job that runs for longer than it, and is swept, fails.
+So safety does not depend on the grace period: a job that runs for longer, and is swept, fails.
 """
 
 from __future__ import annotations
@@ -57,16 +55,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LogFound:
-    """What a write finds in its place."""
+class LogState:
+    """The log that a write is for, as found before the write."""
 
     is_used: bool
-    """Whether there is such a log, and it lists ledgers."""
+    """Whether the log exists and lists ledgers."""
     written: provenance.Written | None
 
 
-async def look_at(options: WriteOptions, *, needs_bookies: bool) -> LogFound:
-    """See whether a write can begin: the metadata store answers, enough bookies run, and what the log holds.
+async def inspect_log(options: WriteOptions, *, needs_bookies: bool) -> LogState:
+    """Check that a write can begin (metadata store, number of bookies, password), and return the log's state.
 
     Raises:
         MetadataUnavailableError, NotEnoughBookiesError, InvalidArgumentError.
@@ -82,15 +80,15 @@ async def look_at(options: WriteOptions, *, needs_bookies: bool) -> LogFound:
         try:
             log = await client.log_metadata(options.log)
         except NoSuchLogError:
-            return LogFound(False, None)
+            return LogState(False, None)
         await unlock_log(client, log, options)
-        return LogFound(bool(log.rows), provenance.Written.of_custom(log.custom))
+        return LogState(bool(log.rows), provenance.Written.of_custom(log.custom))
 
 
 async def draw_floor(options: WriteOptions) -> int:
-    """Draw a ledger id below those of all ledgers that tasks which start later will make.
+    """Draw a ledger id below those of all ledgers that tasks started later will create.
 
-    A client draws ids in blocks of its own, upwards: whoever connects later has higher ones.
+    A client draws ids in blocks of its own, upwards, so that a client connected later has higher ids.
     """
     async with client_aio.connect(options.metadata) as client:
         return await client._context.ledgers.allocate_id()
@@ -105,9 +103,9 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
         floor: an id below those of the job's ledgers; by default the last ledger listed before.
 
     Raises:
-        BookKeeperError: the log could not be changed, or whether it was is unknown. Nothing was deleted.
-        InvalidArgumentError: the log has other columns by now than when the write was planned, or holds
-            records by now, and ifExists is error: nothing was added, and the job's ledgers are deleted.
+        BookKeeperError: the log could not be changed, or the outcome is unknown. Nothing was deleted.
+        InvalidArgumentError: the log has other columns now than when the write was planned; or it holds
+            records now, and `ifExists` is error. Nothing was added, and the job's ledgers are deleted.
     """
     options = job.options
     transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
@@ -115,7 +113,7 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
         if floor is None:
             floor = max(await listed_in(client, options.log), default=0)
         custom = job.written.to_custom()
-        fits = _fitting_if_new(options, custom)
+        fits = _fit_check_if_new(options, custom)
         addition = changed(Addition.check(ledger_ids, transaction, replace, custom), fits=fits)
         try:
             added = await add_to_log(
@@ -134,11 +132,11 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
 
 
 class _LogIsUsedError(InvalidArgumentError):
-    """The log holds records by now, and must not."""
+    """The log holds records by now, and `ifExists` forbids adding to it."""
 
 
-def _fitting_if_new(options: WriteOptions, custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
-    """Return `fitting`, which also looks whether `ifExists` lets anything be added."""
+def _fit_check_if_new(options: WriteOptions, custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
+    """Return the check of `fit_check`, which also raises where `ifExists` forbids adding to this log."""
 
     def fits(head: LogHead) -> None:
         if head.rows and options.if_exists != "append":
@@ -146,14 +144,16 @@ def _fitting_if_new(options: WriteOptions, custom: Mapping[str, bytes]) -> Calla
                 f"log {options.log!r} holds records that were added while this was written, and ifExists is "
                 f"{options.if_exists}: choose another name, or append"
             )
-        fitting(custom)(head)
+        fit_check(custom)(head)
 
     return fits
 
 
-def fitting(custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
-    """Return what looks, in the step that adds ledgers to a log, whether the log still says what they
-    hold."""
+def fit_check(custom: Mapping[str, bytes]) -> Callable[[LogHead], None]:
+    """Return a check that the log's encoding and columns still fit ledgers with this custom metadata.
+
+    `add_to_log` calls it with the log's head in each attempt at the compare-and-set.
+    """
     return lambda head: provenance.check_fit(custom, head.custom, is_used=bool(head.rows))
 
 
@@ -161,10 +161,11 @@ async def add_bytes(client: client_aio.Client, options: WriteOptions, ledger_ids
     """Add ledgers of plain bytes to a log.
 
     Raises:
-        InvalidArgumentError: the log holds rows of columns, which its readers would take the bytes for.
+        InvalidArgumentError: the log holds rows of columns, and its readers would decode the bytes as such
+            rows.
     """
     addition = Addition.check(ledger_ids, None, False, {})
-    addition = changed(addition, fits=fitting(provenance.Written().to_custom()))
+    addition = changed(addition, fits=fit_check(provenance.Written().to_custom()))
     await add_to_log(client._context, client._lists(options.log), addition, password_of(options))
 
 
@@ -175,7 +176,7 @@ async def delete_garbage(job: Job, floor: int) -> None:
 
 
 async def delete(job: Job, ledger_ids: Sequence[int]) -> None:
-    """Delete ledgers that were never offered to the log."""
+    """Delete ledgers whose commit was never attempted."""
     async with client_aio.connect(job.options.metadata) as client:
         for ledger_id in ledger_ids:
             await _delete(client, job, ledger_id)
@@ -184,7 +185,7 @@ async def delete(job: Job, ledger_ids: Sequence[int]) -> None:
 async def _delete_leftovers(client: client_aio.Client, job: Job, floor: int) -> None:
     try:
         await _delete_garbage(client, job, floor)
-    except BookKeeperError as error:  # the sweep comes by later
+    except BookKeeperError as error:  # a later sweep deletes them
         logger.warning("log=%s what is not in it is not deleted yet: %s", job.options.log, error)
 
 
@@ -220,7 +221,7 @@ async def _delete(client: client_aio.Client, job: Job, ledger_id: int) -> None:
 
 
 async def listed_in(client: client_aio.Client, log: str) -> Collection[int]:
-    """Return the ledgers that a log lists now; none for a log that there is not."""
+    """Return the ledgers that a log lists now; () where the log does not exist."""
     try:
         metadata = await client.log_metadata(log)
     except NoSuchLogError:
@@ -234,11 +235,11 @@ GRACE_S = 24 * 3600.0
 async def sweep_orphans(uri: str, *, log: str, grace_s: float = GRACE_S, password: bytes = b"") -> list[int]:
     """Delete the ledgers that Spark jobs wrote for a log, older than the grace period, that it does not list.
 
-    Looks at the metadata of every ledger. Safe at any time; a job that still runs, and began before the grace
-    period, fails at its commit. Cancelling leaves the rest to the next call.
+    Reads the metadata of every ledger. Safe at any time. A job that began before the grace period and still
+    runs fails at its commit. After cancellation the next call deletes the remaining ledgers.
 
     Args:
-        password: of the ledgers that have one.
+        password: the password of the ledgers that have one.
 
     Returns:
         The ids of the ledgers deleted.
@@ -274,7 +275,7 @@ async def sweep_orphans(uri: str, *, log: str, grace_s: float = GRACE_S, passwor
 
 
 async def _bump(client: client_aio.Client, log: str) -> None:
-    """Change the version of a log's list, so that a change from an earlier one conflicts."""
+    """Change the version of a log's list, so that a compare-and-set from an earlier version conflicts."""
     lists = client._lists(log)
 
     async def same(head: LogHead) -> LogHead:
@@ -286,7 +287,7 @@ async def _bump(client: client_aio.Client, log: str) -> None:
 
 
 async def condemn(client: client_aio.Client, ledger_id: int) -> bool:
-    """Mark a ledger so that nobody adds it to a log; False where it is gone."""
+    """Mark a ledger, so that no driver adds it to a log; False where it does not exist."""
     ledgers = client._context.ledgers
     while True:
         try:
@@ -298,7 +299,7 @@ async def condemn(client: client_aio.Client, ledger_id: int) -> bool:
         except NoSuchLedgerError:
             return False
         except VersionConflictError:
-            continue  # its writer lives, or somebody else sweeps
+            continue  # its writer is alive, or another sweep is running
         return True
 
 

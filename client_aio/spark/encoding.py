@@ -1,19 +1,19 @@
-"""How rows become entries, and entries rows: the encodings binary, json and arrow, and compression.
+"""Rows to entries and back: the encodings binary, json and arrow, and compression.
 
 Pure: bytes and Arrow arrays in, bytes and Arrow arrays out.
 
 - `binary`: a column of bytes; each row is an entry, as it is.
 - `json`: each row is an entry, a JSON object in UTF-8. Dates and times are ISO 8601 (UTC where they have a
   zone), bytes are Base64, decimals are strings, maps are lists of [key, value].
-- `arrow`: each batch of rows is an entry: an encapsulated record-batch message of Arrow's IPC format, without
-  the schema, which the log and the ledger keep.
+- `arrow`: each batch of rows is an entry: an encapsulated record-batch message of Arrow's IPC format. The
+  message has no schema; the log and the ledger keep it.
 
 A compressed entry is four bytes, the length before compression (little-endian), and the compressed bytes: a
-zstd frame or an lz4 frame. Which encoding and compression a ledger has stands in its custom metadata, for
-each ledger on its own, so that a log may hold ledgers of several kinds.
+zstd frame or an lz4 frame. Each ledger's custom metadata name its own encoding and compression, so that a log
+may hold ledgers of several kinds.
 
-Invariant: decoding inverts encoding, for every schema that Spark can write; what cannot be decoded is named
-by its entry.
+Invariant: decoding inverts encoding, for every schema that Spark can write. An error names the entry that
+cannot be decoded.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _INFLATED_BYTES_MAX = 256 * 1024 * 1024
 
 
 class UndecodableEntryError(BookKeeperError):
-    """An entry's bytes are not what its ledger's encoding makes; they are intact, and were written so."""
+    """An entry's bytes do not fit its ledger's encoding. They are intact, and were written so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How one ledger's entries are encoded. `schema` is Arrow's, of the decoded columns."""
+    """The encoding of one ledger's entries. `schema` is Arrow's, of the decoded columns."""
 
     encoding: str
     compression: str = "none"
@@ -56,8 +56,8 @@ class Format:
 class Decoded:
     """The rows of a run of entries.
 
-    `counts` says how many rows each entry gave, None where it is one each; `errors` why an entry gave a row
-    of nulls, by the entry's place in the run.
+    `counts` has each entry's number of rows, None where that is one each. `errors` maps the place of an
+    undecodable entry in the run to the reason; its row is null.
     """
 
     columns: list[pyarrow.Array]
@@ -75,16 +75,16 @@ def make_encoder(
     """Return the function that turns a batch of rows into entries.
 
     Args:
-        entry_bytes: what a batch of rows is cut at (arrow), before compression.
+        entry_bytes: the size at which a batch of rows is cut (arrow), before compression.
         entry_bytes_max: the largest entry that the client takes.
         value: the column of bytes (binary).
 
-    The function raises InvalidArgumentError for a null where bytes must be or a string that is not UTF-8, and
-    EntryTooLargeError for a row above the limit; they name the row within the batch.
+    The function raises InvalidArgumentError for a null without an encoding, or a string that is not UTF-8. It
+    raises EntryTooLargeError for a row above the limit. Both errors name the row within the batch.
     """
     compress = _compressor(format_.compression)
 
-    def squeeze(entries: list[bytes], what: str) -> list[bytes]:
+    def compress_checked(entries: list[bytes], what: str) -> list[bytes]:
         if format_.compression == "none":
             return entries
         for number, entry in enumerate(entries):
@@ -114,24 +114,27 @@ def make_encoder(
                 f"Leave such rows out: where({value} is not null)"
             )
         entries: list[bytes] = column.to_numpy(zero_copy_only=False).tolist()
-        return check(squeeze(entries, "row"), "row")
+        return check(compress_checked(entries, "row"), "row")
 
     def rows(batch: pyarrow.RecordBatch) -> list[bytes]:
         _check_readable(batch)
-        return check(squeeze(to_json_rows(batch), "row"), "row")
+        return check(compress_checked(to_json_rows(batch), "row"), "row")
 
     def arrow(batch: pyarrow.RecordBatch) -> list[bytes]:
         assert format_.schema is not None
         _check_readable(batch)
         if batch.schema != format_.schema:
             batch = batch.cast(format_.schema)
-        return check(squeeze(list(_messages(batch, entry_bytes)), "row"), "row")
+        return check(compress_checked(list(_messages(batch, entry_bytes)), "row"), "row")
 
     return {"binary": binary, "json": rows, "arrow": arrow}[format_.encoding]
 
 
 def _check_readable(batch: pyarrow.RecordBatch) -> None:
-    """Refuse what nobody could read again: a string that is not UTF-8, as a cast from bytes makes them."""
+    """Raise InvalidArgumentError for a string that is not UTF-8: no read could decode it.
+
+    A cast from bytes makes such strings.
+    """
     try:
         batch.validate(full=True)
     except pyarrow.ArrowInvalid as error:
@@ -169,14 +172,15 @@ def _compressor(compression: str) -> Callable[[list[bytes]], list[bytes]]:
 def decode(
     format_: Format, offsets: Sequence[int], buffer: memoryview, *, is_permissive: bool = False
 ) -> Decoded:
-    """Turn a run of entries into rows: one column `value` (binary), or those of the format's schema.
+    """Turn a run of entries into rows: one column `value` (binary), or the columns of the format's schema.
 
     Args:
         offsets: entry i is `buffer[offsets[i]:offsets[i + 1]]`.
-        is_permissive: give a row of nulls, and say why, for an entry that cannot be decoded.
+        is_permissive: return a row of nulls, and a reason, for an entry that cannot be decoded.
 
     Raises:
-        UndecodableEntryError: for such an entry, unless permissive; `entry_id` is its place in the run.
+        UndecodableEntryError: an entry cannot be decoded, and `is_permissive` is false; `entry_id` is its
+            place in the run.
     """
     errors: dict[int, str] = {}
 
@@ -190,7 +194,7 @@ def decode(
         errors[place] = str(error)
 
     if format_.compression != "none":
-        entries = _inflated(format_.compression, offsets, buffer, fail)
+        entries = _decompressed(format_.compression, offsets, buffer, fail)
         offsets = list(accumulate(map(len, entries), initial=0))
         buffer = memoryview(b"".join(entries))
     if format_.encoding == "binary":
@@ -219,7 +223,7 @@ def _as_values(offsets: Sequence[int], buffer: memoryview, errors: dict[int, str
     return Decoded([binary_array(offsets, buffer, errors)], len(offsets) - 1, errors=errors)
 
 
-def _inflated(
+def _decompressed(
     compression: str, offsets: Sequence[int], buffer: memoryview, fail: Callable[[int, object], None]
 ) -> list[bytes]:
     codec = pyarrow.Codec(_CODECS[compression])
@@ -272,7 +276,7 @@ def _from_arrow(
 
 
 def _cell(value: Any, kind: pyarrow.DataType) -> Any:
-    """Return a value of JSON as a cell; raises as `from_json_value`, also where Arrow takes no such cell."""
+    """Return a value of JSON as a cell; raises as `from_json_value`, and for a cell that Arrow refuses."""
     cell = from_json_value(value, kind)
     if cell is not None:
         pyarrow.scalar(cell, kind)

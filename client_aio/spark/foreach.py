@@ -1,10 +1,10 @@
-"""The simple road: a function for `foreachPartition`, of frames and of RDDs.
+"""The simple way to write: a function for `foreachPartition`, of frames and of RDDs.
 
     frame.foreachPartition(ledger_sink(uri, log="events", value="payload"))
     spark.sparkContext.parallelize([b"a", b"b"]).foreachPartition(ledger_sink(uri, log="events"))
 
-Each attempt of a partition writes a ledger of its own and adds it to the log when the partition is complete,
-so an attempt that fails leaves nothing to be seen. But two attempts may both complete: **at least once per
+Each attempt of a partition writes a ledger of its own, and adds it to the log when the partition is complete.
+So an attempt that fails leaves nothing visible. But two attempts may both complete: **at least once per
 partition**. With speculation off that happens only when an executor is lost after its partition was added.
 The data source's `df.write.format("ledger")` is exactly once.
 """
@@ -46,16 +46,16 @@ def ledger_sink(
 ) -> LedgerSink:
     """Return a function that writes the rows of a partition to a log; hand it to `foreachPartition`.
 
-    What travels to the executors is these arguments; each task connects for itself.
+    Only these arguments are sent to the executors; each task connects for itself.
 
     Args:
         metadata: the metadata store's URI.
-        log: the log to add to; it is created where there is none.
+        log: the log to add to; it is created where it does not exist.
         value: the column of bytes; None where rows are bytes (an RDD), or have one column.
-        ledger_bytes: a partition goes on to a further ledger after so many bytes.
+        ledger_bytes: the size at which a partition goes on to another ledger.
         password_file: a file with the ledgers' password, by the path that it has on each executor.
-        password_env: the environment variable that holds the password on each executor; by default
-            BOOKIE_AIO_PASSWORD, where that is set here, else there is no password. "": there is none.
+        password_env: the environment variable that holds the password on each executor. By default
+            BOOKIE_AIO_PASSWORD, where that is set here; otherwise there is no password. "": no password.
 
     Raises:
         InvalidArgumentError: at once: an argument is wrong.
@@ -83,9 +83,9 @@ class LedgerSink:
         """Write a partition, and add it to the log.
 
         Raises:
-            InvalidArgumentError: a row's value is null, or is not bytes; it is named by its place. Or the log
-                holds rows of columns, which its readers would take the bytes for.
-            BookKeeperError: the ledger could not be written, or not be added.
+            InvalidArgumentError: a row's value is null, or is not bytes; the error names the row by its
+                place. Or the log holds rows of columns, and its readers would decode the bytes as such rows.
+            BookKeeperError: the ledger could not be written, or could not be added.
         """
         job = Job(self.options, provenance.Written(), _job_id(), None, self.value, ())
         with client_aio.sync.connect(self.options.metadata, **SETTINGS) as client:
@@ -132,7 +132,7 @@ class LedgerSink:
 
 
 def _job_id() -> str:
-    """Name the job by the application and the stage, so that what a dead one left can be told."""
+    """Name the job by the application and the stage, so that orphans of a dead job can be recognised."""
     from pyspark import TaskContext
 
     task = TaskContext.get()

@@ -3,8 +3,8 @@
     rows = client_aio.spark.verify(spark, uri)
     rows.where("status <> 'ok'").show()
 
-Each replica of each fragment is read from its own bookie, and each of its entries checked against its
-checksum, in tasks; nothing is fenced, and what is being written goes on.
+Tasks read each replica of each fragment from its own bookie, and check each entry against its checksum.
+Nothing is fenced, and writers are not disturbed.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ def verify(
     password_file: str | None = None,
     password_env: str | None = None,
 ) -> DataFrame:
-    """Check every replica of every entry of the ledgers named; by default of all.
+    """Check every replica of every entry of the ledgers named; by default of all ledgers.
 
     Args:
         log: the ledgers of this log.
         ledger_ids: these ledgers.
-        password_file: a file with the password of those ledgers that have one, by its path on each executor;
-            or `password_env`, a variable there, by default BOOKIE_AIO_PASSWORD. With it the authentication
-            codes of those ledgers are checked, else only the checksums.
+        password_file: a file with the password of the ledgers that have one, by its path on each executor; or
+            `password_env`, a variable there, by default BOOKIE_AIO_PASSWORD. With a password the
+            authentication codes of those ledgers are checked, otherwise only the checksums.
 
     Returns:
         One row for each bookie of each fragment (of large ones: for each 200,000 entries). `status` is `ok`,
         `missing`, `damaged`, or `unreachable`. The last fragment of a ledger that is not CLOSED is left out:
-        what is owed there is not settled.
+        the entries owed there are not settled.
 
     Raises:
         NoSuchLogError, NoSuchLedgerError, MetadataUnavailableError.
         InvalidArgumentError: both a log and ledgers are named.
-        UnauthorizedAccessError: there is a password, and it is not that of the ledgers that have one.
+        UnauthorizedAccessError: a password is given, and it is not that of the ledgers that have one.
     """
     if log is not None and ledger_ids is not None:
         raise InvalidArgumentError("name a log, or ledgers, and not both")
@@ -79,7 +79,7 @@ def verify(
 async def _replicas(
     uri: str, log: str | None, ledger_ids: Iterable[int] | None, place: PasswordPlace
 ) -> list[tuple[int, int, int, str]]:
-    """List what is to be read: ledger, first and last entry, bookie."""
+    """List the runs of entries to be read: ledger, first and last entry, bookie."""
     async with client_aio.connect(uri) as client:
         found: list[tuple[int, int, int, str]] = []
         is_right = not password_of(place)
@@ -154,7 +154,7 @@ async def _verify_rows(uri: str, rows: list[tuple[Any, ...]], password: bytes) -
 async def metadata_of(
     client: client_aio.Client, log: str | None, ledger_ids: Iterable[int] | None
 ) -> list[LedgerMetadata]:
-    """Read the metadata of a log's ledgers, of those named, or of all."""
+    """Read the metadata of a log's ledgers, of the ledgers named, or of all ledgers."""
     is_all = log is None and ledger_ids is None
     if log is not None:
         ids = [row.ledger_id for row in (await client.log_metadata(log)).rows]
@@ -173,12 +173,12 @@ async def metadata_of(
 
 
 async def stats(uri: str, *, log: str | None = None) -> list[dict[str, Any]]:
-    """Sum up logs: ledgers, entries and bytes of their closed ledgers, ages, and how fast they grow.
+    """Sum up logs: ledgers, entries and bytes of their closed ledgers, ages, and rates of growth.
 
     Returns:
         For each log: `log`, `encoding`, `ledgers`, `open_ledgers`, `entries`, `bytes`, `oldest_ms` and
-        `newest_ms` (when ledgers were listed, since 1970), `bytes_last_day`, `bytes_per_day` (since the
-        oldest ledger), `columns`.
+            `newest_ms` (when ledgers were listed, since 1970), `bytes_last_day`, `bytes_per_day` (since the
+            oldest ledger), `columns`.
 
     Raises:
         NoSuchLogError, MetadataUnavailableError.

@@ -1,11 +1,12 @@
 """Rows as JSON and back, by the Arrow types of their columns. Pure.
 
-What JSON has itself stays as it is (numbers, strings, true and false, null, lists; a struct is an object).
-The rest travels as strings: ISO 8601 dates and times, Base64 for bytes, decimals, and durations in
-microseconds; as in Spark's to_json also NaN, Infinity and -Infinity, which are no numbers in JSON. A map is a
+Types that JSON has stay as they are: numbers, strings, true and false, null, lists; a struct is an object.
+Other types are strings: ISO 8601 dates and times, Base64 for bytes, decimals, and durations in microseconds.
+As in Spark's to_json, NaN, Infinity and -Infinity are strings too, since JSON has no such numbers. A map is a
 list of [key, value], since its keys need not be strings.
 
-Columns of plain types are turned into text, and back, as a whole; other cells one by one, to the same text.
+Columns of plain types are converted to text, and back, as a whole. Other cells are converted one by one, to
+the same text.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def to_json_rows(batch: pyarrow.RecordBatch) -> list[bytes]:
     """Return each row of a batch as an object, in UTF-8.
 
     Raises:
-        InvalidArgumentError: a date or time that Python does not have; it names the column.
+        InvalidArgumentError: a date or time that Python cannot represent; the error names the column.
     """
     if not batch.num_rows:
         return []
@@ -63,7 +64,7 @@ def _texts(column: pyarrow.Array) -> pyarrow.Array:
     if kinds.is_string(kind) and not _needs_escape(column):
         return compute.binary_join_element_wise('"', column, '"', "").fill_null("null")
     values = [to_json_value(cell, kind) for cell in column.to_pylist()]
-    # In one go where it can be: no JSON has a zero byte, since strings have it escaped.
+    # One call for all cells where possible. No JSON has a zero byte, since strings escape it.
     is_flat = not kinds.is_nested(kind)
     texts = _encode_flat(values)[1:-1].split("\0") if is_flat else list(map(_encode, values))
     return pyarrow.array(texts, pyarrow.string())
@@ -75,9 +76,9 @@ def _needs_escape(column: pyarrow.Array) -> bool:
 
 
 def from_json_rows(schema: pyarrow.Schema, entries: Sequence[bytes]) -> list[pyarrow.Array] | None:
-    """Return the columns of rows that are all as they should be; None where one is not, or may not be.
+    """Return the columns of rows; None where a row does not fit, or may not fit, the schema.
 
-    Where it is None, whoever asked decodes row by row, and can tell which row it is.
+    After None the caller decodes row by row, to find the row that does not fit.
     """
     decode = json.JSONDecoder().decode
     try:
@@ -95,11 +96,11 @@ def from_json_rows(schema: pyarrow.Schema, entries: Sequence[bytes]) -> list[pya
 
 
 def _cells(values: list[Any], kind: pyarrow.DataType) -> list[Any]:
-    """Return the cells of a column; those that JSON has itself need no look at each."""
+    """Return the cells of a column; types that JSON has itself are not converted cell by cell."""
     found = set(map(type, values)) - {type(None)}
     if (
         (kinds.is_string(kind) and found <= {str})
-        or (kinds.is_integer(kind) and found <= {int})  # Arrow sees to the range
+        or (kinds.is_integer(kind) and found <= {int})  # Arrow checks the range
         or (kinds.is_floating(kind) and found <= {float})
         or (kinds.is_boolean(kind) and found <= {bool})
     ):
@@ -138,12 +139,12 @@ def from_json_value(value: Any, kind: pyarrow.DataType) -> Any:
     """Invert `to_json_value`.
 
     Raises:
-        ValueError, TypeError, ArithmeticError: the value is none of that type.
+        ValueError, TypeError, ArithmeticError: the value is not of that type.
     """
     if value is None:
         return None
     if kinds.is_boolean(kind):
-        return _need(value, bool, kind)
+        return _check_type(value, bool, kind)
     if kinds.is_integer(kind):
         return _integer(value, kind)
     if kinds.is_floating(kind):
@@ -151,37 +152,37 @@ def from_json_value(value: Any, kind: pyarrow.DataType) -> Any:
             return _NOT_FINITE[value]
         if isinstance(value, bool):
             raise TypeError(f"{value!r} is no {kind}")
-        return float(_need(value, (int, float), kind))
+        return float(_check_type(value, (int, float), kind))
     if kinds.is_string(kind) or kinds.is_large_string(kind):
-        return _need(value, str, kind)
+        return _check_type(value, str, kind)
     if kinds.is_binary(kind) or kinds.is_large_binary(kind):
-        return base64.b64decode(_need(value, str, kind), validate=True)
+        return base64.b64decode(_check_type(value, str, kind), validate=True)
     if kinds.is_timestamp(kind):
-        return _timestamp(_need(value, str, kind), kind)
+        return _timestamp(_check_type(value, str, kind), kind)
     if kinds.is_date(kind):
-        return datetime.date.fromisoformat(_need(value, str, kind))
+        return datetime.date.fromisoformat(_check_type(value, str, kind))
     if kinds.is_time(kind):
-        return datetime.time.fromisoformat(_need(value, str, kind))
+        return datetime.time.fromisoformat(_check_type(value, str, kind))
     if kinds.is_duration(kind):
-        return datetime.timedelta(microseconds=_need(value, int, kind))
+        return datetime.timedelta(microseconds=_check_type(value, int, kind))
     if kinds.is_decimal(kind):
-        return _decimal(_need(value, str, kind), kind)
+        return _decimal(_check_type(value, str, kind), kind)
     return _nested(value, kind)
 
 
 def _nested(value: Any, kind: pyarrow.DataType) -> Any:
     if kinds.is_list(kind) or kinds.is_large_list(kind):
-        return [from_json_value(item, kind.value_type) for item in _need(value, list, kind)]
+        return [from_json_value(item, kind.value_type) for item in _check_type(value, list, kind)]
     if kinds.is_struct(kind):
-        document = _need(value, dict, kind)
+        document = _check_type(value, dict, kind)
         return {part.name: from_json_value(document.get(part.name), part.type) for part in kind}
     if kinds.is_map(kind):
-        pairs = _need(value, list, kind)
+        pairs = _check_type(value, list, kind)
         return [(from_json_value(k, kind.key_type), from_json_value(v, kind.item_type)) for k, v in pairs]
     return value
 
 
-def _need(value: Any, wanted: type | tuple[type, ...], kind: pyarrow.DataType) -> Any:
+def _check_type(value: Any, wanted: type | tuple[type, ...], kind: pyarrow.DataType) -> Any:
     if not isinstance(value, wanted):
         raise TypeError(f"{value!r:.80} is no {kind}")
     return value
@@ -197,7 +198,7 @@ def _integer(value: Any, kind: pyarrow.DataType) -> int:
 
 
 def _name_of(number: float) -> str:
-    """Return the text of a number that JSON does not have."""
+    """Return the text of a number that JSON does not have: NaN or an infinity."""
     if math.isnan(number):
         return "NaN"
     return "Infinity" if number > 0 else "-Infinity"

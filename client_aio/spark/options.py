@@ -1,8 +1,8 @@
-"""The options of the data source "ledger": their names, defaults, and what is said about wrong ones.
+"""The options of the data source "ledger": names, defaults, and the messages for wrong ones.
 
-Owns the parsing of `.option(…)` values, which Spark hands over as strings under names whose case does not
-matter. An unknown name is an error that names the nearest one: a misspelt `encodnig` that is passed over
-would write other bytes than were asked for. Touches neither Spark nor a cluster.
+Owns the parsing of `.option(…)` values, which Spark passes as strings under names whose case does not matter.
+An unknown name is an error that names the nearest option: ignoring a misspelt `encodnig` would write other
+bytes than asked for. Touches neither Spark nor a cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ENCODINGS = ("binary", "json", "arrow")
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
-"""Options that Spark acts upon itself, and hands on."""
+"""Options that Spark acts upon itself, and passes on to the data source."""
 
 COMPRESSIONS = ("none", "zstd", "lz4")
 ALL = "all"
@@ -30,26 +30,26 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What `spark.read` and `spark.readStream` take."""
+    """The options of `spark.read` and `spark.readStream`."""
 
     metadata: str
     """The metadata store's URI."""
     log: tuple[str, ...] = ()
     """The logs to read; a stream reads one."""
     ledger: tuple[int | str, ...] | None = None
-    """The ledgers to read, by id, unbounded ones also by name; `all` is every one there is (no element)."""
+    """The ledgers to read, by id, unbounded ones also by name; the empty tuple (`all`) is every ledger."""
     encoding: str = "auto"
-    """How entries are decoded. `auto`: as the log or the ledger says that it was written, else not at all;
-    `binary`: not, but for their compression; `raw`: not even that."""
+    """How entries are decoded. `auto`: by the tags of the log or the ledger, without tags not at all.
+    `binary`: only decompressed. `raw`: not at all, and not decompressed."""
     columns: tuple[str, ...] = ()
     """The columns to read; by default all."""
     mode: str = "failfast"
-    """What an entry that is missing, damaged or cannot be decoded does: it fails the task, or (`permissive`)
-    becomes a row with the reason in the column `_error`."""
+    """The treatment of an entry that is missing, damaged or cannot be decoded. It fails the task, or
+    (`permissive`) becomes a row with the reason in the column `_error`."""
     partition_bytes: int | None = None
-    """About how much one task reads; by default it grows with what is read (`plan.partition_size`)."""
+    """About how much one task reads; by default it grows with the read (`scan_plan.partition_size`)."""
     push_filters: bool = False
-    """Whether filters decide what is read at all; for a frame that one query is made of."""
+    """Whether filters narrow the plan; for a frame that only one query uses (`LedgerReader.pushFilters`)."""
     starting_position: str = "earliest"
     """Of a stream: `earliest`, `latest`, a position as in the column `position`, or a time (ISO 8601)."""
     max_entries_per_trigger: int | None = None
@@ -64,7 +64,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What `df.write` and `df.writeStream` take."""
+    """The options of `df.write` and `df.writeStream`."""
 
     metadata: str
     log: str
@@ -74,12 +74,12 @@ class WriteOptions:
     """The column of bytes, with the encoding binary; needed only where there are several columns."""
     compression: str = "none"
     if_exists: str = "append"
-    """What is done about a log that holds something: `append`, `error`, or `ignore`, which writes nothing."""
+    """How a log that holds records is treated: `append`, `error`, or `ignore`, which writes nothing."""
     ensemble_size: int = 3
     write_quorum: int = 3
     ack_quorum: int = 2
     ledger_bytes: int = 1024 * MIB
-    """A task goes on to a further ledger after so many bytes."""
+    """The size at which a task goes on to another ledger."""
     entry_bytes: int = 1 * MIB
     """With the encoding arrow: the size above which a batch of rows is cut into several entries."""
     password_file: str | None = None
@@ -92,7 +92,7 @@ def parse_read(options: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a read.
 
     Raises:
-        InvalidArgumentError: one is unknown, wrong, missing, or contradicts another.
+        InvalidArgumentError: an option is unknown, wrong, missing, or contradicts another.
     """
     values = _parse(options, _READ, "read")
     parsed = ReadOptions(**values)
@@ -108,7 +108,7 @@ _OF_BATCHES = ("pushFilters",)
 
 
 def check_kind(options: Mapping[str, str], *, is_stream: bool) -> None:
-    """Refuse a stream's options in a batch read, and the other way round; raises InvalidArgumentError."""
+    """Raise InvalidArgumentError for a stream's option in a batch read, and for a batch's in a stream."""
     given = {name.lower() for name in options}
     for name in _OF_BATCHES if is_stream else _OF_STREAMS:
         if name.lower() in given:

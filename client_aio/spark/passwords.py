@@ -1,8 +1,8 @@
-"""Passwords of ledgers, in jobs: where each process finds them, and what is said when one does not fit.
+"""Passwords of ledgers, in jobs: where each process finds them, and the messages for a wrong one.
 
-What travels to the executors is a *place*, the path of a file or the name of a variable, and each process
-reads the password there for itself. The password is in no option, so in no plan, event log or page of
-Spark's, and in nothing that is pickled.
+The executors are sent a *place*, the path of a file or the name of a variable. Each process reads the
+password there for itself. The password is in no option, so in no plan, event log or page of Spark's. It is in
+nothing that is pickled either.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Options = TypeVar("Options", "ReadOptions", "WriteOptions")
 
 
 class Place(Protocol):
-    """Where a password is: options of reads and writes, or a `PasswordPlace`."""
+    """The place of a password: options of reads and writes, or a `PasswordPlace`."""
 
     @property
     def password_file(self) -> str | None:
@@ -41,7 +41,7 @@ class Place(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PasswordPlace:
-    """Where a password is, apart from options. Neither: there is none."""
+    """The place of a password, apart from options. With neither field set there is no password."""
 
     password_file: str | None = None
     password_env: str | None = None
@@ -54,9 +54,9 @@ class PasswordPlace:
 
 
 def settled(options: Options) -> Options:
-    """Settle in the driver where the password is: without an option, in the usual variable, if that is set.
+    """Settle the place of the password in the driver: without an option, the usual variable, if it is set.
 
-    From then on an executor that lacks it fails, and writes nothing unprotected.
+    An executor that lacks the password then fails, and writes nothing unprotected.
 
     Raises:
         InvalidArgumentError: two places are named, or a file by a path that is not absolute.
@@ -68,7 +68,7 @@ def settled(options: Options) -> Options:
 
 
 def settled_place(password_file: str | None, password_env: str | None) -> PasswordPlace:
-    """Settle it for a job's arguments; raises InvalidArgumentError where both are given."""
+    """Settle the place for a job's arguments; raises InvalidArgumentError where both are given."""
     check_place(password_file, password_env)
     if password_file is None and password_env is None and password_in_environment():
         password_env = PASSWORD_VARIABLE
@@ -90,7 +90,7 @@ def password_of(place: Place) -> bytes:
     """Read the password in this process; b"" for none.
 
     Raises:
-        InvalidArgumentError: it is not where it should be.
+        InvalidArgumentError: there is no password at the place.
     """
     if place.password_file is not None:
         try:
@@ -112,10 +112,10 @@ def password_of(place: Place) -> bytes:
 
 
 async def unlock(client: client_aio.Client, metadata: LedgerMetadata, place: Place) -> Digest:
-    """See that the password fits a ledger, before any task starts; gives its digest.
+    """Check before any task starts that the password fits a ledger; return the ledger's digest.
 
     Raises:
-        UnauthorizedAccessError: it does not; the message says where it was found, and what to do.
+        UnauthorizedAccessError: the password does not fit; the message names its place, and a remedy.
     """
     password = password_of(place)
     try:
@@ -134,7 +134,7 @@ async def unlock(client: client_aio.Client, metadata: LedgerMetadata, place: Pla
 
 
 async def unlock_log(client: client_aio.Client, log: LogMetadata, place: Place) -> None:
-    """See that the password fits what is in a log, by its last ledger; raises as `unlock` does."""
+    """Check by a log's last ledger that the password fits the log; raises as `unlock` does."""
     for row in log.rows[-1:]:
         with contextlib.suppress(NoSuchLedgerError):  # truncated meanwhile
             await unlock(client, await client.ledger_metadata(row.ledger_id), place)

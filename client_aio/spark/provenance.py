@@ -1,7 +1,7 @@
-"""What this package writes into the custom metadata of ledgers and logs, and reads there.
+"""The tags of this package in the custom metadata of ledgers and logs. Pure.
 
-Owns the keys. A ledger says how its entries are encoded, and which job of which log wrote it, so that what a
-dead job left can be told from what is in use; a log says how it is encoded as a whole. Pure.
+Owns the keys. A ledger's tags name its encoding, and the log and job that wrote it: orphans of a dead job are
+recognised by them. A log's tags name the encoding of the whole log.
 
     spark.encoding      binary, json or arrow
     spark.compression   zstd or lz4; missing for none
@@ -38,7 +38,7 @@ _CUSTOM_BYTES_MAX = 60 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """How a ledger, or a whole log, is encoded. `schema` is Spark's JSON; None: columns are not known."""
+    """The encoding of a ledger, or of a whole log. `schema` is Spark's JSON; None: columns are not known."""
 
     encoding: str = "binary"
     compression: str = "none"
@@ -48,7 +48,7 @@ class Written:
         """Return the entries of the custom metadata.
 
         Raises:
-            InvalidArgumentError: the schema is too large to be kept there.
+            InvalidArgumentError: the schema is too large for the custom metadata.
         """
         custom = {ENCODING: self.encoding.encode()}
         if self.compression != "none":
@@ -64,10 +64,10 @@ class Written:
 
     @classmethod
     def of_custom(cls, custom: Mapping[str, bytes]) -> Written | None:
-        """Read the custom metadata back; None where it says nothing of an encoding.
+        """Parse the tags in custom metadata; None where there is no tag of an encoding.
 
         Raises:
-            InvalidArgumentError: what it says is damaged, or of a later release.
+            InvalidArgumentError: the tags are damaged, or of a later release.
         """
         if ENCODING not in custom:
             return None
@@ -94,7 +94,7 @@ def _schema_of(stored: bytes | None) -> str | None:
 
 
 def as_nullable(schema: str) -> str:
-    """Let every column, list item and map value of a schema in Spark's JSON be null, as file sources do."""
+    """Return the schema (Spark's JSON) with every column, item and value nullable, as file sources do."""
     return json.dumps(_nullable(json.loads(schema)), separators=(",", ":"))
 
 
@@ -111,14 +111,14 @@ def _nullable(part: Any) -> Any:
 
 
 def differences(wanted: str, found: str) -> list[str]:
-    """Say how the columns of a frame differ from those of a log: missing, unknown, of another type."""
+    """List how the columns of a frame differ from those of a log: missing, unknown, of another type."""
     ours, theirs = _columns(wanted), _columns(found)
     missing = [f"column {name!r} is missing" for name in theirs if name not in ours]
     return missing + misfits(wanted, found)
 
 
 def misfits(wanted: str, found: str) -> list[str]:
-    """Say which columns are not in a log, or have another type there."""
+    """List the columns that are not in a log, or have another type there."""
     ours, theirs = _columns(wanted), _columns(found)
     said = [f"column {name!r} is not in the log" for name in ours if name not in theirs]
     said += [
@@ -130,13 +130,14 @@ def misfits(wanted: str, found: str) -> list[str]:
 
 
 def check_fit(wanted: Mapping[str, bytes], found: Mapping[str, bytes], *, is_used: bool) -> None:
-    """See that a log says of itself what is to be added to it; both as custom metadata.
+    """Check that a log's own tags fit the ledgers to be added to it; both as custom metadata.
 
     Args:
-        is_used: whether the log has ledgers. One that says nothing of them has plain bytes.
+        is_used: whether the log has ledgers. A log with ledgers and without tags has plain bytes.
 
     Raises:
-        InvalidArgumentError: its rows would be read by other columns than they were written under.
+        InvalidArgumentError: the log's readers would decode the rows by other columns than they were written
+            by.
     """
     ours, theirs = Written.of_custom(wanted) or Written(), Written.of_custom(found)
     if theirs is None and is_used:

@@ -1,7 +1,7 @@
 """Reading pieces of ledgers as Arrow batches, in a task.
 
-Owns the road from a client's batches of entries to batches of rows: no Python object per entry where entries
-are bytes, and what an entry that cannot be read or decoded becomes.
+Owns the way from a client's batches of entries to batches of rows. Where entries are bytes, there is no
+Python object per entry. Owns also the treatment of an entry that cannot be read or decoded.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from client_aio.spark.scan_plan import Stretch
 
 SETTINGS = {"read_ahead_bytes": 4 * 1024 * 1024, "read_ahead_requests": 2}
-"""Of a task's client. Large requests cut fewer of the blocks that bookies keep: a block that is given in part
-is checked entry by entry, here and there, which costs more than all the rest."""
+"""Settings of a task's client. Large requests cut fewer of the blocks that bookies store. A block that is
+returned in part is checked entry by entry, at the bookie and here, which costs more than anything else."""
 
 LOST = (DigestMismatchError, EntryUnknownError, NoSuchEntryError)
-"""What a permissive read turns into a row: the bookies answered, and none has the entry intact."""
+"""Errors that a permissive read turns into a row: the bookies answered, and none has the entry intact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of entries, with all that a task needs to turn it into rows."""
+    """A run of entries, with everything that a task needs to turn it into rows."""
 
     stretch: Stretch
     written: Written
@@ -47,12 +47,13 @@ class RowReader:
 
     Args:
         schema: the columns wanted, as Spark exchanges them.
-        encoding: what the columns that are not ours come from; `binary` for the entries as they are.
-        decoded: the schema that the query decodes to, in Spark's JSON, where a ledger names none.
-        wanted: those of the columns that come from the entries, in Spark's JSON; the others are ours.
-        accepted: the encodings of ledgers that are read as that.
-        is_raw: leave entries compressed, where they are.
-        password: of the ledgers.
+        encoding: the encoding that the decoded columns come from; `binary` for the entries as they are.
+        decoded: the schema that the query decodes to, in Spark's JSON, for a ledger that names none.
+        wanted: the wanted columns that come from the entries, in Spark's JSON; the others are columns of
+            origin.
+        accepted: the encodings of ledgers that may be read as `encoding`.
+        is_raw: leave compressed entries compressed.
+        password: the ledgers' password.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class RowReader:
 
         Raises:
             DigestMismatchError, EntryUnknownError, NoSuchEntryError, UndecodableEntryError: an entry cannot
-                be had, or not be decoded, and the read is not permissive.
+                be read or decoded, and the read is not permissive.
             BookKeeperError: bookies or the metadata store cannot be reached.
         """
         with client_aio.sync.connect(self._metadata, **SETTINGS) as client:
@@ -98,7 +99,7 @@ class RowReader:
     def _entries(
         self, reader: client_aio.sync.LedgerReader, first: int, last: int, known_lac: int
     ) -> Iterator[EntryBatch | _Lost]:
-        """Yield the entries first to last; where permissive, a `_Lost` for one that cannot be had."""
+        """Yield the entries first to last; where permissive, a `_Lost` for an entry that cannot be read."""
         following = first
         try:
             with contextlib.closing(reader.read_batches(first, last, known_lac=known_lac)) as batches:
@@ -112,7 +113,7 @@ class RowReader:
             if following == last:
                 yield _Lost(last, 1, str(error))
                 return
-        # An answer with one damaged entry is refused as a whole: halves, until that entry is alone.
+        # An answer with one damaged entry is refused as a whole: the range is halved until it is alone.
         middle = (following + last) // 2
         yield from self._entries(reader, following, middle, known_lac)
         yield from self._entries(reader, middle + 1, last, known_lac)
@@ -125,7 +126,7 @@ class RowReader:
             format_ = self._format_of(piece.written)
             decoded = decode(format_, item.offsets, item.buffer, is_permissive=self._is_permissive)
         except UndecodableEntryError as error:
-            if self._is_permissive:  # the whole ledger was written in another way, or with other columns
+            if self._is_permissive:  # the whole ledger has another encoding, or other columns
                 return self._lost(piece, _Lost(item.first_entry_id, count, str(error)))
             entry_id = item.first_entry_id + (error.entry_id or 0)
             ledger_id = piece.stretch.ledger_id
@@ -148,10 +149,10 @@ class RowReader:
         return self._assemble(piece, entry_ids, decoded, format_)
 
     def _format_of(self, written: Written) -> Format:
-        """Return how a ledger's entries are decoded, for the encoding and the columns that the query reads.
+        """Return how to decode a ledger's entries, for the encoding and the columns that the query reads.
 
         Raises:
-            UndecodableEntryError: it was written in another encoding, or with other columns.
+            UndecodableEntryError: the ledger was written in another encoding, or with other columns.
         """
         if written not in self._formats:
             if written.encoding not in self._accepted:
@@ -160,7 +161,7 @@ class RowReader:
                     entry_id=0,
                 )
             is_binary = self._encoding == "binary"
-            # Entries are read by the schema that they were written under.
+            # Entries are decoded by the schema that they were written under.
             known = self._decoded if is_binary else written.schema or self._decoded
             said = provenance.misfits(self._wanted, known)
             if said:
@@ -177,7 +178,7 @@ class RowReader:
     def _assemble(
         self, piece: Piece, entry_ids: Any, decoded: Decoded, format_: Format
     ) -> pyarrow.RecordBatch:
-        """Put the columns wanted together: what was decoded, and where it comes from."""
+        """Build the wanted columns: the decoded ones, and the columns of origin."""
         reasons: list[str | None] | None = None
         if schemas.ERROR in self._schema.names:
             reasons = [None] * len(entry_ids)
@@ -204,7 +205,7 @@ class RowReader:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """Entries that cannot be had, and why."""
+    """Entries that cannot be read, and the reason."""
 
     first_entry_id: int
     count: int

@@ -1,16 +1,15 @@
-"""What a query reads: filters, partitions, and how far a micro-batch goes. Pure.
+"""The plan of a query: filters, partitions, and the end of a micro-batch. Pure.
 
-A *stretch* is a run of readable entries of one ledger, as it stands when the query is planned. A list of
-stretches, in the order of the log, is cut into *pieces* at the borders of fragments (other bookies hold what
-follows) and at about the size wanted, and neighbouring small pieces are put together into one partition.
+A *stretch* is a run of readable entries of one ledger, as of the time of planning. Stretches, in the order of
+the log, are cut into *pieces* at about the wanted size. They are also cut at the borders of fragments, since
+other bookies hold the entries behind a border. Neighbouring small pieces share a partition.
 
-Filters on the columns log, ledger_id, entry_id, position and timestamp become `Bounds`, which say exactly
-what they say: a filter that is taken here need not be evaluated again.
+Filters on the columns log, ledger_id, entry_id, position and timestamp become `Bounds`. Bounds are exact:
+Spark need not evaluate a filter again that became bounds.
 
-Positions as text: `ID:ENTRY`, each with 19 digits, so that they sort as text the way they sort as numbers.
-
-Pure. A position names a record within a log: the id of its row in the log's list, and the entry. Where a
-ledger is read by itself the id is the ledger's.
+A position names a record within a log: the id of its row in the log's list, and the entry. In a ledger that
+is read by itself, the id is the ledger's. A position as text is `ID:ENTRY`, each with 19 digits, so that
+texts sort as positions do.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Place(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Return the form that sorts."""
+        """Return the text of the position, which sorts as the position does."""
         return f"{self.row_id:019d}:{self.entry_id:019d}"
 
     @classmethod
@@ -63,15 +62,15 @@ class Place(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """Where a stream stands: the next record to be read, and in which log of that name."""
+    """The place of a stream: the next record to be read, and the log that it is in."""
 
     place: Place
     made: int | None
-    """Tells a log from another one that had its name before: when it was created, in milliseconds; of a
-    ledger its id. None: not known, in a checkpoint of an older release."""
+    """Distinguishes a log from an earlier one of its name: the time of creation, in milliseconds; of a ledger
+    its id. None: not known, in a checkpoint of an older release."""
 
     def is_of(self, made: int) -> bool:
-        """Return whether it is, as far as is known, an offset in this log."""
+        """Return whether this is an offset in the log made at that time, as far as the offset tells."""
         return self.made is None or self.made == made
 
     def to_json(self) -> dict[str, int]:
@@ -81,7 +80,7 @@ class Offset(NamedTuple):
 
     @classmethod
     def of_json(cls, offset: Mapping[str, Any]) -> Offset:
-        """Invert `to_json`; raises InvalidArgumentError for an offset of something else."""
+        """Invert `to_json`; raises InvalidArgumentError for anything that is no offset."""
         try:
             made = offset.get("made")
             place = Place(int(offset["id"]), int(offset["entry"]))
@@ -102,7 +101,7 @@ def position_column(row_id: int, entry_ids: Numbers) -> pyarrow.Array:
         rest, low = numpy.divmod(rest, 10_000)
         text[:, end - _GROUP : end] = _GROUPS[low].view(numpy.uint8).reshape(count, _GROUP)
         end -= _GROUP
-        if not rest.any():  # as most often from the third group on
+        if not rest.any():  # true for most entry ids from the third group on
             text[:, _DIGITS + 1 : end] = ord("0")
             break
     else:
@@ -117,7 +116,7 @@ PARTITION_BYTES_MIN, PARTITION_BYTES_MAX = 8 * 1024 * 1024, 64 * 1024 * 1024
 PARTITIONS_WANTED = 32
 
 OPENING_BYTES = 256 * 1024
-"""What a ledger costs by itself, in bytes that could have been read meanwhile."""
+"""The cost of opening one ledger, in bytes that could have been read meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,32 +130,32 @@ class Stretch:
     last: int
     created_ms: int
     entry_bytes: float = 1.0
-    """The mean size of its entries."""
+    """The mean size of an entry."""
     borders: tuple[int, ...] = ()
-    """The first entries of its fragments but the first."""
+    """The first entry of each fragment but the first."""
     is_complete: bool = True
     """Whether no entry will follow `last`."""
 
     @property
     def entries(self) -> int:
-        """Return how many entries it has."""
+        """Return the number of entries."""
         return max(0, self.last - self.first + 1)
 
     @property
     def end(self) -> Place:
-        """Return the position behind its last entry; behind the ledger, where no entry will follow."""
+        """Return the position behind the last entry; of a complete ledger, the position behind the ledger."""
         return Place(self.row_id + 1, 0) if self.is_complete else Place(self.row_id, self.last + 1)
 
 
 # --- filters ---
 
 Cut = tuple[str, int]
-"""Between positions, as texts: (text, 0) lies right before that text, (text, 1) right behind it."""
+"""A place between positions, as texts: (text, 0) is right before that text, (text, 1) right behind it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What filters leave, as closed ranges (of positions, as cuts): (None, None) is everything."""
+    """The conjunction of filters, as closed ranges (of positions, as cuts); (None, None) is everything."""
 
     logs: frozenset[str] | None = None
     ledger_ids: frozenset[int] | None = None
@@ -167,13 +166,13 @@ class Bounds:
     is_nothing: bool = False
 
     def with_filter(self, kind: str, column: str, value: Any) -> Bounds | None:
-        """Narrow by a filter, by the name of its class in pyspark; None for one that is not understood.
+        """Narrow by a filter, by the name of its class in pyspark; None for a filter that is not understood.
 
         Args:
-            value: a time as microseconds since the epoch.
+            value: the filter's value; a time as microseconds since the epoch.
         """
         if kind == "IsNotNull":
-            return None if column == "log" else self  # of a ledger read by itself, log is null
+            return None if column == "log" else self  # log is null for a ledger that is read by itself
         if kind == "In":
             return self._with_choice(column, value)
         if kind == "EqualTo" and column in ("log", "ledger_id"):
@@ -215,11 +214,11 @@ class Bounds:
 
     @property
     def is_narrow(self) -> bool:
-        """Return whether anything is left out."""
+        """Return whether the bounds exclude anything."""
         return self != Bounds()
 
     def may_name(self, log: str | None, ledger_id: int) -> bool:
-        """Return whether a ledger may hold something that is wanted, before its metadata are read."""
+        """Return whether a ledger may hold a wanted entry, before its metadata are read."""
         if self.is_nothing:
             return False
         if self.logs is not None and log not in self.logs:
@@ -229,11 +228,11 @@ class Bounds:
         return _within(ledger_id, self.ledger_range)
 
     def may_hold(self, log: str | None, ledger_id: int, created_ms: int) -> bool:
-        """Return whether a ledger may hold something that is wanted."""
+        """Return whether a ledger may hold a wanted entry."""
         return self.may_name(log, ledger_id) and _within(created_ms * 1000, self.time_range)
 
     def cut(self, stretch: Stretch) -> Stretch:
-        """Return what is wanted of a stretch, perhaps an empty one."""
+        """Return the wanted part of a stretch, perhaps empty."""
         if not self.may_hold(stretch.log, stretch.ledger_id, stretch.created_ms):
             return replace(stretch, last=stretch.first - 1)
         low, high = self.entry_range
@@ -289,10 +288,10 @@ class _Pack:
 
 
 def cut_into_partitions(stretches: Iterable[Stretch], partition_bytes: int) -> list[list[Stretch]]:
-    """Cut stretches into the pieces of each partition, in order; empty stretches vanish.
+    """Cut stretches into the pieces of each partition, in order; empty stretches are dropped.
 
-    A partition holds about `partition_bytes`, and never parts of two fragments, but for those of ledgers that
-    are small enough to be read together.
+    A partition holds about `partition_bytes`. It holds pieces of several fragments only where they are small
+    enough to be read together.
     """
     packs: list[list[Stretch]] = []
     open_pack = _Pack()
@@ -310,10 +309,10 @@ def cut_into_partitions(stretches: Iterable[Stretch], partition_bytes: int) -> l
 
 
 def partition_size(stretches: Iterable[Stretch]) -> int:
-    """Return about how much one task reads, where nobody has said it: a share, within bounds.
+    """Return the default of how much one task reads: a share of the whole read, within bounds.
 
-    A task costs some 20 ms by itself, so large reads have large ones; small reads have small ones, so that
-    all executors have some.
+    A task costs some 20 ms by itself, so that a large read needs large partitions. A small read needs small
+    partitions, so that every executor has some.
     """
     size = sum(stretch.entries * stretch.entry_bytes for stretch in stretches)
     return int(min(max(size / PARTITIONS_WANTED, PARTITION_BYTES_MIN), PARTITION_BYTES_MAX))
@@ -340,7 +339,7 @@ def _pieces(stretch: Stretch, partition_bytes: int) -> Iterator[Stretch]:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much a micro-batch may take; None is no limit."""
+    """The most that a micro-batch may take; None is no limit."""
 
     entries: int | None = None
     size: int | None = None
@@ -349,11 +348,11 @@ class Limit:
 def advance(start: Place, stretches: Sequence[Stretch], limit: Limit) -> Place:
     """Return the end of the micro-batch that begins at `start`: at most the limit, at least one entry.
 
-    Behind a ledger that is complete, the end is `Place(row_id + 1, 0)`: it says that all of it was read, so
-    that nothing is missed when the ledger is truncated.
+    Behind a complete ledger the end is `Place(row_id + 1, 0)`. It records that the whole ledger was read, so
+    that a truncation of the ledger loses no record.
 
     Args:
-        stretches: what can be read from `start` on, in order; empty ones too.
+        stretches: the stretches that are readable from `start` on, in order; empty ones too.
     """
     entries_left = limit.entries
     bytes_left = None if limit.size is None else float(limit.size)
@@ -365,7 +364,7 @@ def advance(start: Place, stretches: Sequence[Stretch], limit: Limit) -> Place:
         if bytes_left is not None:
             take = min(take, int(bytes_left / max(stretch.entry_bytes, 1.0)))
         if take <= 0 and is_first and stretch.entries:
-            take = 1  # an entry above the limit would hold up the stream for ever
+            take = 1  # an entry above the limit would block the stream for ever
         if take < stretch.entries or not stretch.is_complete:
             return Place(stretch.row_id, stretch.first + take) if take else end
         end = Place(stretch.row_id + 1, 0)
@@ -378,7 +377,7 @@ def advance(start: Place, stretches: Sequence[Stretch], limit: Limit) -> Place:
 
 
 def between(stretches: Iterable[Stretch], start: Place, end: Place | None = None) -> list[Stretch]:
-    """Return the parts of stretches from `start` up to, and without, `end` (None: to the end)."""
+    """Return the parts of stretches from `start` up to `end`, exclusive (None: to the end)."""
     found = []
     for stretch in stretches:
         if stretch.row_id < start.row_id or (end is not None and stretch.row_id > end.row_id):

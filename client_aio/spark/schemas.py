@@ -1,7 +1,8 @@
-"""Which columns a read has, and their types: Spark's and Arrow's.
+"""The columns of a read and their types: Spark's and Arrow's.
 
-A read gives either the raw columns, or those that the entries decode to; `columns` chooses among both. Where
-a decoded column has the name of one of ours, it is the decoded one; `_error` is always ours.
+A read has either the raw columns, or the columns that the entries decode to; `columns` chooses among both.
+Columns of origin (`OWN`) say where a row comes from. A decoded column replaces a column of origin of the same
+name, except that `_error` is always this package's.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ OWN = {
     "position": "string",
     "timestamp": "timestamp",
 }
-"""The columns that say where a row comes from; `timestamp` is when its ledger was created."""
+"""The columns of origin, which say where a row comes from; `timestamp` is when its ledger was created."""
 BYTES = '{"type":"struct","fields":[{"name":"value","type":"binary","nullable":true,"metadata":{}}]}'
-"""What entries decode to with the encoding binary."""
+"""The schema that entries decode to with the encoding binary."""
 
 
 def schema_of(options: ReadOptions, written: Written) -> StructType:
     """Return the schema of a read.
 
     Raises:
-        InvalidArgumentError: a column is asked for that there is not, or the columns of JSON are not known.
+        InvalidArgumentError: an unknown column is asked for, or the columns of JSON are not known.
     """
     check_columns(options)
     decoded = _decoded_fields(written)
@@ -57,13 +58,13 @@ def schema_of(options: ReadOptions, written: Written) -> StructType:
 
 
 def check_columns(options: ReadOptions, schema: StructType | None = None) -> None:
-    """See that the option `columns` fits the others.
+    """Check that the option `columns` fits the other options.
 
     Args:
-        schema: the columns that the read has, perhaps as the user wrote them.
+        schema: the columns of the read, perhaps as the user wrote them.
 
     Raises:
-        InvalidArgumentError: it does not.
+        InvalidArgumentError: the option `columns` does not fit.
     """
     wanted = [name for name in options.columns if name != ERROR]
     if ERROR in options.columns and options.mode != "permissive":
@@ -100,7 +101,7 @@ def arrow_schema(schema: StructType | str) -> pyarrow.Schema:
     """Return the Arrow schema under which Spark exchanges rows of a schema (or of its JSON)."""
     if isinstance(schema, str):
         schema = StructType.fromJson(json.loads(schema))
-    convert: Any = _to_arrow_schema  # its parameters differ from one release to the next
+    convert: Any = _to_arrow_schema  # Any, since its parameters differ between releases of pyspark
     in_utc = {"timezone": "UTC"} if "timezone" in inspect.signature(convert).parameters else {}
     converted: pyarrow.Schema = convert(schema, **in_utc)
     return converted
@@ -113,17 +114,17 @@ def arrow_schema_of_ddl(ddl: str) -> pyarrow.Schema:
 
 
 def nullable_json(schema: StructType) -> str:
-    """Return a schema as the JSON that is kept with what is written."""
+    """Return a schema as the JSON that the tags keep, with every part nullable."""
     return as_nullable(schema.json())
 
 
 def without_error(schema: StructType) -> StructType:
-    """Return the columns that entries decode to, of a schema that the user has written."""
+    """Return the columns that entries decode to, from a schema that the user wrote."""
     return StructType([field for field in schema.fields if field.name != ERROR])
 
 
 def from_entries(schema: StructType, decoded: str) -> StructType:
-    """Return the columns of a read that come from the entries: all but ours.
+    """Return the columns of a read that come from the entries: all but the columns of origin.
 
     Args:
         decoded: the schema that the query decodes to, in Spark's JSON.

@@ -1,4 +1,4 @@
-"""A Spark session for the commands: started, told of the format "ledger", and ended again."""
+"""A Spark session for the commands, with the format "ledger" registered."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def session(master: str) -> Iterator[SparkSession]:
-    """Start Spark, and end it; its workers run this very interpreter.
+    """Start Spark, and end it on exit; its workers run this very interpreter.
 
     Args:
         master: such as `local[*]` or `spark://host:7077`.
 
     Raises:
-        InvalidArgumentError: it does not start; most often there is no Java.
+        InvalidArgumentError: Spark does not start; most often there is no Java.
     """
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if master.startswith("local"):
@@ -39,7 +39,7 @@ def session(master: str) -> Iterator[SparkSession]:
         builder = builder.config(name, value)
     try:
         started = builder.getOrCreate()
-    except Exception as error:  # whatever kept the JVM from starting
+    except Exception as error:  # any error: pyspark raises several kinds when the JVM does not start
         raise InvalidArgumentError(
             f"Spark does not start ({error}): it needs Java 17 or newer on the PATH or under JAVA_HOME"
         ) from error

@@ -1,13 +1,12 @@
 """Writing a frame to a log: batch jobs and micro-batches, each made visible as a whole.
 
-Every task writes ledgers of its own (`tasks`), and its commit message names them. The driver's commit adds
-all of them to the log, in the order of the partitions, by one compare-and-set of the log's list; for a
-micro-batch the same compare-and-set records (query, batch), so that a batch that is replayed after a crash is
-recognised and dropped. Before that nothing of it can be seen in the log, after it everything.
+Every task writes ledgers of its own (`write_task`), and its commit message names them. The driver's commit
+adds all of them to the log, in the order of the partitions, by one compare-and-set of the log's list. For a
+micro-batch the same compare-and-set records (query, batch), so that a replay after a crash is recognised and
+dropped. Before the compare-and-set nothing of the write is visible in the log, after it everything.
 
-What must not happen is that a ledger is deleted that is listed. So a commit that failed deletes nothing: its
-compare-and-set may yet have taken effect. What is certain to be garbage is deleted at once: after a job's
-commit, every other ledger that bears its tag.
+A listed ledger must never be deleted. So a failed commit deletes nothing: its compare-and-set may still take
+effect. After a successful commit every other ledger with the job's tag is garbage, and is deleted at once.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 @dataclass(frozen=True)
 class Partition(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The commit message of a task: the ledgers that it wrote."""
 
     number: int
     ledgers: tuple[WrittenLedger, ...]
@@ -51,14 +50,15 @@ class Partition(WriterCommitMessage):
 def plan_write(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool, is_stream: bool = False
 ) -> tuple[Job, bool]:
-    """Check in the driver, before any task starts, what can be checked; tells also whether to skip the write.
+    """Check a write in the driver, before any task starts; return the job, and whether to skip the write.
 
-    Spark makes the writer of a stream anew for each commit: what is missing by then must not fail a batch
-    that has been written, and a log that holds something is what the batches before it have made.
+    Spark creates the writer of a stream anew for each commit. So a stream's plan neither counts bookies nor
+    looks at `ifExists`. Missing bookies must not fail a batch that has been written, and earlier batches have
+    filled the log.
 
     Raises:
-        InvalidArgumentError: an option, or a column; the frame does not fit what the log holds, or the log
-            exists and must not.
+        InvalidArgumentError: an option or a column is wrong; or the frame does not fit the log; or the log
+            holds records and `ifExists` is error.
         UnauthorizedAccessError: the password is not that of the log's ledgers.
         NotEnoughBookiesError: fewer bookies run than the ensemble needs.
         MetadataUnavailableError: the metadata store cannot be reached.
@@ -73,7 +73,7 @@ def plan_write(
             f"a stream appends batch after batch: ifExists {options.if_exists!r} is for batch writes"
         )
     written, value = _encoding_of(options, schema)
-    log = get_loop_thread().run(commits.look_at(options, needs_bookies=not is_stream))
+    log = get_loop_thread().run(commits.inspect_log(options, needs_bookies=not is_stream))
     if log.is_used and options.if_exists == "error":
         raise InvalidArgumentError(
             f"log {options.log!r} holds records, and ifExists is error: choose another name, or append"
@@ -86,7 +86,7 @@ def plan_write(
 
 
 def _encoding_of(options: WriteOptions, schema: StructType) -> tuple[provenance.Written, str | None]:
-    """Settle the encoding, and the column of bytes where there is one."""
+    """Return the encoding, and the column of bytes for the encoding binary."""
     encoding = options.encoding
     if encoding == "auto":
         is_bytes = len(schema) == 1 and schemas.is_binary(schema, schema.names[0])
@@ -130,7 +130,7 @@ def _encoding_of(options: WriteOptions, schema: StructType) -> tuple[provenance.
 def _fitted(
     written: provenance.Written, found: provenance.Written, log: str, columns: tuple[str, ...]
 ) -> tuple[provenance.Written, tuple[str, ...]]:
-    """Let a frame's columns be those of the log, in the log's order, or say how they differ."""
+    """Reorder a frame's columns into the log's order, or raise InvalidArgumentError with the differences."""
     if found.encoding != written.encoding:
         raise InvalidArgumentError(
             f"the frame would be written with encoding {written.encoding}, and log {log!r} has "
@@ -164,7 +164,7 @@ class BatchWriter(DataSourceArrowWriter):
         return Partition(task.partitionId(), ledgers)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Make all of it visible at once."""
+        """Make the whole write visible at once."""
         if self._is_skipped:
             return
         get_loop_thread().run(
@@ -172,11 +172,11 @@ class BatchWriter(DataSourceArrowWriter):
         )
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete what tasks wrote, unless it may have become visible."""
+        """Delete the ledgers that tasks wrote, unless they may have become visible."""
         if self._is_skipped:
             return
         if all(message is not None for message in messages):
-            return  # The commit failed, perhaps after it took effect: the sweep tells which, later.
+            return  # the commit failed, perhaps after it took effect: a later sweep deletes any orphans
         get_loop_thread().run(commits.delete_garbage(self._job, self._floor))
 
 
@@ -201,13 +201,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return Partition(task.partitionId(), write_partition(job, iterator), query_id)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Make the micro-batch visible at once, unless it was before."""
+        """Make the micro-batch visible at once, unless an earlier commit has."""
         job = self._job_of(messages, batchId)
-        assert job is not None  # a batch without partitions has one task in their place
+        assert job is not None  # Spark runs one task even for a batch without partitions
         get_loop_thread().run(commits.commit(job, _ledgers_of(messages), replace=self._overwrite))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Delete what tasks wrote, unless it may have become visible."""
+        """Delete the ledgers that tasks wrote, unless they may have become visible."""
         job = self._job_of(messages, batchId)
         if job is None or all(message is not None for message in messages):
             return

@@ -1,7 +1,7 @@
-"""The data source "ledger" as Spark sees it, and its batch reads.
+"""The data source "ledger" as Spark sees it.
 
 Owns the class that is registered with a session. Everything here runs in processes that Spark starts: the
-schema and the plan in the driver's, `read` in a task's. What travels between them is options and pieces.
+schema and the plan in the driver's, `read` in a task's. Only options and pieces are sent between them.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class LedgerDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the columns of what the options name, where the user has not given them."""
+        """Return the columns of the logs or ledgers that the options name, where the user gave none."""
         options = settled(parse_read(self.options))
         return schemas.schema_of(options, written_of(options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read."""
-        return LedgerReader(self._parsed(schema, is_stream=False), schema)
+        return LedgerReader(self._parse_options(schema, is_stream=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Begin a streaming read."""
         from client_aio.spark.stream import LedgerStreamReader
 
-        return LedgerStreamReader(self._parsed(schema, is_stream=True), schema)
+        return LedgerStreamReader(self._parse_options(schema, is_stream=True), schema)
 
-    def _parsed(self, schema: StructType, *, is_stream: bool) -> ReadOptions:
+    def _parse_options(self, schema: StructType, *, is_stream: bool) -> ReadOptions:
         options = parse_read(self.options)
         check_kind(self.options, is_stream=is_stream)
         schemas.check_columns(options, schema)

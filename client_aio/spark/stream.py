@@ -1,12 +1,11 @@
 """Reading a log, or a ledger, as a stream of micro-batches.
 
-An offset is the position of the next record to be read, and says which log of that name it is in. The reader
-lives in the driver for as long as the query runs and keeps a connection; tasks get pieces, as in a batch
-read.
+An offset is the position of the next record to be read, and identifies the log. The reader lives in the
+driver for as long as the query runs, and keeps a connection. Tasks get pieces, as in a batch read.
 
-Invariants: a batch ends at or below a LAC that the driver has verified, and a ledger is gone past only when
-no entry will follow in it: so what lies between two offsets never changes, and a batch that is planned again
-after a crash holds the same records. Reading never fences.
+Invariants: a batch ends at or below a LAC that the driver has verified. A batch passes the end of a ledger
+only when no entry will follow in it. So the records between two offsets never change, and a batch that is
+planned again after a crash holds the same records. Reading never fences.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TAIL_ROWS = 3
-"""The last two ledgers of a log may be open: with the one before them, that is what an end can depend on."""
+"""An end depends on the last three ledgers of a log: the last two may be open, and the one before counts."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Now:
-    """What is listed when a batch is planned."""
+class _Listing:
+    """The list of the log, or the ledger, when a batch is planned."""
 
     made: int
     """See `Offset.made`."""
@@ -75,11 +74,12 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_patient = True
         self._catalog: Catalog | None = None
         self._client: client_aio.Client | None = None
-        # By a connection of its own: Spark makes readers that it asks nothing else, and never stops.
+        # Over a connection that is closed again: Spark creates readers only for their schema, and never stops
+        # those.
         self._written = written_of(options)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel to tasks without the connection."""
+        """Pickle the reader for tasks without the connection."""
         return self.__dict__ | {"_client": None, "_catalog": None}
 
     # --- offsets ---
@@ -100,7 +100,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next micro-batch ends.
 
         Raises:
-            LogTruncatedError: records have been truncated before they were read, and `failOnDataLoss` is set.
+            LogTruncatedError: records were truncated before they were read, and `failOnDataLoss` is set.
         """
         begin = Offset.of_json(start)
         end = self._ask(lambda catalog: self._end_of_batch(catalog, begin, limit))
@@ -110,20 +110,22 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, int] | None:
-        """Return the end of what can be read, for the query's progress report."""
+        """Return the end of the readable records, for the query's progress report."""
         return self._ask(lambda catalog: self._offset(catalog, self._last_place)).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Fix the end of a query that reads what there is now.
+        """Fix the end of a query that reads everything available now.
 
-        From then on, as in a batch read, nothing is left to a later batch where bookies cannot tell it.
+        From then on the reader raises where too few bookies answer, as a batch read does: no later batch
+        would read the missing entries.
         """
         self._is_patient, self._catalog = False, None
         self._target = self._ask(lambda catalog: self._offset(catalog, self._last_place))
 
     async def _offset(self, catalog: Catalog, where: Callable[[Catalog], Awaitable[Place]]) -> Offset:
-        made = (await self._now(catalog)).made  # before the place: a log that is new since then is noticed
-        return Offset(await where(catalog), made)
+        # Read before the place, so that a log created meanwhile is noticed.
+        listing = await self._read_listing(catalog)
+        return Offset(await where(catalog), listing.made)
 
     async def _first_place(self, catalog: Catalog) -> Place:
         starting = self._starting
@@ -133,13 +135,14 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return await self._last_place(catalog)
         rows = await catalog.listed()
         if isinstance(starting, datetime.datetime):
-            # What was written at that time or later is not missed: a ledger that was open then is read whole.
-            # A log's next ledger is listed while records still go to the one before it.
+            # No record written at that time or later may be missed: a ledger that was open then is read as a
+            # whole. That may be the last two listed by then: a log's next ledger is listed while records
+            # still go to the one before.
             at_ms = int(starting.timestamp() * 1000)
             rows = [row for row in rows if (row.created_ms or 0) <= at_ms][-2:] or rows
         if not rows:
             return await self._begin(catalog)
-        if self._options.ledger is not None:  # an unbounded one may begin behind its entry 0
+        if self._options.ledger is not None:  # a trimmed unbounded ledger begins behind entry 0
             found = await catalog.stretches(Bounds(), rows[:1])
             return Place(rows[0].row_id, found[0].stretch.first)
         return Place(rows[0].row_id, rows[0].first)
@@ -153,15 +156,15 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return growing[0].end if growing else found[-1].stretch.end
 
     async def _begin(self, catalog: Catalog) -> Place:
-        """Return where a log begins that has no ledger yet, or none any more."""
+        """Return where a log begins that lists no ledger, or none with a readable entry."""
         return Place(*(await catalog.log_metadata(self._options.log[0])).begins_at)
 
     async def _end_of_batch(self, catalog: Catalog, start: Offset, limit: ReadLimit) -> Offset:
-        now = await self._now(catalog)
-        first = self._first_of(start, now)
-        found = await self._found(catalog, now, first)
+        listing = await self._read_listing(catalog)
+        first = self._first_of(start, listing)
+        found = await self._found(catalog, listing, first)
         ahead = between([one.stretch for one in found], first)
-        return Offset(advance(first, ahead, self._limit_of(limit)), now.made)
+        return Offset(advance(first, ahead, self._limit_of(limit)), listing.made)
 
     def _limit_of(self, limit: ReadLimit) -> Limit:
         if isinstance(limit, ReadAllAvailable):
@@ -176,7 +179,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- batches ---
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Cut a micro-batch into what tasks read."""
+        """Cut a micro-batch into the pieces that tasks read."""
         first, behind = Offset.of_json(start), Offset.of_json(end)
         if first.place == behind.place and first.made in (None, behind.made):
             return []
@@ -184,23 +187,23 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(partitions_of(parts, self._options.partition_bytes))
 
     async def _parts(self, catalog: Catalog, start: Offset, end: Offset) -> list[Found]:
-        now = await self._now(catalog)
-        if not end.is_of(now.made):
-            self._report_loss(start.place, now.begin, is_anew=True)
+        listing = await self._read_listing(catalog)
+        if not end.is_of(listing.made):
+            self._report_loss(start.place, listing.begin, is_anew=True)
             return []
-        first = self._first_of(start, now)
-        found = await self._found(catalog, now, first, end.place)
+        first = self._first_of(start, listing)
+        found = await self._found(catalog, listing, first, end.place)
         said = {one.stretch.row_id: one for one in found}
         stretches = between([one.stretch for one in found], first, end.place)
         return [Found(one, said[one.row_id].written) for one in stretches]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        """Read a part of a micro-batch, in a task."""
+        """Read a partition of a micro-batch, in a task."""
         reader = row_reader(self._options, self._written, self._schema)
         return reader.read(partition.value or ())
 
     def commit(self, end: dict[str, int]) -> None:
-        """Do nothing: what has been read stays; a log is truncated by who owns it."""
+        """Do nothing: records stay after they were read; only the log's owner truncates it."""
 
     def stop(self) -> None:
         """Close the connection."""
@@ -210,31 +213,32 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- asking the cluster ---
 
-    async def _now(self, catalog: Catalog) -> _Now:
+    async def _read_listing(self, catalog: Catalog) -> _Listing:
         if self._options.ledger is None:
             log = await catalog.log_metadata(self._options.log[0])
-            return _Now(log.created_ms, Place(*log.begins_at), rows_of(log))
+            return _Listing(log.created_ms, Place(*log.begins_at), rows_of(log))
         rows = await catalog.listed()
-        return _Now(rows[0].ledger_id, Place(rows[0].row_id, 0), rows)
+        return _Listing(rows[0].ledger_id, Place(rows[0].row_id, 0), rows)
 
-    def _first_of(self, start: Offset, now: _Now) -> Place:
-        """Return where a batch begins; raises LogTruncatedError where the log is another one by now."""
-        if start.is_of(now.made):
+    def _first_of(self, start: Offset, listing: _Listing) -> Place:
+        """Return where a batch begins; raises LogTruncatedError where another log has the name by now."""
+        if start.is_of(listing.made):
             return start.place
-        self._report_loss(start.place, now.begin, is_anew=True)
-        return now.begin
+        self._report_loss(start.place, listing.begin, is_anew=True)
+        return listing.begin
 
     async def _found(
-        self, catalog: Catalog, now: _Now, start: Place, end: Place | None = None
+        self, catalog: Catalog, listing: _Listing, start: Place, end: Place | None = None
     ) -> list[Found]:
-        """Return what can be read from an offset on; raises LogTruncatedError where some of it is gone.
+        """Return the stretches readable from a place on; raises LogTruncatedError where some are gone.
 
         Args:
-            end: where the batch ends that has been planned: up to there all of it is given, or an error.
+            end: the end of a batch that has been planned; all records up to it are returned, or an error is
+                raised.
         """
-        if self._options.ledger is None and start < now.begin:
-            self._report_loss(start, now.begin)
-        rows = [row for row in now.rows if row.row_id >= start.row_id]
+        if self._options.ledger is None and start < listing.begin:
+            self._report_loss(start, listing.begin)
+        rows = [row for row in listing.rows if row.row_id >= start.row_id]
         if end is not None:
             rows = [row.as_of(end) for row in rows if row.row_id <= end.row_id]
         found = await catalog.stretches(Bounds(), rows)
@@ -245,7 +249,11 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _report_loss(self, start: Place, begin: Place, *, is_anew: bool = False) -> None:
-        """Say that what has not been read yet is gone: truncated, or with all of a log that was made anew."""
+        """Raise LogTruncatedError for unread records that are gone; only log it without `failOnDataLoss`.
+
+        Args:
+            is_anew: the records are gone because the log was deleted and created anew.
+        """
         options = self._options
         what = f"log {options.log[0]!r}" if options.ledger is None else f"ledger {options.ledger[0]!r}"
         message = (

@@ -1,10 +1,10 @@
 """Writing one partition, in a task: rows in, closed ledgers out.
 
-Owns the ledgers of one task attempt until it hands their ids over. They belong to no log yet: whoever commits
-adds them. An attempt that fails deletes what it made; one that is killed leaves it, and so does one whose
-answer is lost: the tags in the ledgers' custom metadata let `sweep` find those.
+Owns the ledgers of one task attempt until it returns their ids. No log lists them yet: the driver's commit
+adds them. A failed attempt deletes its ledgers. A killed attempt leaves them, and so does an attempt whose
+answer is lost. The tags in their custom metadata let `commits.sweep_orphans` find them.
 
-Invariant: what `write_partition` returns is CLOSED, so what is committed can change no more.
+Invariant: every ledger that `write_partition` returns is CLOSED, so that committed records never change.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 4 * 1024 * 1024
-"""How much of a batch is turned into entries at a time: a task holds a few of these beside its window."""
+"""The bytes of a batch that are encoded at a time: a task holds a few of these chunks beside its window."""
 
 
 _MIB = 1024 * 1024
 SETTINGS = {"max_in_flight_bytes": 16 * _MIB, "lag_bytes_max": 96 * _MIB}
-"""Of a task's client. A bulk load takes what the bookies take: a short window, and patience with one of them
-that is slow, since to replace it costs copies where nothing is wrong but the load."""
+"""Settings of a task's client. A bulk load is limited by the bookies, so the window is short. A slow bookie
+is tolerated for long: replacing it would cost copies, though nothing is wrong but the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What every task of a job is told."""
+    """The part of a write that every task is sent."""
 
     options: WriteOptions
     written: provenance.Written
     job_id: str
     batch_id: int | None
-    """Of a streaming query."""
+    """The number of a streaming query's micro-batch; None for a batch job."""
     value: str | None
     """The column of bytes, with encoding binary."""
     columns: tuple[str, ...]
-    """The frame's columns in the order in which the log has them."""
+    """The frame's columns in the log's order."""
 
     def custom(self) -> dict[str, bytes]:
-        """Return the custom metadata of the ledgers."""
+        """Return the custom metadata of the job's ledgers."""
         custom = self.written.to_custom()
         custom[provenance.LOG] = self.options.log.encode()
         custom[provenance.JOB] = self.job_id.encode()
@@ -76,13 +76,14 @@ class WrittenLedger:
 
 
 def write_partition(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> tuple[WrittenLedger, ...]:
-    """Write the rows of a partition to ledgers of its own; none for no rows.
+    """Write the rows of a partition to new ledgers; without rows, to none.
 
     Raises:
-        InvalidArgumentError: a null, or a row above the limit. Whatever else stops the adding or the rows.
-            What was written is deleted again, as far as the bookies and the metadata store can be reached.
+        InvalidArgumentError: a null, or a row above the limit.
+        Exception: any other error of adding, or of the rows. After any error the written ledgers are deleted,
+            as far as the bookies and the metadata store can be reached.
     """
-    entries = encoded(job, batches)
+    entries = encode_chunks(job, batches)
     with client_aio.sync.connect(job.options.metadata, **SETTINGS) as client:
         return write_ledgers(client, job, entries)
 
@@ -90,7 +91,7 @@ def write_partition(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> tuple[W
 def write_ledgers(
     client: client_aio.sync.Client, job: Job, chunks: Iterator[list[bytes]]
 ) -> tuple[WrittenLedger, ...]:
-    """Write chunks of entries to as many ledgers as `ledger_bytes` asks for; see `write_partition`."""
+    """Write chunks of entries to as many ledgers as `ledger_bytes` asks for; raises as `write_partition`."""
     options, password = job.options, password_of(job.options)
     made: list[int] = []
     done: list[WrittenLedger] = []
@@ -105,7 +106,7 @@ def write_ledgers(
                 custom_metadata=job.custom(),
             ) as ledger:
                 made.append(ledger.ledger_id)
-                ledger.add_chunks(_up_to(options.ledger_bytes, first, chunks))
+                ledger.add_chunks(_chunks_up_to(options.ledger_bytes, first, chunks))
             metadata = ledger.metadata
             assert metadata.last_entry is not None
             assert metadata.length is not None
@@ -118,7 +119,7 @@ def write_ledgers(
     return tuple(done)
 
 
-def _up_to(size_max: int, first: list[bytes], chunks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
+def _chunks_up_to(size_max: int, first: list[bytes], chunks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
     yield first
     size = sum(map(len, first))
     while size < size_max and (chunk := next(chunks, None)) is not None:
@@ -126,8 +127,8 @@ def _up_to(size_max: int, first: list[bytes], chunks: Iterator[list[bytes]]) -> 
         yield chunk
 
 
-def encoded(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[list[bytes]]:
-    """Yield the entries of the rows, in chunks of bounded size; no empty chunk."""
+def encode_chunks(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[list[bytes]]:
+    """Yield the entries of the rows, in non-empty chunks of bounded size."""
     written = job.written
     schema = None if written.schema is None else arrow_schema(written.schema)
     encode = make_encoder(

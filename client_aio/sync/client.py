@@ -1,6 +1,7 @@
-"""Connecting without an event loop, and what a connection gives; see `client_aio.client`.
+"""The blocking client, and the blocking reader of a ledger.
 
-Reading without an event loop; see `client_aio.ledger.reader`.
+Each method runs the coroutine of the same name on the process's loop, and waits for it; see
+`client_aio.client` and `client_aio.ledger.reader`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class LedgerReader(Handle):
         return self._reader.is_closed
 
     def read_last_add_confirmed(self) -> int:
-        """Ask the bookies for the LAC, and return the highest seen."""
+        """Ask the bookies for the LAC, and return the highest LAC seen."""
         return self._run(self._reader.read_last_add_confirmed())
 
     def read(self, first: int, last: int) -> Generator[Entry, None, None]:
@@ -69,11 +70,11 @@ class LedgerReader(Handle):
         return self._iterate(lambda: self._reader.read_unconfirmed(first, last))
 
     def tail(self, from_entry: int = 0) -> Generator[Entry, None, None]:
-        """Read from an entry on and follow what is added, until the ledger is closed."""
+        """Read from an entry on, and follow the entries added later, until the ledger is closed."""
         return self._iterate(lambda: self._reader.tail(from_entry))
 
     def close(self) -> None:
-        """Free the handle. The ledger is not touched."""
+        """Free the handle. The ledger stays as it is."""
         self._run(self._reader.close())
 
     def __enter__(self) -> Self:

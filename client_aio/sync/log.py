@@ -56,12 +56,12 @@ class LogWriter(WriterHandle["Position"]):
         return self._inbox.put(as_bytes(data, "a record"))
 
     def roll(self) -> None:
-        """Go on to another ledger."""
+        """Roll to another ledger."""
         self._behind_inbox(self._writer.roll)
 
 
 class LogClient(Handle):
-    """What a client does with logs; a part of `Client`."""
+    """The log operations of a client; a part of `Client`."""
 
     _client: client_aio.Client
 
@@ -76,7 +76,7 @@ class LogClient(Handle):
     def read_log(
         self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
     ) -> Generator[LogRecord, None, None]:
-        """Read a log's records in order; with `follow` without end."""
+        """Read a log's records in order; with `follow` the iterator never ends."""
         for batch in self.read_log_batches(name, start, follow=follow, password=password):
             yield from batch
 
@@ -89,11 +89,11 @@ class LogClient(Handle):
         )
 
     def add_to_log(self, name: str, ledger_ids: list[int], **options: Any) -> AddedToLog:
-        """Make CLOSED ledgers a part of a log at once. Options as for `client_aio.Client.add_to_log`."""
+        """Add CLOSED ledgers to a log, all at once. Options as for `client_aio.Client.add_to_log`."""
         return self._run(self._client.add_to_log(name, ledger_ids, **options))
 
     def log_metadata(self, name: str) -> LogMetadata:
-        """Read which ledgers a log is made of."""
+        """Read a log's list of ledgers."""
         return self._run(self._client.log_metadata(name))
 
     def list_logs(self) -> list[str]:
@@ -115,5 +115,5 @@ class LogClient(Handle):
         self._run(self._client.delete_log(name, password=password))
 
     def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
-        """Delete what crashes of log writers have left over."""
+        """Delete leftovers of crashed log writers."""
         return self._run(self._client.sweep_log_orphans(older_than_s=older_than_s, password=password))

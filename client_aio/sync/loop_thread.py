@@ -1,26 +1,24 @@
-"""The event loop of this process, on its own thread, for callers that have none.
+"""The event loop of this process, on its own thread, for callers that have none; and how threads wait for it.
 
-Owns the thread, the waiting of other threads for what runs on it, and what a fork and an exit do to it. One
-loop per process, made when it is first needed, known by the process id.
+One loop per process, made when it is first needed, identified by the process id. Owns the thread, the waits
+of other threads for calls on the loop, and its handling of a fork and of the process's exit.
 
-Invariants: a call that is interrupted (KeyboardInterrupt, a task kill that raises) has its coroutine
-cancelled, and returns only once that has ended, so that no task of an interrupted call goes on beside the
-next one; what a call was about to hand out when it was interrupted is closed. Tasks and asynchronous
-generators of a call that succeeds are freed on the loop (of one that fails, with its traceback): asyncio has
-weak references to them, whose callbacks are Python, and an interrupt that strikes in one of those is
-swallowed. A forked child never touches its parent's loop, not even by freeing it: the two share what the
-kernel polls.
+Interrupts. Python raises KeyboardInterrupt, and any exception of a signal's handler, between two bytecodes.
+`threading.Condition` runs some bytecodes after it has acquired its lock and before its caller's `with` is
+entered. An interrupt there leaves the lock acquired for ever. Where the loop wants the same lock, it blocks
+for ever, and so does every client on it.
 
-How a thread waits for what runs on the loop, so that an interrupt may strike at any instruction.
+Invariants:
 
-Python raises KeyboardInterrupt (and whatever else a signal's handler raises) between two bytecodes, also in
-the few that `threading.Condition` runs after it has acquired its lock and before its caller's `with` is
-entered. Then nobody releases that lock, and the loop, where it wants the lock as well, waits for ever with
-everything that lives on it.
-
-Invariant: a thread that may be interrupted takes a lock that the loop takes only where no bytecode lies
-between the acquiring and the `with`. What it waits for is a bare lock of its own, which only the loop
-releases; an interrupt leaves it behind, and nobody minds.
+- A thread that may be interrupted shares a lock with the loop only where no bytecode lies between the
+  acquisition and the `with`. It waits on a bare lock of its own, which only the loop releases. An interrupt
+  leaves that lock unused.
+- An interrupt cancels the coroutine of its call. The call returns only once the coroutine has ended, so no
+  task of it runs beside the next call. A result that the interrupted call was about to return is closed.
+- Tasks and asynchronous generators of a call that succeeds are freed on the loop. Those of a call that fails
+  are freed with its traceback. The reason: asyncio keeps weak references to them, with callbacks in Python,
+  and Python swallows an interrupt that strikes in such a callback.
+- A forked child never touches its parent's loop, not even by freeing it: both share the kernel's poll object.
 """
 
 from __future__ import annotations
@@ -47,41 +45,41 @@ R = TypeVar("R")
 
 
 def closed_gate() -> threading.Lock:
-    """Return a lock that is locked: whoever acquires it waits until another thread releases it."""
+    """Return a lock that is locked: a thread that acquires it waits until another thread releases it."""
     gate = threading.Lock()
     gate.acquire()
     return gate
 
 
 class Room:
-    """Threads wait here until something is so that the loop brings about."""
+    """Lets threads wait for a condition that the loop brings about."""
 
     def __init__(self) -> None:
         self._gates: deque[threading.Lock] = deque()
 
     def wait_for(self, is_so: Callable[[], bool]) -> None:
-        """Wait until it is so. Not on the loop."""
+        """Wait until the condition holds. Not on the loop."""
         while not is_so():
             self._gates.append(gate := closed_gate())
-            if is_so():  # it became so before the loop could see that somebody waits
+            if is_so():  # The loop may have notified before the gate was there to be released.
                 return
             gate.acquire()
 
     def notify(self) -> None:
-        """Let all that wait look again. On the loop."""
-        for _ in range(len(self._gates)):  # who comes later looks after having come
+        """Let all waiting threads check their condition again. On the loop."""
+        for _ in range(len(self._gates)):  # A gate that is added later is checked after it was added.
             self._gates.popleft().release()
 
 
 class _Condition(threading.Condition):
-    """A condition whose `with` has no bytecode of its own: entering and leaving go straight to the lock."""
+    """A condition whose `with` has no bytecode of its own: it enters and leaves the lock itself."""
 
     __enter__ = property(attrgetter("_lock.__enter__"))
     __exit__ = property(attrgetter("_lock.__exit__"))
 
 
 class AddFuture(concurrent.futures.Future[R]):
-    """A future that the loop can always complete, wherever a thread was interrupted that looked at it."""
+    """A future that the loop can always complete, wherever an interrupt struck a thread that read it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,7 +103,7 @@ _EXIT_TIMEOUT_S = 2.0
 
 
 class Closable(Protocol):
-    """What is closed at the end of the process where nobody has done so."""
+    """A client that is closed at the end of the process, unless it has been closed before."""
 
     async def close(self) -> None:
         """Close it."""
@@ -129,9 +127,13 @@ class LoopThread:
         self.loop.run_forever()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end. An interrupt of the waiting thread cancels it, and waits for that.
+        """Run a coroutine on the loop, and wait for its result.
 
-        Where it ends all the same, with a result that has a `close`, that is closed: nobody will have it.
+        An interrupt of the waiting thread cancels the coroutine and waits until it has ended, for at most
+        `CANCEL_TIMEOUT_S`. A result that it returns all the same is closed where it has a `close`.
+
+        Raises:
+            InvalidArgumentError: called on the loop's own thread. ClientClosedError: the process ends.
         """
         try:
             self.check_thread()
@@ -154,12 +156,12 @@ class LoopThread:
         return threading.get_ident() == self._thread_id
 
     def check_running(self) -> None:
-        """Raise ClientClosedError at the end of the process: nothing would ever answer."""
+        """Raise ClientClosedError at the end of the process, when the loop has stopped."""
         if self._has_stopped:
             raise ClientClosedError("the process ends, and client_aio.sync has ended already")
 
     def check_thread(self) -> None:
-        """Raise InvalidArgumentError on the loop's own thread: waiting there is for ever, and for all."""
+        """Raise InvalidArgumentError on the loop's own thread: a wait there would block the loop for ever."""
         if self.is_here:
             raise InvalidArgumentError("client_aio.sync must not be called from its own event loop")
 
@@ -173,13 +175,13 @@ class LoopThread:
                 self.run(close())
 
     def discard(self, items: list[AsyncGenerator[Any, None]]) -> None:
-        """Close a generator that nobody reads from any more, wherever and whenever that is found out.
+        """Close a generator that is no longer read.
 
-        That may be in a fork, at the end of the process, or where garbage is collected, on the loop's own
-        thread as well.
+        May be called in a fork, at the end of the process, or by the garbage collector on any thread, the
+        loop's own included.
 
         Args:
-            items: its only reference, which the loop takes out.
+            items: holds the only reference to the generator, which the loop removes.
         """
         if self.pid != os.getpid() or self._has_stopped:
             return
@@ -197,7 +199,7 @@ class LoopThread:
             self.run(close())
 
     def stop(self) -> None:
-        """Close what is open, and end the thread. For the end of a process that has one in good order."""
+        """Close the open clients, and end the thread. For a process that ends in good order."""
         if self.pid != os.getpid() or not self._thread.is_alive():
             return
         self._has_stopped = True
@@ -231,7 +233,7 @@ class _Call(Generic[T]):
     def cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        elif not self._has_ended:  # interrupted before it was handed over
+        elif not self._has_ended:  # The interrupt struck before `start` ran.
             self._coroutine.close()
             self._ended()
 
@@ -247,22 +249,22 @@ class _Call(Generic[T]):
     # --- on the thread that waits ---
 
     def wait(self, timeout_s: float = -1) -> bool:
-        """Wait until it has ended; False when it has not in time."""
+        """Wait until the coroutine has ended; return False when it has not ended in time."""
         return self._has_ended or self._ending.acquire(timeout=timeout_s)
 
     def result(self) -> T:
-        """Return the result of what has ended, or raise its exception. Once."""
+        """Return the coroutine's result, or raise its exception. Once."""
         error, self._error = self._error, None
         try:
             if error is not None:
                 raise error
         finally:
-            del error  # which has this frame in its traceback
+            del error  # Else the error and this frame, which its traceback refers to, form a cycle.
         return self._result
 
 
 class Handle:
-    """What client, writer and reader have in common: the loop they live on."""
+    """The base of client, writers and reader: runs their calls on the loop."""
 
     def __init__(self, background: LoopThread) -> None:
         self._background = background
@@ -317,19 +319,19 @@ _inherited: list[LoopThread] = []
 
 
 def get_loop_thread() -> LoopThread:
-    """Return this process's background loop, making it where there is none, or only a parent's."""
+    """Return this process's loop thread; make it where there is none, or only the parent process's."""
     global _background
     with _lock:
         if _background is None:
             _background = LoopThread()
-            atexit.register(_background.stop)  # a nicety: nothing relies on it
+            atexit.register(_background.stop)  # Nothing relies on it: Spark's workers end without it.
         return _background
 
 
 def _start_afresh() -> None:
-    """In the child of a fork: forget the parent's loop, without freeing it."""
+    """In the child of a fork: drop the parent's loop from use, without freeing it."""
     global _lock, _background
-    _lock = threading.Lock()  # a thread of the parent may have held it at the fork
+    _lock = threading.Lock()  # A thread of the parent may have held the old lock at the fork.
     if _background is not None:
         _inherited.append(_background)
         _background = None

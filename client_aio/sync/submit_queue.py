@@ -1,6 +1,6 @@
-"""What threads put in for a writer on the loop: one wake-up of the loop for all that is there when it comes.
+"""The queue from threads to a writer on the loop: one wake-up of the loop takes all payloads queued by then.
 
-Owns the bound on what waits there: putting blocks while more than `max_in_flight_bytes` are in flight.
+Owns the bound on the queue: `put` blocks while more than `max_in_flight_bytes` are in flight.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class Writer(Protocol):
-    """What an inbox asks of its writer."""
+    """The writer behind a queue, as the queue uses it."""
 
     @property
     def bytes_in_flight(self) -> int:
@@ -36,10 +36,10 @@ class Writer(Protocol):
 
     @property
     def is_held_up(self) -> bool:
-        """Return whether what is in flight waits for an entry that has not been put in."""
+        """Return whether the entries in flight wait for an id that has not been added yet."""
 
     async def drain(self) -> None:
-        """Wait for room."""
+        """Wait until at most `max_in_flight_bytes` are in flight."""
 
 
 class _Put(NamedTuple, Generic[R]):
@@ -49,10 +49,10 @@ class _Put(NamedTuple, Generic[R]):
 
 
 class SubmitQueue(Generic[R]):
-    """The inbox of one writer.
+    """The queue of one writer.
 
     Args:
-        add: adds a payload, under an id where the caller gave one. Called on the loop.
+        add: adds a payload, under an id where the caller passed one. Called on the loop.
     """
 
     def __init__(
@@ -74,10 +74,12 @@ class SubmitQueue(Generic[R]):
         self._draining: asyncio.Task[None] | None = None  # on the loop
 
     def put(self, payload: bytes, entry_id: int | None = None) -> AddFuture[R]:
-        """Put in a payload, waiting for room; its future is of what `add` gives.
+        """Queue a payload, waiting for room; return a future of the result of `add`.
+
+        An interrupt while it waits may leave the payload queued or not.
 
         Raises:
-            BackpressureError: on the loop, in a callback: there is no room, and only the loop makes any.
+            BackpressureError: on the loop, in a callback: there is no room, and only the loop can make room.
         """
         future: AddFuture[R] = AddFuture()
         if self._background.is_here:
@@ -92,7 +94,7 @@ class SubmitQueue(Generic[R]):
                 self._is_due = True
                 self._wake()
         except BaseException:
-            # Interrupted, and perhaps nobody else would tell the loop of it. Twice does no harm.
+            # An interrupt may have struck between the append and the wake-up. A second one does no harm.
             self._wake()
             raise
         return future
@@ -100,13 +102,15 @@ class SubmitQueue(Generic[R]):
     def _has_room(self) -> bool:
         if self._bytes_put - self._bytes_done <= self._bytes_max:
             return True
-        return not self._waiting and self._writer.is_held_up  # by what the thread that asks may have
+        # Entries held up by a gap make no room. The calling thread may have the entry that fills the gap.
+        return not self._waiting and self._writer.is_held_up
 
     def _put_here(self, put: _Put[R]) -> None:
-        """Put in on the loop, which must wait neither for room nor for a thread that does."""
+        """Queue on the loop, which must wait neither for room nor for a thread that waits for room."""
         if not self._has_room():
             raise BackpressureError(f"more than {self._bytes_max:,} bytes are in flight: add from a thread")
-        self._bytes_done -= len(put.payload) + ENTRY_OVERHEAD_BYTES  # the threads' count is theirs
+        # The loop must not write `_bytes_put`, which the threads write under their lock.
+        self._bytes_done -= len(put.payload) + ENTRY_OVERHEAD_BYTES
         self._waiting.append(put)
         self._background.loop.call_soon(self._take)
 
@@ -114,15 +118,16 @@ class SubmitQueue(Generic[R]):
         self._background.loop.call_soon_threadsafe(self._take)
 
     async def emptied(self) -> None:
-        """Have everything added that was put in so far. On the loop."""
+        """Add all payloads queued so far. On the loop."""
         self._take()
         while self._draining is not None:
             await asyncio.wait([self._draining])
 
     def _take(self) -> None:
-        """Add what the threads have put in, once the writer has room.
+        """Add the payloads that the threads have queued, once the writer has room.
 
-        Deferred sync, or guaranteed write quorum, keeps entries in flight whose futures are done.
+        The futures alone do not tell: with deferred sync or guaranteed write quorum, entries stay in flight
+        after their futures are done.
         """
         if self._writer.bytes_in_flight <= self._bytes_max:
             self._add_all()
@@ -130,23 +135,23 @@ class SubmitQueue(Generic[R]):
             self._draining = self._background.loop.create_task(self._drain(), name="drain")
 
     async def _drain(self) -> None:
-        with contextlib.suppress(BookKeeperError):  # each add in the inbox is told of it
+        with contextlib.suppress(BookKeeperError):  # Each add in the queue fails with it.
             await self._writer.drain()
         self._draining = None
         self._add_all()
 
     def _add_all(self) -> None:
-        self._is_due = False  # first: what is put in from now on comes with a wake-up of its own
+        self._is_due = False  # First: a payload queued from now on comes with a wake-up of its own.
         for _ in range(len(self._waiting)):
             payload, entry_id, future = self._waiting.popleft()
             complete = self._completer(future, len(payload) + ENTRY_OVERHEAD_BYTES)
             try:
                 added = self._add(payload, entry_id)
-            except BookKeeperError as error:  # of this one; those behind it are added all the same
+            except BookKeeperError as error:  # This payload is refused; those behind it are added.
                 added = self._background.loop.create_future()
                 added.set_exception(error)
             added.add_done_callback(complete)
-        self._room.notify()  # All of it may wait behind a gap.
+        self._room.notify()  # All entries may wait behind a gap; see `_has_room`.
 
     def _completer(self, future: AddFuture[R], size: int) -> Callable[[asyncio.Future[R]], None]:
         def complete(added: asyncio.Future[R]) -> None:
@@ -164,7 +169,7 @@ class SubmitQueue(Generic[R]):
 
 
 def as_bytes(data: bytes | bytearray | memoryview, what: str) -> bytes:
-    """Copy what is to be added, or raise InvalidArgumentError."""
+    """Copy a payload, or raise InvalidArgumentError where it is not bytes."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise InvalidArgumentError(f"{what} is bytes, not {type(data).__name__}")
     return bytes(data)

@@ -34,25 +34,25 @@ class UnboundedLedgerWriter(LedgerWriter):
         return self._unbounded.first_entry
 
     def roll(self) -> int:
-        """Begin a new fragment; returns its first entry."""
+        """Begin a new fragment, and return its first entry."""
         return self._behind_inbox(self._unbounded.roll)
 
     def trim(self, before_entry: int) -> int:
-        """Drop the fragments that lie before an entry; returns the first entry that is left."""
+        """Drop the fragments that lie before an entry, and return the first entry that is left."""
         return self._run(self._unbounded.trim(before_entry))
 
     def close(self, *, seal: bool = False) -> LedgerMetadata:
-        """Flush, and stop writing; with `seal` the ledger ends for good."""
+        """Flush, and leave the ledger to the next takeover; with `seal` close it for good."""
         return self._behind_inbox(lambda: self._unbounded.close(seal=seal))
 
 
 class UnboundedClient(Handle):
-    """What a client does with unbounded ledgers; a part of `Client`."""
+    """The unbounded-ledger operations of a client; a part of `Client`."""
 
     _client: client_aio.Client
 
     def open_unbounded_ledger(self, name_or_id: str | int, **options: Any) -> UnboundedLedgerWriter:
-        """**Take an unbounded ledger over**, or make it, and open it for writing.
+        """**Take an unbounded ledger over**, or create it, and open it for writing.
 
         Options as for `client_aio.Client.open_unbounded_ledger`.
         """
@@ -63,7 +63,7 @@ class UnboundedClient(Handle):
         return UnboundedLedgerWriter(self._background, self._run(open_()))
 
     def create_unbounded_ledger(self, name: str, **options: Any) -> int:
-        """Make an unbounded ledger that nobody writes yet, and return its id."""
+        """Create an unbounded ledger without a writer, and return its id."""
         return self._run(self._client.create_unbounded_ledger(name, **options))
 
     def read_unbounded_ledger(

@@ -1,6 +1,6 @@
-"""Adding entries without an event loop; see `client_aio.ledger.writer`.
+"""The blocking writers: `WriterHandle`, which all share, and the writer of a ledger.
 
-What the blocking writers have in common: an inbox before the writer, and how they are left.
+A `SubmitQueue` stands before the writer on the loop; see `client_aio.ledger.writer`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     import client_aio
-    from client_aio.sync.loop_thread import LoopThread
     from metadata.model.ledger import LedgerMetadata
 
 
@@ -27,20 +26,20 @@ T = TypeVar("T")
 
 
 class AnyWriter(Writer, Protocol):
-    """What a handle asks of its writer, on the loop."""
+    """The writer behind a handle, as the handle uses it on the loop."""
 
     async def flush(self) -> None:
-        """Wait until everything is acknowledged."""
+        """Wait until all adds are acknowledged."""
 
     async def close(self) -> object:
-        """End well."""
+        """Flush, and close."""
 
     async def abort(self) -> None:
-        """Give up."""
+        """End at once; outstanding adds fail as *unknown*."""
 
 
 class WriterHandle(Handle, Generic[R]):
-    """A blocking writer; a context manager: left normally it closes, by an exception it aborts.
+    """A blocking writer. A context manager: a normal exit closes it, an exception aborts it.
 
     Args:
         add: as of `SubmitQueue`.
@@ -57,7 +56,7 @@ class WriterHandle(Handle, Generic[R]):
         self._inbox: SubmitQueue[R] = SubmitQueue(background, writer, add)
 
     def _behind_inbox(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Call on the loop, behind everything that was put in before."""
+        """Call on the loop, behind all payloads queued before."""
 
         async def run() -> T:
             await self._inbox.emptied()
@@ -66,15 +65,15 @@ class WriterHandle(Handle, Generic[R]):
         return self._run(run())
 
     def flush(self) -> None:
-        """Wait until everything added so far is acknowledged; raises the first failure."""
+        """Wait until all adds so far are acknowledged; raise the writer's first failure."""
         self._behind_inbox(self._any_writer.flush)
 
     def close(self) -> object:
-        """Flush, and end well."""
+        """Flush, and close."""
         return self._behind_inbox(self._any_writer.close)
 
     def abort(self) -> None:
-        """Give up; what is open is left to recovery, or to whoever opens it next."""
+        """End at once; the ledger is left to recovery, or to the next takeover."""
         self._run(self._any_writer.abort())
 
     def __enter__(self) -> Self:
@@ -134,7 +133,7 @@ class LedgerWriter(WriterHandle[int]):
         """Add an entry; blocks only while more than `max_in_flight_bytes` are in flight.
 
         Args:
-            entry_id: as for `client_aio.LedgerWriter.add_entry`. Where it is refused, so is the future.
+            entry_id: as for `client_aio.LedgerWriter.add_entry`. A refused id fails the future.
 
         Returns:
             A `concurrent.futures.Future` of the entry's id. Cancelling it leaves the add running. Its
@@ -149,14 +148,14 @@ class LedgerWriter(WriterHandle[int]):
         return self._inbox.put(payload, entry_id)
 
     def add_entries(self, entries: Iterable[bytes | bytearray | memoryview]) -> tuple[int, int]:
-        """Add many entries under contiguous ids, wait until all are acknowledged; returns first and last id.
+        """Add many entries under contiguous ids, wait until all are acknowledged; return first and last id.
 
-        The iterable runs on the calling thread, a few MiB ahead of what is sent.
+        The iterable runs on the calling thread, a few MiB ahead of the entries sent.
         """
         return self.add_chunks(_chunks(entries))
 
     def add_chunks(self, chunks: Iterable[list[bytes]]) -> tuple[int, int]:
-        """Add as `add_entries` does, in lists of a size that the caller chooses: some 512 KiB are best."""
+        """Add as `add_entries` does, in lists of a size that the caller chooses; some 512 KiB are best."""
         self._check_process()
         bulk = _Bulk(self._background, self._writer)
         try:
@@ -169,7 +168,7 @@ class LedgerWriter(WriterHandle[int]):
             raise
 
     def force(self) -> int:
-        """Make durable, and acknowledge, everything added so far (deferred sync); returns the LAC."""
+        """Make all adds so far durable and acknowledge them (deferred sync); return the LAC."""
         return self._behind_inbox(self._writer.force)
 
     def close(self) -> LedgerMetadata:
@@ -203,7 +202,7 @@ class _Bulk:
         self._adding: asyncio.Task[tuple[int, int]] | None = None
 
     def start(self, emptied: Callable[[], Awaitable[None]]) -> None:
-        """Start adding, behind what was put in before. Interrupted or not, `cancel` ends it."""
+        """Start adding, behind the payloads queued before. `cancel` ends it, even after an interrupt here."""
 
         async def start() -> None:
             await emptied()
@@ -214,7 +213,7 @@ class _Bulk:
         self._background.run(start())
 
     def put(self, chunk: list[bytes]) -> None:
-        """Hand over a chunk, waiting for room; raises what ended the adding."""
+        """Hand over a chunk, waiting for room; raise the error that ended the adding."""
         self._room.wait_for(lambda: len(self._chunks) < _CHUNKS_AHEAD or self._has_ended)
         self._chunks.append(chunk)
         if self._has_ended:
@@ -222,7 +221,7 @@ class _Bulk:
         self._background.loop.call_soon_threadsafe(self._wake.set)
 
     def finish(self) -> tuple[int, int]:
-        """Wait for the acknowledgement of all."""
+        """Wait until all entries are acknowledged; return the first and the last id."""
 
         async def finish() -> tuple[int, int]:
             assert self._adding is not None
@@ -237,7 +236,7 @@ class _Bulk:
         return self._background.run(finish())
 
     def cancel(self) -> None:
-        """Give up adding; what was taken stays added."""
+        """Stop adding; entries that the writer has taken stay added."""
 
         async def cancel() -> None:
             if self._adding is not None:
@@ -249,7 +248,7 @@ class _Bulk:
 
     def _ended(self, adding: asyncio.Task[tuple[int, int]]) -> None:
         if not adding.cancelled():
-            adding.exception()  # raised by `finish`, or given up with all the rest
+            adding.exception()  # Marks it as retrieved: `finish` raises it, unless `cancel` came first.
         self._has_ended = True
         self._room.notify()
 
@@ -264,5 +263,5 @@ class _Bulk:
                 return
             else:
                 self._wake.clear()
-                if not self._chunks:  # both are touched by the feeding thread before it wakes us
+                if not self._chunks:  # The feeding thread appends before it sets the event.
                     await self._wake.wait()

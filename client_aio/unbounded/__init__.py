@@ -1,5 +1,5 @@
-"""Unbounded ledgers: one ledger that many write to over time, one at a time.
+"""Unbounded ledgers: one ledger with many writers over time, one at a time.
 
-Read first: `client_aio.core.takeover` (the theory), `takeover` (from one writer to the next), `writer` and
-`reader` (the handles), `fragments` (the metadata that both hold), `client` (what may be asked for).
+Read first: `client_aio.core.takeover` (the theory), `writer` (takeover and the writer's handle), `reader`,
+`paged_fragments` (the metadata that both handles use), `operations` (the client's methods).
 """

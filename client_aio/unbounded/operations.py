@@ -1,7 +1,6 @@
-"""The client's methods that concern unbounded ledgers.
+"""The client's methods that concern unbounded ledgers: arguments, checks, documentation.
 
-Owns what may be asked for and what is documented about it, names, and making a ledger; the work is done
-elsewhere in this package.
+Owns the ledgers' names and the creation of a ledger. The other modules of this package do the other work.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from client_aio.core.read_plan import check_range
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, new_metadata
-from client_aio.ledger.entry_reader import EntryStream, check_range
 from client_aio.unbounded.writer import FRAGMENT_BYTES, UnboundedLedgerWriter, take_ledger_over
 from metadata.access.fragments import LedgerNames
 from metadata.errors import (
@@ -27,11 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from client_aio.context import ClientContext
+    from client_aio.ledger.entry_reader import EntryStream
     from client_aio.ledger.reader import LedgerReader
 
 
 class UnboundedLedgerOperations:
-    """What a client does with unbounded ledgers; a part of `Client`."""
+    """The unbounded-ledger operations of a client; a part of `Client`."""
 
     _context: ClientContext
 
@@ -49,34 +49,33 @@ class UnboundedLedgerOperations:
         custom_metadata: Mapping[str, bytes] | None = None,
         guaranteed_write_quorum: bool = False,
     ) -> AwaitableContext[UnboundedLedgerWriter]:
-        """**Take an unbounded ledger over**, and open it for writing; make it where there is none.
+        """**Take an unbounded ledger over**, and open it for writing; create it where there is none.
 
-        Whoever writes it now, if he lives, is shut out: his outstanding adds fail with LedgerFencedError, and
-        may be part of the ledger or not. What was acknowledged is kept, and the ledger goes on behind it.
-        What each argument from `ensemble_size` on means, `create_ledger` says; they are for a ledger that is
-        made.
+        The takeover fences the present writer: its outstanding adds fail with LedgerFencedError, and may or
+        may not be part of the ledger. Acknowledged entries are kept, and the ledger goes on behind them. The
+        arguments from `ensemble_size` on are those of `create_ledger`, for a ledger that is created here.
 
         Args:
-            name_or_id: its name, 1 to 100 letters, digits, '_', '.', ':' or '-', beginning with a letter or
-                '_'; or its id, where there is one.
-            create: make the ledger if there is none of that name.
-            fragment_bytes: after about so many payload bytes the writer begins a new fragment, on bookies
-                that are chosen anew, so that the ledger spreads over the cluster. `trim` drops fragments.
+            name_or_id: the ledger's name, 1 to 100 letters, digits, '_', '.', ':' or '-', beginning with a
+                letter or '_'; or the id of an existing ledger.
+            create: create the ledger if there is none of that name.
+            fragment_bytes: the writer begins a new fragment after about so many payload bytes. It chooses
+                new bookies for each, so that the ledger spreads over the cluster. `trim` drops fragments.
             digest: by default "hmac-sha256" with a password, else "crc32c".
             password: of the ledger, if it has one.
 
         Raises:
-            InvalidArgumentError: at once: an argument is wrong. An unbounded ledger knows no guaranteed write
-                quorum: its writers may change before an entry has reached all of its write set.
-            NoSuchLedgerError: on opening: there is none, and it is not to be made.
-            LedgerClosedError: on opening: it has been sealed.
+            InvalidArgumentError: at the call: an argument is wrong. An unbounded ledger has no guaranteed
+                write quorum: its writer may change before an entry has reached all of its write set.
+            NoSuchLedgerError: on opening, with `create=False` or an id: there is no such ledger.
+            LedgerClosedError: on opening: the ledger has been sealed.
             UnauthorizedAccessError: on opening: the password is not the ledger's. Nothing was done.
-            LedgerRecoveryError: on opening: too few bookies answered to tell where the ledger ends; nobody
-                writes it now, and it may be opened again later.
-            LedgerFencedError: on opening: somebody else took it over meanwhile.
+            LedgerRecoveryError: on opening: too few bookies answered to find the ledger's end. The ledger has
+                no writer now, and may be opened again later.
+            LedgerFencedError: on opening: another client took the ledger over meanwhile.
             NotEnoughBookiesError: on opening: fewer than E bookies can be reached.
 
-        Cancelling leaves the ledger to whoever takes it over next.
+        Cancelling leaves the ledger to the next takeover.
         """
         self._context.check_open()
         check_name_or_id(name_or_id)
@@ -100,7 +99,7 @@ class UnboundedLedgerOperations:
                 except NoSuchLedgerError:
                     if not create or ledger_id == name_or_id:
                         raise
-                # The metadata store says so: it has been deleted meanwhile, and is made anew.
+                # The ledger has been deleted meanwhile: create it again.
 
         return AwaitableContext(open_)
 
@@ -115,13 +114,13 @@ class UnboundedLedgerOperations:
         password: bytes = b"",
         custom_metadata: Mapping[str, bytes] | None = None,
     ) -> int:
-        """Make an unbounded ledger that nobody writes yet, and return its id.
+        """Create an unbounded ledger without a writer, and return its id.
 
-        The arguments are those of `open_unbounded_ledger`, which makes one as well. Cancelling leaves it
-        made, or not, or without its name.
+        The arguments are those of `open_unbounded_ledger`, which creates a ledger too. Cancelling leaves the
+        ledger created, not created, or created without its name.
 
         Raises:
-            LedgerExistsError: there is one of that name.
+            LedgerExistsError: there is a ledger of that name.
             InvalidArgumentError: an argument is wrong.
             NotEnoughBookiesError: fewer than E bookies can be reached.
         """
@@ -132,7 +131,7 @@ class UnboundedLedgerOperations:
         )
         ledger_id = await self._make(name, settings)
         if password:
-            # The first term locks it at its bookies, before anybody else can.
+            # The first term sets the ledger's token at its bookies, before another client can set another.
             await (await take_ledger_over(self._context, ledger_id, password, FRAGMENT_BYTES)).close()
         return ledger_id
 
@@ -141,21 +140,20 @@ class UnboundedLedgerOperations:
     ) -> EntryStream:
         """Read an unbounded ledger from an entry on. **Never fences**: its writer goes on undisturbed.
 
-        Follows the ledger over takeovers and fragments. `aclose()` the iterator when it is not read to its
-        end.
+        Follows the ledger over takeovers and fragments. `aclose()` the iterator unless it is read to its end.
 
         Args:
-            start: the first entry; None for the first that has not been trimmed.
-            follow: go on with what is acknowledged later, until the ledger is sealed; else end behind the
-                last entry that was acknowledged when this began, or up to 20 ms before.
+            start: the first entry; None for the first entry that has not been trimmed.
+            follow: go on with entries acknowledged later, until the ledger is sealed. Else end behind the
+                last entry that was acknowledged when the read began, or up to 20 ms before.
 
         Raises:
-            InvalidArgumentError: at once: an argument is wrong.
-            NoSuchLedgerError: while iterating: there is none.
-            NoSuchEntryError: while iterating: `start` has been trimmed, or what comes next is trimmed by now.
+            InvalidArgumentError: at the call: an argument is wrong.
+            NoSuchLedgerError: while iterating: there is no such ledger.
+            NoSuchEntryError: while iterating: `start`, or the next entry to read, has been trimmed.
             UnauthorizedAccessError: while iterating: the password is not the ledger's.
-            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie could
-                give an entry intact, or, without `follow`, too few could tell where the ledger ends.
+            DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie
+                returned an entry intact. Or, without `follow`, too few answered to find the ledger's end.
             MetadataCorruptError: while iterating: a part of the ledger's metadata is damaged or missing.
         """
         self._context.check_open()
@@ -175,7 +173,7 @@ class UnboundedLedgerOperations:
     ) -> EntryStream:
         async with self.open_ledger(name_or_id, password=password) as reader:
             require_unbounded(reader)
-            # What nobody can tell is not where the ledger ends.
+            # Without `follow` too few answers are an error: they do not prove where the ledger ends.
             last = reader.last_add_confirmed if follow else await reader.read_last_add_confirmed()
             first = reader.metadata.first_entry if start is None else start
             entries = reader.tail(first) if follow else reader.read(first, max(last, first - 1))
@@ -186,11 +184,11 @@ class UnboundedLedgerOperations:
     def open_ledger(
         self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
     ) -> AwaitableContext[LedgerReader]:
-        """Open a ledger for reading; `Client` does it."""
+        """Open a ledger for reading; `Client` implements it."""
         raise NotImplementedError
 
     async def _ledger_id_of(self, name_or_id: str | int) -> int:
-        """Return the id of a ledger; raises NoSuchLedgerError for a name that none has."""
+        """Return the id of a ledger; raise NoSuchLedgerError for a name that no ledger has."""
         if isinstance(name_or_id, int):
             return check_ledger_id(name_or_id)
         return await LedgerNames(self._context.ledgers).find(name_or_id)
@@ -202,14 +200,14 @@ class UnboundedLedgerOperations:
             except NoSuchLedgerError:
                 if settings is None or isinstance(name_or_id, int):
                     raise
-            # LedgerExistsError: somebody else has just made one of that name; that one will do.
+            # LedgerExistsError: another client has just created a ledger of that name: use that.
             with contextlib.suppress(LedgerExistsError):
                 return await self._make(name_or_id, settings)
 
     async def _make(self, name: str, settings: LedgerSettings) -> int:
-        """Make an unbounded ledger that nobody writes yet.
+        """Create an unbounded ledger without a writer.
 
-        What is cut off in between is a ledger without a name, which `list_ledgers` shows.
+        An interruption in between leaves a ledger without a name, which `list_ledgers` shows.
         """
         context = self._context
         metadata, _ = await new_metadata(context, settings, unbounded=UnboundedRecord(name))
@@ -217,7 +215,7 @@ class UnboundedLedgerOperations:
         try:
             await LedgerNames(context.ledgers).give(name, metadata.ledger_id, token=context.draw_token())
         except LedgerExistsError:
-            # At this version: who has taken it over by its id meanwhile may have written to it.
+            # Only at this version: a client may have taken the ledger over by its id, and written to it.
             with contextlib.suppress(VersionConflictError, NoSuchLedgerError):
                 await context.ledgers.delete(metadata.ledger_id, version)
             raise
@@ -233,7 +231,7 @@ def settings_of(
     password: bytes,
     custom: Mapping[str, bytes] | None,
 ) -> LedgerSettings:
-    """Return the settings of an unbounded ledger; the digest is that which goes with the password."""
+    """Return the settings of an unbounded ledger; the default digest depends on the password."""
     return LedgerSettings(
         ensemble_size=ensemble_size,
         write_quorum=write_quorum,

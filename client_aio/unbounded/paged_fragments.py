@@ -1,11 +1,11 @@
-"""The metadata of an unbounded ledger as a client holds them, and entries read by fragments out of pages.
+"""The metadata of an unbounded ledger in a client, and reads whose fragments stand in pages.
 
-Owns the changes to the head, one after another, and the *views*: a view is the ledger's metadata with just
-the fragments that a range of entries lies in, wherever those stand. So memory and time do not grow with the
+Owns the changes to the head, one after another, and the *views*. A view is the ledger's metadata with only
+the fragments of a range of entries, from pages or from the head. So memory and time do not grow with the
 ledger.
 
-Invariant: a view covers the whole range that it was made for; made again, what of that has been neither given
-nor trimmed. Nothing is looked up in it beyond that.
+Invariant: a view covers the whole range that it was made for. A view that is made again covers the entries of
+the range that have been neither returned nor trimmed. No entry outside of that is looked up in it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from client_aio.core.read_plan import check_limit, check_range, trimmed
 from client_aio.core.repair_plan import replaced, replaced_in_page
-from client_aio.ledger.entry_reader import (
-    BatchStream,
-    EntryReader,
-    EntryStream,
-    check_limit,
-    check_range,
-    entries_of,
-    trimmed,
-)
+from client_aio.ledger.entry_reader import BatchStream, EntryReader, EntryStream, entries_of
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from metadata.access.fragments import FragmentHead, FragmentList, LedgerNames
 from metadata.errors import NoSuchKeyError, NoSuchLedgerError
@@ -46,7 +39,7 @@ if TYPE_CHECKING:
 _PAGES_KEPT = 4
 
 _Wanted = tuple[FragmentHead, "Sequence[Page]"]
-"""What a head is to become, and the pages that are made for it."""
+"""A new head, and the new pages that it refers to."""
 
 
 def fragment_list(context: ClientContext, ledger_id: int) -> FragmentList:
@@ -56,7 +49,7 @@ def fragment_list(context: ClientContext, ledger_id: int) -> FragmentList:
 
 
 class VersionedFragments(VersionedLedgerMetadata):
-    """The metadata of one unbounded ledger; updates take turns."""
+    """The metadata of one unbounded ledger; updates run one after another."""
 
     def __init__(self, context: ClientContext, metadata: LedgerMetadata, version: Version) -> None:
         super().__init__(context, metadata, version)
@@ -64,7 +57,7 @@ class VersionedFragments(VersionedLedgerMetadata):
         self._turns = asyncio.Lock()
 
     async def update(self, apply: Apply) -> bool:
-        """Do as `VersionedLedgerMetadata.update`; fragments that the head has no room for go to pages."""
+        """Update as `VersionedLedgerMetadata.update`; fragments that the head has no room for go to pages."""
 
         async def change(head: FragmentHead) -> _Wanted | None:
             wanted = apply(head.metadata)
@@ -73,13 +66,14 @@ class VersionedFragments(VersionedLedgerMetadata):
         return await self._change(change)
 
     async def trim(self, before_entry: int, *, term: int | None = None) -> bool:
-        """Drop the fragments that lie as a whole before an entry; gives False where there are none.
+        """Drop the fragments that lie as a whole before an entry; return False where there are none.
 
         Args:
-            term: that of the writer that trims: nothing is dropped from a ledger that is under another one.
+            term: of the writer that trims; nothing is dropped when the ledger is under another term.
 
         Raises:
-            MetadataUnavailableError: no definite outcome in time. NoSuchLedgerError: it has been deleted.
+            MetadataUnavailableError: no definite outcome in time.
+            NoSuchLedgerError: the ledger has been deleted.
         """
 
         async def change(head: FragmentHead) -> _Wanted | None:
@@ -90,21 +84,22 @@ class VersionedFragments(VersionedLedgerMetadata):
 
         is_trimmed = await self._change(change)
         if is_trimmed:
-            await self._list.sweep()  # what those have left who lost, or died
+            await self._list.sweep()  # Deletes pages of clients that lost a compare-and-set, or died.
         return is_trimmed
 
     async def replace_bookie(self, part: Part, old: str, new: str) -> bool:
-        """Put a bookie in another's place in one fragment, wherever that stands by now (repair, rule 14).
+        """Put a bookie in another's place in one fragment, in a page or in the head (repair, rule 14).
 
-        Cancelling leaves the outcome open, and perhaps a page that nobody refers to, for the next trim to
-        sweep.
+        Cancelling leaves the outcome open, and perhaps a page without a reference, which the next trim
+        deletes.
 
         Returns:
-            False where the fragment is no longer as it was planned for: trimmed, or repaired by others.
+            False where the fragment differs from the plan: it was trimmed, or repaired by another client.
 
         Raises:
-            MetadataUnavailableError: no definite outcome in time. NoSuchLedgerError: it has been deleted.
-            MetadataCorruptError: the page that it stands in is damaged, or missing for good.
+            MetadataUnavailableError: no definite outcome in time.
+            NoSuchLedgerError: the ledger has been deleted.
+            MetadataCorruptError: the fragment's page is damaged, or missing for good.
         """
 
         async def change(head: FragmentHead) -> _Wanted | None:
@@ -150,11 +145,11 @@ class VersionedFragments(VersionedLedgerMetadata):
 
 @dataclass(slots=True)
 class _Run:
-    """Entries that are read with one view."""
+    """A range of entries that is read with one view."""
 
     reader: EntryReader
     following: int
-    """The first one that has not been given yet."""
+    """The first entry that has not been returned yet."""
     end: int
 
 
@@ -162,8 +157,9 @@ class PagedEntries:
     """Reads entries of an unbounded ledger, page after page; an `EntrySource`.
 
     Args:
-        metadata: gives the ledger's metadata as its owner knows them now.
-        refresh: reads them again, as they are in the store now.
+        metadata: returns the ledger's metadata as its owner knows them now.
+        on_statement: called with every LAC statement that an answer carries; the statement is not verified.
+        refresh: reads the metadata again, as they are in the store now.
     """
 
     def __init__(
@@ -192,16 +188,16 @@ class PagedEntries:
         return self._mismatches + sum(reader.digest_mismatches for reader in self._readers)
 
     def stream(self, first: int, last: int, limit: int) -> EntryStream:
-        """Return the entries first to last, one by one; the arguments are checked now."""
+        """Return the entries first to last, one by one; see `EntryReader.batches`."""
         return entries_of(self.batches(first, last, limit))
 
     def batches(self, first: int, last: int, limit: int) -> BatchStream:
-        """Return the entries first to last, in batches; the arguments are checked now."""
+        """Return the entries first to last, in batches; see `EntryReader.batches`."""
         check_limit(self._metadata().ledger_id, first, last, limit)
         return self._batches(first, last)
 
     def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
-        """Return the entries first to last, up to the first that no bookie has."""
+        """Return the entries first to last, up to the first entry that no bookie has."""
         check_range(first, last)
         return self._unconfirmed(first, last)
 
@@ -230,14 +226,14 @@ class PagedEntries:
 
     @contextlib.asynccontextmanager
     async def _run(self, first: int, last: int) -> AsyncGenerator[_Run, None]:
-        """Return a reader of entries from `first` on, and up to which one it may be used."""
+        """Return a reader of the entries from `first` on, and the last entry that it may be used for."""
         view, end = await self._view(first, first)
         last = min(last, end)
 
         async def refresh() -> None:
             nonlocal view
             await self._refresh()
-            # What was read, and what has been read ahead, may have been trimmed.
+            # Entries that were returned, or read ahead, may have been trimmed: the view begins behind them.
             view, _ = await self._view(max(run.following, self._metadata().first_entry), last)
 
         self._turn += 1
@@ -258,7 +254,7 @@ class PagedEntries:
             self._mismatches += reader.digest_mismatches
 
     async def _view(self, first: int, last: int) -> tuple[LedgerMetadata, int]:
-        """Return the metadata with the fragments of that range, and up to which entry they are all."""
+        """Return the metadata with the fragments of a range, and the last entry that they cover."""
         while True:
             metadata = self._metadata()
             if first < metadata.first_entry:
@@ -266,7 +262,7 @@ class PagedEntries:
             try:
                 return await self._view_of(metadata, first, last)
             except NoSuchKeyError as error:
-                # A page is gone: it was trimmed, or its fragments are in another one by now.
+                # A page is gone: it was trimmed, or its fragments are in another page by now.
                 await self._refresh()
                 if self._metadata() == metadata:
                     raise self._list.damaged(error) from error
@@ -277,7 +273,7 @@ class PagedEntries:
         pages, start = metadata.unbounded.pages, metadata.rows.page_of(first)
         for page in pages[pages.index(start) :] if start is not None else ():
             if found and page.first > last:
-                # What follows says where the last one ends, and no more.
+                # The next page's first fragment only marks the end of the last fragment found.
                 return _with(metadata, [*found, replace(found[-1], first_entry=page.first)]), page.first - 1
             found += await self._page(page)
         following = metadata.fragments[0].first_entry
@@ -296,13 +292,13 @@ class PagedEntries:
 
 
 class Span(NamedTuple):
-    """Fragments that stand together, in a page or in the head, oldest first."""
+    """The fragments of one page or of the head, oldest first."""
 
     metadata: LedgerMetadata
-    """The ledger's, as they were last read by then."""
+    """The ledger's metadata as last read."""
     fragments: tuple[Fragment, ...]
     last_entry: int | None
-    """Of the last one; None where that may still grow."""
+    """The end of the last fragment; None where it may still grow."""
 
 
 async def spans(
@@ -310,14 +306,14 @@ async def spans(
 ) -> AsyncGenerator[Span, None]:
     """Yield a ledger's fragments that begin at `first` or behind it, page after page; the head comes last.
 
-    What is trimmed meanwhile is left out as far as it was not given yet, and what is begun meanwhile too,
-    unless a page is gone: then the metadata are read again.
+    The fragments are those of `metadata`, unless a page is gone: then the metadata are read again. So
+    fragments trimmed meanwhile are left out, and fragments begun meanwhile are included.
 
     Args:
-        metadata: as read before.
+        metadata: of the ledger, as read before.
 
     Raises:
-        NoSuchLedgerError: it has been deleted.
+        NoSuchLedgerError: the ledger has been deleted.
         MetadataCorruptError: a page is damaged, or missing for good.
     """
     pages = fragment_list(context, metadata.ledger_id)
@@ -346,10 +342,12 @@ async def forget(context: ClientContext, metadata: LedgerMetadata) -> None:
 
 
 async def forget_deleted(context: ClientContext) -> list[str]:
-    """Delete the pages of ledgers that are gone, which a deletion that was cut off has left over.
+    """Delete the pages of deleted ledgers, which an interrupted deletion has left over.
+
+    An id is never used for a second ledger, so a ledger whose head is gone stays deleted.
 
     Returns:
-        The names of the pages. No id is given to a second ledger, so whose head is gone stays gone.
+        The names of the pages.
     """
     pages: list[str] = []
     async for ledger_id in context.ledgers.ledger_ids(sync=True, below=KEY_FRAGMENTS):

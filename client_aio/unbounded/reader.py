@@ -1,8 +1,8 @@
 """The reader's handle of an unbounded ledger: follows it over terms and fragments. Never fences.
 
-A `LedgerReader` whose fragments may be in pages. What it rests on, beside that (rule 13): a LAC is used only
-when the last fragment known here has at least the content term of the statement, else the metadata are read
-again; and so they are when a bookie knows a later content term of an entry, or nobody has it.
+A `LedgerReader` whose fragments may be in pages. Rule 13: it uses a LAC statement only when the last fragment
+known here has at least the statement's content term. Else it reads the metadata again. It also reads them
+again when a bookie knows a later content term of an entry, or when no bookie has the entry.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from client_aio.ledger.entry_reader import trimmed
+from client_aio.core.read_plan import trimmed
 from client_aio.ledger.reader import LedgerReader
 from client_aio.unbounded.paged_fragments import PagedEntries
 from metadata.ids import NO_ENTRY
@@ -36,14 +36,15 @@ class UnboundedLedgerReader(LedgerReader):
 
     @property
     def first_entry(self) -> int:
-        """Return the first entry that has not been trimmed, as last heard."""
+        """Return the first entry that has not been trimmed, by the metadata as last read."""
         return self._metadata.first_entry
 
     async def refresh(self, *, sync: bool = True) -> None:
         """Read the metadata again, as they are in the store now.
 
         Raises:
-            NoSuchLedgerError: it has been deleted. MetadataUnavailableError.
+            NoSuchLedgerError: the ledger has been deleted.
+            MetadataUnavailableError: the metadata store did not answer in time.
         """
         await super().refresh(sync=sync)
 
@@ -51,15 +52,14 @@ class UnboundedLedgerReader(LedgerReader):
         """Read as `read` does, in batches; see `LedgerReader.read_batches`.
 
         Raises:
-            MetadataUnavailableError, NoSuchLedgerError: while iterating, where `last` is above the LAC that
-                this handle has seen itself: the metadata, which tell of what term each entry is, could not be
-                read again.
+            MetadataUnavailableError, NoSuchLedgerError: while iterating, where `last` is above this handle's
+                own LAC: the metadata, which hold each entry's content term, could not be read again.
         """
         batches = super().read_batches(first, last, known_lac=known_lac)
         return batches if last <= self._lac else self._after_refresh(batches)
 
     async def _after_refresh(self, batches: BatchStream) -> BatchStream:
-        """Read with fragments as new as a LAC that another handle has verified."""
+        """Read the metadata again before the entries: a LAC that another handle verified may be newer."""
         async with aclosing(batches):
             await self.refresh()
             async for batch in batches:
@@ -69,8 +69,7 @@ class UnboundedLedgerReader(LedgerReader):
         """Read as `tail` does, in batches.
 
         Raises:
-            NoSuchEntryError: `from_entry` has been trimmed; also while iterating, when the reader is
-                overtaken.
+            NoSuchEntryError: `from_entry` has been trimmed. While iterating: a trim has overtaken the reader.
         """
         if from_entry < self.first_entry:
             raise trimmed(self._metadata, from_entry)

@@ -1,16 +1,15 @@
-"""The writer's handle of an unbounded ledger: a ledger's writer under a term, which rolls, trims and seals.
+"""The writer's handle of an unbounded ledger, which rolls, trims and seals, and the takeover that opens it.
 
-Owns what a ledger's writer does not have: when the next fragment is due, and what closing means. Rolling
-itself is `client_aio.core.ensemble_change`'.
+`take_ledger_over` is the shell around `client_aio.core.takeover`. Takeovers may run at the same time. Each
+has a term of its own, and a later term fences an earlier one at every bookie. The last takeover whose
+compare-and-set to OPEN succeeds gets the ledger. A takeover that fails half-way leaves the ledger
+IN_RECOVERY; any client may take it over then.
 
-Invariant: `length_before` in the metadata is the length below the last fragment's first entry, at each
-change.
+`UnboundedLedgerWriter` adds to a ledger's writer: when the next fragment is due, trimming, and the two ways
+to close. `client_aio.core.ensemble_change` begins the fragments.
 
-Taking an unbounded ledger over: from whoever wrote it, to a writer under a term of one's own.
-
-The shell around `client_aio.core.terms`. Takeovers may run at the same time: each has a term of its own, a
-later one shuts an earlier one out wherever they meet, and the last one whose compare-and-set to OPEN happens
-writes. One that fails on the way leaves the ledger IN_RECOVERY, to be taken over by anybody.
+Invariant: at each change, `length_before` in the metadata is the length below the last fragment's first
+entry.
 """
 
 from __future__ import annotations
@@ -43,16 +42,15 @@ if TYPE_CHECKING:
 FRAGMENT_BYTES = 256 * 1024 * 1024
 
 _ROLL_RETRY_SHARE = 8
-"""A roll that could not be made is due again after one part in this many of a fragment."""
+"""A roll that failed is due again after this share of a fragment's bytes: one eighth."""
 
 
 class UnboundedLedgerWriter(LedgerWriter):
     """Adds entries to an unbounded ledger, under a term; made by `Client.open_unbounded_ledger`.
 
-    Adding, flushing and reading are as with every writer. An async context manager: leaving it normally
-    flushes and leaves the ledger to whoever takes it over next; leaving it by an exception or a cancellation
-    aborts. When somebody else takes the ledger over, everything outstanding fails with LedgerFencedError
-    (*unknown*).
+    Adds, flushes and reads are those of `LedgerWriter`. An async context manager. A normal exit flushes and
+    leaves the ledger to the next takeover; an exception or a cancellation aborts. When another client takes
+    the ledger over, all outstanding adds fail with LedgerFencedError (*unknown*).
     """
 
     def __init__(self, *args: Any, fragment_bytes: int = FRAGMENT_BYTES, **options: Any) -> None:
@@ -80,22 +78,23 @@ class UnboundedLedgerWriter(LedgerWriter):
         return self._held.current.first_entry
 
     async def roll(self) -> int:
-        """Begin a new fragment, and return its first entry: all that has been added by now lies before it.
+        """Begin a new fragment, and return its first entry; all entries added so far lie before it.
 
-        Fragments are what `trim` drops. They are begun by size without being asked for. Cancelling leaves it
-        to be begun; but where `add_entries` runs, and entries wait behind it, none is begun before that ends.
+        `trim` drops whole fragments. The writer begins fragments by size too. Cancelling does not stop the
+        roll. It may not have begun yet, though: entries that wait behind an `add_entries` delay it until that
+        ends.
 
         Raises:
-            BookKeeperError: the writer's first failure. LedgerClosedError: it is closed.
-            MetadataUnavailableError: the store cannot be reached; no fragment was begun, and adding goes on.
-            InvalidTransitionError: there are so many fragments that the metadata have no room for more, until
-                some are trimmed. Adding goes on, in the last one.
+            BookKeeperError: the writer's first failure. LedgerClosedError: the writer is closed.
+            MetadataUnavailableError: the store cannot be reached. No fragment was begun, and adding goes on.
+            InvalidTransitionError: the metadata have no room for another fragment until some are trimmed.
+                Adding goes on in the last fragment.
         """
         if self._bulk_lock.locked() and self._queued:
-            async with self._bulk_lock:  # What was added by now waits behind a bulk.
+            async with self._bulk_lock:  # Entries added before this call wait behind the bulk.
                 pass
         if not self.is_closed:
-            self._replicator.flush()  # What is not sent yet lies before it, too.
+            self._replicator.flush()  # Entries that are not sent yet lie before the new fragment too.
             await asyncio.shield(self._changes.roll())
         self._check_writes()
         return self._changes.fragment.first_entry
@@ -109,11 +108,11 @@ class UnboundedLedgerWriter(LedgerWriter):
     async def trim(self, before_entry: int) -> int:
         """Drop the fragments that lie as a whole before an entry, and return the first entry that is left.
 
-        The last fragment is never dropped. Bookies give the space back later. Cancelling leaves it trimmed,
-        or as it was.
+        The last fragment is never dropped. Bookies free the space later. Cancelling leaves the ledger
+        trimmed, or as it was.
 
         Raises:
-            LedgerFencedError, LedgerClosedError: this writer writes the ledger no more.
+            LedgerFencedError, LedgerClosedError: this writer no longer has the ledger.
             MetadataUnavailableError: no definite outcome in time.
         """
         self._check_writes()
@@ -128,16 +127,16 @@ class UnboundedLedgerWriter(LedgerWriter):
         return self.first_entry
 
     async def close(self, *, seal: bool = False) -> LedgerMetadata:
-        """Flush, and leave the ledger to whoever takes it over next; calling it again does nothing.
+        """Flush, and leave the ledger to the next takeover; calling it again does nothing.
 
         Args:
-            seal: close the ledger for good instead, behind its last entry: readers that follow it come to an
-                end, and nobody takes it over any more.
+            seal: close the ledger for good instead, behind its last entry. Readers that follow it end there,
+                and it cannot be taken over any more.
 
         Raises:
             BookKeeperError: the first failure of an add.
             LedgerFencedError: another client took the ledger over.
-            LedgerClosedError: it is to be sealed, and this writer has left it.
+            LedgerClosedError: `seal` is set, and this writer has left the ledger before.
         """
         if self._is_left and seal:
             raise LedgerClosedError(
@@ -151,15 +150,15 @@ class UnboundedLedgerWriter(LedgerWriter):
 
     async def _leave(self) -> None:
         if self._has_closed:
-            return  # Another call has sealed it meanwhile.
-        # Nothing else will tell readers of the last entries.
+            return  # Another call has sealed the ledger meanwhile.
+        # Else readers would hear nothing of the last entries' LAC until the next takeover.
         window = self._window
         statement = self._digest.statement(window.content_term, window.lac, window.lafr_to_state)
         await self._replicator.ask_all(WriteLac(self.ledger_id, self._term, statement))
         self._is_left = True
 
     async def _write_change(self, change: EnsembleChange) -> bool:
-        length = self._window.length_confirmed  # frozen: of what lies below the new fragment
+        length = self._window.length_confirmed  # frozen: the length below the new fragment
         is_written = await super()._write_change(replace(change, length=length))
         if is_written:
             self._roll_at = length + self._fragment_bytes
@@ -179,7 +178,7 @@ logger = logging.getLogger(__name__)
 async def take_ledger_over(
     context: ClientContext, ledger_id: int, password: bytes, fragment_bytes: int
 ) -> UnboundedLedgerWriter:
-    """Take a ledger over, and open it for writing; see `UnboundedClient.open_unbounded_ledger`."""
+    """Take a ledger over, and open it for writing; see `UnboundedLedgerOperations.open_unbounded_ledger`."""
     metadata, version = await context.ledgers.read(ledger_id)
     if not metadata.is_unbounded:
         raise InvalidArgumentError(
@@ -210,7 +209,7 @@ async def take_ledger_over(
 
 
 async def _find_end(context: ClientContext, held: VersionedFragments, digest: Digest) -> TermOpening:
-    """Fence the last fragment, write back what it holds, and choose bookies for the next one."""
+    """Fence the last fragment, write its recoverable entries back, and choose bookies for the next one."""
     known = held.current
     recovery = Recovery(context, known, digest)
     try:
@@ -218,7 +217,7 @@ async def _find_end(context: ClientContext, held: VersionedFragments, digest: Di
     except LedgerRecoveryError as error:
         await held.refresh()
         if held.current.term != known.term:
-            # What could not be decided is decided by somebody else by now.
+            # Another takeover has decided by now where the ledger ends.
             raise fenced_by_metadata(held.current) from error
         raise
     bookies, _ = await context.finder.find_next(known)

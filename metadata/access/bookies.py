@@ -1,9 +1,9 @@
-"""What the metadata store says of bookies and of the cluster they belong to.
+"""The records of bookies, and of the cluster they belong to, in the metadata store.
 
 Three records, each a JSON object under a key of `metadata.ids`:
 
 - `cluster`: the instance id, drawn once when the cluster is first used;
-- `bookies/available/ID` (ephemeral): where a running bookie can be reached, and whether it takes adds;
+- `bookies/available/ID` (ephemeral): the addresses of a running bookie, and whether it takes adds;
 - `bookies/cookies/ID` (durable): the identity that its data directories must match (rule 6).
 """
 
@@ -50,7 +50,7 @@ class _Record:
         return record
 
     def _check(self) -> None:
-        """Raise ValueError when a field is of the wrong type or value."""
+        """Raise ValueError where a field has a wrong type or value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ClusterRecord(_Record):
     created_ms: int
 
     def _check(self) -> None:
-        _need(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
+        _require(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +81,12 @@ class BookieRecord(_Record):
 
     def _check(self) -> None:
         check_bookie_id(self.bookie_id)
-        _need(isinstance(self.addresses, list) and bool(self.addresses), "addresses")
+        _require(isinstance(self.addresses, list) and bool(self.addresses), "addresses")
         for address in self.addresses:
             split_address(address)
-        _need(isinstance(self.is_writable, bool), "is_writable")
-        _need(isinstance(self.rack, str), "rack")
-        _need(isinstance(self.weight, (int, float)) and self.weight >= 0, "weight")
+        _require(isinstance(self.is_writable, bool), "is_writable")
+        _require(isinstance(self.rack, str), "rack")
+        _require(isinstance(self.weight, (int, float)) and self.weight >= 0, "weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +100,18 @@ class Cookie(_Record):
 
     def _check(self) -> None:
         check_bookie_id(self.bookie_id)
-        _need(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
-        _need(isinstance(self.incarnation, str) and bool(self.incarnation), "incarnation")
-        _need(isinstance(self.directories, int) and self.directories >= 1, "directories")
+        _require(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
+        _require(isinstance(self.incarnation, str) and bool(self.incarnation), "incarnation")
+        _require(isinstance(self.directories, int) and self.directories >= 1, "directories")
 
 
-def _need(condition: bool, name: str) -> None:
+def _require(condition: bool, name: str) -> None:
     if not condition:
         raise ValueError(f"{name} is missing or wrong")
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[v6]:port`; raises ValueError that says what is expected."""
+    """Split `host:port` or `[v6]:port`; raises ValueError for any other form."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535 or not host:
         raise ValueError(f"{address!r} is not host:port")
@@ -124,7 +124,7 @@ def join_address(host: str, port: int) -> str:
 
 
 async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], now_ms: int) -> ClusterRecord:
-    """Read the cluster's record, creating it where there is none. Whoever comes second adopts the first's."""
+    """Read the cluster's record, or create it. A client that loses the race adopts the winner's record."""
     try:
         return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
     except NoSuchKeyError:
@@ -140,7 +140,7 @@ async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], no
 async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
     """Read the registrations of all running bookies, by id.
 
-    One that vanishes meanwhile is left out; so is a damaged one, which is logged.
+    A registration that vanishes meanwhile is left out. A damaged one is logged and left out.
     """
     found: dict[str, BookieRecord] = {}
     for name in await store.children(KEY_AVAILABLE):
@@ -149,7 +149,7 @@ async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:
         except NoSuchKeyError:
             continue
         except MetadataCorruptError as error:
-            logger.error("the registration of bookie %s is left out: %s", name, error)  # others are unharmed
+            logger.error("the registration of bookie %s is left out: %s", name, error)
             continue
         found[record.bookie_id] = record
     return found

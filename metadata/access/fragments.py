@@ -1,17 +1,17 @@
-"""Unbounded ledgers as the metadata store keeps them: fragment lists in pages, and names.
+"""Unbounded ledgers in the metadata store: fragment lists in pages, and names.
 
-An unbounded ledger's head is its ordinary node, so that whoever walks over all ledgers, or asks whether one
-was deleted, sees no difference. Beside it are the pages of its fragment list, and its name:
+An unbounded ledger's head is its ordinary node. So a walk over all ledgers, and a check for a deleted ledger,
+need no special case. Beside the head are the pages of its fragment list, and its name:
 
     ledgers/000/0000/0000/0000/0007            the head: state, term, last fragments, references to pages
     fragments/000/0000/0000/0000/0007/PAGE     older fragments, written once (`metadata.model.paged_list`)
     unbounded/payments                         {"format": 1, "ledger": 7}
 
-A name comes after the head and goes after it. So a name that leads to no ledger is what a deletion left over,
-since no ledger id is used twice: the next ledger of that name takes it.
+A name is written after the head and deleted after it. No ledger id is used twice, so a name that leads to no
+ledger is left over from a deletion. The next ledger of that name takes it.
 
-Owns where all this is. Does not own what the metadata say (`metadata.model.ledger`), nor how a paged list
-changes (`metadata.access.paged_list`).
+Owns the keys of all this. Does not own the content (`metadata.model.ledger`), nor how a paged list changes
+(`metadata.access.paged_list`).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class FragmentHead:
 
     @property
     def rows(self) -> PagedRows:
-        """Return the fragments."""
+        """Return the fragments as a paged list."""
         return self.metadata.rows
 
     def with_rows(self, rows: PagedRows) -> FragmentHead:
-        """Return the same ledger, its fragments otherwise paged."""
+        """Return the same ledger with its fragments paged otherwise."""
         return FragmentHead(self.metadata.with_rows(rows))
 
     def to_json(self) -> bytes:
@@ -70,7 +70,7 @@ class FragmentHead:
         return self.metadata.to_json()
 
     def pages_in_use(self) -> list[str]:
-        """Return the names of the pages that it refers to."""
+        """Return the names of the pages that the head refers to."""
         return [page.name for page in self.rows.pages]
 
     @classmethod
@@ -98,8 +98,8 @@ class FragmentList(PagedList[FragmentHead]):
         """Read a page's fragments.
 
         Raises:
-            NoSuchKeyError: it is gone: the head has changed since it was read.
-            MetadataCorruptError: it is damaged.
+            NoSuchKeyError: the page is gone: the head has changed since it was read.
+            MetadataCorruptError: the page is damaged.
         """
         rows = await self.read_page(ref)
         try:
@@ -108,11 +108,12 @@ class FragmentList(PagedList[FragmentHead]):
             raise MetadataCorruptError(f"page {ref.name} of a fragment list is damaged: {error!r}") from error
 
     async def without_before(self, metadata: LedgerMetadata, entry_id: int) -> LedgerMetadata:
-        """Return the ledger without the fragments that lie as a whole before an entry; never without the
-        last.
+        """Return the ledger without the fragments whose entries all lie before `entry_id`.
+
+        The last fragment stays.
 
         Raises:
-            NoSuchKeyError: a page that has to be read is gone: the head has changed.
+            NoSuchKeyError: a page that must be read is gone: the head has changed.
         """
         rows = metadata.rows
         ref = rows.page_of(entry_id)
@@ -135,9 +136,9 @@ class LedgerNames:
         """Return the id of the ledger of that name.
 
         Raises:
-            NoSuchLedgerError: no ledger has it, or the one that had it was deleted.
+            NoSuchLedgerError: no ledger has the name, or the one that had it was deleted.
         """
-        # A server that lags may know of no ledger, or of the one before, which is gone.
+        # Without the sync a lagging server could return no ledger, or a former one that was deleted.
         await self._store.sync(unbounded_key(name))
         found = await self._read(name)
         if found is not None and await self._exists(found[0]):
@@ -145,11 +146,11 @@ class LedgerNames:
         raise NoSuchLedgerError(f"there is no unbounded ledger {name!r}")
 
     async def give(self, name: str, ledger_id: int, *, token: str) -> None:
-        """Return a name to a ledger whose metadata are there.
+        """Give a name to a ledger whose metadata are stored already.
 
         Raises:
-            LedgerExistsError: another ledger has it.
-            MetadataUnavailableError: it may have the name, now or later; the same token settles it.
+            LedgerExistsError: another ledger has the name.
+            MetadataUnavailableError: the ledger may get the name, now or later; the same token settles it.
         """
         value = json.dumps({"format": NAME_FORMAT_VERSION, "ledger": ledger_id}).encode()
         while True:
@@ -173,7 +174,7 @@ class LedgerNames:
                 continue
 
     async def take(self, name: str, ledger_id: int) -> None:
-        """Free the name of a ledger that is gone, unless another has it by now."""
+        """Delete the name of a deleted ledger, unless another ledger has the name by now."""
         found = await self._read(name)
         if found is not None and found[0] == ledger_id:
             try:
@@ -189,7 +190,7 @@ class LedgerNames:
                 yield name, found[0]
 
     async def vacate(self) -> None:
-        """Free the names of ledgers that are gone, and give up the places that were kept for names long ago.
+        """Delete the names of deleted ledgers, and remove the places that were kept for names long ago.
 
         A name outlives its ledger where the deletion was cut off in between.
         """
@@ -214,7 +215,7 @@ class LedgerNames:
             raise MetadataCorruptError(f"the name {name!r} is damaged: {error!r}") from error
 
     async def _exists(self, ledger_id: int) -> bool:
-        """Return whether a ledger is there, by the store as it is now, and not by a server that lags."""
+        """Return whether a ledger exists; a lagging server's no is checked again after a sync."""
         try:
             await self._ledgers.read(ledger_id)
         except NoSuchLedgerError:

@@ -1,7 +1,7 @@
-"""Ledgers as the metadata store keeps them: a typed layer over any `MetadataStore`.
+"""Ledgers in the metadata store: a typed layer over any `MetadataStore`.
 
-Owns where a ledger's metadata lives, the walk over all ledgers, and drawing ledger ids. Does not own what
-the metadata says (`metadata.model.ledger`) nor when it changes (the client's recovery and ensemble changes).
+Owns the keys of ledgers' metadata, the walk over all ledgers, and drawing ledger ids. Does not own the
+content (`metadata.model.ledger`), nor when it changes (the client's recovery and ensemble changes).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from metadata.store import MetadataStore, Version
 
 LEDGER_IDS_DRAWN = 32
-"""How many ids a client draws at once. The unused ones of a client that ends are lost."""
+"""The number of ids that a client draws at once. Unused ids are lost when the client ends."""
 
 LEDGER_SEQUENCE = "ledger"
 
@@ -36,16 +36,16 @@ class LedgerStore:
     """The ledgers' part of a metadata store."""
 
     def __init__(self, store: MetadataStore, *, ids_drawn: int = LEDGER_IDS_DRAWN) -> None:
-        """Wrap a store, which stays its owner's to close."""
+        """Wrap a store. Its owner still has to close it."""
         self.store = store
         self._ids_drawn = ids_drawn
         self._ids: Iterator[int] = iter(())
 
     async def allocate_id(self, *, at_least: int = 0) -> int:
-        """Draw a ledger id that nobody else is ever given, from a block drawn ahead.
+        """Draw a ledger id that is never drawn again, from a block drawn ahead.
 
         Args:
-            at_least: lower ones are passed over, and lost.
+            at_least: lower ids are skipped, and lost.
 
         Raises:
             MetadataUnavailableError: a block was needed and could not be drawn.
@@ -65,20 +65,20 @@ class LedgerStore:
         """Write a new ledger's metadata.
 
         Raises:
-            LedgerExistsError: there is a ledger of that id, not created under this token.
+            LedgerExistsError: a ledger of that id exists, not created under this token.
         """
         with _of_ledger(metadata.ledger_id):
             return await self.store.create(ledger_key(metadata.ledger_id), metadata.to_json(), token=token)
 
     async def read(self, ledger_id: int, *, sync: bool = False) -> tuple[LedgerMetadata, Version]:
-        """Read a ledger's metadata and the version it is at.
+        """Read a ledger's metadata and its version.
 
         Args:
-            sync: see everything that any client completed before this call.
+            sync: see every change that any client completed before this call.
 
         Raises:
-            NoSuchLedgerError: there is none.
-            MetadataCorruptError: it does not parse, or is another ledger's.
+            NoSuchLedgerError: there is no such ledger.
+            MetadataCorruptError: the metadata do not parse, or are another ledger's.
         """
         if sync:
             await self.sync(ledger_id)
@@ -98,9 +98,9 @@ class LedgerStore:
         """Replace a ledger's metadata if it is still at that version.
 
         Raises:
-            VersionConflictError: somebody else changed it; this write never takes effect.
-            NoSuchLedgerError: it was deleted.
-            MetadataUnavailableError: it may take effect, now or later (rule 10).
+            VersionConflictError: another client changed it; this write never takes effect.
+            NoSuchLedgerError: the ledger was deleted.
+            MetadataUnavailableError: the write may take effect, now or later (rule 10).
         """
         with _of_ledger(metadata.ledger_id):
             return await self.store.compare_and_set(
@@ -111,8 +111,8 @@ class LedgerStore:
         """Delete a ledger's metadata, at that version or at any.
 
         Raises:
-            NoSuchLedgerError: there is none.
-            VersionConflictError: it is at another version.
+            NoSuchLedgerError: there is no such ledger.
+            VersionConflictError: the metadata are at another version.
         """
         with _of_ledger(ledger_id):
             await self.store.delete(ledger_key(ledger_id), version)
@@ -122,20 +122,20 @@ class LedgerStore:
     ) -> AsyncGenerator[int, None]:
         """Yield the ids of all ledgers in ascending order.
 
-        Ledgers created or deleted while the walk is under way may be missing or listed. A name in the
-        hierarchy that is no ledger's raises MetadataCorruptError: a walk that skipped it would be short.
+        Ledgers created or deleted during the walk may be missing or listed. A foreign name in the hierarchy
+        raises MetadataCorruptError: a walk that skipped it could miss ledgers.
 
         Args:
-            sync: see everything that was completed before the call, by any client.
-            first: leave out the ids below this one, without looking at them.
-            below: where to look: with `KEY_FRAGMENTS` they are the ids for which there is a list of pages, or
-                was one.
+            sync: see every change that any client completed before the call.
+            first: leave out the ids below this one, without reading their nodes.
+            below: the root of the walk. With `KEY_FRAGMENTS` the ids are those of ledgers that have, or had,
+                a list of pages.
         """
         if sync:
             await self.store.sync(below)
         lowest = below + ledger_key(first).removeprefix(KEY_LEDGERS)
-        # Depth first, on a stack of what is still to visit: names have a fixed width, so their order is
-        # that of the ids.
+        # Depth first, with a stack of keys to visit. Names have a fixed width, so that their order as text is
+        # the order of the ids.
         waiting = [below]
         while waiting:
             key = waiting.pop()
@@ -157,7 +157,7 @@ class LedgerStore:
 
 @contextmanager
 def _of_ledger(ledger_id: int) -> Iterator[None]:
-    """Say in terms of ledgers what a store says in terms of keys."""
+    """Translate a store's errors about keys into errors about a ledger."""
     try:
         yield
     except NoSuchKeyError as error:

@@ -1,10 +1,10 @@
-"""Logs as the metadata store keeps them: a typed layer over any `MetadataStore`.
+"""Logs in the metadata store: a typed layer over any `MetadataStore`.
 
-Owns where a log's list lives, and saying in terms of logs what a store says in terms of keys. Does not own
-what the list says (`metadata.model.log`) nor when it changes (the client's logs).
+Owns the keys of a log's list, and the translation of a store's errors about keys into errors about logs. Does
+not own the content (`metadata.model.log`), nor when it changes (the client's logs).
 
     logs/NAME               the head
-    log-pages/NAME/PAGE     the pages; beside the head, which must be deletable before them
+    log-pages/NAME/PAGE     the pages; not below the head, which must be deletable before them
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LogChanged = Changed[LogHead]
 
 
 async def log_names(store: MetadataStore, *, sync: bool = False) -> list[str]:
-    """List the names of all logs, sorted; one that is being deleted may still be there."""
+    """List the names of all logs, sorted; a log that is being deleted may still be listed."""
     if sync:
         await store.sync(KEY_LOGS)
     return await store.names(KEY_LOGS)
 
 
 async def names_ever(store: MetadataStore) -> set[str]:
-    """Return the names of logs and of deleted ones whose place, or directory of pages, is still there."""
+    """Return the names of logs, and of deleted logs whose kept place or directory of pages remains."""
     await store.sync(KEY_LOGS)
     return {*await store.children(KEY_LOGS), *await store.children(KEY_LOG_PAGES)}
 
@@ -55,8 +55,8 @@ class LogStore:
         """Name a log, which need not exist.
 
         Args:
-            draw_token: gives a new token, for writes and for names of pages.
-            patience_s: how long a change goes on while its outcome is not definite.
+            draw_token: returns a new token, for writes and for names of pages.
+            patience_s: how long a change is retried while its outcome is not definite.
         """
         self.name = check_log_name(name)
         self._draw_token = draw_token
@@ -70,7 +70,7 @@ class LogStore:
         )
 
     async def create(self, *, custom: Mapping[str, bytes], created_ms: int) -> None:
-        """Create the log, empty; does nothing where there is one."""
+        """Create the log, empty; do nothing where it exists."""
         head = LogHead(self.name, created_ms).with_custom(custom)
         try:
             await self._list.create(head, token=self._draw_token())
@@ -81,8 +81,8 @@ class LogStore:
         """Read the head.
 
         Args:
-            sync: see everything that was completed before the call, by any client.
-            deleted_too: also of a log that is being deleted.
+            sync: see every change that any client completed before the call.
+            deleted_too: also return the head of a log that is being deleted.
 
         Raises:
             NoSuchLogError: there is no such log, or it is being deleted.
@@ -96,10 +96,10 @@ class LogStore:
     async def change(
         self, head: LogHead, version: Version, apply: Callable[[LogHead], Awaitable[LogHead | None]]
     ) -> LogChanged:
-        """Change the list; see `PagedList.change`. A log that is being deleted is changed by nobody else.
+        """Change the list; see `PagedList.change`. A log that is being deleted cannot be changed this way.
 
         Raises:
-            NoSuchLogError: there is no such log any more.
+            NoSuchLogError: the log was deleted, or is being deleted.
             MetadataUnavailableError: no definite outcome in time.
         """
 
@@ -114,7 +114,7 @@ class LogStore:
     async def change_now(
         self, head: LogHead, version: Version, apply: Callable[[LogHead], LogHead | None]
     ) -> LogChanged:
-        """Change the list as `change` does, by a function that need not read anything."""
+        """Change the list as `change` does, by a function that reads nothing."""
 
         async def apply_now(found: LogHead) -> LogHead | None:
             return apply(found)
@@ -122,7 +122,10 @@ class LogStore:
         return await self.change(head, version, apply_now)
 
     async def finish_dropping(self, head: LogHead, version: Version) -> LogChanged:
-        """Forget what this head has dropped, and delete the pages that named it: the ledgers are gone."""
+        """Remove this head's record of dropped rows, and delete their pages.
+
+        The ledgers of those rows must be deleted already.
+        """
         dropped = head.dropped
 
         async def apply(found: LogHead) -> LogHead | None:
@@ -138,18 +141,19 @@ class LogStore:
         """Delete the head, at that version.
 
         Raises:
-            NoSuchLogError: it is gone. VersionConflictError: it is at another version.
+            NoSuchLogError: the log is gone.
+            VersionConflictError: the head is at another version.
         """
         with self._translated():
             await self._list.delete(version)
 
     async def cut_at(self, head: LogHead, row_id: int) -> tuple[tuple[int, int, int], ...]:
-        """Read the rows of the page that dropping everything before an id would cut in two."""
+        """Read the rows of the page that dropping all rows before an id would cut in two; () for none."""
         ref = head.rows.page_cut_at(row_id)
         return () if ref is None else await self._page(ref)
 
     async def rows_up_to(self, head: LogHead, row_id: int) -> list[LogRow]:
-        """Read a run of rows that ends with the last one whose id is at most `row_id`; none if there is none.
+        """Read a run of rows that ends with the last row whose id is at most `row_id`; [] for none.
 
         Raises NoSuchKeyError as `rows` does.
         """
@@ -158,7 +162,7 @@ class LogStore:
         return [LogRow(*row) for row in rows if row[0] <= row_id]
 
     async def rows(self, head: LogHead) -> list[LogRow]:
-        """Read all rows; raises NoSuchKeyError where the head has changed since and pages are gone."""
+        """Read all rows; raises NoSuchKeyError where the head has changed since and a page is gone."""
         return [LogRow(*row) async for row in self._list.walk(head)]
 
     async def dropped_rows(self, head: LogHead) -> list[LogRow]:
@@ -168,11 +172,11 @@ class LogStore:
             try:
                 found += [LogRow(*row) for row in await self._page(ref)]
             except NoSuchKeyError:
-                continue  # Somebody else is finishing this, and further on.
+                continue  # another client has finished this part of the drop
         return found + [LogRow(*row) for row in head.dropped.rows]
 
     async def rows_around(self, head: LogHead, row_id: int) -> list[LogRow]:
-        """Read a run of rows that holds the first one whose id is at least `row_id`, if there is one.
+        """Read a run of rows that holds the first row whose id is at least `row_id`, if there is such a row.
 
         Reads two pages at most. Raises NoSuchKeyError as `rows` does.
         """
@@ -188,21 +192,21 @@ class LogStore:
         return found + head.newest
 
     async def lists_row(self, head: LogHead, row_id: int) -> bool:
-        """Return whether the list has a row of this id, in the head or in a page; raises as `rows` does."""
+        """Return whether the head or a page has a row of this id; raises NoSuchKeyError as `rows` does."""
         return any(row.id == row_id for row in await self.rows_around(head, row_id))
 
     async def rows_at_page(self, head: LogHead, number: int) -> list[LogRow]:
-        """Read the rows of a page by its place, those in the head where it lies behind all pages."""
+        """Read the rows of the page of that index; behind the last page, the rows in the head."""
         if number >= len(head.rows.pages):
             return head.newest
         return [LogRow(*row) for row in await self._page(head.rows.pages[number])]
 
     async def sweep_pages(self) -> list[str]:
-        """Delete the pages that crashes have left over; returns their names."""
+        """Delete the pages that crashes have left over; return their names."""
         return await self._list.sweep()
 
     async def vacate(self) -> None:
-        """Give up the place that a deletion long ago has kept for the log's name."""
+        """Remove the place that an old deletion has kept for the log's name."""
         await self._list.vacate()
 
     def watch(self) -> AsyncGenerator[None, None]:
@@ -213,20 +217,21 @@ class LogStore:
         return tuple((int(row[0]), int(row[1]), int(row[2])) for row in await self._list.read_page(ref))
 
     def damaged(self, missing: NoSuchKeyError) -> MetadataCorruptError:
-        """Return the error of a list of which a page is missing though its head has not changed since."""
+        """Return the error of a list that lacks a page though its head has not changed since."""
         return self._list.damaged(missing)
 
     async def check_changed(self, version: Version, missing: NoSuchKeyError) -> None:
-        """See that the list has changed since that version, where a page that it referred to is gone.
+        """Check that the list has changed since that version, after one of its pages was found missing.
 
         Raises:
-            MetadataCorruptError: it has not, and the page is missing for good. NoSuchLogError: it is gone.
+            MetadataCorruptError: the list has not changed: the page is missing for good.
+            NoSuchLogError: the log is gone.
         """
         if (await self.read(sync=True))[1] == version:
             raise self.damaged(missing) from missing
 
     def check_same(self, version: Version, incarnation: int | None) -> None:
-        """Raise NoSuchLogError where the list is not of this incarnation, but another log's of the name."""
+        """Raise NoSuchLogError where the list is of another incarnation: another log under the same name."""
         if version.incarnation != incarnation:
             raise NoSuchLogError(f"log {self.name!r} has been deleted, and another one made of that name")
 

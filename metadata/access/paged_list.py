@@ -1,7 +1,7 @@
-"""Paged lists in a metadata store: reading them, changing them, and finding pages that a crash left over.
+"""Paged lists in a metadata store: reading, changing, and sweeping pages that a crash left over.
 
-The shell around `metadata.model.paged_list`, which has the theory and the invariants. Owns where pages live
-and the compare-and-set of the head; the head's own form is its user's (`Head`).
+The shell around `metadata.model.paged_list`, which has the theory and the invariants. Owns the keys of pages
+and the compare-and-set of the head. Does not own the form of the head, which is its user's (`Head`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 PLACE_KEPT_S = 3600.0
-"""How long the place of a deleted list is kept at least: longer than a request may be on its way."""
+"""Lower bound of how long a deleted list's place is kept: longer than any request may be under way."""
 
 
 class Head(Protocol):
@@ -40,7 +40,7 @@ class Head(Protocol):
 
     @property
     def rows(self) -> PagedRows:
-        """Return what it says of the list."""
+        """Return the list."""
         ...
 
     def with_rows(self, rows: PagedRows) -> Self:
@@ -52,7 +52,7 @@ class Head(Protocol):
         ...
 
     def pages_in_use(self) -> Iterable[str]:
-        """Return the names of the pages that must stay: those of the list, and what its user still reads."""
+        """Return the names of the pages that must stay: the list's, and others that the user still reads."""
         ...
 
 
@@ -60,23 +60,23 @@ SomeHead = TypeVar("SomeHead", bound=Head)
 
 
 class Changed(NamedTuple, Generic[SomeHead]):
-    """What became of a change, and the head as it is then."""
+    """The outcome of a change, and the head after it."""
 
     head: SomeHead
     version: Version
     is_done: bool
-    """False where `apply` gave None for the head as it is."""
+    """False where `apply` returned None for the present head."""
 
 
 class PagedList(Generic[SomeHead]):
     """One list.
 
     Args:
-        key: of the head.
-        pages_key: below which its pages are; not below `key`, which must be deletable before them.
-        parse: reads a stored head.
-        draw_token: gives a new token, for writes and for names of pages.
-        patience_s: how long a change goes on while its outcome is not definite.
+        key: the key of the head.
+        pages_key: the parent key of the pages; not below `key`, which must be deletable before them.
+        parse: parses a stored head.
+        draw_token: returns a new token, for writes and for names of pages.
+        patience_s: how long a change is retried while its outcome is not definite.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class PagedList(Generic[SomeHead]):
         """Write the head of a new list, which has no pages.
 
         Raises:
-            KeyExistsError: there is one, not created under this token.
+            KeyExistsError: the list exists, not created under this token.
         """
         assert not head.rows.pages
         return await self._store.create(self._key, head.to_json(), token=token)
@@ -109,7 +109,7 @@ class PagedList(Generic[SomeHead]):
         """Read the head.
 
         Args:
-            sync: see everything that was completed before the call, by any client.
+            sync: see every change that any client completed before the call.
 
         Raises:
             NoSuchKeyError: there is no such list.
@@ -123,7 +123,7 @@ class PagedList(Generic[SomeHead]):
         """Read the rows of a page that count.
 
         Raises:
-            NoSuchKeyError: it is gone: the head has changed since it was read.
+            NoSuchKeyError: the page is gone: the head has changed since it was read.
         """
         value, _ = await self._store.read(self._page_key(ref.name))
         return rows_of_page(ref, value)
@@ -133,7 +133,7 @@ class PagedList(Generic[SomeHead]):
         return MetadataCorruptError(f"the list at {self._key} refers to what is not there: {missing}")
 
     async def walk(self, head: SomeHead) -> AsyncGenerator[Row, None]:
-        """Yield all rows, oldest first, as the head has them; raises NoSuchKeyError as `read_page`."""
+        """Yield all rows of this head, oldest first; raises NoSuchKeyError as `read_page` does."""
         for ref in head.rows.pages:
             for row in await self.read_page(ref):
                 yield row
@@ -143,7 +143,7 @@ class PagedList(Generic[SomeHead]):
     async def change(
         self, head: SomeHead, version: Version, apply: Callable[[SomeHead], Awaitable[SomeHead | None]]
     ) -> Changed[SomeHead]:
-        """Do as `rewrite`, where no page's rows change: `apply` gives the head alone."""
+        """Change the list as `rewrite` does, where `apply` returns only the head and no page changes."""
 
         async def without_pages(now: SomeHead) -> tuple[SomeHead, Sequence[Page]] | None:
             wanted = await apply(now)
@@ -159,28 +159,30 @@ class PagedList(Generic[SomeHead]):
     ) -> Changed[SomeHead]:
         """Change the list by compare-and-set of its head, until the outcome is definite (rule 10).
 
-        Cancelling leaves the outcome open.
+        Cancelling leaves the outcome unknown.
 
         Args:
-            head: as last read, at `version`.
-            apply: gives what the head is to become, and the pages made for it alone that it refers to (see
-                `PagedRows.rewrite`); None for no change. Asked again after each conflict, and after an
-                outcome that too many others have written over to tell: it must recognise its work. Raises
-                what ends the attempt; a NoSuchKeyError (of a page) has the head read again.
+            head: the head as last read, at `version`.
+            apply: returns the wanted head, and the pages written only for it (see `PagedRows.rewrite`); None
+                for no change. It is called again after each conflict, and after an outcome that too many
+                later writes have hidden. So it must recognise its own work. Its errors end the attempt,
+                except NoSuchKeyError (of a page), after which the head is read again.
 
         Raises:
-            MetadataUnavailableError: no definite outcome in time. NoSuchKeyError: the list is gone.
+            MetadataUnavailableError: no definite outcome in time.
+            NoSuchKeyError: the list is gone.
             MetadataCorruptError: a page that the head refers to is missing for good.
         """
-        give_up_at = asyncio.get_running_loop().time() + self._patience_s
+        deadline = asyncio.get_running_loop().time() + self._patience_s
         while True:
             try:
                 found = await apply(head)
             except NoSuchKeyError as error:
                 before = version
-                head, version = await self._read_patiently(give_up_at)
+                head, version = await self._read_with_retries(deadline)
                 if version == before:
-                    # Not to be taken for a list that is gone: what it lists would look left over.
+                    # Not NoSuchKeyError: the caller would conclude that the list was deleted, and a sweep
+                    # would delete everything in it.
                     raise self.damaged(error) from error
                 continue
             if found is None:
@@ -192,32 +194,35 @@ class PagedList(Generic[SomeHead]):
             pages = [*made, *spilled]
             try:
                 for page in pages:
-                    await self._write_page(page, give_up_at)
-                return Changed(wanted, await self._set(wanted, version, give_up_at), True)
+                    await self._write_page(page, deadline)
+                return Changed(wanted, await self._set(wanted, version, deadline), True)
             except _OverwrittenError:
-                pass  # Its pages may be in use.
+                pass  # the outcome is unknown, and the head may refer to the pages: they stay
             except VersionConflictError:
                 await self.delete_pages(page.name for page in pages)
             except NoSuchKeyError:
-                # The list is gone, and perhaps swept already: nobody else would look for them.
+                # The list was deleted, and perhaps swept already: no later sweep would find these pages.
                 await self.delete_pages(page.name for page in pages)
                 raise
-            head, version = await self._read_patiently(give_up_at)
+            head, version = await self._read_with_retries(deadline)
 
     async def delete(self, version: Version) -> None:
-        """Delete the head at that version, of a list that may be made anew; its pages go by `delete_pages`.
+        """Delete the head at that version, so that another list may follow under its key.
+
+        `delete_pages` deletes the pages.
 
         Raises:
-            VersionConflictError: it is at another one. NoSuchKeyError: it is gone.
+            VersionConflictError: the head is at another version.
+            NoSuchKeyError: the list is gone.
         """
         await self._store.delete(self._key, version, keeps_place=True)
 
     async def vacate(self) -> None:
-        """Give up the place that a deletion long ago has kept."""
+        """Remove the place that an old deletion has kept."""
         await self._store.vacate(self._key, older_than_s=PLACE_KEPT_S)
 
     async def delete_pages(self, names: Iterable[str]) -> None:
-        """Delete pages that no head refers to. What fails is logged, and left to `sweep`."""
+        """Delete pages that no head refers to. A failure is logged, and the page is left to `sweep`."""
         for name in names:
             try:
                 await self._store.delete(self._page_key(name))
@@ -227,9 +232,9 @@ class PagedList(Generic[SomeHead]):
                 logger.warning("page %s is left over: %s", self._page_key(name), error)
 
     async def sweep(self) -> list[str]:
-        """Delete the pages that crashes have left over; returns their names.
+        """Delete the pages that crashes have left over; return their names.
 
-        Nothing that lives is harmed at any time: see the invariants of `metadata.model.paged_list`.
+        Safe beside any other client: see the invariants of `metadata.model.paged_list`.
         """
         await self._store.sync(self._pages_key)
         found = await self._store.children(self._pages_key)
@@ -245,7 +250,7 @@ class PagedList(Generic[SomeHead]):
         try:
             await self.change(*await self.read(sync=True), bump)
         except NoSuchKeyError:
-            left_over[:] = found  # No head, no list: a later one refers to later pages only.
+            left_over[:] = found  # no list: one created later refers to later pages only
         await self.delete_pages(left_over)
         return left_over
 
@@ -256,50 +261,50 @@ class PagedList(Generic[SomeHead]):
     def _page_key(self, name: str) -> str:
         return f"{self._pages_key}/{name}"
 
-    async def _read_patiently(self, give_up_at: float) -> tuple[SomeHead, Version]:
+    async def _read_with_retries(self, deadline: float) -> tuple[SomeHead, Version]:
         while True:
             try:
                 return await self.read(sync=True)
             except MetadataUnavailableError as error:
-                await self._pause(give_up_at, error)
+                await self._pause(deadline, error)
 
-    async def _write_page(self, page: Page, give_up_at: float) -> None:
+    async def _write_page(self, page: Page, deadline: float) -> None:
         token = self._draw_token()
         while True:
             try:
                 await self._store.create(self._page_key(page.name), page.to_json(), token=token)
                 return
-            except KeyExistsError as error:  # nobody draws a name twice
+            except KeyExistsError as error:  # no name is drawn twice
                 raise AssertionError(f"page {page.name} exists") from error
             except MetadataUnavailableError as error:
-                await self._pause(give_up_at, error)
+                await self._pause(deadline, error)
 
-    async def _set(self, head: SomeHead, version: Version, give_up_at: float) -> Version:
-        """Write the head; the same request, under the same token, until its outcome is definite."""
+    async def _set(self, head: SomeHead, version: Version, deadline: float) -> Version:
+        """Write the head: retry the same request, under the same token, until its outcome is definite."""
         token, value = self._draw_token(), head.to_json()
         while True:
             try:
                 return await self._store.compare_and_set(self._key, value, version, token=token)
             except MetadataUnavailableError as error:
-                # Unknown: the request may still land.
-                await self._pause(give_up_at, error)
-            _, now = await self._store_version(give_up_at)
+                # Unknown: the request may still take effect.
+                await self._pause(deadline, error)
+            _, now = await self._read_stored(deadline)
             if is_overwritten(version, now):
                 raise _OverwrittenError(f"{self._key!r} was written {WRITERS_KEPT} times since")
 
-    async def _store_version(self, give_up_at: float) -> tuple[bytes, Version]:
+    async def _read_stored(self, deadline: float) -> tuple[bytes, Version]:
         while True:
             try:
                 return await self._store.read(self._key)
             except MetadataUnavailableError as error:
-                await self._pause(give_up_at, error)
+                await self._pause(deadline, error)
 
-    async def _pause(self, give_up_at: float, error: MetadataUnavailableError) -> None:
-        if asyncio.get_running_loop().time() > give_up_at:
+    async def _pause(self, deadline: float, error: MetadataUnavailableError) -> None:
+        if asyncio.get_running_loop().time() > deadline:
             raise error
         logger.warning("the list at %s is not reachable, trying again: %s", self._key, error)
         await asyncio.sleep(RETRY_S)
 
 
 class _OverwrittenError(Exception):
-    """Whether a write took effect, nobody can tell any more; it will not from now on."""
+    """Later writes have hidden whether a write took effect; it takes no effect from now on."""

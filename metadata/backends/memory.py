@@ -1,11 +1,10 @@
 """A metadata store in memory, for tests and simulations.
 
 Several `MemoryMetadataStore`s ("clients") share one `MemoryTree`. Everything is deterministic: tokens are
-counted, nothing reads a clock but the wait of `register` for another session's key to go, which uses the
-loop's. Sessions end when told: by `close`, `expire_session` (the client lives on and registers anew) or
-`crash` (it does not).
+counted. Only `register` reads a clock, the loop's, while it waits for another session's key to be deleted.
 
-Nothing here is durable, and no operation is ever lost or late.
+A session ends by `close`, by `expire_session` (the client lives on and registers anew) or by `crash` (the
+client does not). Nothing here is durable, and no operation is ever lost or late.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class _Node:
 
 
 class MemoryTree:
-    """What the stores of one simulated cluster share."""
+    """The tree that all stores of one simulated cluster share."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {"": _Node(0)}
@@ -60,7 +59,7 @@ class MemoryTree:
         self._drawn: dict[str, int] = {}
 
     def draw(self, what: str) -> int:
-        """Count up the named sequence, from 1."""
+        """Increment the named counter, from 1, and return it."""
         self._drawn[what] = self._drawn.get(what, 0) + 1
         return self._drawn[what]
 
@@ -71,11 +70,11 @@ class MemoryTree:
         return range(start, start + count)
 
     def find(self, key: str) -> _Node | None:
-        """Return the node, with or without a value."""
+        """Return the node, with or without a value; None where there is no node."""
         return self._nodes.get(key)
 
     def find_value(self, key: str) -> _Node:
-        """Return the node, which has a value."""
+        """Return the node; raises NoSuchKeyError where it has no value."""
         node = self._nodes.get(key)
         if node is None or node.value is None:
             raise NoSuchKeyError(f"there is no key {key!r}")
@@ -98,7 +97,7 @@ class MemoryTree:
         return self.change(key, value, token)
 
     def change(self, key: str, value: bytes, token: str) -> Version:
-        """Return the key a new value."""
+        """Replace a key's value."""
         node = self._nodes[key]
         node.value = value
         node.number += 1
@@ -116,12 +115,12 @@ class MemoryTree:
         self.touch(parent_of(key))
 
     def drop_session(self, session: int) -> None:
-        """Delete all that is ephemeral with that session."""
+        """Delete all ephemeral keys of that session."""
         for key in [key for key, node in self._nodes.items() if node.session == session]:
             self.drop(key)
 
     def touch(self, key: str) -> None:
-        """Wake all that watch the key."""
+        """Wake all watches of the key."""
         for event in self._watches.get(key, ()):
             event.set()
 
@@ -130,7 +129,7 @@ class MemoryTree:
         self._watches.setdefault(key, set()).add(event)
 
     def remove_watch(self, key: str, event: asyncio.Event) -> None:
-        """Forget the event."""
+        """Stop setting the event."""
         events = self._watches.get(key, set())
         events.discard(event)
         if not events:
@@ -144,8 +143,8 @@ class MemoryMetadataStore(MetadataStore):
         """Open a client.
 
         Args:
-            tree: what it shares with other clients; a tree of its own when not given.
-            session_timeout_s: how long `register` waits for another session's key to go.
+            tree: the tree that it shares with other clients; a new tree when not given.
+            session_timeout_s: how long `register` waits for another session's key to be deleted.
         """
         self.tree = tree if tree is not None else MemoryTree()
         self.uri = "memory://"
@@ -250,7 +249,10 @@ class MemoryMetadataStore(MetadataStore):
             event.set()
 
     def expire_session(self) -> None:
-        """End the session; the client opens another at once and registers anew at the loop's next turn."""
+        """End the session.
+
+        The client opens another session at once, and registers anew in the next event-loop iteration.
+        """
         self._live().drop_session(self._session)
         self._session = self.tree.draw("session")
         asyncio.get_running_loop().call_soon(self._register_anew)
@@ -276,10 +278,10 @@ class _MemoryRegistration(Registration):
         self._store = store
         self._value = value
         self._incarnation = 0
-        """Marks the key that it has made: another registration's of the same session is another's."""
+        """Of the key that this registration created: tells it from a later one of the same session."""
 
     def put(self, tree: MemoryTree) -> bool:
-        """Create the key for the store's present session; False when another session holds it."""
+        """Create the key for the store's present session; False where another session has it."""
         node = tree.find(self.key)
         if node is not None and node.session is None:
             raise KeyExistsError(f"key {self.key!r} exists and is not ephemeral")

@@ -1,4 +1,4 @@
-"""From a URI to a metadata store: the one place that knows which kinds there are.
+"""Opens the metadata store that a URI names: the one module that knows all kinds of stores.
 
 zk://HOST:PORT,HOST:PORT/ROOT    a ZooKeeper ensemble; the port may be left out (2181)
 sqlite:///ABSOLUTE/PATH          a file shared by processes of one machine
@@ -23,14 +23,14 @@ SESSION_TIMEOUT_MAX_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class SqliteLocation:
-    """What an `sqlite:` URI says."""
+    """The parts of an `sqlite:` URI."""
 
     path: Path
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperLocation:
-    """What a `zk:` URI says. `root` is a key, empty for the root of the tree."""
+    """The parts of a `zk:` URI. `root` is a key, empty for the root of the tree."""
 
     servers: tuple[tuple[str, int], ...]
     root: str
@@ -43,20 +43,20 @@ async def open_store(
 
     Args:
         uri: see this module's docstring.
-        operation_timeout_s: how long one operation, and the opening itself, tries before it raises.
-        session_timeout_s: how long registrations outlive their process; by default 2 s for SQLite and 6 s
-            for ZooKeeper, whose servers may raise it to their own minimum.
+        operation_timeout_s: how long one operation, and opening the store, is retried before it raises.
+        session_timeout_s: how long registrations outlive their process; by default 2 s for SQLite and 6 s for
+            ZooKeeper, whose servers may raise it to their own minimum.
 
     Raises:
         InvalidArgumentError: the URI or an argument is wrong; the message says what is expected.
-        MetadataCorruptError: what is there is no metadata store, or is damaged.
+        MetadataCorruptError: the file or node is no metadata store, or is damaged.
         MetadataUnavailableError: no server answers in time, or the file cannot be used.
     """
     location = parse_uri(uri)
     _check_seconds("operation_timeout_s", operation_timeout_s)
     if session_timeout_s is not None:
         _check_seconds("session_timeout_s", session_timeout_s)
-    # One of them is used, and the other's libraries are not loaded.
+    # Imported here, so that the libraries of the other kind are not loaded.
     if isinstance(location, SqliteLocation):
         from metadata.backends.sqlite.store import LEASE_S, SqliteMetadataStore
 

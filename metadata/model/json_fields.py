@@ -1,4 +1,4 @@
-"""Fields of stored JSON documents: each function gives the value, or raises ValueError with what is wrong."""
+"""Fields of stored JSON documents: each function returns the checked value, or raises ValueError."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 MALFORMED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
-"""What parsing a document that is not of our making may raise: `int(1e999)` and deep nesting among others."""
+"""The errors that parsing a foreign document may raise: `int(1e999)` and deep nesting among others."""
 
 
 def integer(value: object, low: int, high: int) -> int:

@@ -1,7 +1,7 @@
-"""Ledger metadata: what it says, how it is written down, and the only ways it may change.
+"""Ledger metadata: its content, its stored form, and its legal transitions.
 
-A `LedgerMetadata` is frozen. Every change goes through a method that checks its legality and returns a
-new value; the caller then writes that by compare-and-set. The legal transitions of a bounded ledger:
+A `LedgerMetadata` is frozen. Every change is a method that checks its legality and returns a new value; the
+caller writes that value by compare-and-set. The legal transitions of a bounded ledger:
 
     OPEN ──ensemble change──▶ OPEN
     OPEN ──begin_recovery──▶ IN_RECOVERY
@@ -9,8 +9,8 @@ new value; the caller then writes that by compare-and-set. The legal transitions
     IN_RECOVERY ──close (recovery, with the fragments it ended up with)──▶ CLOSED
     any ──replace_bookie (repair)──▶ the same state
 
-An unbounded ledger (`metadata.model.ledger`) is written under one term after another, and is closed only
-when it is sealed:
+An unbounded ledger is written by one client after another, each under a *term* of its own. It is closed only
+when its writer seals it:
 
     OPEN ──ensemble change, roll──▶ OPEN
     OPEN, IN_RECOVERY ──take_over: term + 1──▶ IN_RECOVERY
@@ -18,9 +18,13 @@ when it is sealed:
     OPEN ──close (its writer seals it)──▶ CLOSED
     any ──replace_bookie (repair), trim (drops fragments at the front)──▶ the same state
 
-Fragments: non-empty, the first starts at entry 0 (in an unbounded ledger, where the last page ends, or where
-it was trimmed), first entries strictly increase, content terms never decrease, each names exactly E distinct
-bookies. No content term is above the ledger's term, and an OPEN ledger's last one is the ledger's term.
+Invariants of the fragments:
+
+- There is at least one. The first starts at entry 0; in an unbounded ledger, where the last page ends or
+  where it was trimmed.
+- First entries strictly increase, and content terms never decrease.
+- Each fragment names exactly E distinct bookies.
+- No content term is above the ledger's term, and an OPEN ledger's last one is the ledger's term.
 
 The stored form is a JSON object that an operator can read in a ZooKeeper shell:
 
@@ -29,23 +33,23 @@ The stored form is a JSON object that an operator can read in a ZooKeeper shell:
      "fragments": [{"first_entry": 0, "content_term": 0, "bookies": ["b1", "b2", "b3"]}],
      "last_entry": null, "length": null, "custom": {"app": "ZGVtbw=="}}
 
-A ledger with guaranteed write quorum (rule 11), and no other, has "guaranteed_write_quorum": true as well.
-A ledger with authentication codes (digest "hmac-sha256"), and no other, has "password" as well: see
-`metadata.model.passwords`.
+Two members are written only where they apply:
 
-An unbounded ledger, and no other, has "format": 2, "unbounded": {"name": "payments", "length_before": 0}, and
-as its fragments a paged list: {"pages": [["NAME", 0, 200], …], "rows": [[5000, 3, ["b1", "b2", "b3"]], …]}.
-A release that knows bounded ledgers only refuses it: one that recovered it would fence it for ever.
+- "guaranteed_write_quorum": true, for a ledger with guaranteed write quorum (rule 11);
+- "password", for a ledger with authentication codes (digest "hmac-sha256"): see `metadata.model.passwords`.
 
-What an unbounded ledger's metadata say beyond a bounded one's.
+An unbounded ledger has another "format", a member "unbounded", and as its fragments a paged list:
 
-An unbounded ledger is written by one client after another, each under a *term* of its own. Its fragment list
-grows for ever at the end and is cut at the front, so only the newest fragments stand in the ledger's node,
-the *head*; the older ones are in pages (`metadata.pages`), whose rows are
-`[first entry, content term, [bookies]]`, with the first entry for a key.
+    "format": 2, "unbounded": {"name": "payments", "length_before": 0},
+    "fragments": {"pages": [["NAME", 0, 200], …], "rows": [[5000, 3, ["b1", "b2", "b3"]], …]}
 
-Owns the record of all this. Does not own the transitions (`metadata.ledger`) nor the store
-(`metadata.fragments`).
+A release that knows bounded ledgers only refuses format 2: its recovery would fence the ledger for ever.
+
+The fragment list of an unbounded ledger grows without end and is cut at the front. Only the newest fragments
+are in the ledger's own node, the *head*. The older ones are in pages (`metadata.model.paged_list`), as rows
+`[first entry, content term, [bookies]]` whose key is the first entry.
+
+Does not own where ledgers and pages are stored (`metadata.access.ledgers`, `metadata.access.fragments`).
 """
 
 from __future__ import annotations
@@ -81,12 +85,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UnboundedRecord:
-    """The part of an unbounded ledger's metadata that a bounded one's lack.
+    """The fields that only an unbounded ledger's metadata have.
 
     Attributes:
-        name: the ledger's, which leads to its id; empty for none.
+        name: the name that leads to the ledger's id; empty for none.
         length_before: payload bytes of all entries below the last fragment, trimmed ones included.
-        pages: where the fragments before the head's first one are, oldest first.
+        pages: references to the pages with the fragments before the head's first one, oldest first.
     """
 
     name: str = ""
@@ -94,12 +98,12 @@ class UnboundedRecord:
     pages: tuple[PageRef, ...] = ()
 
     def to_document(self) -> dict[str, object]:
-        """Return the stored form, without the pages, which stand with the fragments."""
+        """Return the stored form, without the pages, which are stored with the fragments."""
         return {"name": self.name, "length_before": self.length_before}
 
     @classmethod
     def from_document(cls, document: dict[str, object], pages: tuple[PageRef, ...]) -> UnboundedRecord:
-        """Parse the stored form; raises ValueError or KeyError where it is damaged."""
+        """Parse the stored form; raises ValueError or KeyError where the document is damaged."""
         name, length = document["name"], document["length_before"]
         if not isinstance(name, str) or not isinstance(length, int) or isinstance(length, bool) or length < 0:
             raise ValueError(f"an unbounded ledger of name {name!r} and length {length!r}")
@@ -110,14 +114,14 @@ FORMAT_BOUNDED = 1
 FORMAT_UNBOUNDED = 2
 ENSEMBLE_SIZE_MAX = 64
 _CLOSE_BYTES_MAX = 256
-"""What the stored form grows by at most from OPEN to CLOSED."""
+"""Upper bound of the bytes that closing adds to the stored form."""
 DIGEST_CRC = "crc32c"
 DIGEST_HMAC = "hmac-sha256"
 DIGESTS = (DIGEST_CRC, DIGEST_HMAC)
 
 
 class LedgerState(enum.Enum):
-    """The life of a ledger."""
+    """The state of a ledger; the module's docstring has the transitions."""
 
     OPEN = "OPEN"
     IN_RECOVERY = "IN_RECOVERY"
@@ -133,7 +137,7 @@ class Fragment:
     content_term: int = 0
 
     def replace_bookie(self, old: str, new: str) -> Fragment:
-        """Put one bookie in another's place."""
+        """Return the fragment with one bookie in another's place."""
         return replace(self, bookies=tuple(new if bookie == old else bookie for bookie in self.bookies))
 
     @property
@@ -143,7 +147,7 @@ class Fragment:
 
     @classmethod
     def of_row(cls, row: Row) -> Fragment:
-        """Return the fragment of a row; raises ValueError or TypeError where it is damaged."""
+        """Return the fragment of a row; raises ValueError or TypeError where the row is damaged."""
         first_entry, content_term, bookies = row
         return cls(
             integer(first_entry, 0, ENTRY_ID_MAX),
@@ -188,7 +192,7 @@ class LedgerMetadata:
         custom: Mapping[str, bytes] | None = None,
         unbounded: UnboundedRecord | None = None,
     ) -> LedgerMetadata:
-        """Return the metadata of a new, empty, OPEN ledger; an unbounded one belongs to nobody yet (term 0).
+        """Return the metadata of a new, empty, OPEN ledger. A new unbounded ledger has term 0 and no owner.
 
         Raises:
             InvalidArgumentError: the quorums, the digest, the bookies or the custom metadata are wrong.
@@ -214,12 +218,12 @@ class LedgerMetadata:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the ledger takes no more entries, for ever."""
+        """Return whether the ledger is CLOSED: it never takes another entry."""
         return self.state is LedgerState.CLOSED
 
     @property
     def last_fragment(self) -> Fragment:
-        """Return the fragment that new entries go to."""
+        """Return the fragment that new entries belong to."""
         return self.fragments[-1]
 
     @property
@@ -240,7 +244,7 @@ class LedgerMetadata:
         return PagedRows(pages, tuple(fragment.row for fragment in self.fragments))
 
     def with_rows(self, rows: PagedRows) -> LedgerMetadata:
-        """Return an unbounded ledger with the same fragments, otherwise paged, or with fewer at the front."""
+        """Return an unbounded ledger whose fragments are paged otherwise, or dropped at the front."""
         assert self.unbounded is not None
         changed = replace(
             self,
@@ -252,8 +256,7 @@ class LedgerMetadata:
         return changed
 
     def fragment_of(self, entry_id: int) -> Fragment:
-        """Return the fragment that holds the entry (whether or not it has been written), one of
-        `fragments`."""
+        """Return the one of `fragments` that covers the entry, written or not."""
         assert entry_id >= self.fragments[0].first_entry
         low, high = 0, len(self.fragments)
         while high - low > 1:
@@ -283,9 +286,10 @@ class LedgerMetadata:
         return changed
 
     def changes_that_fit(self, wanted: int) -> int:
-        """Return how many of so many ensemble changes the stored form has room for, whatever their bookies.
+        """Return how many of `wanted` ensemble changes the stored form has room for, with ids of any length.
 
-        One change too many and the ledger could not be closed. An unbounded ledger's fragments are in pages.
+        One change too many and the ledger could not be closed. The limit is for bounded ledgers: the
+        fragments of an unbounded one are in pages.
         """
         if self.is_unbounded:
             return wanted
@@ -295,21 +299,21 @@ class LedgerMetadata:
 
     @property
     def is_crowded(self) -> bool:
-        """Return whether none should begin a fragment for its size: the rest is for takeovers and
-        replacements.
+        """Return whether the metadata are so large that no fragment should begin for its size alone.
 
-        A ledger whose metadata are full could not be opened by anybody, and so not be trimmed.
+        The remaining room is for takeovers and replacements. Nobody could take over, and so trim, a ledger
+        whose metadata are full.
         """
         return len(self.to_json()) > VALUE_BYTES_MAX // 2
 
     def begin_recovery(self) -> LedgerMetadata:
-        """Go from OPEN to IN_RECOVERY, to be CLOSED: a bounded ledger."""
+        """Return a bounded OPEN ledger as IN_RECOVERY, from which it can only become CLOSED."""
         self._require(LedgerState.OPEN, "begin recovery")
         self._require_bounded(True, "it is taken over, not recovered")
         return replace(self, state=LedgerState.IN_RECOVERY)
 
     def take_over(self) -> LedgerMetadata:
-        """Go to IN_RECOVERY under a new term, from OPEN or from a takeover that did not come to its end.
+        """Return the ledger as IN_RECOVERY under a new term, from OPEN or from an unfinished takeover.
 
         Raises:
             InvalidTransitionError: the ledger is bounded, or sealed, or its terms are used up.
@@ -326,15 +330,14 @@ class LedgerMetadata:
     def open_term(
         self, first_entry: int, bookies: Sequence[str], *, length: int, fragments: Sequence[Fragment]
     ) -> LedgerMetadata:
-        """Go from IN_RECOVERY to OPEN, with a new fragment under the ledger's term.
+        """Return an IN_RECOVERY ledger as OPEN, with a new fragment under the ledger's term.
 
         A last fragment that would stay empty, or lie behind the end, is replaced.
 
         Args:
-            first_entry: the one behind the end that the takeover found.
+            first_entry: the first one behind the end that the takeover found.
             length: payload bytes below it.
-            fragments: those that the takeover ended up with, of which those before the last are the present
-                ones.
+            fragments: the takeover's result; all but the last must be the present ones.
         """
         self._require(LedgerState.IN_RECOVERY, "open a term")
         self._require_bounded(False, "it has no terms to open")
@@ -354,8 +357,8 @@ class LedgerMetadata:
     ) -> LedgerMetadata:
         """Close the ledger behind `last_entry` (−1: empty), with `length` payload bytes in all.
 
-        An unbounded ledger is closed by its writer only: sealed. Recovery of a bounded one passes the
-        fragments it ended up with: those before the last must be the present ones.
+        Only its writer closes (seals) an unbounded ledger. Recovery of a bounded one passes the fragments it
+        ended up with; all but the last must be the present ones.
 
         Raises:
             InvalidTransitionError: the ledger is closed already, or the end lies before the last fragment.
@@ -379,7 +382,7 @@ class LedgerMetadata:
         return closed
 
     def replace_bookie(self, index: int, old: str, new: str) -> LedgerMetadata:
-        """Put one bookie in another's place within the fragment at `index` (repair, rule 14)."""
+        """Return the ledger with one bookie in another's place in one fragment (repair, rule 14)."""
         fragment = self.fragments[index]
         if old not in fragment.bookies:
             raise InvalidTransitionError(
@@ -416,7 +419,7 @@ class LedgerMetadata:
     def _check(
         self, error: type[InvalidArgumentError | InvalidTransitionError | MetadataCorruptError]
     ) -> None:
-        """Raise `error` when an invariant of this module's docstring does not hold."""
+        """Raise `error` where an invariant of this module's docstring does not hold."""
 
         def need(condition: bool, what: str) -> None:
             if not condition:
@@ -450,7 +453,7 @@ class LedgerMetadata:
         if self.last_entry is not None and self.length is not None:
             need(NO_ENTRY <= self.last_entry <= ENTRY_ID_MAX, f"last entry {self.last_entry} is out of range")
             need(self.length >= 0, f"length {self.length} is negative")
-            # A last fragment that holds nothing starts right behind the last entry.
+            # An empty last fragment starts right behind the last entry.
             need(
                 self.last_entry + 1 >= self.last_fragment.first_entry,
                 f"last entry {self.last_entry} lies before the last fragment's first, "
@@ -526,7 +529,7 @@ class LedgerMetadata:
 
 
 def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
-    """Raise InvalidArgumentError unless 64 ≥ E ≥ Qw ≥ Qa ≥ 1, saying which part is wrong."""
+    """Raise InvalidArgumentError unless 64 ≥ E ≥ Qw ≥ Qa ≥ 1; the message names the wrong part."""
     for name, value in (
         ("ensemble_size", ensemble_size),
         ("write_quorum", write_quorum),
@@ -545,7 +548,11 @@ def check_quorums(ensemble_size: int, write_quorum: int, ack_quorum: int) -> Non
 
 
 def check_custom(custom: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Copy the custom metadata, or raise InvalidArgumentError: str keys, bytes values, 64 KiB in all."""
+    """Return a copy of the custom metadata: str keys, bytes values, 64 KiB in all.
+
+    Raises:
+        InvalidArgumentError: the custom metadata are something else.
+    """
     checked: dict[str, bytes] = {}
     for key, value in custom.items():
         if not isinstance(key, str) or not isinstance(value, (bytes, bytearray, memoryview)):
@@ -564,7 +571,7 @@ def with_ensemble(
     """Return the fragments after an ensemble change at `first_entry` (rule 9).
 
     Raises:
-        InvalidTransitionError: that lies before the last fragment.
+        InvalidTransitionError: `first_entry` lies before the last fragment.
     """
     last = fragments[-1]
     if first_entry < last.first_entry:

@@ -1,10 +1,11 @@
-"""A log's metadata: which ledgers it is a chain of, and the only ways that list may change.
+"""A log's metadata: the ledgers that the log is a chain of, and the legal changes of that list. Pure.
 
-A `LogHead` is frozen; each change gives a new one, which is then written by compare-and-set. The list is a
-paged one (`metadata.model.paged_list`); a row is `[id, ledger, created_ms]`:
+A `LogHead` is frozen; each change returns a new one, which the caller writes by compare-and-set. The list is
+a paged one (`metadata.model.paged_list`); a row is `[id, ledger, created_ms]`:
 
-- `id` is what positions are made of, and increases along the list. It is the ledger's own id, except where
-  a ledger was added out of order: then it was drawn for this from the same sequence, and is no ledger.
+- `id` is the first part of the positions in that ledger, and increases along the list. It is the ledger's own
+  id, except for a ledger that was added out of order. Such a row's id is drawn from the same sequence and
+  names no ledger.
 - `ledger` is the ledger that holds the records.
 
 The legal changes:
@@ -13,10 +14,10 @@ The legal changes:
     truncate        drop rows from the front, never the last one; the log then begins at a position
     replace         drop all rows and append others
     delete          drop all rows; then the head itself is deleted
-    finish_dropping forget what was dropped, once those ledgers are gone
+    finish_dropping remove the record of dropped rows, once their ledgers are deleted
 
-What was dropped stays known to the head until its ledgers are deleted: a crash in between loses track of
-none. The stored form is a JSON object:
+The head keeps dropped rows until their ledgers are deleted, so that a crash in between loses track of none.
+The stored form is a JSON object:
 
     {"format": 1, "log": "orders", "created_ms": 1790000000000, "begins_at": [7, 0], "is_deleted": false,
      "custom": {"app": "ZGVtbw=="}, "transactions": [["query", 12]],
@@ -45,14 +46,14 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 TRANSACTIONS_MAX = 100
-"""Of how many queries a log remembers the last batch; the one that is quiet for longest is forgotten."""
+"""The number of queries whose last batch a log keeps; the query that recorded least recently is evicted."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+\-]{0,199}")
 _POSITION = re.compile(r"(\d{1,19}):(\d{1,19})")
 
 
 class Position(NamedTuple):
-    """Where a record stands in a log. Positions of one log order as its records do.
+    """The place of a record in a log. Positions of one log order as its records do.
 
     `str(position)` is "7:12": entry 12 of ledger 7; `parse` inverts that.
     """
@@ -65,10 +66,10 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a position from its text form.
+        """Parse the text form of a position.
 
         Raises:
-            InvalidArgumentError: it is none.
+            InvalidArgumentError: the text is no position.
         """
         match = _POSITION.fullmatch(text)
         if match is None:
@@ -94,17 +95,16 @@ class LogRow(NamedTuple):
     id: int
     """The ledger id in the positions of its records."""
     ledger_id: int
-    """The ledger that holds them: the same, unless it was added out of order."""
+    """The ledger that holds the records: the same id, unless the ledger was added out of order."""
     created_ms: int
-    """When it was listed, in milliseconds since the epoch, by the clock of whoever did it.
+    """The time of listing, in milliseconds since the epoch, by the clock of the client that listed the row.
 
-    But never before the row in front of it: where a clock is behind the one before, or was set back, that
-    row's time stands here as well.
+    Never before the previous row's time: where a clock is behind or was set back, the previous time is kept.
     """
 
 
 class Dropped(NamedTuple):
-    """Rows that are no longer listed, and whose ledgers have yet to be deleted."""
+    """Rows that are no longer listed, whose ledgers have yet to be deleted."""
 
     pages: tuple[PageRef, ...] = ()
     rows: tuple[Row, ...] = ()
@@ -129,21 +129,21 @@ class LogHead:
 
     @property
     def id_min(self) -> int:
-        """Return the least id that the next row may have."""
+        """Return the lowest id that the next row may have."""
         last = self.rows.last_key
         return max(self.begins_at.ledger_id, 0 if last is None else last + 1)
 
     @property
     def newest(self) -> list[LogRow]:
-        """Return the last rows, oldest first: all that are in the head."""
+        """Return the rows that are in the head, oldest first: the last ones of the list."""
         return [LogRow(*row) for row in self.rows.rows]
 
     def lists(self, row_id: int) -> bool:
-        """Return whether the head lists this id; for one of the newest rows."""
+        """Return whether a row in the head has this id; rows in pages are not looked at."""
         return any(row[0] == row_id for row in self.rows.rows)
 
     def append(self, rows: Iterable[LogRow]) -> LogHead:
-        """List more ledgers; their times never go back."""
+        """Return the log with further ledgers listed; the rows' times never decrease."""
         rows = list(rows)
         assert all(row.id >= self.id_min for row in rows), "an id must lie above all that were ever listed"
         before_ms = max((row.created_ms for row in self.newest[-1:]), default=0)
@@ -152,8 +152,10 @@ class LogHead:
         return replace(self, rows=self.rows.append(listed))
 
     def first_id_kept(self, before: Position) -> int:
-        """Return the id from which on rows stay when the log is truncated before a position: the last
-        stays."""
+        """Return the lowest row id that stays when the log is truncated before a position.
+
+        The last row always stays.
+        """
         last = self.rows.last_key
         return before.ledger_id if last is None else min(before.ledger_id, last)
 
@@ -162,12 +164,13 @@ class LogHead:
     ) -> LogHead:
         """Drop the ledgers that hold no record at or behind a position.
 
-        The last row stays. What was dropped earlier must be finished with (`finish_dropping`).
+        The last row stays. Earlier drops must be finished first (`finish_dropping`).
 
         Args:
-            begins_at: where the log begins then, if that is known to be before the position: behind the last
-                record that lies before it.
-            cut_rows: the rows of the page that `rows.page_cut_at(first_id_kept(before))` names, if it does.
+            begins_at: the new begin of the log, if it is known to lie before the position: right behind the
+                last record before it.
+            cut_rows: the rows of the page that `rows.page_cut_at(first_id_kept(before))` names, if it names
+                one.
         """
         assert not self.has_dropped
         key = self.first_id_kept(before)
@@ -185,7 +188,7 @@ class LogHead:
         return replace(self, rows=left, dropped=dropped, begins_at=max(self.begins_at, begins_at or before))
 
     def drop_all(self) -> LogHead:
-        """Drop every row; what is appended later lies behind all that was ever listed."""
+        """Drop every row. Rows appended later have higher ids than any row ever listed."""
         assert not self.has_dropped
         return replace(
             self,
@@ -195,16 +198,16 @@ class LogHead:
         )
 
     def delete(self) -> LogHead:
-        """Drop every row, for good."""
+        """Drop every row and mark the log as deleted, for good."""
         return replace(self.drop_all(), is_deleted=True)
 
     @property
     def has_dropped(self) -> bool:
-        """Return whether ledgers that are not listed any more have yet to be deleted."""
+        """Return whether ledgers of dropped rows have yet to be deleted."""
         return self.dropped != _NOTHING
 
     def finish_dropping(self, dropped: Dropped) -> LogHead | None:
-        """Forget what was dropped; None where it is not that any more."""
+        """Remove the record of these dropped rows; None where the head has another record by now."""
         return replace(self, dropped=_NOTHING) if dropped == self.dropped and self.has_dropped else None
 
     def last_batch(self, query_id: str) -> int | None:
@@ -212,7 +215,7 @@ class LogHead:
         return dict(self.transactions).get(query_id)
 
     def record(self, query_id: str, batch_id: int) -> LogHead:
-        """Note a query's batch."""
+        """Record a query's batch; beyond `TRANSACTIONS_MAX` queries the least recent one is evicted."""
         others = [each for each in self.transactions if each[0] != query_id]
         return replace(self, transactions=(*others, (query_id, batch_id))[-TRANSACTIONS_MAX:])
 
@@ -220,7 +223,8 @@ class LogHead:
         """Set custom metadata; keys that are not given stay.
 
         Raises:
-            InvalidArgumentError: with what stays it is more than 64 KiB: the list needs its node for rows.
+            InvalidArgumentError: all custom metadata together exceed 64 KiB; the node needs its room for
+                rows.
         """
         if not custom:
             return self
@@ -229,11 +233,11 @@ class LogHead:
     # --- as the head of a paged list (`metadata.access.paged_list.Head`) ---
 
     def with_rows(self, rows: PagedRows) -> LogHead:
-        """Return the same with another list."""
+        """Return the same head with another list."""
         return replace(self, rows=rows)
 
     def pages_in_use(self) -> list[str]:
-        """Return the pages that are listed, and those whose ledgers have yet to be deleted."""
+        """Return the names of the listed pages, and of dropped pages whose ledgers have yet to be deleted."""
         return [page.name for page in (*self.rows.pages, *self.dropped.pages)]
 
     def to_json(self) -> bytes:
@@ -290,7 +294,7 @@ def _parse(document: dict[str, Any]) -> LogHead:
 
 
 def check_log_name(name: str) -> str:
-    """Return the name, or raise InvalidArgumentError when it could not be a node's."""
+    """Return the name, or raise InvalidArgumentError where it could not name a node."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidArgumentError(
             f"log name {name!r} is not legal: 1 to 200 letters, digits, '_', '.', ':', '@', '+' or '-', "

@@ -1,27 +1,26 @@
-"""A list that may grow long: its newest rows in a head, the older ones in pages behind it.
+"""A list of unlimited length: its newest rows in a head, the older ones in pages. Pure.
 
-The pure half; `metadata.access.paged_list` stores it. A log keeps its ledgers in such a list, an unbounded
-ledger its
+`metadata.access.paged_list` stores such a list. A log keeps its ledgers in one, an unbounded ledger its
 fragments. A row is a JSON array whose first element is its *key*, an integer; keys strictly increase.
 
-    head: what its user keeps there · references to pages, oldest first · the newest rows
+    head: its user's own fields · references to pages, oldest first · the newest rows
     page: {"format": 1, "rows": [[5, …], [9, …], …]}
 
 Invariants:
 
-- A page is written once, under a name that nobody else uses, and counts only if the head refers to it. So
-  the head alone says what the list is, and each change of the list is one compare-and-set of the head.
-- A page that a change refers to is made after the head was read that the change is made from. So a sweeper
-  that lists pages, then changes the head's version, then finds some of the listed ones unreferred to, may
-  delete those: whoever made them can only fail its compare-and-set.
+- A page is written once, under a unique name, and counts only if the head refers to it. So the head alone
+  defines the list, and each change of the list is one compare-and-set of the head.
+- A change reads the head first and writes its new pages after that. So a sweeper lists pages, then changes
+  the head's version, and may then delete the listed pages that this head does not refer to. The client that
+  wrote such a page can only fail its compare-and-set.
 - Rows leave at the front only: a reference is dropped, or shortened to the rows from some key on. The page
   itself is deleted after the head has ceased to refer to it.
-- Rows of a page change only by another page, with as many rows under the same keys, that the head refers to
-  in its place (`rewrite`).
+- Rows of a page change only by a replacement page, with as many rows under the same keys (`rewrite`). The
+  head then refers to the replacement.
 - Appending needs the head alone, and so does changing one of the last `ROWS_KEPT` rows.
-- The head's rows take at most `HEAD_ROWS_BYTES_MAX`; a reference takes some 45 bytes, and is to a page of
-  up to `PAGE_ROWS_BYTES_MAX` when its rows leave the head. So the head of 20,000 rows of 40 bytes stays
-  below 20 KiB, and one of a million below half of what a value may hold.
+- The head's rows take at most `HEAD_ROWS_BYTES_MAX`. A reference takes some 45 bytes; its page has up to
+  `PAGE_ROWS_BYTES_MAX` when its rows leave the head. So the head of 20,000 rows of 40 bytes stays below 20
+  KiB. The head of a million rows stays below half of `VALUE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 HEAD_ROWS_BYTES_MAX = 12 * 1024
 PAGE_ROWS_BYTES_MAX = 8 * 1024
 ROWS_KEPT = 4
-"""How many of the newest rows always stay in the head."""
+"""The number of newest rows that always stay in the head."""
 
 PAGE_FORMAT_VERSION = 1
 
@@ -50,7 +49,7 @@ Row = tuple[Any, ...]
 
 
 class PageRef(NamedTuple):
-    """A head's reference to a page: the rows of it that count are the last `rows`, from key `first` on."""
+    """A head's reference to a page: only the page's last `rows` rows count, from key `first` on."""
 
     name: str
     first: int
@@ -58,14 +57,14 @@ class PageRef(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page about to be written."""
+    """A page to be written."""
 
     name: str
     rows: tuple[Row, ...]
 
     @property
     def ref(self) -> PageRef:
-        """Return the reference to all of it."""
+        """Return the reference to all rows of the page."""
         return PageRef(self.name, int(self.rows[0][0]), len(self.rows))
 
     def to_json(self) -> bytes:
@@ -75,7 +74,7 @@ class Page(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """What a head says of its list. Frozen: a change gives another one."""
+    """The part of a head that defines its list. Frozen: each change returns a new value."""
 
     pages: tuple[PageRef, ...] = ()
     rows: tuple[Row, ...] = ()
@@ -96,7 +95,7 @@ class PagedRows:
         return int(self.rows[-1][0]) if self.rows else None
 
     def append(self, rows: Iterable[Sequence[Any]], *, in_place_of: int = 0) -> PagedRows:
-        """Add rows at the end, in the place of the last few, which must be in the head (`ROWS_KEPT`).
+        """Add rows at the end, in place of the last `in_place_of` rows, which must be in the head.
 
         Raises:
             InvalidArgumentError: the keys do not increase.
@@ -108,7 +107,7 @@ class PagedRows:
         return changed
 
     def page_of(self, key: int) -> PageRef | None:
-        """Return the page that holds the last row whose key is at most `key`; None where the head does.
+        """Return the page with the last row whose key is at most `key`; None where the head has it.
 
         Also None where there is no such row.
         """
@@ -118,7 +117,7 @@ class PagedRows:
         return self.pages[index] if index >= 0 else None
 
     def page_cut_at(self, key: int) -> PageRef | None:
-        """Return the page that `drop_before(key)` cuts in two, which must be read first."""
+        """Return the page that `drop_before(key)` cuts in two; its rows must be read first."""
         page = self.page_of(key - 1)
         if page is None or page.first >= key:
             return None
@@ -126,7 +125,7 @@ class PagedRows:
         return None if following <= key else page
 
     def following(self, page: PageRef) -> int:
-        """Return the first key behind a page: behind the last one is the head's first row."""
+        """Return the first key behind a page; behind the last page, the key of the head's first row."""
         index = self.pages.index(page) + 1
         return self.pages[index].first if index < len(self.pages) else int(self.rows[0][0])
 
@@ -152,10 +151,10 @@ class PagedRows:
         return PagedRows(tuple(pages), self.rows)
 
     def spill(self, draw_token: Callable[[], str]) -> tuple[PagedRows, list[Page]]:
-        """Move the oldest of the head's rows to pages, if they take too much room.
+        """Move the oldest of the head's rows to pages, if the rows exceed their limit.
 
         Returns:
-            What the head says then, and the pages to write before the head.
+            The list after that, and the pages to write before the head.
         """
         made: list[Page] = []
         rows = self.rows
@@ -179,10 +178,10 @@ class PagedRows:
 
         Args:
             ref: one of `pages`.
-            rows: what is to stand where those of it that count do, under the same keys.
+            rows: the new rows, under the same keys as the rows of that page that count.
 
         Returns:
-            What the head says then, and the page to write before the head.
+            The list after that, and the page to write before the head.
         """
         assert (int(rows[0][0]), len(rows)) == (ref.first, ref.rows), "another page has the same keys"
         made = _page_of(rows, draw_token)
@@ -190,12 +189,12 @@ class PagedRows:
         return replace(self, pages=(*self.pages[:index], made.ref, *self.pages[index + 1 :])), made
 
     def to_document(self) -> dict[str, Any]:
-        """Return the part of a head's JSON object that says what the list is."""
+        """Return the members of a head's JSON object that define the list."""
         return {"pages": self.pages, "rows": self.rows}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> PagedRows:
-        """Parse that part; raises MetadataCorruptError."""
+        """Parse the members that `to_document` returns; raises MetadataCorruptError."""
         try:
             found = cls(
                 tuple(PageRef(str(name), int(first), int(rows)) for name, first, rows in document["pages"]),
@@ -219,7 +218,7 @@ def _page_of(rows: Sequence[Row], draw_token: Callable[[], str]) -> Page:
 
 
 def parse_rows(found: object) -> tuple[Row, ...]:
-    """Check rows as they were stored; raises ValueError."""
+    """Check stored rows; raises ValueError."""
     if not isinstance(found, list):
         raise ValueError(f"rows are {found!r:.80}")
     for row in found:
@@ -229,7 +228,7 @@ def parse_rows(found: object) -> tuple[Row, ...]:
 
 
 def rows_of_page(ref: PageRef, text: bytes) -> tuple[Row, ...]:
-    """Return the rows of a stored page that count; raises MetadataCorruptError."""
+    """Return the rows of a stored page that the reference counts; raises MetadataCorruptError."""
     try:
         document = json.loads(text)
         if document["format"] != PAGE_FORMAT_VERSION:

@@ -1,16 +1,16 @@
-"""What a ledger's metadata keeps about its password: enough to tell a wrong one, too little to use.
+"""The record of a password in a ledger's metadata: enough to recognise a wrong one, too little to use. Pure.
 
-The password never rests or travels. `stretch` makes a *root* of it (scrypt, with the ledger's own salt);
-from the root the client derives what it needs (`client_aio.core.digest`), and `verifier_of` what stands in
-the metadata: a hash of the root under a purpose of its own, of which nothing else can be derived. Whoever
-reads the metadata can only try passwords, one scrypt each.
+The password is never stored and never sent. `stretch` makes a *root* of it (scrypt, with the ledger's own
+salt). The client derives its keys and tokens from the root (`client_aio.core.digest`). `verifier_of` derives
+the verifier that the metadata keep: a hash of the root for this one purpose. Nothing else can be derived from
+the verifier. A reader of the metadata can only guess passwords, at the cost of one scrypt each.
 
 Stored form, the member "password" of a ledger's metadata:
 
     {"kdf": "scrypt", "n": 16384, "r": 8, "p": 1, "salt": "<base64>", "verifier": "<base64>"}
 
-The cost stands beside the salt, so that it can be raised for new ledgers. What is read is bounded before it
-is used: nobody who writes metadata makes a client compute for minutes.
+The cost is stored beside the salt, so that it can be raised for new ledgers. A cost that was read is bounded
+before use, so that forged metadata cannot make a client compute for minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PasswordRecord:
     p: int = _P
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no release writes, before anything is computed from it."""
+        """Raise ValueError for a record that no release writes, before any computation with it."""
         if len(self.salt) != SALT_BYTES or len(self.verifier) != ROOT_BYTES:
             raise ValueError(f"a salt of {len(self.salt)} and a verifier of {len(self.verifier)} bytes")
         is_power = self.n > 1 and self.n & (self.n - 1) == 0
@@ -60,11 +60,11 @@ class PasswordRecord:
             raise ValueError(f"scrypt with n {self.n}, r {self.r}, p {self.p} costs too much")
 
     def stretch(self, password: bytes) -> bytes:
-        """Return the root that belongs to a password, right or wrong. Takes some 50 ms of a processor."""
+        """Return the root of a password, right or wrong. Takes some 50 ms of a processor."""
         return _stretch(password, self.salt, self.n, self.r, self.p)
 
     def is_of(self, root: bytes) -> bool:
-        """Return whether the root was made of the right password; takes the same time either way."""
+        """Return whether the root comes from the right password; takes the same time either way."""
         return hmac.compare_digest(verifier_of(root), self.verifier)
 
     def to_document(self) -> dict[str, object]:
@@ -80,7 +80,7 @@ class PasswordRecord:
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> PasswordRecord:
-        """Parse the stored form; raises ValueError, TypeError or KeyError where it is damaged."""
+        """Parse the stored form; raises ValueError, TypeError or KeyError where the document is damaged."""
         if document["kdf"] != KDF:
             raise ValueError(f"key derivation {document['kdf']!r} is unknown")
         numbers = [document[name] for name in ("n", "r", "p")]
@@ -101,7 +101,7 @@ def new_password(password: bytes, salt: bytes) -> tuple[PasswordRecord, bytes]:
 
 
 def verifier_of(root: bytes) -> bytes:
-    """Return what the metadata keeps of a root."""
+    """Return the verifier of a root, as the metadata keep it."""
     return hmac.digest(root, _VERIFIER_PURPOSE, "sha256")
 
 

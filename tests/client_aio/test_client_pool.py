@@ -1,4 +1,4 @@
-"""The pool of connections: what becomes of those that are being made when it is closed."""
+"""The pool of connections, when it is closed while some are being made, and the quarantine of bookies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX
-from client_aio.bookies.directory import BookieDirectory
+from client_aio.bookies.directory import BookieDirectory, Quarantine
 from client_aio.bookies.pool import BookiePool
 from client_aio.config import ClientConfig
 from metadata.access.bookies import BookieRecord
@@ -53,3 +53,17 @@ async def test_closing_ends_connections_whose_handshake_is_under_way_and_says_so
     finally:
         server.close()
         await store.close()
+
+
+def test_quarantine_ends_with_its_time_and_is_prolonged_by_another_failure() -> None:
+    quarantine = Quarantine(10.0)
+    quarantine.note_failure("a", 100.0)
+    quarantine.note_failure("b", 101.0)
+    assert quarantine.members(109.9) == ["a", "b"]
+    assert quarantine.members(110.0) == ["b"]
+    quarantine.note_failure("a", 110.5)
+    quarantine.note_failure("c", 110.6)
+    quarantine.note_failure("a", 110.7)
+    assert quarantine.members(111.0) == ["c", "a"]
+    assert quarantine.members(120.65) == ["a"]
+    assert quarantine.members(120.7) == []

@@ -45,7 +45,7 @@ def test_children_of_forks_beside_busy_threads_open_databases() -> None:
 
     def be_busy() -> None:
         while not done.is_set():
-            with gate.passing():
+            with gate.no_fork():
                 sqlite3.connect(":memory:").execute("SELECT 1").connection.close()
 
     threads = [threading.Thread(target=be_busy, daemon=True) for _ in range(4)]
@@ -65,7 +65,7 @@ def test_a_fork_waits_for_who_is_inside() -> None:
     inside, leave, shut = threading.Event(), threading.Event(), threading.Event()
 
     def stay() -> None:
-        with gate.passing():
+        with gate.no_fork():
             inside.set()
             assert leave.wait(DEADLINE_S)
             assert not shut.is_set()
@@ -84,13 +84,13 @@ def test_a_fork_waits_for_who_is_inside() -> None:
     assert shut.wait(DEADLINE_S)
     staying.join()
     forking.join()
-    with gate.passing():
+    with gate.no_fork():
         pass
 
 
 def test_a_child_passes_although_its_parent_had_shut_it() -> None:
     def pass_through() -> None:
-        with gate.passing():
+        with gate.no_fork():
             pass
 
     assert fork_and_do(pass_through)

@@ -1,19 +1,22 @@
 """The leases of an SQLite metadata store's sessions.
 
-Synchronous; `metadata.backends.sqlite.store` calls it from a worker thread of its own, so that a slow disk
-flush of the database costs nobody its session.
+Synchronous. `metadata.backends.sqlite.store` calls it from a worker thread of its own, so that a slow fsync
+of the database lets no lease run out.
 
 The leases are a database beside the store's, `PATH-leases-BOOT`, with `synchronous=OFF`. They need no
-durability: deadlines count the system-wide monotonic clock, which survives any change of the wall clock
-and means nothing after a reboot. So each boot has a lease file of its own, and one that a power cut may have
-torn is never read again. Heartbeats thus cost no disk flush, and do not wake who watches the database.
+durability: deadlines count the system-wide monotonic clock, which is unaffected by the wall clock and
+meaningless after a reboot. So each boot has a lease file of its own, and a file that a power cut may have
+torn is never read again. Heartbeats thus cost no fsync, and do not wake watchers of the store's database.
 
-Besides its lease a session holds a lock on a file of its own, `PATH-leases-BOOT-SESSION`. The system gives
-the lock up with the process, so that whoever looks finds a killed process gone at once; the lease catches
-those that live and do not run. Where the file is missing, the lease alone decides.
+Besides its lease a session holds a lock on a file of its own, `PATH-leases-BOOT-SESSION`. The system releases
+the lock when the process ends, so that a killed process is detected at once. The lease detects a process that
+is alive and stopped. Where the lock file is missing, the lease alone decides.
 
-Invariants: a session has its lease before it owns any key; a lease that has run out is never renewed; only
-who finds a session without a lease may remove its keys.
+Invariants:
+
+- A session has its lease before it owns any key.
+- A lease that has run out is never renewed.
+- A session's keys are removed only after its lease was found missing.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ class Leases:
 
         Raises:
             MetadataUnavailableError: the disk fails.
-            BusyError: another process is setting the file up just now.
+            BusyError: another process is creating the file.
         """
         self._lease_ns = int(lease_s * 1e9)
         self._path = path.parent / f"{path.name}-leases-{boot_id()}"
@@ -59,7 +62,7 @@ class Leases:
             undo.pop_all()
 
     def close(self) -> None:
-        """Close the file, and give up the locks."""
+        """Close the file, and release the locks."""
         self._database.close()
         for lock in self._locks.values():
             lock.close()
@@ -68,24 +71,24 @@ class Leases:
         """Take a lease.
 
         Raises:
-            MetadataUnavailableError: there is no file to be had for its lock.
+            MetadataUnavailableError: the lock file could not be created or locked.
             BusyError: another process holds the write lock. Try again, with the same session.
         """
         try:
             with translated(self._path):
-                if session not in self._locks:  # held since an earlier try, which found the database busy
-                    self._locks[session] = self._locked(session)  # before the lease is there to be looked at
+                if session not in self._locks:  # an earlier attempt may have locked it, then raised BusyError
+                    self._locks[session] = self._lock_file(session)  # before the lease: see `_is_gone`
                 self._database.execute(
                     "INSERT INTO lease VALUES (?, ?)", (session, time.monotonic_ns() + self._lease_ns)
                 )
         except BusyError:
             raise
         except Exception:
-            self.give_up(session)  # the next try is another session's
+            self.release_lock(session)  # the caller's next attempt has another session
             raise
 
     def renew(self, session: str) -> bool:
-        """Extend the lease; False when it has run out, for good."""
+        """Extend the lease; False where it has run out, for good."""
         now = time.monotonic_ns()
         with translated(self._path):
             cursor = self._database.execute(
@@ -95,20 +98,20 @@ class Leases:
         return cursor.rowcount == 1
 
     def end(self, session: str) -> None:
-        """Give up the lease."""
+        """End the session: delete its lease and release its lock."""
         with translated(self._path):
             self._database.execute("DELETE FROM lease WHERE session = ?", (session,))
-        self.give_up(session)
+        self.release_lock(session)
 
-    def give_up(self, session: str) -> None:
-        """Let go of the lock of a session of this process that has no lease, or has lost it."""
+    def release_lock(self, session: str) -> None:
+        """Release the lock of a session of this process that has no lease, or has lost it."""
         _unlink(self._lock_path(session))
         lock = self._locks.pop(session, None)
         if lock is not None:
             lock.close()
 
     def live(self) -> set[str]:
-        """Return all sessions that live, and withdraw for good the leases of the others."""
+        """Return all live sessions, and withdraw the leases of the others for good."""
         now = time.monotonic_ns()
         with translated(self._path):
             leases = self._database.execute("SELECT session, deadline_ns FROM lease").fetchall()
@@ -132,7 +135,7 @@ class Leases:
     def _lock_path(self, session: str) -> Path:
         return self._path.parent / f"{self._path.name}-{session}"
 
-    def _locked(self, session: str) -> IO[bytes]:
+    def _lock_file(self, session: str) -> IO[bytes]:
         path = self._lock_path(session)
         try:
             lock = path.open("wb")
@@ -142,19 +145,19 @@ class Leases:
         return lock
 
     def _is_gone(self, session: str) -> bool:
-        """Return whether the session's process has ended: the lock that it held can be had."""
+        """Return whether the session's process has ended, that is, its lock is free."""
         if session in self._locks:
             return False
         try:
             with self._lock_path(session).open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # held, or missing, or there are no file descriptors left: the lease decides
+        except OSError:  # the lock is held or missing, or file descriptors have run out: the lease decides
             return False
         return True
 
 
 def _unlink(path: Path) -> None:
-    # It may be another user's, in a directory with the sticky bit. Left over, it harms nobody.
+    # The file may be another user's, in a directory with the sticky bit. A file left over does no harm.
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
@@ -162,7 +165,7 @@ def _unlink(path: Path) -> None:
 
 
 def boot_id() -> str:
-    """Return what distinguishes this boot of the machine from all others."""
+    """Return an id of this boot of the machine, different from every other boot's."""
     linux = Path("/proc/sys/kernel/random/boot_id")
     if linux.exists():
         return linux.read_text().strip()

@@ -1,23 +1,21 @@
 """The embedded metadata store: one SQLite file, shared by several processes of one machine.
 
-Owns what is asynchronous about it: a worker thread for all calls into the database
-(`metadata.backends.sqlite.tables` has the statements) and one for the leases
-(`metadata.backends.sqlite.leases`), waiting
-for other processes' write lock, watches by polling, and sessions by leases.
+Owns the asynchronous part; `metadata.backends.sqlite.tables` has the SQL statements,
+`metadata.backends.sqlite.leases` the leases:
 
-- Watches: `PRAGMA data_version` is polled every `POLL_INTERVAL_S` while somebody watches.
-- Sessions: begun with the first registration; its lease is renewed every quarter of `lease_s`. Whoever has
-  the store open removes what dead sessions left. A process that was stopped for longer than its lease
-  finds it gone, begins another session and registers anew.
+- Threads: one worker for all calls into the database, and one for the leases. A call is retried while another
+  process holds the write lock.
+- Watches: `PRAGMA data_version` is polled every `POLL_INTERVAL_S` while there is a watch.
+- Sessions: begun with the first registration; its lease is renewed every quarter of `lease_s`. Every process
+  with the store open removes the keys of dead sessions. A process that was stopped for longer than its lease
+  finds the lease gone, begins another session and registers anew.
+- Forks: no fork of this process happens during a call into SQLite (`ForkGate`).
 
-Keeps a fork of this process away from calls that must not be forked through.
-
-A fork copies the mutexes of all threads and only the thread that forks. One of SQLite's global mutexes that
-another thread holds at that moment stays locked in the child for ever, and the child's first call into
-SQLite never returns, on however fresh a connection. So calls into SQLite pass through the gate, and
-`os.fork` (not `subprocess`, which runs nothing of this process in its child) waits until none is inside.
-
-Python's own `logging` deals with its locks in the same way.
+A fork copies the mutexes of all threads, but only the thread that forks. A global mutex of SQLite that
+another thread holds at that moment stays locked in the child for ever. The child's first call into SQLite
+then never returns, even on a new connection. So calls into SQLite pass through the gate, and `os.fork` waits
+until no call is inside. `subprocess` does not wait: it runs no Python of this process in its child. Python's
+`logging` protects its own locks in the same way.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class ForkGate:
-    """Threads pass through, many at a time; while one forks, nobody is inside."""
+    """Keeps forks and calls into SQLite apart: many threads may be inside, but none during a fork."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -61,8 +59,11 @@ class ForkGate:
         self._shutting = False
 
     @contextmanager
-    def passing(self) -> Generator[None, None, None]:
-        """Be inside. What is done there must be short, and must not fork: a fork waits for its end."""
+    def no_fork(self) -> Generator[None, None, None]:
+        """Keep the process from forking inside this context.
+
+        Code inside must be short, since a fork waits for it, and must not fork itself.
+        """
         with self._changed:
             while self._shutting:
                 self._changed.wait()
@@ -76,27 +77,27 @@ class ForkGate:
                     self._changed.notify_all()
 
     def shut(self) -> None:
-        """Wait until nobody is inside, and let nobody in."""
+        """Wait until no thread is inside, and let none in."""
         self._changed.acquire()
         self._shutting = True
         while self._inside:
             self._changed.wait()
 
     def open(self) -> None:
-        """Let threads in again, in the process that forked."""
+        """Let threads in again, in the parent."""
         self._shutting = False
         self._changed.notify_all()
         self._changed.release()
 
     def renew(self) -> None:
-        """Begin anew in the child, which has none of the threads that may wait here."""
+        """Reset the gate in the child, which has none of the parent's other threads."""
         self._changed = threading.Condition()
         self._inside = 0
         self._shutting = False
 
 
 gate = ForkGate()
-"""This process's."""
+"""The one gate of this process."""
 
 os.register_at_fork(before=gate.shut, after_in_parent=gate.open, after_in_child=gate.renew)
 
@@ -106,7 +107,7 @@ Result = TypeVar("Result")
 POLL_INTERVAL_S = 0.05
 LEASE_S = 2.0
 REMOVAL_PATIENCE_S = 1.0
-"""How much longer than its lease a dead session's keys may stay, on a slow disk."""
+"""How long a dead session's keys may outlast its lease, on a slow disk."""
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class SqliteMetadataStore(MetadataStore):
     """A metadata store in an SQLite file. Open it with `open`."""
 
     def __init__(self, path: Path, *, lease_s: float, operation_timeout_s: float) -> None:
-        """Prepare; `open` does the rest."""
+        """Prepare without opening; use `open`."""
         self.uri = f"sqlite://{path}"
         self._path = path
         self._lease_s = lease_s
@@ -138,10 +139,10 @@ class SqliteMetadataStore(MetadataStore):
         self._closed = False
         self._tasks: list[asyncio.Task[None]] = []
         self._watches: set[_Watch] = set()
-        self._poke = asyncio.Event()
+        self._poll_now = asyncio.Event()
         self._session: str | None = None
-        self._beginning = asyncio.Lock()  # of the first session
-        self._renewed_at = 0.0  # by the loop's clock, or earlier
+        self._session_lock = asyncio.Lock()  # held while the first session is begun
+        self._renewed_at = 0.0  # by the loop's clock; read before the renewal, so never too late
         self._registrations: set[_SqliteRegistration] = set()
 
     @classmethod
@@ -213,7 +214,7 @@ class SqliteMetadataStore(MetadataStore):
         check_key(key, root_allowed=True)
         watch = _Watch(key, await self._submit(lambda: self._tables.signature(key)))
         self._watches.add(watch)
-        self._poke.set()
+        self._poll_now.set()
         try:
             while True:
                 watch.changed.clear()
@@ -226,10 +227,10 @@ class SqliteMetadataStore(MetadataStore):
     async def register(self, key: str, value: bytes) -> Registration:
         check_key(key)
         registration = _SqliteRegistration(self, key, check_value(value))
-        async with self._beginning:
+        async with self._session_lock:
             if self._session is None:
                 await self._begin_session()
-        # The holder may be ourselves from before a crash: its lease then runs out, and the next round of
+        # The holder may be this process from before a crash. Its lease then runs out, and the next round of
         # `_maintain`, here or in any other process, removes the key.
         changes = self.watch(key)
         try:
@@ -238,7 +239,7 @@ class SqliteMetadataStore(MetadataStore):
                     if await registration.put():
                         break
         except BaseException as error:
-            # A put that was cut off may have happened, or happen yet, and nobody else would take it back.
+            # A put that was cut off may take effect, now or later, and no other code would undo it.
             with suppress(BookKeeperError):
                 await registration.close()
             if isinstance(error, TimeoutError):
@@ -273,14 +274,14 @@ class SqliteMetadataStore(MetadataStore):
         except BookKeeperError as error:
             log.warning("session not ended, its lease will run out: %s", error)
         finally:
-            closing = self._abandon()
-        await asyncio.wait(closing)
+            files_closed = self._abandon()
+        await asyncio.wait(files_closed)
 
     def _abandon(self) -> list[asyncio.Future[None]]:
         """Close without ending the session, as the death of the process would.
 
         Returns:
-            What is done once the files are closed.
+            Futures that are done once the files are closed.
         """
         self._closed = True
         for task in self._tasks:
@@ -288,8 +289,10 @@ class SqliteMetadataStore(MetadataStore):
         for watch in self._watches:
             watch.changed.set()
         loop = asyncio.get_running_loop()
-        closing = [
-            loop.run_in_executor(worker, _through_gate, opened.close if opened is not None else _nothing)
+        files_closed = [
+            loop.run_in_executor(
+                worker, _through_gate, opened.close if opened is not None else _close_nothing
+            )
             for worker, opened in (
                 (self._worker, self._opened),
                 (self._lease_worker, self._opened_leases),
@@ -297,7 +300,7 @@ class SqliteMetadataStore(MetadataStore):
         ]
         self._worker.shutdown(wait=False)
         self._lease_worker.shutdown(wait=False)
-        return closing
+        return files_closed
 
     @property
     def _tables(self) -> Tables:
@@ -314,15 +317,20 @@ class SqliteMetadataStore(MetadataStore):
             raise ClientClosedError("the metadata store is closed")
 
     async def _submit(self, call: Callable[[], Result]) -> Result:
-        """Run a call on the database's worker."""
-        return await self._patiently(self._worker, call)
+        """Run a call on the database's worker; raises as `_retry_while_busy` does."""
+        return await self._retry_while_busy(self._worker, call)
 
     async def _submit_lease(self, call: Callable[[], Result]) -> Result:
-        """Run a call on the leases' worker."""
-        return await self._patiently(self._lease_worker, call)
+        """Run a call on the leases' worker; raises as `_retry_while_busy` does."""
+        return await self._retry_while_busy(self._lease_worker, call)
 
-    async def _patiently(self, worker: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
-        """Run a call, again and again while another process holds the write lock."""
+    async def _retry_while_busy(self, worker: ThreadPoolExecutor, call: Callable[[], Result]) -> Result:
+        """Run a call, and retry while another process holds the write lock.
+
+        Raises:
+            ClientClosedError: the store is closed.
+            MetadataUnavailableError: the write lock stayed taken for `operation_timeout_s`.
+        """
         self._check_open()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._operation_timeout_s
@@ -332,7 +340,7 @@ class SqliteMetadataStore(MetadataStore):
             except RuntimeError as error:
                 if "shutdown" not in str(error):
                     raise
-                # The interpreter ends, and has ended all workers before anybody closed the store.
+                # The interpreter is exiting, and has ended all workers before the store was closed.
                 raise ClientClosedError("the metadata store is closed: the interpreter ends") from error
             try:
                 return await called
@@ -346,16 +354,16 @@ class SqliteMetadataStore(MetadataStore):
 
     async def _write(self, call: Callable[[], Result]) -> Result:
         result = await self._submit(call)
-        self._poke.set()
+        self._poll_now.set()
         return result
 
     async def _poll(self) -> None:
-        """Wake watches whose key has changed."""
+        """Wake the watches whose key has changed."""
         loop = asyncio.get_running_loop()
-        timer = loop.call_soon(self._poke.set)
+        timer = loop.call_soon(self._poll_now.set)
         while True:
-            await self._poke.wait()
-            self._poke.clear()
+            await self._poll_now.wait()
+            self._poll_now.clear()
             watches = list(self._watches)
             if not watches:
                 continue
@@ -365,11 +373,11 @@ class SqliteMetadataStore(MetadataStore):
             try:
                 found = await self._submit(partial(self._tables.changed_signatures, keys))
             except ClientClosedError:
-                for watch in self._watches:  # Whoever waits reads, and is told.
+                for watch in self._watches:  # a watcher reads next, and its read raises ClientClosedError
                     watch.changed.set()
                 return
             except Exception as error:
-                # Whoever watches reads next, and meets the error there.
+                # All watches are woken: a watcher's next read raises the error to its caller.
                 log.warning("watches cannot be checked: %s", error, exc_info=is_unforeseen(error))
                 found, pause_s = {}, 1.0
             for watch in watches:
@@ -377,10 +385,10 @@ class SqliteMetadataStore(MetadataStore):
                     watch.signature = found.get(watch.key)
                     watch.changed.set()
             timer.cancel()
-            timer = loop.call_later(pause_s, self._poke.set)
+            timer = loop.call_later(pause_s, self._poll_now.set)
 
     async def _maintain(self) -> None:
-        """Remove what dead sessions left, and bring every registration to the present session."""
+        """Remove the keys of dead sessions, and bring every registration to the present session."""
         while True:
             await asyncio.sleep(self._lease_s / 4)
             try:
@@ -392,7 +400,7 @@ class SqliteMetadataStore(MetadataStore):
                         self._registrations.discard(registration)
             except ClientClosedError:
                 return
-            except Exception as error:  # this must not end, whatever it was
+            except Exception as error:  # any error: without this loop dead sessions would keep their keys
                 log.warning("registrations not looked after: %s", error, exc_info=is_unforeseen(error))
 
     async def _keep_session(self) -> None:
@@ -406,10 +414,10 @@ class SqliteMetadataStore(MetadataStore):
                     continue
                 log.warning("session %s expired; beginning another", session)
                 await self._begin_session()
-                await self._submit_lease(partial(self._leases.give_up, session))
+                await self._submit_lease(partial(self._leases.release_lock, session))
             except ClientClosedError:
                 return
-            except Exception as error:  # this must not end, whatever it was
+            except Exception as error:  # any error: without this loop the lease would run out
                 log.warning("lease not renewed, trying again: %s", error, exc_info=is_unforeseen(error))
 
     async def _remove_dead(self) -> None:
@@ -440,9 +448,9 @@ class _SqliteRegistration(Registration):
         self._lock = asyncio.Lock()
 
     async def put(self) -> bool:
-        """Bring the key to the latest value under the store's session; False if another holds it.
+        """Write the latest value under the store's session; False where another registration holds the key.
 
-        Once this is closed: see that the key is removed.
+        After `close` it removes the key instead.
         """
         store = self._store
         async with self._lock:
@@ -472,20 +480,20 @@ class _SqliteRegistration(Registration):
                 with suppress(ClientClosedError):
                     await self._remove()
             except BaseException:
-                # The session may outlive whatever is wrong, and with it the key: it is removed later.
+                # The session may outlive this failure, and the key would with it: `_maintain` retries.
                 store._registrations.add(self)
                 raise
 
     async def _remove(self) -> None:
-        # By its mark, whatever the session: the store may have begun another one since.
+        # By the mark and not by the session: the store may have begun another session since.
         store = self._store
         await store._write(lambda: store._tables.drop_ephemeral(self.key, self._mark))
 
 
 def _through_gate(call: Callable[[], Result]) -> Result:
-    with gate.passing():
+    with gate.no_fork():
         return call()
 
 
-def _nothing() -> None:
-    """Close what was never opened."""
+def _close_nothing() -> None:
+    """Stand in for the close of a file that was never opened."""

@@ -1,12 +1,12 @@
 """The tables of an SQLite metadata store, and every statement that touches them.
 
-Synchronous; `metadata.backends.sqlite.store` calls it, all of it, from one worker thread. Owns the schema,
-transactions,
-and the translation of SQLite's errors into ours. The database is in WAL mode with `synchronous=FULL`: what
-a transaction committed is on the disk. Which sessions live is not its matter
-(`metadata.backends.sqlite.leases`).
+Synchronous; `metadata.backends.sqlite.store` makes all calls from one worker thread. Owns the schema,
+transactions, and the translation of SQLite's errors into this project's. Does not own which sessions are
+alive (`metadata.backends.sqlite.leases`).
 
-Invariant: a node's row id is its incarnation, since AUTOINCREMENT never gives one out twice.
+The database is in WAL mode with `synchronous=FULL`: a committed transaction is on the disk.
+
+Invariant: a node's row id is its incarnation, since AUTOINCREMENT never uses a row id twice.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x626B6D64
-"""`bkmd`: tells a metadata store from any other SQLite file."""
+"""`bkmd`: distinguishes a metadata store from any other SQLite file."""
 
 BUSY_TIMEOUT_MS = 100
-"""Short, so that heartbeats get their turn between the attempts of a long wait for the write lock."""
+"""Short: a long wait for the write lock is cut into attempts, and heartbeats run in between."""
 
 _SCHEMA = f"""
 CREATE TABLE node (
@@ -104,7 +104,7 @@ class Tables:
         with self._translated(), ExitStack() as undo:
             self._database = connect(path)
             undo.callback(self._database.close)
-            # What is somebody else's file is left as it is, its journal mode too.
+            # Before WAL mode is set: a file of another program must stay unchanged, its journal mode too.
             self._check_ours()
             use_wal(self._database, path, synchronous="FULL")
             self._check_schema()
@@ -171,12 +171,12 @@ class Tables:
     # Watches
 
     def signature(self, key: str) -> Signature:
-        """Return what changes whenever the key's value or its children do."""
+        """Return a value that differs whenever the key's value or its children have changed."""
         with self._translated():
             return self._signature(key)
 
     def changed_signatures(self, keys: tuple[str, ...]) -> dict[str, Signature] | None:
-        """Return the keys' signatures, or None when the last call, with the same keys, saw no less."""
+        """Return the keys' signatures; None where nothing has changed since the last call with these keys."""
         with self._translated():
             ((data_version,),) = self._database.execute("PRAGMA data_version").fetchall()
             seen = (data_version, self._own_commits, keys)
@@ -195,7 +195,7 @@ class Tables:
             return sorted(session for (session,) in rows)
 
     def drop_sessions(self, sessions: Sequence[str]) -> None:
-        """Remove all that is ephemeral with those sessions."""
+        """Remove all ephemeral keys of those sessions."""
         with self._writing():
             for session in sessions:
                 keys = self._database.execute("SELECT path FROM node WHERE session = ?", (session,))
@@ -203,7 +203,7 @@ class Tables:
                     self._drop(key)
 
     def put_ephemeral(self, key: str, value: bytes, writers: tuple[str, str], session: str) -> bool:
-        """Create the key or give it its owner's new value; False when somebody else holds it.
+        """Create the key, or give it its owner's new value; False where another registration holds it.
 
         The first of the writers marks the registration, and stays for its whole life.
         """
@@ -221,13 +221,13 @@ class Tables:
             return True
 
     def drop_ephemeral(self, key: str, mark: str) -> None:
-        """Delete the key if the registration of that mark holds it."""
+        """Delete the key if the registration with that mark holds it."""
         with self._writing():
             row = self._find(key)
             if row is not None and row.session is not None and row.writers[0] == mark:
                 self._drop(key)
 
-    # What follows runs inside a transaction or under `_translated`.
+    # The methods below run inside a transaction or under `_translated`.
 
     def _find(self, key: str) -> Row | None:
         row = self._database.execute(
@@ -326,7 +326,7 @@ class Tables:
                 yield
                 self._database.execute("COMMIT")
             except BaseException:
-                # SQLite has rolled back by itself after some errors.
+                # After some errors SQLite has rolled back already, and another ROLLBACK would be an error.
                 if self._database.in_transaction:
                     self._database.execute("ROLLBACK")
                 raise
@@ -338,7 +338,7 @@ class Tables:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn the errors of SQLite into ours."""
+    """Turn the errors of SQLite into this project's."""
     try:
         yield
     except sqlite3.Error as error:
@@ -346,7 +346,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def translate(error: sqlite3.Error, path: Path) -> MetadataError | InvalidArgumentError | BusyError:
-    """Turn an error of SQLite into one of ours that says which file, and what is known of the outcome."""
+    """Return this project's error for one of SQLite's; the message names the file, the class the outcome."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return BusyError(str(error))
@@ -363,12 +363,12 @@ def translate(error: sqlite3.Error, path: Path) -> MetadataError | InvalidArgume
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a database file."""
-    # `isolation_level=None`: transactions begin and end where this module says so.
+    # `isolation_level=None`: only the explicit BEGIN and COMMIT of this module begin and end transactions.
     return sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
 
 
 def use_wal(connection: sqlite3.Connection, path: Path, *, synchronous: str) -> None:
-    """Let several processes share the file."""
+    """Set WAL mode, in which several processes share the file."""
     ((mode,),) = connection.execute("PRAGMA journal_mode = WAL").fetchall()
     if mode != "wal":
         raise InvalidArgumentError(

@@ -1,8 +1,8 @@
-"""What a ZooKeeper node's data looks like: a value in its envelope, and a sequence of ids.
+"""The data of a ZooKeeper node: a value in its envelope, or the next id of a sequence. Pure.
 
-Pure. The envelope keeps the tokens of the last writers beside the value, as JSON that an operator can read:
-`{"writers": ["token", …], "value": <the value, verbatim>}`; with `"born": n` before the value where the key
-was created in a node that was there, by that node's n-th change.
+The envelope keeps the tokens of the last writers beside the value, as JSON that an operator can read:
+`{"writers": ["token", …], "value": <the value, verbatim>}`. Where the key was created in a node that existed,
+by that node's n-th change, `"born": n` comes before the value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from metadata.model.json_fields import MALFORMED
 
 
 class Unsealed(NamedTuple):
-    """A node's data, taken apart."""
+    """The parts of a node's data."""
 
     value: bytes
     writers: tuple[str, ...]
@@ -23,19 +23,19 @@ class Unsealed(NamedTuple):
 
 
 def seal(value: bytes, writers: tuple[str, ...], born: int = 0) -> bytes:
-    """Build a node's data; the value stands in it verbatim."""
+    """Build a node's data, which has the value verbatim."""
     more = b', "born": %d' % born if born else b""
     return b'{"writers": %b%b, "value": %b}' % (json.dumps(writers).encode(), more, value)
 
 
 def unseal(key: str, data: bytes) -> Unsealed:
-    """Take a node's data apart; raises MetadataCorruptError."""
+    """Parse a node's data; raises MetadataCorruptError."""
     head, separator, rest = data.partition(b', "value": ')
     try:
         if separator and rest.endswith(b"}") and head.startswith(b'{"writers": '):
             document = json.loads(head + b"}")
             return Unsealed(rest[:-1], _writers(document["writers"]), _born(document))
-        # Somebody has written it by hand, with other spaces: then the value is spelt anew.
+        # Written by hand, with other spaces: the value is then serialised anew, not returned verbatim.
         document = json.loads(data)
         value = json.dumps(document["value"]).encode()
         return Unsealed(value, _writers(document["writers"]), _born(document))

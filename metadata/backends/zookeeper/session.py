@@ -1,21 +1,24 @@
-"""One ZooKeeper session, kept up over whichever server answers.
+"""One ZooKeeper session, kept alive over all servers of the ensemble.
 
-The only module that imports aiozk. From it come the messages of ZooKeeper's protocol and their encoding.
-Its client and session are not used: they resend a write silently after a lost connection (so that a create
-that took effect answers "exists"), overlook end-of-file and a session's expiry, wait 4 to 60 s before they
-reconnect, forget the last transaction seen at every reconnect (so that reads may go backwards), and give
-up the session when a lagging server refuses them.
+The only module that imports aiozk. It uses aiozk's messages of ZooKeeper's protocol and their encoding. It
+does not use aiozk's client and session, for these reasons:
 
-What this session promises instead:
+- They resend a write silently after a lost connection, so that a create that took effect answers "exists".
+- They overlook end-of-file and a session's expiry.
+- They wait 4 to 60 s before they reconnect.
+- They forget the last transaction seen at every reconnect, so that reads may go backwards.
+- They give up the session when a lagging server refuses it.
 
-1. A request is sent at most once. If its connection goes before the answer, `ConnectionLostError` is
-   raised: what became of it is the caller's to find out.
-2. A lost connection is noticed at end-of-file or reset, or when nothing has come for a third of the
-   session timeout; all servers are then tried in turn, without a pause in the first round.
-3. Every server connected to has seen all that this session has seen: reads never go backwards, not even
-   across an expired session.
-4. When the session had expired, `session_id` changes and `on_session` is called. Watches fire after every
-   reconnect: they say "read again", no more.
+This session promises instead:
+
+1. A request is sent at most once. Where its connection is lost before the answer, `ConnectionLostError` is
+   raised, and the caller must find out the outcome.
+2. A lost connection is noticed at end-of-file or reset, or after a third of the session timeout without
+   data. All servers are then tried in turn, without a pause in the first round.
+3. Every server connected to has seen every transaction that this session has seen. Reads never go
+   backwards, not even across an expired session.
+4. After an expired session, `session_id` changes and `on_session` is called. Watches fire after every
+   reconnect: a watch means "read again", and nothing more.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from aiozk.protocol.response import Response
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""A list of 10,000 children is far below; what claims to be larger is no ZooKeeper server's answer."""
+"""A list of 10,000 children is far below; a larger frame is no ZooKeeper server's answer."""
 
 HANDSHAKE_BYTES_MAX = 1024
 CONNECT_TIMEOUT_S = 1.0
@@ -84,7 +87,7 @@ class RefusedError(Exception):
 
 
 class ConnectionLostError(Exception):
-    """The connection went before the answer came: the request may or may not have taken effect."""
+    """The connection was lost before the answer: the request may or may not have taken effect."""
 
 
 _ERRORS: dict[int, type[Exception]] = {
@@ -98,7 +101,7 @@ _ERRORS: dict[int, type[Exception]] = {
 
 
 class Stat(NamedTuple):
-    """What is known of a node beside its data."""
+    """The facts about a node beside its data."""
 
     created_zxid: int
     version: int
@@ -108,17 +111,17 @@ class Stat(NamedTuple):
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: framing, requests in flight, and noticing that it is gone."""
+    """One connection: framing, requests in flight, and noticing that the connection is lost."""
 
     def __init__(self, session: Session, server: str) -> None:
         self.server = server
         self.lost = asyncio.get_running_loop().create_future()
         self.handshake: asyncio.Future[protocol.ConnectResponse] = asyncio.get_running_loop().create_future()
         self.active_at = 0.0
-        """When something was last sent or received."""
+        """The time of the last byte sent or received."""
 
         self.waiting_since: float | None = None
-        """When the first thing was sent since something was last received."""
+        """The time of the first send since the last receive; None where nothing was sent since."""
 
         self._session = session
         self._loop = asyncio.get_running_loop()
@@ -129,7 +132,7 @@ class _Connection(asyncio.Protocol):
         self._xid = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are of no class of asyncio's.
+        # A cast, since uvloop's transports do not derive from asyncio's classes.
         self._transport = cast("asyncio.Transport", transport)
         self.active_at = self._loop.time()
 
@@ -158,26 +161,26 @@ class _Connection(asyncio.Protocol):
         if not self.handshake.done():
             greeting, sent_at = protocol.ConnectResponse.deserialize(frame), self._unanswered.popleft()
             if _is_session(greeting):
-                self._session.heard(sent_at)
+                self._session.note_answered(sent_at)
             self.handshake.set_result(greeting)
             return
         xid, zxid, code = _REPLY.unpack_from(frame)
         if xid == protocol.WATCH_XID:
             self._session.fire(protocol.WatchEvent.deserialize(frame[_REPLY.size :]).path)
             return
-        self._session.saw(zxid)
+        self._session.note_zxid(zxid)
         if xid == protocol.PING_XID:
             if self._unanswered:
-                self._session.heard(self._unanswered.popleft())
+                self._session.note_answered(self._unanswered.popleft())
             return
         opcode, sent_at, future = self._pending[xid]
-        # Before it is taken out: what is in flight when an answer makes no sense is failed by `drop`.
+        # Parsed before the request is removed: if the answer does not parse, `drop` must fail it too.
         answer = protocol.response_xref[opcode].deserialize(frame[_REPLY.size :]) if code == 0 else None
         del self._pending[xid]
         if code in _CODE_SESSION_LOST:
-            self._session.ended()
+            self._session.note_expired()
         else:
-            self._session.heard(sent_at)
+            self._session.note_answered(sent_at)
         if future.done():
             return
         if answer is not None:
@@ -191,7 +194,7 @@ class _Connection(asyncio.Protocol):
             future.set_exception(RefusedError(f"{self.server}: {_name_of(code)}"))
 
     def send_raw(self, payload: bytes) -> None:
-        """Send a handshake or a ping, which nobody waits for here."""
+        """Send a handshake or a ping, which has no future."""
         self._unanswered.append(self._loop.time())
         self._write(payload)
 
@@ -203,7 +206,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(_LENGTH.pack(len(payload)) + payload)
 
     def send(self, request: Request) -> asyncio.Future[Response]:
-        """Send a request; the future has its answer."""
+        """Send a request; the future's result is the answer."""
         assert not self.lost.done()
         self._xid = self._xid % 0x7FFFFFFF + 1
         future: asyncio.Future[Response] = self._loop.create_future()
@@ -212,15 +215,16 @@ class _Connection(asyncio.Protocol):
         return future
 
     def drop(self, why: str) -> None:
-        """Close at once and fail all that is in flight."""
+        """Close at once and fail all requests in flight with ConnectionLostError."""
         if self.lost.done():
             return
         self.lost.set_result(why)
-        self._session.forget(self)
+        self._session.detach(self)
         if self._transport is not None:
             self._transport.abort()
         lost = ConnectionLostError(f"{self.server}: {why}")
-        # `exception()` marks them as looked at: a caller that was cancelled does not look any more.
+        # `exception()` marks each exception as retrieved: a cancelled caller would not retrieve it, and
+        # asyncio would log an error.
         if not self.handshake.done():
             self.handshake.set_exception(lost)
             self.handshake.exception()
@@ -245,16 +249,16 @@ class Session:
 
         Args:
             servers: host and port of each server.
-            timeout_s: the session timeout to ask for; the servers have the last word (`timeout_s`).
+            timeout_s: the session timeout to ask for; the servers decide the actual one (`timeout_s`).
             on_session: called whenever a session has begun, the first one too.
         """
         self.session_id = 0
         self.timeout_s = timeout_s
         self.problems: dict[str, str] = {}
-        """Why each server was last given up, for error messages."""
+        """The reason why each server was last disconnected, for error messages."""
 
         self.heard_at = 0.0
-        """When something was sent that a server has certainly received, by the loop's clock."""
+        """The time of the latest send that a server has answered, by the loop's clock."""
 
         self._servers = [(host, port, _join(host, port)) for host, port in servers]
         self._asked_timeout_s = timeout_s
@@ -268,11 +272,11 @@ class Session:
         self._closing = False
 
     def start(self) -> None:
-        """Begin connecting, and keep connected until `close`."""
+        """Connect, and keep connected until `close`."""
         self._task = asyncio.create_task(self._keep_connected())
 
     async def close(self) -> None:
-        """End the session at the servers, if they can be reached at once, and disconnect."""
+        """End the session at the servers, if they answer within 1 s, and disconnect."""
         self._closing = True
         if self._connection is not None:
             try:
@@ -291,7 +295,7 @@ class Session:
         self._closing = True
         if self._connection is not None:
             self._connection.drop("closed by this client")
-        # Whoever waits for a connection shall learn that none comes.
+        # Wakes callers that wait for a connection, so that they raise ConnectionLostError.
         self._connected.set()
 
     # Requests
@@ -308,7 +312,7 @@ class Session:
         return answer.data or b"", _stat(answer.stat)
 
     async def exists(self, path: str, *, watch: bool = False) -> Stat | None:
-        """Return whether there is a node; a watch then fires when it is created, changed or deleted."""
+        """Return a node's facts, or None; a watch then fires when it is created, changed or deleted."""
         try:
             answer = await self._call(protocol.ExistsRequest(path=path, watch=watch), protocol.ExistsResponse)
         except NoNodeError:
@@ -345,36 +349,36 @@ class Session:
         self._watchers.setdefault(path, set()).add(event)
 
     def remove_watcher(self, path: str, event: asyncio.Event) -> None:
-        """Forget the event, and have the server forget the path when it was the last."""
+        """Stop setting the event. Where it was the path's last, remove the watch at the server too."""
         events = self._watchers.get(path, set())
         events.discard(event)
         if not events:
             self._watchers.pop(path, None)
             if self._connection is not None:
                 removal = self._connection.send(protocol.RemoveWatchesRequest(path=path, type=ANY_WATCH))
-                # "No such watcher", since it has fired, is as good.
+                # The error "no such watcher" is ignored: the watch has fired already.
                 removal.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def fire(self, path: str) -> None:
-        """Wake whoever watches the path."""
+        """Set the events of all watchers of the path."""
         for event in self._watchers.get(path, ()):
             event.set()
 
-    def heard(self, sent_at: float) -> None:
-        """Take note that what was sent then has been answered."""
+    def note_answered(self, sent_at: float) -> None:
+        """Record that a message sent at that time has been answered."""
         self.heard_at = max(self.heard_at, sent_at)
 
-    def ended(self) -> None:
-        """Take note that a server says that the session is over."""
+    def note_expired(self) -> None:
+        """Record that a server has reported the session's expiry."""
         self.heard_at = -math.inf
 
-    def saw(self, zxid: int) -> None:
-        """Take note of how far the server is."""
+    def note_zxid(self, zxid: int) -> None:
+        """Record the transaction that the server has reached."""
         self._last_zxid = max(self._last_zxid, zxid)
 
     # Connecting
 
-    def forget(self, connection: _Connection) -> None:
+    def detach(self, connection: _Connection) -> None:
         """Send nothing more over that connection."""
         if self._connection is connection:
             self._connection = None
@@ -384,7 +388,7 @@ class Session:
         order = random.sample(self._servers, len(self._servers))
         while True:
             connection = await self._connect_any(order)
-            if not connection.lost.done():  # as it may be, by what came together with the handshake's answer
+            if not connection.lost.done():  # data after the handshake's answer may have ended the connection
                 self._connection = connection
                 self._connected.set()
                 for path in list(self._watchers):
@@ -413,7 +417,7 @@ class Session:
                 await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
                 if await self._establish(connection):
                     return connection
-                # The session has expired; the same server gives another.
+                # The session has expired; the same server can begin another.
                 connection.drop("the session has expired")
                 connection = _Connection(self, server)
                 await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
@@ -433,7 +437,7 @@ class Session:
         return None
 
     async def _establish(self, connection: _Connection) -> bool:
-        """Shake hands; False when the session has expired, which it then forgets."""
+        """Shake hands; where the session has expired, forget its id and return False."""
         connection.send_raw(
             protocol.ConnectRequest(
                 protocol_version=0,
@@ -447,7 +451,7 @@ class Session:
         answer = await connection.handshake
         if not _is_session(answer):
             self.session_id, self._password = 0, NO_PASSWORD
-            self.ended()
+            self.note_expired()
             return False
         is_new = answer.session_id != self.session_id
         self.session_id, self._password = answer.session_id, answer.password or NO_PASSWORD
@@ -457,7 +461,7 @@ class Session:
         return True
 
     async def _watch_over(self, connection: _Connection) -> None:
-        """Ping while idle; return when the connection is gone or silent."""
+        """Ping while idle; return when the connection is lost, or dropped as silent."""
         loop = asyncio.get_running_loop()
         patience_s = self.timeout_s / 3
         while not connection.lost.done():

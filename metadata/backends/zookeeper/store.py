@@ -1,29 +1,25 @@
 """The metadata store on a ZooKeeper ensemble.
 
-Owns how keys, values and versions lie in ZooKeeper, and turning a lost answer into a certain one
-(`metadata.backends.zookeeper.session` has the session).
+Owns the layout of keys, values and versions in ZooKeeper, settling a write whose answer was lost, and keeping
+ephemeral keys alive. Does not own the session (`metadata.backends.zookeeper.session`).
 
-- A key is a node below the root. Its data is a JSON object that an operator can read:
-  `{"writers": ["token", …], "value": <the value, verbatim>}`; a parent without a value has no data.
-- A version is the node's data version, the writers, and the incarnation: the node's czxid, with the data
-  version at which the key was created where the node was there before.
-- `ROOT/.store/ids/NAME` are the sequences of ids; `ROOT/.store/sync` is what `sync` writes to.
+- A key is a node below the root. Its data is a JSON object that an operator can read: `{"writers": ["token",
+  …], "value": <the value, verbatim>}`. A parent without a value has no data.
+- A version is the node's data version, the writers, and the incarnation. The incarnation is the node's czxid,
+  together with the data version at which the key was created if the node existed before.
+- `ROOT/.store/ids/NAME` are the sequences of ids; `sync` writes to `ROOT/.store/sync`.
 
-A request is sent once per connection. When its answer is lost, the node is read again over the next one and
-what is there decides; "unchanged" decides nothing, so the write is then sent again from the same version,
-and at most one of the two can take effect. This goes on until the outcome is certain or the operation's
-time is up, and then it is *unknown*.
+A request is sent once per connection. After a lost answer the node is read again over the next connection,
+and its content decides. An unchanged node decides nothing: the write is then sent again from the same
+version, and at most one of the two can take effect. This is repeated until the outcome is certain or the
+operation times out; then the outcome is *unknown*.
 
-ZooKeeper compares data versions only, and a node created anew starts from 0 again: a request that is late
-could take it for the one that it means. Hence the node of a key that may be created anew, as those of names,
-stays when the key is deleted (`keeps_place`): without data, so that there is no such key, and with its
-version, which goes on from there. `vacate` removes it when every request of before has long arrived, or never
-will. Of other keys, whose ids are never used twice, the czxid is read first, and again from the answer.
-
-What the operations of the ZooKeeper store have in common: attempts, and ephemeral keys kept alive.
-
-Owns the state of one operation over as many connections as it takes, and one registration. Does not own the
-session, nor what an operation asks of it (`metadata.backends.zookeeper.store`).
+ZooKeeper compares data versions only, and a node created anew starts from 0 again. So a late request for a
+deleted node could apply to a new node of the same path. Where a key may be created anew, as names are, its
+node therefore stays when the key is deleted (`keeps_place`). It has no data, so that the key does not exist,
+and its data version goes on. `vacate` removes the node once every earlier request has arrived, or never will.
+Other keys have ids that are never used twice; their czxid is read before the write, and again from the
+answer.
 """
 
 from __future__ import annotations
@@ -73,17 +69,17 @@ if TYPE_CHECKING:
 
 
 class Attempt:
-    """One operation, over as many connections as it takes."""
+    """The state of one operation, over as many connections as it takes."""
 
     def __init__(self, *, maybe_sent: bool) -> None:
         self.maybe_sent = maybe_sent
-        """An earlier write of this operation may have taken effect."""
+        """True where an earlier write of this operation may have taken effect."""
 
         self.is_synced = False
-        """What is read now is no older than the operation's first look."""
+        """True where a read now is no older than the operation's first read."""
 
     async def write(self, request: Awaitable[Result]) -> Result:
-        """Await a write, remembering when its answer is lost."""
+        """Await a write; record that it may have taken effect where its answer is lost."""
         try:
             return await request
         except (ConnectionLostError, asyncio.CancelledError):
@@ -91,8 +87,8 @@ class Attempt:
             raise
 
 
-class AgainError(Exception):
-    """The attempt has learnt what the next one needs to know."""
+class RetryError(Exception):
+    """The attempt cannot settle the operation, and the next one can."""
 
 
 class ZooKeeperRegistration(Registration):
@@ -104,29 +100,29 @@ class ZooKeeperRegistration(Registration):
         self._value = value
         self._mark = token_of(None)
         self.is_closed = False
-        self._session_id = 0  # of the session under which the key was last put; 0: it may not be up to date
+        self._session_id = 0  # the session under which the key was last written; 0: not up to date, perhaps
         self._lock = asyncio.Lock()
 
     @property
     def is_current(self) -> bool:
-        """Return whether nothing is left to do: the key was put under the present session."""
+        """Return whether the key was written under the present session, so that nothing is left to do."""
         return not self.is_closed and self._session_id == self._store._session.session_id != 0
 
     async def put(self) -> bool:
-        """Bring the key to the latest value under the present session; False if another holds it.
+        """Write the latest value under the present session; False where another registration holds the key.
 
-        Once this is closed: see that the key is removed.
+        After `close` it removes the key instead.
         """
         async with self._lock:
             self._session_id = 0
-            # Before it is put: where another session begins meanwhile, it is put once more.
+            # Read before the write: where another session begins meanwhile, the key must be written again.
             session_id = self._store._session.session_id
-            is_held = await self._store._settled(f"register {self.key!r}", self._put)
+            is_held = await self._store._settle(f"register {self.key!r}", self._put)
             self._session_id = session_id if is_held else 0
             return is_held
 
     async def _put(self, state: Attempt) -> bool:
-        # Any number of attempts lead to the same end, so a lost answer needs no settling here.
+        # Idempotent, so that a lost answer needs no settling: the attempt is repeated.
         if self.is_closed:
             await self._remove(state)
             return True
@@ -139,7 +135,7 @@ class ZooKeeperRegistration(Registration):
             return True
         except NoNodeError:
             await self._store._create_parents(self.key)
-            raise AgainError from None
+            raise RetryError from None
         except NodeExistsError:
             found, stat = await session.get(path)
         if stat.session_id == 0:
@@ -148,9 +144,9 @@ class ZooKeeperRegistration(Registration):
         if self._mark not in writers:
             return False
         if stat.session_id != session.session_id:
-            # Ours, from a session that the servers have not yet seen the end of.
+            # This registration's key, from an earlier session that has not expired yet.
             await session.delete(path, stat.version)
-            raise AgainError
+            raise RetryError
         if found_value != value:
             await session.set(path, data, stat.version)
         return True
@@ -168,11 +164,11 @@ class ZooKeeperRegistration(Registration):
         async with self._lock:
             self.is_closed = True
             try:
-                await store._settled(f"remove {self.key!r}", self._remove)
+                await store._settle(f"remove {self.key!r}", self._remove)
             except BaseException:
-                # The session may outlive whatever is wrong, and with it the key: the registrar removes it.
+                # The session may outlive this failure, and the key would with it: the registrar retries.
                 store._registrations.add(self)
-                store._later()
+                store._schedule_retry()
                 raise
 
     async def _remove(self, _: Attempt) -> None:
@@ -207,7 +203,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         session_timeout_s: float,
         operation_timeout_s: float,
     ) -> None:
-        """Prepare; `open` does the rest."""
+        """Prepare without connecting; use `open`."""
         self._servers = ",".join(f"{host}:{port}" for host, port in servers)
         self.uri = f"zk://{self._servers}/{root}"
         self._root = f"/{root}" if root else ""
@@ -232,19 +228,19 @@ class ZooKeeperMetadataStore(MetadataStore):
 
         Args:
             servers: host and port of each server of the ensemble.
-            root: the node, without the leading slash, below which all keys live; empty for the topmost.
+            root: the node, without the leading slash, below which all keys are; empty for the topmost.
             session_timeout_s: how long registrations outlive their process; the servers may change it.
-            operation_timeout_s: how long each operation, this one too, tries before it raises.
+            operation_timeout_s: how long each operation, this one too, is retried before it raises.
 
         Raises:
-            MetadataUnavailableError: no server gave a session in time; the message says why of each.
+            MetadataUnavailableError: no server began a session in time; the message has each server's reason.
         """
         store = cls(
             servers, root, session_timeout_s=session_timeout_s, operation_timeout_s=operation_timeout_s
         )
         store._session.start()
         try:
-            await store._settled("open", store._create_own_nodes)
+            await store._settle("open", store._create_own_nodes)
         except BaseException:
             store._abandon()
             raise
@@ -270,9 +266,9 @@ class ZooKeeperMetadataStore(MetadataStore):
                 return _version(stat, (token,))
             except NoNodeError:
                 if not ancestors_of(key):
-                    raise  # it is the root that is missing
+                    raise  # the root is missing
                 await self._create_parents(key)
-                raise AgainError from None
+                raise RetryError from None
             except NodeExistsError:
                 found, stat = await self._session.get(self._path(key))
             if found:
@@ -285,7 +281,7 @@ class ZooKeeperMetadataStore(MetadataStore):
                 await state.write(self._session.set(self._path(key), data, stat.version)), (token,), born
             )
 
-        return await self._settled(f"create {key!r}", attempt, maybe_sent=given)
+        return await self._settle(f"create {key!r}", attempt, maybe_sent=given)
 
     async def read(self, key: str) -> Versioned:
         check_key(key)
@@ -293,7 +289,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         async def attempt(_: Attempt) -> Versioned:
             return await self._get(key)
 
-        return await self._settled(f"read {key!r}", attempt)
+        return await self._settle(f"read {key!r}", attempt)
 
     async def compare_and_set(
         self, key: str, value: bytes, version: Version, *, token: str | None = None
@@ -320,16 +316,16 @@ class ZooKeeperMetadataStore(MetadataStore):
                 if state.is_synced:
                     raise
                 current = None
-            # A server that lags must not decide that there was a conflict.
+            # A conflict is decided only after a sync: a lagging server may show an old version.
             if not state.is_synced:
                 await self._sync(state)
-                raise AgainError
+                raise RetryError
             assert current is not None
             return write_outcome.settle_compare_and_set(
                 key, version, current, token, maybe_sent=state.maybe_sent
             )
 
-        return await self._settled(f"compare and set {key!r}", attempt, maybe_sent=given)
+        return await self._settle(f"compare and set {key!r}", attempt, maybe_sent=given)
 
     async def delete(self, key: str, version: Version | None = None, *, keeps_place: bool = False) -> None:
         check_key(key)
@@ -345,16 +341,16 @@ class ZooKeeperMetadataStore(MetadataStore):
                 if state.is_synced:
                     raise
                 await self._sync(state)
-                raise AgainError from None
+                raise RetryError from None
             if version is None and not state.maybe_sent:
-                target[:] = [current.incarnation]  # An earlier look may have been at the past.
+                target[:] = [current.incarnation]  # an earlier read may have come from a lagging server
             if state.maybe_sent and current.incarnation != target[0]:
                 return
             if version is not None and current != version:
                 if state.is_synced:
                     raise write_outcome.conflict(key, version, current)
                 await self._sync(state)
-                raise AgainError
+                raise RetryError
             if keeps_place:
                 await state.write(self._session.set(self._path(key), b"", current.number))
                 return
@@ -363,7 +359,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             except NotEmptyError:
                 raise InvalidArgumentError(f"key {key!r} has children and cannot be deleted") from None
 
-        await self._settled(f"delete {key!r}", attempt)
+        await self._settle(f"delete {key!r}", attempt)
 
     async def children(self, key: str) -> list[str]:
         check_key(key, root_allowed=True)
@@ -376,7 +372,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             hidden = (KEY_OWN, "zookeeper") if key == "" else ()
             return sorted(name for name in names if name not in hidden)
 
-        return await self._settled(f"list {key!r}", attempt)
+        return await self._settle(f"list {key!r}", attempt)
 
     async def names(self, key: str) -> list[str]:
         names = await self.children(key)
@@ -388,7 +384,7 @@ class ZooKeeperMetadataStore(MetadataStore):
                 return stat is not None and stat.data_bytes > 0
 
             async with room:
-                return await self._settled(f"look at {key}/{name}", attempt)
+                return await self._settle(f"look at {key}/{name}", attempt)
 
         found = await asyncio.gather(*map(has_value, names))
         return [name for name, is_there in zip(names, found, strict=True) if is_there]
@@ -407,10 +403,10 @@ class ZooKeeperMetadataStore(MetadataStore):
             try:
                 await self._session.delete(path, stat.version)
             except (NoNodeError, BadVersionError, NotEmptyError):
-                return False  # somebody else has, or has created the key anew, or keys below it
+                return False  # another client has vacated it, or has created the key anew, or keys below it
             return True
 
-        return await self._settled(f"vacate {key!r}", attempt)
+        return await self._settle(f"vacate {key!r}", attempt)
 
     async def watch(self, key: str) -> AsyncGenerator[None, None]:
         check_key(key, root_allowed=True)
@@ -421,7 +417,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         self._watching.add(changed)
         try:
             while True:
-                # The watches are set before the caller reads, so no change falls in between.
+                # The watches are set before the caller reads, so that no change in between is missed.
                 changed.clear()
                 try:
                     if await self._session.exists(path, watch=True) is not None:
@@ -431,7 +427,7 @@ class ZooKeeperMetadataStore(MetadataStore):
                     await asyncio.sleep(RETRY_PAUSE_S)
                     continue
                 except (RefusedError, NoAuthError) as error:
-                    await self._after(error, f"watch {key!r}", Attempt(maybe_sent=False))
+                    await self._check_retryable(error, f"watch {key!r}", Attempt(maybe_sent=False))
                 yield
                 await changed.wait()
                 self._check_open()
@@ -445,7 +441,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         changes = self.watch(key)
         is_held = False
         try:
-            # The holder may be ourselves from before a crash: then its session expires. Servers look for
+            # The holder may be this process from before a crash; its session then expires. Servers check for
             # expired sessions once per tick, which is at most half a session timeout.
             async with asyncio.timeout(self._session.timeout_s * 2) as patience:
                 async for _ in changes:
@@ -453,7 +449,7 @@ class ZooKeeperMetadataStore(MetadataStore):
                     if not is_held:
                         break
         except BaseException as error:
-            # A put that was cut off may have happened, and nobody else would take it back.
+            # A put that was cut off may have taken effect, and no other code would undo it.
             with suppress(BookKeeperError):
                 await registration.close()
             if not isinstance(error, TimeoutError) or not patience.expired():
@@ -464,7 +460,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         finally:
             await changes.aclose()
         self._registrations.add(registration)
-        # The session may have changed since.
+        # The session may have changed since the key was written: the registrar checks.
         self._new_session.set()
         return registration
 
@@ -473,7 +469,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         path = self._path(f"{KEY_IDS}/{name}")
 
         async def attempt(_: Attempt) -> range:
-            # A lost answer costs a block that nobody uses, since the next attempt draws another.
+            # After a lost answer the next attempt draws another block, and the first one stays unused.
             try:
                 data, stat = await self._session.get(path)
             except NoNodeError:
@@ -483,11 +479,11 @@ class ZooKeeperMetadataStore(MetadataStore):
             await self._session.set(path, seal_counter(start + count), stat.version)
             return range(start, start + count)
 
-        return await self._settled(f"allocate ids of {name!r}", attempt)
+        return await self._settle(f"allocate ids of {name!r}", attempt)
 
     async def sync(self, key: str) -> None:
         check_key(key, root_allowed=True)
-        await self._settled(f"sync {key!r}", self._sync)
+        await self._settle(f"sync {key!r}", self._sync)
 
     async def close(self) -> None:
         if self._closed:
@@ -512,14 +508,19 @@ class ZooKeeperMetadataStore(MetadataStore):
 
     # Attempts
 
-    async def _settled(
+    async def _settle(
         self,
         what: str,
         attempt: Callable[[Attempt], Awaitable[Result]],
         *,
         maybe_sent: bool = False,
     ) -> Result:
-        """Attempt the operation again and again until its outcome is certain or its time is up."""
+        """Attempt the operation until its outcome is certain.
+
+        Raises:
+            MetadataUnavailableError: it is not certain within `operation_timeout_s`.
+            ClientClosedError: the store is closed.
+        """
         self._check_open()
         state = Attempt(maybe_sent=maybe_sent)
         try:
@@ -527,10 +528,10 @@ class ZooKeeperMetadataStore(MetadataStore):
                 while True:
                     try:
                         return await attempt(state)
-                    except AgainError:
+                    except RetryError:
                         pass
                     except Exception as error:
-                        await self._after(error, what, state)
+                        await self._check_retryable(error, what, state)
                     self._check_open()
         except TimeoutError:
             if not patience.expired():
@@ -541,19 +542,19 @@ class ZooKeeperMetadataStore(MetadataStore):
                 f"{self._operation_timeout_s:g} s ({problems or 'no error seen'})"
             ) from None
 
-    async def _after(self, error: Exception, what: str, state: Attempt) -> None:
-        """Return when another attempt can settle what this error leaves open; raise what is final."""
+    async def _check_retryable(self, error: Exception, what: str, state: Attempt) -> None:
+        """Return where another attempt can settle the operation; otherwise raise the final error."""
         match error:
             case ConnectionLostError():
                 state.is_synced = False
             case NoNodeError() | NodeExistsError() | BadVersionError():
-                # Somebody was faster; read what is there now, and not from a server that lags.
+                # Another client was faster. The next attempt must not read from a lagging server.
                 try:
                     await self._sync(state)
                 except ConnectionLostError:
                     pass
                 except (RefusedError, NoAuthError) as refused:
-                    await self._after(refused, what, state)
+                    await self._check_retryable(refused, what, state)
                 except NoNodeError:
                     raise MetadataUnavailableError(
                         f"{what}: the root of the metadata, {self._root or '/'}, is gone from ZooKeeper"
@@ -568,8 +569,8 @@ class ZooKeeperMetadataStore(MetadataStore):
                 raise error
 
     async def _sync(self, state: Attempt) -> None:
-        # A write, since ZooKeeper's own sync asks no quorum: a leader cut off from the others may
-        # still answer it, and what is then read may be old.
+        # A write, since ZooKeeper's own sync asks no quorum. A leader cut off from the other servers may
+        # still answer that sync, and a read after it may be stale.
         try:
             await self._session.set(self._path(KEY_SYNC), b"", -1)
         except NoNodeError:
@@ -615,7 +616,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         self._new_session.set()
 
     async def _register_anew(self) -> None:
-        """Bring every registration to the present session, whenever another one has begun."""
+        """Bring every registration to the present session, whenever a session has begun."""
         while True:
             await self._new_session.wait()
             self._new_session.clear()
@@ -625,19 +626,19 @@ class ZooKeeperMetadataStore(MetadataStore):
                 try:
                     if not await registration.put():
                         log.warning("key %r is held by another session; trying again", registration.key)
-                        self._later()
+                        self._schedule_retry()
                     elif registration.is_closed:
                         self._registrations.discard(registration)
-                except Exception as error:  # this must not end, whatever it was
+                except Exception as error:  # any error: without this loop no key would be registered anew
                     log.warning(
                         "key %r not registered anew, trying again: %s",
                         registration.key,
                         error,
                         exc_info=is_unforeseen(error),
                     )
-                    self._later()
+                    self._schedule_retry()
 
-    def _later(self) -> None:
+    def _schedule_retry(self) -> None:
         asyncio.get_running_loop().call_later(self._session.timeout_s / 4, self._new_session.set)
 
 

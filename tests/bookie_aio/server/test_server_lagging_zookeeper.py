@@ -50,7 +50,7 @@ async def test_a_new_ledger_not_yet_visible_at_a_lagging_zookeeper_server_is_not
         bookie = await bookies.start(store=store)
         client = await bookies.connect(bookie)
         assert (await client.add(1, 0, [b"entry"])).status is Status.OK
-        assert bookie._deletions is not None
+        assert bookie._ledger_gc is not None
         await store.sync("ledgers")  # behind a write that waits, the session's reads would wait as well
         ensemble.lag()
         try:
@@ -58,7 +58,7 @@ async def test_a_new_ledger_not_yet_visible_at_a_lagging_zookeeper_server_is_not
             assert (await client.add(7, 0, [b"entry"])).status is Status.OK
             with pytest.raises(NoSuchLedgerError):  # that is what this bookie's server believes
                 await LedgerStore(behind).read(7)
-            sweeping = asyncio.create_task(bookie._deletions.sweep())
+            sweeping = asyncio.create_task(bookie._ledger_gc.sweep())
             told = client.send(Delete(7))
             # Long enough for whoever believes this server; the follower gives its leader up after 5 s.
             believers, _ = await asyncio.wait({sweeping, told}, timeout=1)

@@ -59,8 +59,8 @@ async def readable(client: RawClient) -> list[int]:
 
 
 def sweeper_of(bookie: Bookie) -> LedgerGarbageCollector:
-    assert bookie._deletions is not None
-    return bookie._deletions
+    assert bookie._ledger_gc is not None
+    return bookie._ledger_gc
 
 
 async def test_a_sweep_drops_what_the_metadata_have_no_fragment_for_any_more(

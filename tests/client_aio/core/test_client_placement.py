@@ -1,4 +1,4 @@
-"""Who is chosen for an ensemble: weights, racks against brute force, own seats, quarantine."""
+"""Who is chosen for an ensemble: weights, racks against brute force, own seats."""
 
 import random
 from collections import Counter
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from client_aio.core.placement import (
     PlacementPolicy,
-    Quarantine,
     RackAware,
     Seating,
     WeightedRandom,
@@ -208,17 +207,3 @@ def test_doubtful_bookies_may_be_chosen_only_as_far_as_others_are_too_few() -> N
     assert set(eligible(available, excluded=(), doubtful=["b3", "b0"], count=2)) == {"b1", "b2"}
     assert set(eligible(available, excluded=(), doubtful=["b3", "b0"], count=3)) == {"b1", "b2", "b3"}
     assert set(eligible(available, excluded=(), doubtful=["gone", "b0"], count=9)) == {"b0", "b1", "b2", "b3"}
-
-
-def test_quarantine_ends_with_its_time_and_is_prolonged_by_another_failure() -> None:
-    quarantine = Quarantine(10.0)
-    quarantine.note_failure("a", 100.0)
-    quarantine.note_failure("b", 101.0)
-    assert quarantine.members(109.9) == ["a", "b"]
-    assert quarantine.members(110.0) == ["b"]
-    quarantine.note_failure("a", 110.5)
-    quarantine.note_failure("c", 110.6)
-    quarantine.note_failure("a", 110.7)
-    assert quarantine.members(111.0) == ["c", "a"]
-    assert quarantine.members(120.65) == ["a"]
-    assert quarantine.members(120.7) == []

@@ -46,16 +46,18 @@ MUTANTS = [
     ),
     Mutant(
         43, "some reads end in an error that nobody had foreseen",
-        (Edit("bookie_aio.server.dispatcher:Dispatcher._answer_read", "size = sum(map(len, found.buffers))",
-              "if not fences and request.first % 3 == 1 and self._hello.bookie_id == 'b1':\n"
+        (Edit("bookie_aio.server.handlers.read:ReadHandler._answer_read",
+              "size = sum(map(len, found.buffers))",
+              "if not fences and request.first % 3 == 1 and peer._dispatcher._hello.bookie_id == 'b1':\n"
               "        raise KeyError('an error of its own')\n"
               "    size = sum(map(len, found.buffers))"),),
         ("chaos", "slow-bookie"),
     ),
     Mutant(
         44, "a bookie says \"no such entry\" of what it holds of logs and of unbounded ledgers",
-        (Edit("bookie_aio.server.dispatcher:Dispatcher._answer_read", "answer = ReadAnswer(int(found.stop)",
-              "if not fences and self._hello.bookie_id == 'b1':\n"
+        (Edit("bookie_aio.server.handlers.read:ReadHandler._answer_read",
+              "answer = ReadAnswer(int(found.stop)",
+              "if not fences and peer._dispatcher._hello.bookie_id == 'b1':\n"
               "        found = type(found)([], Stop.NO_SUCH_ENTRY, request.first)\n"
               "    answer = ReadAnswer(int(found.stop)"),),
         ("duelling-logs", "duelling-holders", "sealed-terms", "truncated-logs"),
@@ -67,8 +69,8 @@ MUTANTS = [
     ),
     Mutant(
         46, "what a recovery writes back is taken whatever the fence",
-        (Edit("bookie_aio.server.dispatcher:Dispatcher._write_back",
-              "if self._fence(peer, Op.ADD, request_id, request.ledger_id, request.term):", "if True:"),
+        (Edit("bookie_aio.server.handlers.add:AddHandler._write_back",
+              "if self._fence.admit(peer, Op.ADD, request_id, request.ledger_id, request.term):", "if True:"),
          Edit("bookie_aio.storage.repair_writes:store_unless_outdated",
               "if engine.term(block.ledger_id) > term:", "if False:")),
         ("dirty-entries", "partial-takeovers"),
@@ -123,14 +125,14 @@ MUTANTS = [
     ),
     Mutant(
         59, "a bookie that lost data takes ordinary adds",
-        (Edit("bookie_aio.server.dispatcher:Dispatcher._add",
+        (Edit("bookie_aio.server.handlers.add:AddHandler.add",
               "if engine.is_damaged(ledger_id):", "if False:"),),
         ("disk-faults", "full-starts", "refusals"),
     ),
     Mutant(
         61, "what a repair waits to hear of is forgotten meanwhile",
-        (Edit("bookie_aio.server.dispatcher:Dispatcher._list_entries",
+        (Edit("bookie_aio.server.handlers.inspect:InspectHandler.list_entries",
               "self._engine.eviction_candidates.discard(request.ledger_id)", "pass"),),
-        tests=("tests/bookie_aio/server/test_server_deletions.py", "-k", "waits_to_hear"),
+        tests=("tests/bookie_aio/server/test_server_ledger_gc.py", "-k", "waits_to_hear"),
     ),
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants.planting import Edit, Mutant
 
 _POWER = ("power-cuts", "rolling-restarts", "chaos", "disk-faults")
-_REQUESTS = "bookie_aio.server.dispatcher:Dispatcher"
+_HANDLERS = "bookie_aio.server.handlers"
 
 MUTANTS = [
     Mutant(
@@ -16,15 +16,15 @@ MUTANTS = [
     ),
     Mutant(
         2, "a fence is not persisted",
-        (Edit(f"{_REQUESTS}._raise_term",
+        (Edit(f"{_HANDLERS}.fence:Fence.raise_term",
               "self._engine.append_term(ledger_id, term, lambda error: peer.release(WAITING_BYTES))",
               "self._engine._ledgers.state(ledger_id).term = term"),
-         Edit(f"{_REQUESTS}._raise_term", "peer.hold(WAITING_BYTES)", "pass")),
+         Edit(f"{_HANDLERS}.fence:Fence.raise_term", "peer.hold(WAITING_BYTES)", "pass")),
         ("fenced-restarts", "split-brain", *_POWER),
     ),
     Mutant(
         3, "an add ignores the fence",
-        (Edit(f"{_REQUESTS}._add", "if verdict is Verdict.REFUSE:", "if False:"),),
+        (Edit(f"{_HANDLERS}.add:AddHandler.add", "if verdict is Verdict.REFUSE:", "if False:"),),
         ("split-brain", "duelling-recoverers"),
     ),
     Mutant(
@@ -68,15 +68,16 @@ MUTANTS = [
     ),
     Mutant(
         30, "an add after the deletion",
-        (Edit(f"{_REQUESTS}.handle", "and self._engine.is_deleted(ledger_id) and request.op != Op.DELETE",
-              "and self._engine.is_deleted(ledger_id) and request.op not in (Op.DELETE, Op.ADD)"),
+        (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
+              "and self._engine.is_deleted(ledger_id) and op != Op.DELETE",
+              "and self._engine.is_deleted(ledger_id) and op not in (Op.DELETE, Op.ADD)"),
          Edit("bookie_aio.storage.ledgers.ledger_states:LedgerStates.accept",
               "if self.is_deleted(ledger_id):", "if False:")),
         ("deletions",),
     ),
     Mutant(
         35, "a duplicate acknowledged before the first copy is durable",
-        (Edit(f"{_REQUESTS}._add", "    size = len(body)\n    if request.flags == _DEFERRED:",
+        (Edit(f"{_HANDLERS}.add:AddHandler.add", "    size = len(body)\n    if request.flags == _DEFERRED:",
               "    size = len(body)\n"
               "    seen = self.__dict__.setdefault('_seen', set())\n"
               "    if (ledger_id, block.first_entry, block.count) in seen:\n"
@@ -88,8 +89,8 @@ MUTANTS = [
     ),
     Mutant(
         36, "a negative recovery read answered before earlier adds are durable",
-        (Edit(f"{_REQUESTS}._answer_read", "if fences:\n", "if False:\n"),
-         Edit(f"{_REQUESTS}._answer_read", "and was_pending and not fences:", "and False:")),
+        (Edit(f"{_HANDLERS}.read:ReadHandler._answer_read", "if fences:\n", "if False:\n"),
+         Edit(f"{_HANDLERS}.read:ReadHandler._answer_read", "and was_pending and not fences:", "and False:")),
         ("late-adds", "split-brain", "duelling-recoverers"),
     ),
     Mutant(

@@ -59,8 +59,8 @@ async def delete(bookies: Bookies, ledger_id: int) -> None:
 
 
 def deletions_of(bookie: Bookie) -> LedgerGarbageCollector:
-    assert bookie._deletions is not None
-    return bookie._deletions
+    assert bookie._ledger_gc is not None
+    return bookie._ledger_gc
 
 
 async def held(client: RawClient) -> list[int]:

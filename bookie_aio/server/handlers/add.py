@@ -1,0 +1,198 @@
+"""Adds: ADD in its four kinds, and the FORCE that makes deferred adds durable.
+
+    flags            term                      kind            what the bookie does
+    0                any                       ordinary        appends the block; answers when it is durable
+    DEFERRED_SYNC    any                       deferred        appends the block; answers at once
+    RECOVERY         final, or the content     recovery add    appends the block, also from the reserve
+                     term of the block
+    RECOVERY         between these two         write-back      stores the block unless it is outdated
+    REPAIR           any                       repair          stores the missing entries only (rule 14)
+
+An ordinary, deferred or recovery add is one synchronous step, from the verdict on its term to the append
+(rule 7). A write-back and a repair compare the block with the stored entries first, so they run in a task.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bookie_aio.core.fencing import Verdict, check_block, judge
+from bookie_aio.storage.repair_writes import OutdatedBlockError, store_missing, store_unless_outdated
+from bookie_aio.wire.blocks import Block
+from bookie_aio.wire.messages import ADDED, VERSION_MAX, Add, AddFlag, Force, Op, Status
+from metadata.errors import LedgerFencedError, ProtocolError, StorageError, UnauthorizedAccessError
+from metadata.ids import TERM_FINAL
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from bookie_aio.config import Limits
+    from bookie_aio.metrics import RequestMetrics
+    from bookie_aio.server.handlers.fence import Fence
+    from bookie_aio.server.responder import Peer, Responder
+    from bookie_aio.storage.engine import Engine
+
+# As plain integers: an operation on an enumeration's flags costs a microsecond.
+_RECOVERY = int(AddFlag.RECOVERY)
+_REPAIR = int(AddFlag.REPAIR)
+_DEFERRED = int(AddFlag.DEFERRED_SYNC)
+_ADD_FLAGS = (0, _RECOVERY, _REPAIR, _DEFERRED)
+
+
+class AddHandler:
+    """Carries out ADD and FORCE."""
+
+    def __init__(
+        self, engine: Engine, limits: Limits, responder: Responder, fence: Fence, metrics: RequestMetrics
+    ) -> None:
+        self._engine = engine
+        self._limits = limits
+        self._responder = responder
+        self._fence = fence
+        self._metrics = metrics
+
+    def add(
+        self, peer: Peer, request_id: int, request: Add, body: memoryview, *, has_token: bool = False
+    ) -> None:
+        """Carry out an ADD of any kind. `has_token`: the request carries the token of its ledger.
+
+        Raises:
+            StorageError: the block was not accepted, for lack of space for instance.
+        """
+        try:
+            block = Block.parse(body)
+            check_block(request, block, body)
+        except ProtocolError as error:
+            # The frames are in step, but a peer that sends a wrong block cannot be trusted with the next one.
+            self._responder.refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, str(error))
+            peer.fail(str(error))
+            return
+        if request.flags not in _ADD_FLAGS:
+            reason = f"the add flags {request.flags} are not supported in version {VERSION_MAX}"
+            self._responder.refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, reason)
+            return
+        # No entry of a payload below the limit is above the limit, so the lengths are not read then.
+        entry_bytes_max = self._limits.entry_bytes_max
+        if block.payload_bytes > entry_bytes_max and max(block.lengths) > entry_bytes_max:
+            reason = f"an entry of {max(block.lengths):,} bytes is above the limit of {entry_bytes_max:,}"
+            self._responder.refuse(peer, Op.ADD, request_id, Status.BAD_REQUEST, reason)
+            return
+        if request.flags == _REPAIR:
+            self._repair(peer, request_id, request, block, has_token=has_token)
+            return
+        if request.flags == _RECOVERY and block.content_term < request.term != TERM_FINAL:
+            self._write_back(peer, request_id, request, block)
+            return
+        engine, ledger_id = self._engine, request.ledger_id
+        # Rule 7: no await from here to the append.
+        held = engine.term(ledger_id)
+        verdict = judge(held, request.term)
+        if verdict is Verdict.REFUSE:
+            self._fence.refuse_term(peer, Op.ADD, request_id, held)
+            return
+        is_recovery = bool(request.flags & _RECOVERY)
+        if not is_recovery:
+            if engine.is_damaged(ledger_id):
+                reason = f"this bookie lost data of ledger {ledger_id} and takes no ordinary adds to it"
+                self._responder.refuse(peer, Op.ADD, request_id, Status.DATA_LOST, reason)
+                return
+            if not engine.is_writable:
+                reason = "this bookie is read-only"
+                self._responder.refuse(peer, Op.ADD, request_id, Status.READ_ONLY, reason)
+                return
+        if verdict is Verdict.RAISE:
+            self._fence.raise_term(peer, ledger_id, request.term)
+        size = len(body)
+        if request.flags == _DEFERRED:
+            done = partial(self._deferred_added, peer, block.count, size)
+        else:
+            done = partial(self._added, peer, request_id, block.count, size)
+        engine.append_block(block, done, from_reserve=is_recovery)
+        peer.hold(size)
+        if request.flags == _DEFERRED:
+            # This answer says only that the add was received. The FORCE behind it is answered when the add
+            # is durable.
+            peer.send(ADDED.pack(request_id))
+
+    def _added(self, peer: Peer, request_id: int, count: int, size: int, error: StorageError | None) -> None:
+        # Rule 3: the answer names the one request whose copy is durable, never "everything up to".
+        peer.release(size)
+        if error is None:
+            self._metrics.entries_added += count
+            self._metrics.bytes_added += size
+            peer.send(ADDED.pack(request_id))
+        else:
+            self._responder.answer_storage_error(peer, Op.ADD, request_id, error)
+
+    def _deferred_added(self, peer: Peer, count: int, size: int, error: StorageError | None) -> None:
+        peer.release(size)
+        if error is None:
+            self._metrics.entries_added += count
+            self._metrics.bytes_added += size
+        else:
+            # The add was answered as received. A later FORCE over this connection would promise that it is
+            # durable, so the connection is closed.
+            peer.fail(f"an add that was answered as received is lost: {error}")
+
+    def _repair(self, peer: Peer, request_id: int, request: Add, block: Block, *, has_token: bool) -> None:
+        """Store the entries of a block that are missing here (rule 14).
+
+        A repair leaves the term alone: a fence does not keep it out, and it does not fence a live writer.
+        The exception is the final term, which states that the ledger is CLOSED.
+        """
+        if not self._engine.has_room:
+            reason = "this bookie is read-only"
+            self._responder.refuse(peer, Op.ADD, request_id, Status.READ_ONLY, reason)
+            return
+        # A ledger with a password is not fenced by a repair without the token: anybody could fence it then.
+        is_trusted = has_token or not self._engine.lock(request.ledger_id)
+        is_final = request.term == TERM_FINAL and is_trusted
+        if is_final and not self._fence.admit(peer, Op.ADD, request_id, request.ledger_id, TERM_FINAL):
+            return
+
+        self._store(
+            peer, request_id, block, partial(store_missing, self._engine, block, is_trusted=is_trusted)
+        )
+
+    def _write_back(self, peer: Peer, request_id: int, request: Add, block: Block) -> None:
+        """Store a block that a takeover of an unbounded ledger found, under the content term it had."""
+        if self._fence.admit(peer, Op.ADD, request_id, request.ledger_id, request.term):
+            storing = partial(store_unless_outdated, self._engine, block, request.term)
+            self._store(peer, request_id, block, storing)
+
+    def _store(
+        self, peer: Peer, request_id: int, block: Block, storing: Callable[[], Awaitable[int]]
+    ) -> None:
+        """Run `storing` in a task, and acknowledge the block once it is stored.
+
+        `storing` looks at the stored entries first, and returns the number of entries that it stored.
+        """
+
+        async def store() -> int:
+            responder = self._responder
+            try:
+                self._metrics.entries_repaired += await storing()
+                responder.acknowledge(peer, Op.ADD, request_id, None)
+            except OutdatedBlockError as error:
+                status, held = Status.STALE_METADATA, error.content_term
+                responder.refuse(peer, Op.ADD, request_id, status, str(error), held)
+            except UnauthorizedAccessError as error:
+                responder.refuse(peer, Op.ADD, request_id, Status.UNAUTHORIZED, str(error))
+            except LedgerFencedError:
+                self._fence.refuse_term(peer, Op.ADD, request_id, self._engine.term(block.ledger_id))
+            return 0
+
+        self._responder.run(peer, Op.ADD, request_id, store, block.total_bytes)
+
+    def force(self, peer: Peer, request_id: int, request: Force, body: memoryview) -> None:
+        """Answer once every add received before over this connection is durable.
+
+        A lower term is refused. A higher one is not stored, since a FORCE writes nothing.
+        """
+        held = self._engine.term(request.ledger_id)
+        if judge(held, request.term) is Verdict.REFUSE:
+            self._fence.refuse_term(peer, Op.FORCE, request_id, held)
+            return
+        acknowledge = partial(self._responder.acknowledge, peer, Op.FORCE, request_id)
+        self._responder.after_barrier(peer, acknowledge)

@@ -1,0 +1,86 @@
+"""Inspection: LIST_ENTRIES, LIST_LEDGERS, INFO and PING, which change nothing of a ledger.
+
+A listing says by omission which entries and ledgers are absent, so it waits for a barrier (rule 3). INFO and
+PING are answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bookie_aio.wire.frames import encode_frame
+from bookie_aio.wire.listing import ROW
+from bookie_aio.wire.messages import (
+    Done,
+    Info,
+    ListEntries,
+    ListEntriesAnswer,
+    ListLedgers,
+    ListLedgersAnswer,
+    Op,
+    Ping,
+    encode_answer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bookie_aio.config import Limits
+    from bookie_aio.server.responder import Peer, Responder
+    from bookie_aio.storage.engine import Engine
+
+
+class InspectHandler:
+    """Carries out LIST_ENTRIES, LIST_LEDGERS, INFO and PING."""
+
+    def __init__(
+        self, engine: Engine, limits: Limits, responder: Responder, info: Callable[[], dict[str, object]]
+    ) -> None:
+        """`info` returns the metrics that INFO answers with."""
+        self._engine = engine
+        self._limits = limits
+        self._responder = responder
+        self._info = info
+
+    def ping(self, peer: Peer, request_id: int, request: Ping, body: memoryview) -> None:
+        """Answer with OK."""
+        peer.send(encode_frame(encode_answer(Op.PING, request_id, Done())))
+
+    def info(self, peer: Peer, request_id: int, request: Info, body: memoryview) -> None:
+        """Answer with the bookie's metrics as JSON."""
+        document = json.dumps(self._info(), default=str).encode()
+        peer.send(encode_frame(encode_answer(Op.INFO, request_id, Done()), len(document)), document)
+
+    def list_entries(self, peer: Peer, request_id: int, request: ListEntries, body: memoryview) -> None:
+        """Answer with the entries that are held of a ledger, at most `list_rows_max` rows of them."""
+        # Rule 15: at once, not behind the barrier. The listing omits the entries of an eviction accepted so
+        # far. An eviction accepted later would drop listed entries, and a repair relies on the listing.
+        self._engine.eviction_candidates.discard(request.ledger_id)
+        rows_max = self._limits.list_rows_max
+        answering = partial(self._answer_entries, peer, request_id, request, rows_max)
+        self._responder.run(peer, Op.LIST_ENTRIES, request_id, answering, rows_max * ROW.size)
+
+    async def _answer_entries(self, peer: Peer, request_id: int, request: ListEntries, rows_max: int) -> int:
+        await self._responder.barrier()
+        rows, next_entry = await self._engine.list_entries(request.ledger_id, request.from_entry, rows_max)
+        answer = ListEntriesAnswer(next_entry, self._engine.is_damaged(request.ledger_id))
+        body = b"".join([ROW.pack(*row) for row in rows])
+        peer.send(encode_frame(encode_answer(Op.LIST_ENTRIES, request_id, answer), len(body)), body)
+        return len(body)
+
+    def list_ledgers(self, peer: Peer, request_id: int, request: ListLedgers, body: memoryview) -> None:
+        """Answer with the ids of the ledgers that are held, at most `list_ledgers_max` of them."""
+        count_max = self._limits.list_ledgers_max
+
+        async def answer() -> int:
+            await self._responder.barrier()
+            ids, next_ledger = self._engine.list_ledgers(request.from_ledger, count_max)
+            packed = struct.pack(f"<{len(ids)}Q", *ids)
+            header = encode_answer(Op.LIST_LEDGERS, request_id, ListLedgersAnswer(next_ledger))
+            peer.send(encode_frame(header, len(packed)), packed)
+            return len(packed)
+
+        self._responder.run(peer, Op.LIST_LEDGERS, request_id, answer, 8 * count_max)
