@@ -1,7 +1,8 @@
-"""A plan: all that happens in one run that is not left to the moment, as data.
+"""A plan: everything that is decided about a run before it starts, as data.
 
-Owns the form of plans and the drawing of them from a profile and a seed. A plan can be shown, cut down
-(`tests.sim.campaign.shrinking`) and run (`tests.sim.simulation`); the same plan and seed give the same run.
+Owns the form of plans, how they are drawn from a profile and a seed, and the table of profiles. A plan can be
+shown, shrunk (`tests.sim.campaign.shrinking`) and run (`tests.sim.simulation`). The same plan and seed give
+the same run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a campaign is counted under, and what ends one."""
+"""The key that a campaign counts for, its record, and the ways in which a campaign ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges that blame nobody who is right: histories that are legal, and were once taken for violations.
+"""Checkers that blame nobody who is right: histories that are legal, and were once taken for violations.
 
 No seed has met them; they were constructed. Each brings about what the simulated network and metadata store
 may do at the worst moment there is.
@@ -67,35 +67,35 @@ def test_what_a_bookie_said_stays_said_when_it_forgets_the_ledger(monkeypatch: p
 def test_a_ledger_that_is_deleted_while_the_names_are_listed_is_not_missed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    names, listed, judges = unbounded_after_healing._Judge.names, Client.list_unbounded_ledgers, []
+    names, listed, checkers = unbounded_after_healing._Checker.names, Client.list_unbounded_ledgers, []
 
-    async def judged(self: unbounded_after_healing._Judge) -> None:
-        judges.append(self)
+    async def checked(self: unbounded_after_healing._Checker) -> None:
+        checkers.append(self)
         await names(self)
 
     async def listing(self: Client) -> AsyncGenerator[tuple[str, int], None]:
-        named = judges[0]._lives.named if judges else None
-        if named is not None and not judges[0]._lives.life(named).is_deleted:
-            judges[0]._simulation.tree.drop(ledger_key(named))
-            judges.append(judges[0])
+        named = checkers[0]._lives.named if checkers else None
+        if named is not None and not checkers[0]._lives.life(named).is_deleted:
+            checkers[0]._simulation.tree.drop(ledger_key(named))
+            checkers.append(checkers[0])
         async for row in listed(self):
             yield row
 
-    monkeypatch.setattr(unbounded_after_healing._Judge, "names", judged)
+    monkeypatch.setattr(unbounded_after_healing._Checker, "names", checked)
     monkeypatch.setattr(Client, "list_unbounded_ledgers", listing)
     _assert_good(*REMADE)
-    assert len(judges) == 2  # It was there.
+    assert len(checkers) == 2  # It was there.
 
 
 def test_a_ledger_that_is_deleted_while_it_is_judged_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, deleted = unbounded_after_healing._Judge.read, []
+    real, deleted = unbounded_after_healing._Checker.read, []
 
-    async def read(self: unbounded_after_healing._Judge, life: Life) -> None:
+    async def read(self: unbounded_after_healing._Checker, life: Life) -> None:
         deleted.append(life.ledger_id)
         self._simulation.tree.drop(ledger_key(life.ledger_id))
         await real(self, life)
 
-    monkeypatch.setattr(unbounded_after_healing._Judge, "read", read)
+    monkeypatch.setattr(unbounded_after_healing._Checker, "read", read)
     _assert_good(*REMADE)
     assert deleted
 

@@ -1,8 +1,8 @@
-"""Published counterexamples, played step by step on production code: what must not happen does not.
+"""Published counterexamples, played step by step on production code.
 
 The sources are the TLA+ models of BookKeeper's replication (Vanlightly, 2021-2023) and the discussions around
-them. Each schedule is played a second time with the rule taken out that forbids it, and must then break; so
-the schedule is shown to be the one that the rule is about. Those of unbounded ledgers are in
+them. Each schedule is played a second time with the rule taken out that forbids it, and must then break. That
+shows that the schedule is the one that the rule is about. Those of unbounded ledgers are in
 `test_sim_schedules_terms`.
 """
 

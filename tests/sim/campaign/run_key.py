@@ -1,12 +1,12 @@
 """The key of a run: a hash of the code that a simulated run executes.
 
-A campaign's record counts for one key (`tests.sim.campaign.record`). The key changes when a run may change,
-and stays when only prose or the names of files change.
+A campaign's record counts for one key (`tests.sim.campaign.record`). The key changes when a run may change.
+It stays when only prose or the names of files change.
 
 The key covers:
 
-- every module of this project that a run imports, found by following imports from `ENTRY`: at the top of a
-  module, in a function, and by a string that is the dotted name of a module (`importlib.import_module`);
+- every module of this project that a run imports, found by following imports from `ENTRY`;
+- imports in functions, and strings that are the dotted name of a module (`importlib.import_module`);
 - the `__init__` of each package on the way;
 - of each module the syntax tree: every statement, constant, annotation, and name that is not a module's.
 
@@ -14,12 +14,12 @@ The key does not cover:
 
 - docstrings, bare strings behind attributes, comments, layout;
 - `if TYPE_CHECKING` blocks, which never run;
-- the path and the dotted name of a module, and the order of imports. A reference to a module counts as a
-  reference to its content, so an import of the same name from another module changes the key;
+- the path and the dotted name of a module, and the order of imports;
 - anything outside this project's modules: Python itself, third-party packages, environment, data files;
 - modules that a run does not import: the command line, Spark, the blocking client, tests, planted bugs.
 
-Code that moves from one module to another changes the key, and so does a renamed class, function or variable.
+A reference to a module counts as a reference to its content. So importing a name from another module changes
+the key. Code that moves to another module changes it too, and so does a renamed class, function or variable.
 """
 
 from __future__ import annotations

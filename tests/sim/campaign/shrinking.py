@@ -1,9 +1,9 @@
 """Shrinking: a plan that fails is cut down to one that still fails and is easier to read.
 
-Owns the search. What counts as "still fails" is that the same invariant is broken, and where that is not much
-of a name (Liveness, Unexpected) that the same kind of error is met. Tried, until nothing
-helps any more or the budget of runs is used up: fewer faults (halves first, then one by one), fewer clients,
-an earlier end.
+Owns the search. A smaller plan still fails if the same invariant is broken. Liveness and Unexpected say
+little, so there the same kind of error has to be met as well. The search tries fewer faults (halves first,
+then one by one), fewer clients, and an earlier end. It stops when nothing helps any more or the budget of
+runs is used up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Judgement: after healing, every ledger is recovered, read twice, and its copies are counted.
+"""After healing: every ledger is recovered and read twice, and its copies are counted.
 
-Owns the checks of the last phase of a run. Those that hold at every moment are the history's. A ledger that
-somebody has asked to delete is judged as well where it is there.
+Owns the checks of a run's last phase, and the table of checkers that run in it. The history owns the checks
+that hold at every moment. A ledger that somebody has asked to delete is checked as well if it is there.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 RECOVERY_BOUND_S = 40.0
-JUDGES: list[Callable[[Simulation, Client], Awaitable[None]]] = []
-"""Further checks by profiles of other parts, run by the judging client after those of bounded ledgers."""
+CHECKERS: list[Callable[[Simulation, Client], Awaitable[None]]] = []
+"""Checks of logs and of unbounded ledgers; the checking client runs them after those of bounded ledgers."""
+CHECKER = "judge"
+"""The checking client's name. It seeds the client's randomness: another one changes what every seed does."""
 
 
-async def judge(simulation: Simulation) -> None:
+async def check_after_healing(simulation: Simulation) -> None:
     """Recover, read and count, with a new client."""
-    await simulation.spawn_client("judge", _judge)
+    await simulation.spawn_client(CHECKER, _check)
 
 
-async def _judge(simulation: Simulation, client: Client) -> None:
+async def _check(simulation: Simulation, client: Client) -> None:
     for record in _there(simulation):
         if not await _recover(simulation, client, record):
             return
@@ -37,7 +39,7 @@ async def _judge(simulation: Simulation, client: Client) -> None:
     second: Any = simulation.spawn_client("second", _second)
     await second
     await _count_copies(simulation, client)
-    for further in JUDGES:
+    for further in CHECKERS:
         await further(simulation, client)
 
 
@@ -47,7 +49,7 @@ async def _second(simulation: Simulation, client: Client) -> None:
 
 
 def _there(simulation: Simulation) -> Iterator[LedgerRecord]:
-    """Yield the ledgers that are there when it is their turn, but for those that others judge."""
+    """Yield the ledgers that are there when it is their turn, but for those that other checkers check."""
     history = simulation.history
     for record in list(history.ledgers.values()):
         if record.metadata is not None and not record.is_gone and record.ledger_id not in history.ignored:

@@ -1,16 +1,16 @@
-"""What bookies have said on the wire, and the invariants that hold them to it.
+"""The promises of bookies: an answer on the wire binds the bookie that gave it.
 
 Owns the record of every acknowledgement, fence and "no such entry" of every bookie. It covers all ledgers:
-bounded ones, those of logs, and unbounded ones. `tests.sim.cluster.wiretap` reports to it.
-The names:
+bounded ones, those of logs, and unbounded ones. `tests.sim.cluster.wiretap` reports to it. The names:
 
-- NoForgottenAdd: no bookie says "no such entry" of what it acknowledged, under that content term, before it
-  was asked. What was deleted or trimmed, or forgotten (`tests.sim.faults.upkeep`), is apart.
-- FencesHold: no bookie acknowledges an ordinary add, or one of a recovery, after it answered a higher term;
-  nor does it answer anything else that carries a term and was asked for after that.
+- NoForgottenAdd: no bookie says "no such entry" of an entry that it had acknowledged, under that content
+  term, before it was asked. Entries that were deleted, trimmed or evicted (`tests.sim.faults.upkeep`) are
+  exempt.
+- FencesHold: after a bookie answered a higher term, it acknowledges no ordinary add and no recovery add of a
+  lower one. Nor does it answer any other request that carries a lower term and was sent after that.
 - TombstonesHold: no bookie acknowledges an add to a ledger after it said that the ledger is deleted.
-- DamagedTakesNoAdds: no bookie acknowledges an ordinary add to a ledger that was asked for after it said that
-  it lost data of it (rule 4).
+- DamagedTakesNoAdds: a bookie that said it lost data of a ledger acknowledges no ordinary add sent to that
+  ledger afterwards (rule 4).
 - OnlyTheDeletedIsDropped: no bookie says that a ledger is deleted while its metadata are there (rule 15).
 - OpenLedgersAreNotFenced: no bookie refuses a term as too low while the ledger's metadata say OPEN.
 - LacIsAcknowledged: no bookie states a LAC of a bounded ledger that is not acknowledged.

@@ -1,31 +1,30 @@
-"""Handles of bounded ledgers in use: what a writer or a reader says of itself, and what must hold of it.
+"""Handles of bounded ledgers: what a writer or a reader reports, and what must hold of it.
 
-Owns a record of each handle beside the history's record of its ledger, and the judgement about it. What was
-acknowledged is what the writer's handle says to be (`last_add_confirmed`), whenever anybody looks: so adds
-without a future of their own, those of bulks and those under deferred sync, come under the history's checks
-as all others do. The names:
+Owns a record of each handle beside the history's record of its ledger, and the checks of it. The writer's
+`last_add_confirmed` decides what is acknowledged, whenever it is read. So the history also checks adds
+without a future of their own: those of bulks and those under deferred sync. The names:
 
-- WritersTellTheTruth: `last_add_confirmed` and `last_add_fully_replicated` of a writer never go back, the
-  second never lies above the first, nor the first above what was added; all of its write set have said OK to
-  an entry that is fully replicated; `length` is that of the acknowledged entries.
-  An entry under an id of the caller's waits for those before it, and no longer.
-- NoOutOfOrderEntries: futures of adds complete in the order of the entries, with their ids, those of bulks
-  are contiguous; readers give entries in order, without gaps, as far as they were asked to.
-- WaitsCover: `flush` returns when all that was added before it is acknowledged (with deferred sync:
-  received), `force` when it is durable and acknowledged, `close` when it is in the closed ledger, `drain`
-  when there is room.
-- EndedWritersAcknowledgeNothing: a writer that was fenced, aborted or closed acknowledges nothing more, and
-  each of its methods raises, or gives what its docstring says.
+- WritersTellTheTruth: `last_add_confirmed` and `last_add_fully_replicated` of a writer never go back. The
+  second never lies above the first, nor the first above the last entry added. The whole write set has said OK
+  to an entry that is fully replicated. `length` is that of the acknowledged entries. An entry under an id of
+  the caller's waits for the entries before it, and no longer.
+- NoOutOfOrderEntries: futures of adds complete in the order of the entries, with their ids. The ids of a bulk
+  are contiguous. Readers return entries in order, without gaps, as far as they were asked to.
+- WaitsCover: `flush` returns when everything added before is acknowledged (with deferred sync: received).
+  `force` returns when it is durable and acknowledged, `close` when it is in the closed ledger, `drain` when
+  there is room.
+- EndedWritersAcknowledgeNothing: a writer that was fenced, aborted or closed acknowledges nothing more. Each
+  of its methods raises, or returns what its docstring says.
 - SentAddsEndUnknown: an add that may have been sent does not fail as one that was not done (rule 8).
-- CallsEnd: calls of a handle that has ended come to an end, and so do calls that are cancelled; and all that
-  were made before or during the faults, once those are over for long.
-- CalmIsCalm: once faults are over for a while, no call fails on handles made from then on, by clients
-  that lived through the faults; but for what others do to a ledger.
+- CallsEnd: a call on an ended handle, or one that is cancelled, comes to an end. So does each call made
+  before or during the faults, once they are over for long.
+- CalmIsCalm: once faults are over for a while, no call fails on handles made from then on, unless others
+  changed the ledger. It holds for clients that lived through the faults, too.
 - WrongArgumentsAreRefused: with the error that the docstring names, and nothing is added.
-- ReadersNeverGoBack: the LAC of one reader never goes back, nor beyond what is acknowledged or closed.
-- AcknowledgedIsFound: nobody who may read an entry that was acknowledged is told that there is none.
-- RefreshesAreFresh: `refresh(sync=True)` sees what was completed before the call; a closed ledger's LAC and
-  length are those in the metadata store.
+- ReadersNeverGoBack: the LAC of one reader never goes back, nor beyond the entries acknowledged or closed.
+- AcknowledgedIsFound: no reader with the right password is told that an acknowledged entry is absent.
+- RefreshesAreFresh: `refresh(sync=True)` sees every change completed before the call. LAC and length of a
+  closed ledger are those in the metadata store.
 - NothingIsForged: no reader meets a damaged answer where no medium lies.
 """
 

@@ -1,42 +1,42 @@
-"""History and checkers: what everybody did and was told, and the invariants that must hold of it.
+"""The history of a run, and the invariants of bounded ledgers that must hold of it.
 
-Owns the record of one run and every judgement about it. A check that fails becomes a `ViolationError` with
-the name of its invariant; the run ends there. The names are those of the published TLA+ models of this
-protocol where they have one.
+Owns the record of one run and the checks of it. A check that fails becomes a `ViolationError` with the name
+of its invariant; the run ends there. The names are those of the published TLA+ models of this protocol where
+the models have one.
 
 - TypeOK: every value of a ledger's metadata parses, at each change; frames and lengths are right.
-- NoOutOfOrderEntries: futures of adds complete in entry order, without gaps; reads give entries in order.
+- NoOutOfOrderEntries: futures of adds complete in entry order, without gaps; reads return entries in order.
 - AllCommittedEntriesReachAckQuorum: when an entry is acknowledged, Qa bookies of its write set have said OK;
   after healing Qa of them hold it.
 - NoDivergenceBetweenClientAndMetaData: nothing acknowledged or read lies beyond a closed ledger's last entry,
   neither when it is closed nor later.
-- AllAckedEntriesAreReadable: after a power cut of everything and after healing, all that was acknowledged or
-  read, or lies in a closed ledger, is read, byte for byte.
-- AllEntriesOfClosedLedgerReachedWriteQuorum: with guaranteed write quorum, when a ledger is closed: by its
-  writer all of it, by a recovery its last fragment.
-- EndsAreProven: when a recovery closes a ledger, Qw − Qa + 1 bookies of the write set that the entry behind
-  its last one would have had said to a recovery read that there is no such entry (rule 12c).
+- AllAckedEntriesAreReadable: after healing, every entry that was acknowledged, read, or lies in a closed
+  ledger is read, byte for byte. A power cut of the whole cluster makes no difference.
+- AllEntriesOfClosedLedgerReachedWriteQuorum, with guaranteed write quorum: a writer closes a ledger when all
+  entries have, a recovery when those of the last fragment have.
+- EndsAreProven: a recovery closes a ledger when the entry behind the last one is proven absent. Qw − Qa + 1
+  bookies of that entry's write set have answered "no such entry" to a recovery read (rule 12c).
 - RecoveredEntriesReachAckQuorum: when a recovery closes a ledger, Qa bookies have said that they have each
-  entry of its last fragment, in the ensembles that the ledger is closed with (rule 12c).
-- EarlierFragmentsStay: a change of state leaves all fragments but the last as they are, such as others have
-  repaired them (rule 12e).
-- NoDirtyReads: an ordinary read gives what is acknowledged or lies within a closed ledger.
-- NoLogDivergence: all who read an entry read the bytes that its writer gave.
+  entry of the last fragment. The ensembles are those that the ledger is closed with (rule 12c).
+- EarlierFragmentsStay: a change of state leaves all fragments but the last as they are, also where a repair
+  has changed them (rule 12e).
+- NoDirtyReads: an ordinary read returns entries that are acknowledged or lie within a closed ledger.
+- NoLogDivergence: all readers of an entry read the bytes that its writer added.
 - ClosedNeverChanges: state, last entry and length of a closed ledger stay; states only go forward.
 - VersionsIncrease: each change of a key has a higher version.
 - FragmentsBeginAtLac: no fragment of an open ledger begins beyond the first entry not acknowledged.
 - DeletionsAreAskedFor: no ledger with entries is deleted that nobody has asked to delete.
 - OpenLedgersAreNotFenced: no writer is told that somebody took its ledger over while the ledger's metadata
   say OPEN.
-- ReplacementsHoldWhatTheyOwe: with guaranteed write quorum, a new bookie has acknowledged what it owes of the
-  entries already acknowledged, when the metadata come to name it (rule 11).
-- AddsGoOn: with guaranteed write quorum, a writer's adds are acknowledged within a bound while Qa bookies of
-  its ensemble are well, whatever the others do (rule 9; `tests.sim.profiles.refusals`).
+- ReplacementsHoldWhatTheyOwe, with guaranteed write quorum: when the metadata come to name a replacement, it
+  has acknowledged every entry that it owes and that is acknowledged (rule 11).
+- AddsGoOn, with guaranteed write quorum: adds are acknowledged within a bound while Qa bookies of the
+  ensemble are well, whatever the others do (rule 9; `tests.sim.profiles.refusals`).
 - WipedBookiesDoNotServe: a bookie whose disk was replaced by an empty one does not start (rule 6).
 - Liveness: once faults stop, every ledger can be recovered and closed within a bound.
-- Unexpected: nothing raises what is not in the tree of errors.
+- Unexpected: no call raises an error that is not in the tree of errors.
 
-What bookies say of any ledger is judged in `tests.sim.checkers.bookie_promises`.
+`tests.sim.checkers.bookie_promises` checks the answers of bookies, for all ledgers.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class History:
     # --- what the metadata say -----------------------------------------------------------------
 
     def ignore(self, ledger_id: int) -> None:
-        """Leave a ledger that others judge out of the checks of bounded ledgers."""
+        """Leave a ledger that other checkers check out of the checks of bounded ledgers."""
         self.ignored.add(ledger_id)
 
     def metadata_changed(self, key: str, value: bytes | None, version: Version | None) -> None:

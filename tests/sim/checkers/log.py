@@ -1,9 +1,9 @@
-"""What is known of the logs of one run, and the invariants of chains of ledgers.
+"""Logs: the record of one run's logs, and the invariants of chains of ledgers.
 
-Owns the record and the judgement, as `tests.sim.checkers.invariants` does for single ledgers. The names:
+Owns the record and the checks, as `tests.sim.checkers.invariants` does for single ledgers. The names:
 
-- EntryOrderMaintained: positions of one writer's records increase; readers give records in the order of
-  positions, pass over none that is acknowledged, and read one value at each position, whoever reads and when.
+- EntryOrderMaintained: positions of one writer's records increase. Readers return records in the order of
+  positions and pass over none that is acknowledged. All of them read one value at each position.
 - AllNonEmptyLedgersInLedgerList: a ledger whose record is acknowledged is listed, or has been.
 - AtMostTwoNotClosed: all listed ledgers but the last two are CLOSED, whenever a list changes.
 - ListedLedgersExist: no listed ledger is deleted.
@@ -12,8 +12,8 @@ Owns the record and the judgement, as `tests.sim.checkers.invariants` does for s
 - NoDirtyReads: a record that is read is one that its writer knows to be acknowledged, or lies in a CLOSED
   ledger.
 - NoDivergenceBetweenClientAndMetaData: no acknowledged record lies behind the last entry of a CLOSED ledger.
-- OneLedgerTakesAdds: nothing that was appended after a record of a later ledger was acknowledged is
-  acknowledged in an earlier one.
+- OneLedgerTakesAdds: a record that is appended after a later ledger had one acknowledged is not acknowledged
+  in an earlier ledger.
 - NothingLeftOver: after a sweep at the end, no ledger made for a log is in none.
 """
 
@@ -225,7 +225,7 @@ class Chains:
             self._within_closed(ledger_id, position)
         if TAG in self._ledgers[ledger_id].custom:
             self._made.setdefault(ledger_id, self._now())
-            self._history.ignore(ledger_id)  # its entries are judged here, by their positions
+            self._history.ignore(ledger_id)  # its entries are checked here, by their positions
 
     def _acknowledged_in(self, ledger_id: int) -> Iterator[Position]:
         for row, ledger in self._ledger_of.items():

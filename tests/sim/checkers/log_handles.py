@@ -1,14 +1,14 @@
-"""A log's handle in the hands of a user who calls all there is, in any state, and checks what it promised.
+"""A log's handle, used by a client that makes every call, in any state, and checks what each promised.
 
-Owns the checks of `LogWriter`'s docstrings. The names:
+Owns the checks of the docstrings of `LogWriter`. The names:
 
-- CallsDoWhatTheySay: on return of `flush` and `close` all that was appended before is acknowledged, of
-  `close` the last ledger is CLOSED, of `drain` there is room, of `roll` the log has been rolled; of
-  `truncate_log` and `delete_log` the ledgers are gone, of `add_to_log` they are listed; `list_logs` and
-  `log_metadata` give what is, or was during the call.
-- HandlesGoForward: `last_add_confirmed` names the last record acknowledged, and, as `rolls`, never goes back.
-- HandlesEndForGood: a handle that was closed or aborted, or that has failed, acknowledges nothing any more,
-  and every call on it ends at once as its docstring says.
+- CallsDoWhatTheySay. On return of `flush` and `close`, all records appended before are acknowledged. After
+  `close` the last ledger is CLOSED; after `drain` there is room; after `roll` the log has been rolled. After
+  `truncate_log` and `delete_log` the ledgers are gone; after `add_to_log` they are listed. `list_logs` and
+  `log_metadata` return a state that is there, or was during the call.
+- HandlesGoForward: `last_add_confirmed` names the last record acknowledged. Neither it nor `rolls` goes back.
+- HandlesEndForGood: a handle that was closed or aborted, or has failed, acknowledges nothing any more. Every
+  call on it ends at once as its docstring says.
 """
 
 from __future__ import annotations

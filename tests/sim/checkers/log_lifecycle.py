@@ -1,23 +1,23 @@
-"""Logs that are cut, replaced, deleted and made anew: what is known of them, and the invariants.
+"""Logs that are truncated, replaced, deleted and remade: the record of each life, and the invariants.
 
-`LogLives` takes the place of `tests.sim.checkers.log.Chains` in runs whose setup is `log_lives`. The names of
-invariants of `Chains` mean the same here. A *life* of a log is the time from its list's creation to its
-deletion. Ids of rows are never given twice, so each position belongs to one life. Readers are judged one
-reading at a time (`tests.sim.checkers.log_reads`). The names that are new:
+`LogLives` takes the place of `tests.sim.checkers.log.Chains` in runs whose setup is `log_lives`. The
+invariants of `Chains` keep their names. A *life* of a log is the time from its list's creation to its
+deletion. Ids of rows are never given twice, so each position belongs to one life.
+`tests.sim.checkers.log_reads` checks readers, one reading at a time. The further names:
 
-- ListChangesAreLegal: a list changes in the ways that `metadata.model.log` has: rows are appended, or dropped
-  from the front and not the last one, or all dropped for others, or for good; what is dropped is CLOSED,
-  unless all is deleted, and is forgotten only when its ledgers are gone; a log's beginning never goes back,
-  nor behind its last ledger; no ledger is listed twice; a list is deleted only when it is empty and
-  condemned.
-- TransactionsOnce: the batches of a query are recorded in ascending order, together with their ledgers; one
-  that is repeated is said to be repeated, and changes nothing.
+- ListChangesAreLegal: a list changes in the ways of `metadata.model.log`. Rows are appended; dropped from the
+  front, but not the last one; or all dropped, for others or for good. A dropped row is of a CLOSED ledger,
+  unless all rows are dropped for good. It leaves the list when its ledger is gone. A log's beginning never
+  goes back, nor behind its last ledger. No ledger is listed twice. A list is deleted only when it is empty
+  and condemned.
+- TransactionsOnce: the batches of a query are recorded in ascending order, together with their ledgers. A
+  repeated batch is reported as repeated, and changes nothing.
 - LivesAreApart: nobody reads a record in another life than that of the log it was appended to.
-- AllAckedRecordsAreReadable, at every moment: what is acknowledged had not been cut off before it was
-  appended.
+- AllAckedRecordsAreReadable, at every moment: a record that is acknowledged had not been truncated before it
+  was appended.
 - NothingLeftOver: also no ledger that was ever a log's, and no page.
-- PasswordsAreAsked: nobody reads, cuts, replaces or deletes a log that has ledgers with another password than
-  theirs.
+- PasswordsAreAsked: nobody reads, truncates, replaces or deletes a log with another password than that of its
+  ledgers.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class LogLives(Chains):
             return
         metadata = self._ledgers[ledger_id] = LedgerMetadata.from_json(value)
         if TAG in metadata.custom or metadata.password is not None:
-            self._history.ignore(ledger_id)  # its entries are judged here, by their positions
+            self._history.ignore(ledger_id)  # its entries are checked here, by their positions
             if metadata.custom.get(TAG) == LOG.encode():
                 self._owned.setdefault(ledger_id, self._now())
         if metadata.is_closed and self.life is not None:

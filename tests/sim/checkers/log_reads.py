@@ -1,12 +1,12 @@
-"""One reading of a log, from where it begins to where it ends or breaks off, and what it must have given.
+"""One reading of a log, from its first record to its end or its failure, and what it must return.
 
-Owns the judgement of readers, for `tests.sim.checkers.log_lifecycle`. The names, beside Chains':
+Owns the checks of readers, for `tests.sim.checkers.log_lifecycle`. The names, beside those of `Chains`:
 
-- LivesAreApart: one reading gives records of one life of the log.
-- ReadingsReachTheEnd: a reading that does not follow ends behind all that lay in CLOSED ledgers when it
-  began; one that follows never ends by itself.
-- ErrorsAreTrue: "truncated" and "no such log" are said only where that was so, and no call raises what its
-  docstring has no room for: raw errors of the metadata store, damage where there is none, ledgers that the
+- LivesAreApart: one reading returns records of one life of the log.
+- ReadingsReachTheEnd: a reading that does not follow ends behind everything in CLOSED ledgers at its start. A
+  reading that follows never ends by itself.
+- ErrorsAreTrue: "truncated" and "no such log" are raised only where that was so. No call raises an error that
+  its docstring does not name: raw errors of the metadata store, damage where there is none, ledgers that the
   caller has not named.
 """
 

@@ -1,6 +1,6 @@
-"""Copies: after healing, what the bookies of a ledger list is what they acknowledged and owe.
+"""Replicas: after healing, a bookie lists the entries of a ledger that it acknowledged and owes.
 
-Owns the asking and the counting, for bounded and unbounded ledgers alike. The names:
+Owns the requests and the counting, for bounded and unbounded ledgers alike. The names:
 
 - Liveness: once faults stop, every bookie whose disk is whole serves, and lists what it holds.
 - HonestDisksLoseNothing: only the bookie whose medium may lie ever says that it has lost data.
@@ -38,7 +38,7 @@ class Listing(NamedTuple):
 
 
 class Copies:
-    """The counting of one judging client."""
+    """The counting of one checking client."""
 
     def __init__(self, simulation: Simulation, client: Client) -> None:
         self._simulation = simulation
@@ -103,7 +103,7 @@ class Copies:
                 rows, is_damaged = await list_entries(connection, ledger_id, 0, 1 << 62, _ASKING_S)
                 break
             except NoSuchLedgerError:
-                return None  # whether it may say so is judged where it is said
+                return None  # `bookie_promises` checks whether it may say so
             except BookKeeperError as error:
                 self._history.note("judge", f"{bookie} did not list ledger {ledger_id}:", repr(error))
                 if loop.now > give_up_at:

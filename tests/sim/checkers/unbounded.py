@@ -1,10 +1,10 @@
-"""Unbounded ledgers in a run: what was acknowledged and read of the one there is, and what must hold of it.
+"""Unbounded ledgers: the record of the entries acknowledged and read, and the invariants.
 
-Owns the record and its invariants:
+Owns the record of runs with one unbounded ledger (`tests.sim.workloads.unbounded`). The names:
 
 - NoLogDivergence: a position has one value, whoever acknowledges or reads it, and it is one that was added.
-- AllCommittedIdsAreReadable: a term opens behind everything acknowledged before it; after healing all that
-  was acknowledged or read, and not trimmed, is read, in order.
+- AllCommittedIdsAreReadable: a term opens behind everything acknowledged before it. After healing, every
+  entry that was acknowledged or read, and not trimmed, is read in order.
 - TermsCount: the term grows by one at each takeover, and in no other way; no content term falls.
 """
 
@@ -44,7 +44,7 @@ class TermsRecord:
         record = simulation.shared.get(_KEY)
         if record is None:
             record = simulation.shared[_KEY] = cls(simulation)
-            # Before the history's own, which leaves ledgers alone that others judge.
+            # Before the history's own, which then ignores this ledger.
             simulation.tree.watchers.insert(0, record.metadata_changed)
         return record
 
@@ -107,7 +107,7 @@ class TermsRecord:
                     f"term {metadata.term} opens at {first}; acknowledged or read are {sorted(beyond)}",
                 )
 
-    def judge(self, who: str, found: list[tuple[int, bytes]]) -> None:
+    def check_read(self, who: str, found: list[tuple[int, bytes]]) -> None:
         """Compare with all that a reader has found from the first entry on that is left."""
         for (entry_id, value), expected in zip(
             found, range(found[0][0] if found else 0, 1 << 62), strict=False

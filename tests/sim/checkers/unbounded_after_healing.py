@@ -1,7 +1,8 @@
-"""The judge of unbounded ledgers in all their lives: after healing each is sealed, followed and read whole.
+"""After healing, each unbounded ledger of `unbounded_lifecycle` is sealed, followed and read whole.
 
 Owns the checks of the last phase. A ledger that was sealed in the run stays as it was, and nobody takes it
-over any more; of the others the judge holds the last term, and seals them under the eyes of a follower.
+over any more. The checking client takes the last term of each other ledger, and seals it while a follower
+reads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from metadata.errors import BookKeeperError, LedgerClosedError
-from tests.sim.checkers.after_healing import JUDGES
+from tests.sim.checkers.after_healing import CHECKERS
 from tests.sim.checkers.replicas import Copies
 from tests.sim.checkers.unbounded_calls import CALL_BOUND_S, EVERYTHING, Calls
 from tests.sim.checkers.unbounded_lifecycle import NAME, Lives
@@ -27,26 +28,26 @@ TAKEOVER_BOUND_S = 40.0
 _TRIES = 5
 
 
-async def _judge_lives(simulation: Simulation, client: Client) -> None:
-    """Judge every ledger that is there, and where its name leads."""
+async def _check_lives(simulation: Simulation, client: Client) -> None:
+    """Check every ledger that is there, and where its name leads."""
     lives = Lives.find(simulation)
     if lives is None:
         return
-    judge = _Judge(simulation, client, lives)
+    checker = _Checker(simulation, client, lives)
     for life in lives.alive():
-        if not await judge.seal(life) or simulation.history.violation is not None:
+        if not await checker.seal(life) or simulation.history.violation is not None:
             return
         # It may be deleted at any moment by the late request of somebody who is dead. Whether that was asked
-        # for is judged where it happens (`Lives`, DeletionsAreAskedFor).
+        # for is checked where it happens (`Lives`, DeletionsAreAskedFor).
         if not life.is_deleted:
-            await judge.read(life)
+            await checker.read(life)
         if not life.is_deleted:
-            await judge.count_copies(life)
-    await judge.names()
+            await checker.count_copies(life)
+    await checker.names()
 
 
-class _Judge:
-    """The judging client."""
+class _Checker:
+    """The checks that the checking client makes of unbounded ledgers."""
 
     def __init__(self, simulation: Simulation, client: Client, lives: Lives) -> None:
         self._simulation = simulation
@@ -117,7 +118,7 @@ class _Judge:
                     self._lives.require(left > 1, "AllCommittedIdsAreReadable", f"{who}: {error!r}")
                     await asyncio.sleep(0.5)
                 else:
-                    self._lives.judge(who, life, found)
+                    self._lives.check_read(who, life, found)
                     break
 
     async def _all_of(self, life: Life, *, by_handle: bool) -> list[tuple[int, bytes]]:
@@ -165,4 +166,4 @@ class _Judge:
         return [] if named is None or self._lives.life(named).is_deleted else [(NAME, named)]
 
 
-JUDGES.append(_judge_lives)
+CHECKERS.append(_check_lives)

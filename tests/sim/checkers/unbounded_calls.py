@@ -1,7 +1,7 @@
 """Calls on the handle of an unbounded ledger's holder, each with a check of what its docstring promises.
 
-Owns how calls are made: awaited, cut short, or left to themselves while others are made. What is promised
-must hold of a handle in whatever state: held, displaced, failed, left, sealed, or of a ledger deleted since.
+Owns how calls are made: awaited, cut short, or left to run while others are made. A promise must hold in
+every state of a handle: held, fenced, failed, left, sealed, or of a ledger deleted since.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Changes of an unbounded ledger's head: which are legal, and who may make them.
 
-Owns the judgement of one change. The head does not say who wrote it. So whoever is about to trim, to seal or
-to repair says so to the record first, with its term; and a new fragment begins where the term's holder, whose
-handle the record has, acknowledges nothing more until it is written.
+Owns the check of one change, for `tests.sim.checkers.unbounded_lifecycle`. The head does not say who wrote
+it. So a client that is about to trim, to seal or to repair tells the record first, with its term. A new
+fragment begins where the term's holder, whose handle the record has, acknowledges nothing more until it is
+written.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _OPEN, _TAKEN, _SEALED = LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.
 
 
 def check_change(lives: Lives, life: Life, before: LedgerMetadata, listed: list[Fragment]) -> None:
-    """Judge a change of a ledger's head.
+    """Check a change of a ledger's head.
 
     Args:
         listed: the fragments that there were before, those in pages too.

@@ -1,35 +1,38 @@
-"""The lives of one name: unbounded ledgers that are made by it, taken over, sealed, deleted and made anew.
+"""The lives of one name: unbounded ledgers that are created, taken over, sealed, deleted and remade.
 
 Owns the record of them, by ledger id, and the invariants. An entry's payload begins with its ledger's id. The
 promises are those of `client_aio.unbounded` and of `docs/UNBOUNDED.md`. The names:
 
 - NoLogDivergence: a position has one value, whoever acknowledges or reads it, and it was added to this
   ledger.
-- OneIterationOneLedger: who reads a ledger is given entries of this one only, also when another has its name.
-- NoDirtyReads: an ordinary read gives what is acknowledged, or what a takeover kept.
-- AllCommittedIdsAreReadable: a fragment begins behind all that is acknowledged or read; after healing all of
-  it that was not trimmed is read, in order, without gaps.
-- AcknowledgedInItsTerm: what a holder has acknowledged lies in a fragment of its content term.
+- OneIterationOneLedger: a reader of a ledger gets entries of this ledger only, also when another has its
+  name.
+- NoDirtyReads: an ordinary read returns entries that are acknowledged, or that a takeover kept.
+- AllCommittedIdsAreReadable: a fragment begins behind every entry acknowledged or read. After healing,
+  everything that was not trimmed is read, in order, without gaps.
+- AcknowledgedInItsTerm: an entry that a holder has acknowledged lies in a fragment of its content term.
 - ClosedTakesNothing: nothing is added, rolled, trimmed or sealed by a handle that was closed or has failed.
-- FlushedIsAcknowledged: on return of `flush`, `drain`, `force`, `add_entries` and `close` what they wait for
-  is acknowledged.
-- RollsLieBehind: all that was added before `roll` lies before the fragment that it returns, which is listed.
-- TrimsAreAskedFor: fragments leave at the front, whole ones, and only such as lie before an entry that the
-  holder of this very term asked for; and when it is told so, they have left.
-- SealsAreKept: only the term's holder seals, when it asks to, behind its last entry; end and length of a
-  sealed ledger never change; nothing is acknowledged or read behind it; followers end there, and only there.
-- HeadsChangeAsWritten: each change of a head is one of those in `metadata.model.ledger`, by who may make it.
+- FlushedIsAcknowledged: on return of `flush`, `drain`, `force`, `add_entries` and `close` the entries they
+  wait for are acknowledged.
+- RollsLieBehind: all entries added before `roll` lie before the fragment that it returns, which is listed.
+- TrimsAreAskedFor: fragments leave at the front, as a whole. They lie before an entry that the holder of this
+  very term asked to trim to. When the holder is told so, they have left.
+- SealsAreKept: only the term's holder seals, when it asks to, behind its last entry. End and length of a
+  sealed ledger never change. Nothing is acknowledged or read behind the end; followers end there, and only
+  there.
+- HeadsChangeAsWritten: each change of a head is one of those in `metadata.model.ledger`, by a client that may
+  make it.
 - TermsCount: the term grows by one at each takeover, and in no other way; no content term falls.
-- RepairsCopyFirst: a bookie is named by a repair when it has acknowledged, or given to somebody, all that it
-  owes of the fragment, and never in the last one of a ledger that is not sealed (rule 14).
-- RepairsAreWhole: a repair has named whom it says, in every fragment that it knew of but the last one.
+- RepairsCopyFirst: a repair names a bookie when that bookie has acknowledged, or returned to somebody, all
+  that it owes of the fragment. It never does in the last fragment of a ledger that is not sealed (rule 14).
+- RepairsAreWhole: a repair names the bookie it reports, in every fragment that it knew of but the last one.
 - PagesStay: no page ever changes, nor is it deleted while a head refers to it.
 - DeletionsAreAskedFor: no ledger that somebody has held is deleted where nobody deletes.
-- NamesLeadToOne: a name goes from one ledger to another, or to none, only when the first is deleted; a
-  deleted ledger does not come back.
-- HandlesGoForward: a reader's LAC never goes back; what it reads again is what the store has by then.
+- NamesLeadToOne: a name changes to another ledger, or to none, only when its ledger is deleted. A deleted
+  ledger does not come back.
+- HandlesGoForward: a reader's LAC never goes back; a second read returns the store's present state.
 - PasswordsAreAsked: nobody opens a ledger, to hold or to read it, with another password than its own.
-- LengthsAreRight: the length that a head gives is that of the entries below its last fragment, or of all.
+- LengthsAreRight: the length in a head is that of the entries below its last fragment, or of all.
 - CallsEnd: a call on a handle ends within a bound once faults stop, adds included when it is aborted.
 """
 
@@ -161,7 +164,7 @@ class Lives:
         record = simulation.shared.get(_KEY)
         if record is None:
             record = simulation.shared[_KEY] = cls(simulation)
-            # Before the history's own, which leaves ledgers alone that others judge.
+            # Before the history's own, which then ignores these ledgers.
             simulation.tree.watchers.insert(0, record.metadata_changed)
         assert isinstance(record, cls)
         return record
@@ -364,7 +367,7 @@ class Lives:
 
     # --- after healing -------------------------------------------------------------------------
 
-    def judge(self, who: str, life: Life, found: list[tuple[int, bytes]]) -> None:
+    def check_read(self, who: str, life: Life, found: list[tuple[int, bytes]]) -> None:
         """Compare with all that a reader has found of a sealed ledger, from the first entry that is left."""
         first, last = life.first_entry, life.end
         assert last is not None

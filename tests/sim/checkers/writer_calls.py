@@ -1,7 +1,7 @@
 """One writer's handle in use: the steps of the role `versatile_writer`, and the ends of its ledgers.
 
-Owns which calls are made in which states: awaited, left to run beside the next ones, or cancelled in their
-middle; and every call once more when the writer has ended. Does not own what must hold of them
+Owns which calls are made in which states. A call is awaited, left to run beside the next ones, or cancelled
+in its middle. Every call is made once more when the writer has ended. Does not own the checks
 (`tests.sim.checkers.handles`).
 """
 

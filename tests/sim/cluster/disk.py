@@ -1,7 +1,7 @@
 """SimDisk: the `Disk` seam of `bookie_aio.storage.disk.disk`, in front of one host's `Hardware`.
 
-Owns what each call of the seam does and how long it takes. What a fault is, and which may be asked for, is
-told at the top of `tests.sim.cluster.hardware`.
+Owns what each call of the seam does and how long it takes. The fault model is at the top of
+`tests.sim.cluster.hardware`.
 """
 
 from __future__ import annotations

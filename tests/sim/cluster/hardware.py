@@ -1,32 +1,34 @@
-"""Hardware: the disk of one host, bytes with a page cache, and all that may befall it.
+"""Hardware: the disk of one host, bytes with a page cache, and its faults.
 
 Owns the fault model and the fault budget. The `Disk` seam in front of it is `tests.sim.cluster.disk`.
 
-Fault model
-- A write goes to the page cache. Only a sync makes it durable; the sync of a file covers what was written to
-  it before the sync began, data and size.
-- When power fails, of everything not synced any subset is on the disk: each page of 4,096 bytes is old, new,
-  or torn at sectors of 512 bytes, each old or new. A file's size is the old or the new one.
+Fault model:
+
+- A write goes to the page cache. Only a sync makes it durable. The sync of a file covers the data and the
+  size written to it before the sync began.
+- When power fails, any subset of the data that is not synced is on the disk. Each page of 4,096 bytes is old,
+  new, or torn at sectors of 512 bytes, each old or new. A file's size is the old or the new one.
 - A directory's entries need a sync of their own. Without it a creation, a removal or a renaming may or may
-  not have happened, each by itself, though a renaming happens as a whole. A file whose entry is lost is
-  lost.
-- A process that is killed leaves the page cache as it is; what is in it still is not durable.
-- After a sync that failed, the pages it was to write count as clean and are not durable: a later sync does
-  not write them, reads give them from the cache, and a power cut takes them back (as on Linux).
-  So it is with a directory: names that a failed sync was to write are shown, later syncs do not write them,
-  and a power cut may take each of them back.
-- EIO on a write leaves a part of it in the cache (a short write), and on a change of a name or a size nothing
-  is changed. ENOSPC comes from reserving and growing.
-- EIO on a read says nothing of what is stored: read again later, it is there.
+  not have happened, each by itself, though a renaming happens as a whole. A file whose entry is lost is lost.
+- A process that is killed leaves the page cache as it is. Its content still is not durable.
+- After a failed sync, the pages that it was to write count as clean and are not durable (as on Linux). A
+  later sync does not write them, reads return them from the cache, and a power cut loses them.
+- A failed sync of a directory does the same to names. They are shown, later syncs do not write them, and a
+  power cut may take each of them back.
+- EIO on a write leaves a part of it in the cache (a short write). EIO on a change of a name or a size changes
+  nothing. ENOSPC comes from reserving and growing.
+- EIO on a read says nothing of the stored bytes: a later read returns them.
 
-Faults of the medium, which a bookie is to detect (rule 5): a bit flips in what is stored; a write is lost,
-or lands elsewhere in the file, though the disk reported it durable; the whole disk is gone ("wiped").
+Faults of the medium, which a bookie is to detect (rule 5): a bit flips in stored data. A write is lost, or
+lands elsewhere in the file, though the disk reported it durable. The whole disk is gone ("wiped").
 
-Fault budget, so that no run asks for the impossible: (1) at most one bookie in a run has faults of the
-medium, and only in runs whose ledgers all have Qa ≥ 2, so every acknowledged entry keeps an honest and intact
-replica; (2) nothing happens to the last group of the journal while it is the last: one bookie cannot tell
-such damage from a torn write. A lost or misdirected write therefore counts only once a later group is
-durable; power failing before that finds it where it should be.
+Fault budget, so that no run asks for the impossible:
+
+1. At most one bookie in a run has faults of the medium, and only in runs whose ledgers all have Qa ≥ 2. So
+   every acknowledged entry keeps an honest and intact replica.
+2. Nothing happens to the last group of the journal while it is the last: one bookie cannot tell such damage
+   from a torn write. A lost or misdirected write therefore counts only once a later group is durable. A power
+   cut before that finds the write where it should be.
 """
 
 from __future__ import annotations

@@ -1,20 +1,22 @@
 """SimLoop: an asyncio event loop whose time is virtual and whose every choice comes from a seed.
 
-Owns time, the order of what is ready, and which *process* each callback belongs to. Does not own the network
-(`tests.sim.cluster.network`), which it asks for connections, nor disks or metadata.
+Owns time, the order of ready callbacks, and which *process* each callback belongs to. Does not own the
+network (`tests.sim.cluster.network`), which it asks for connections, nor disks or metadata.
 
-How it runs
-- What is ready runs; when nothing is, time jumps to the next timer. Real time plays no part.
-- Every callback belongs to the process whose code asked for it. A process that has died never runs again: its
-  coroutines stay as they are for ever, at whatever await they had reached, and their `finally` blocks
-  do not run, as after `kill -9`. A paused process collects what it would have run.
-- Order: among processes the seed decides. Within one process `Order.FIFO` keeps the order that asyncio
-  documents for `call_soon`; `Order.SHUFFLE` does not, which no program may rely on between tasks; and
-  `Order.PCT` runs by random priorities of tasks that change a few times in a run, which finds bugs that need
-  few but unlikely switches (Burckhardt et al., 2010).
+How it runs:
+
+- A ready callback runs; when none is ready, time jumps to the next timer. Real time plays no part.
+- Every callback belongs to the process whose code asked for it. A process that has died never runs again. Its
+  coroutines stay at the await they had reached, and their `finally` blocks do not run, as after `kill -9`. A
+  paused process collects its callbacks.
+- The seed decides the order among processes.
+- Within one process, `Order.FIFO` keeps the order that asyncio documents for `call_soon`. `Order.SHUFFLE`
+  does not keep it, since no program may rely on it between tasks. `Order.PCT` runs by random priorities of
+  tasks that change a few times in a run. That finds bugs that need few but unlikely switches (Burckhardt et
+  al., 2010).
 
 Determinism: tasks and futures hash by a number drawn in order, so that sets of them iterate alike in every
-run; the garbage collector works at fixed callbacks of a run and else is off, so that finalisers run where
+run. The garbage collector works at fixed callbacks of a run and else is off, so that finalisers run where
 references end. The same seed gives the same trace in every process, for every PYTHONHASHSEED.
 """
 

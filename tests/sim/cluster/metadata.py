@@ -1,17 +1,16 @@
 """SimMetadata: the metadata store of a simulated cluster, with late and lost answers and stale reads.
 
-Owns a `SimTree`, which is `metadata.backends.memory.MemoryTree` with a history, and `SimMetadataStore`, one
-client's
-`MetadataStore`. The rules of versions and tokens are the in-memory store's and `metadata.write_outcome`'s;
-only time and faults are added here:
+Owns `SimTree`, which is `metadata.backends.memory.MemoryTree` with a history, and `SimMetadataStore`, the
+`MetadataStore` of one client. The rules of versions and tokens are those of the in-memory store and of
+`metadata.write_outcome`. Only time and faults are added here:
 
-- each operation takes a time to reach the server and a time to come back, and an operation that nobody
-  answers ends after `timeout_s` with `MetadataUnavailableError`: its request was lost, or its answer, or the
-  request arrives later than that and takes effect then;
-- reads may be stale: a client that lags sees the tree as it was, but never goes back behind what it has seen
-  or written, until it syncs;
-- a session ends when its client has not been heard of for `session_timeout_s` (it died, is paused, or is cut
-  off), or when a fault says so; what it registered goes, and comes back within 2 s if the client lives.
+- Each operation takes a time to reach the server and a time to come back. An operation without an answer ends
+  after `timeout_s` with `MetadataUnavailableError`. Its request was lost, or its answer was, or the request
+  arrives later and takes effect then.
+- Reads may be stale: a client that lags sees the tree as it was. It never goes back behind a state that it
+  has seen or written; a sync ends the lag.
+- A session ends when its client has not been heard of for `session_timeout_s` (it died, is paused, or is cut
+  off), or when a fault says so. Its registrations go, and come back within 2 s if the client lives.
 
 It also runs on an ordinary loop, for the contract suite in `tests/metadata`.
 """

@@ -1,20 +1,20 @@
 """SimNetwork: streams between named hosts, in memory, with the faults that real ones have.
 
-Owns hosts, listening sockets, connections and what is on its way. Does not own when faults happen
+Owns hosts, listening sockets, connections and the bytes on their way. Does not own when faults happen
 (`tests.sim.faults.kinds`), nor what the bytes mean (`tests.sim.cluster.wiretap`).
 
-Model
+Model:
+
 - A connection is two independent streams, each in order and without loss while both ends live, as TCP is. A
-  write is cut into segments; a segment takes a random time and never overtakes another of its stream. At
-  most `_WINDOW_BYTES` of a stream are on their way or not yet taken by the peer; the rest waits at the
-  sender, whose protocol is told to pause above its limit.
-- `block(a, b)` is a black hole from a to b: what is sent later waits, and goes on when it is opened again,
-  as TCP resends. Blocking one way only is a one-way partition. Connecting needs both ways.
-- `cut` ends the connections between two hosts: cleanly (both see the end of the stream) or by a reset,
-  which loses what was on its way.
-- A process that dies closes its sockets: what was handed to the system still arrives, then a reset or an
-  end. A host that loses power says nothing: its peers wait for ever, until it is up again and answers with a
-  reset.
+  write is cut into segments. A segment takes a random time and never overtakes another of its stream. At most
+  `_WINDOW_BYTES` of a stream are on their way or not yet taken by the peer. Further bytes wait at the sender,
+  whose protocol is told to pause above its limit.
+- `block(a, b)` is a black hole from a to b: bytes sent later wait until it is opened again, as TCP resends.
+  Blocking one way only is a one-way partition. Connecting needs both ways.
+- `cut` ends the connections between two hosts. A clean cut shows both the end of the stream; a reset loses
+  the bytes on their way.
+- A process that dies closes its sockets: bytes handed to the system still arrive, then a reset or an end. A
+  host that loses power is silent: its peers wait until it is up again and answers with a reset.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Quiet: what runs inside leaves nothing on standard error, and its leftovers are collected when told.
+"""Quiet: code that runs inside leaves nothing on standard error, and its leftovers are collected when told.
 
-A simulated power cut leaves coroutines at the await they had reached. When they are collected their `finally`
-blocks run, and complain to nobody that matters. The garbage collector is off inside, so that it never runs
-in the middle of a simulation, at a moment that differs from run to run.
+A simulated power cut leaves coroutines at the await they had reached. When they are collected, their
+`finally` blocks run, and complain on standard error. The garbage collector is off inside. It would run in the
+middle of a simulation, at a moment that differs from run to run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Remembered: inside, what is parsed from the same bytes a second time is not parsed again.
+"""Remembered: inside, bytes that have been parsed before are not parsed again.
 
 Bookies, clients and checkers of a simulation all read the same few values of the metadata store, and each
-parses them for itself. What comes out cannot be changed, so they may as well share it. The same goes for
-what is made of a ledger's password, which is meant to cost as much as thousands of callbacks: here it is also
-made at a small cost, as a log has a salt for each of its ledgers.
+parses them. The results are immutable, so they can be shared. The hash of a ledger's password is remembered
+as well, and made at a small cost here. In production it costs as much as thousands of callbacks, and a log
+has a salt for each of its ledgers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sequence numbers instead of addresses: what the programs keep in sets iterates alike in every run.
+"""Sequence numbers instead of addresses: sets of the product's objects iterate alike in every run.
 
 asyncio keeps tasks in sets, and so do the server and the client with their connections and handles. The
-default hash of an object is its address, which differs from run to run; here it is a number drawn when it is
-first asked for.
+default hash of an object is its address, which differs from run to run. Here it is a number that is drawn
+when the hash is first asked for.
 """
 
 from __future__ import annotations

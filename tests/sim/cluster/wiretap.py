@@ -1,9 +1,8 @@
 """The wire tap: reads the frames that clients and bookies send each other, and tells the history.
 
 Owns the decoding of both directions of each connection, at the moment the sender hands the bytes over. Does
-not own the network, nor the checks of what bookies answer (`tests.sim.checkers.bookie_promises`). It sees
-only the wire and nothing of a bookie's inside, so it checks a rewritten storage engine as it checked the
-first.
+not own the network, nor the checks of answers (`tests.sim.checkers.bookie_promises`). It sees the wire only
+and nothing of a bookie's inside. So it serves a rewritten storage engine as it served the first.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Starts one upon another: each from what the process before has left, and power cuts at every step of them.
+"""Chains of starts: each begins with what the process before has left, with power cuts at every step.
 
-Owns what a chain is made of. A process at work is killed, with all of it in the page cache and nothing more
-of it durable than before, or cut off from power. What it leaves may get damage: in the head of a group that
-is durable, and not the last one, so that it can be noticed. Then come several starts, each cut short in its
-turn, with directories that are full or not, with the reserve or without it; some go on to work a little.
+Owns the making of a chain. A process at work is killed, or loses power. A killed process leaves its data in
+the page cache, and nothing more of it is durable than before. The state may then get damage, in the head of a
+durable group that is not the last one, so that it can be noticed. Several starts follow, each cut short in
+its turn. Their directories may be full, and they may lack the reserve. Some go on to work a little.
 
-Each step is judged by what a few power cuts there may leave, as `crashstates.judge` does; where damage was
-done, what is said to be damaged may be missing.
+A few power cuts are tried at each step, and `tests.sim.crash.states.check_state` checks what they leave. In a
+damaged chain, entries that are reported as damaged may be missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.names import RESERVE
 from tests.sim.cluster.hardware import PAGE, SECTOR
 from tests.sim.cluster.quiet import quiet
-from tests.sim.crash.states import HOME, Sweep, Work, by_chance, image_of, judge, record, record_from
+from tests.sim.crash.states import HOME, Sweep, Work, by_chance, check_state, image_of, record, record_from
 
 if TYPE_CHECKING:
     from tests.sim.cluster.hardware import Hardware
@@ -50,7 +50,7 @@ def sweep_chains(seed: int, *, chains: int = CHAINS) -> Sweep:
             for at, step in enumerate(found):
                 result.steps += 1
                 for cut in range(CUTS):
-                    wrong = judge(step.facts, by_chance(step, f"{name}/{at}/{cut}"), is_whole=is_whole)
+                    wrong = check_state(step.facts, by_chance(step, f"{name}/{at}/{cut}"), is_whole=is_whole)
                     result.note(step, f"seed {seed} chain {number} step {at}", wrong)
                 if at % 50 == 0:
                     collect()

@@ -1,25 +1,25 @@
 """Crash states: every way in which a recorded sequence of storage writes may have been cut off.
 
-Owns the recording of one bookie's storage engine at work on a simulated disk, the enumeration of what a power
-cut may leave at each step, and the judging: the engine is opened on each such state, and what was
-acknowledged by then is compared with what it gives.
+Owns the recording of one bookie's storage engine at work on a simulated disk, and the enumeration of the
+states that a power cut may leave at each step. Owns the check as well: the engine is opened on each such
+state, and the entries it returns are compared with those acknowledged by then.
 
 The states, at each call of the `Disk` seam:
 
-- *prefixes*: of the write under way the first n bytes are on the medium, for every n (where it is longer than
-  `PREFIXES_MAX`, for so many chosen by chance), and what follows is one of four tails: as it was ("cut"),
-  zeros, garbage, or old data: bytes of another group;
-- *subsets*: of the pages not synced any subset is there (all subsets up to `SUBSETS_MAX`, else so many chosen
-  by chance), and the same for the sectors of the write under way, and for the changes of names that were not
-  synced;
+- *prefixes*: the first n bytes of the write under way are on the medium, for every n. A write longer than
+  `PREFIXES_MAX` has so many of them, chosen by chance. One of four tails follows: as it was ("cut"), zeros,
+  garbage, or old data, which is bytes of another group.
+- *subsets*: any subset of the pages not synced is there. The same goes for the sectors of the write under
+  way, and for the changes of names not synced. All subsets are tried up to `SUBSETS_MAX`, else so many chosen
+  by chance.
 - *chance*: all of these at once, as the simulated disk loses power.
 
-A few of the states left by chance are gone on from: what the engine does as it is opened there, and at work
-after that, is recorded as well, so that a second power cut meets a start under way and what it has not
-cleaned up yet. (Starts one upon another, of processes that were killed, are in `crashchains`.)
+Some recordings go on from a few of the states left by chance. They record the engine as it opens there and
+works after that. So a second power cut meets a start under way and files that it has not cleaned up yet.
+(Chains of starts of killed processes are in `tests.sim.crash.chains`.)
 
-A state is judged good when the engine opens, every acknowledged entry is read as it was, no entry is given
-that was not added, every acknowledged fence holds, what was deleted stays so, and no damage is claimed. An
+A state is good if the engine opens, and every acknowledged entry is read as it was. No entry is returned that
+was not added, every acknowledged fence holds, deleted ledgers stay deleted, and no damage is claimed. An
 entry that was added and not acknowledged may be there or not.
 """
 
@@ -389,10 +389,10 @@ def _partly(step: Step, name: str, units: Sequence[int], size: int, mask: int) -
     return _with_file(step, name, bytes(image))
 
 
-# --- judging -------------------------------------------------------------------------------------
+# --- checking ------------------------------------------------------------------------------------
 
 
-def judge(facts: Facts, hardware: Hardware, *, is_whole: bool = True) -> str:
+def check_state(facts: Facts, hardware: Hardware, *, is_whole: bool = True) -> str:
     """Open an engine on a state; gives what is wrong, or nothing.
 
     Where the disk is not whole, what is said to be damaged need not be there.
@@ -481,7 +481,7 @@ def sweep(seed: int, *, part: float = 1.0) -> Sweep:
             for what, build in states(step, rng):
                 if rng.random() >= part:
                     continue
-                result.note(step, f"seed {seed} step {number}, {what}", judge(step.facts, build()))
+                result.note(step, f"seed {seed} step {number}, {what}", check_state(step.facts, build()))
                 if result.states % 100 == 0:
                     collect()
             collect()

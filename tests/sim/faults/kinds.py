@@ -1,12 +1,13 @@
 """Faults: what each kind does to a running simulation, and how it ends.
 
-Owns the meaning of `Fault.kind`. When they happen is the plan's business.
+Owns the meaning of `Fault.kind`. The plan decides when faults happen.
 
-What a run's statistics have under a kind's name is how many of that kind took effect, not how many were
-drawn. A kind's function says which it is: True, there was something to strike, and it was struck; False,
-there was nothing; None, it waits for its moment, which may never come, and is counted there: a power cut when
-the power goes, a failing write when a write fails, a full disk when somebody finds no room. Of a link that is
-slow or blocked, both ends are to be alive, or it is not counted. It is so all the same: they may start.
+The statistics of a run count, under a kind's name, how many faults of that kind took effect, not how many
+were drawn. A kind's function returns True if it struck something, and False if there was nothing to strike.
+It returns None if it waits for its moment, which may never come, and is counted then. A power cut waits until
+the power goes, a failing write until a write fails, a full disk until somebody finds no room. A link that is
+slow or blocked is counted only if both ends are alive. It is slow or blocked all the same, since they may
+start.
 """
 
 from __future__ import annotations

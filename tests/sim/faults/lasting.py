@@ -1,7 +1,4 @@
-"""What lasts: faults that begin, stay for a while, and end, though others of their kind may come meanwhile.
-
-Owns which of them are under way. Does not own what they do.
-"""
+"""Lasting faults: they begin, stay for a while and end, though others of their kind may come meanwhile."""
 
 from __future__ import annotations
 

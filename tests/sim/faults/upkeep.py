@@ -1,15 +1,14 @@
 """Upkeep: what bookies do unasked, so often that a run of ten seconds sees it.
 
-Owns how often a seed's bookies scrub and look for what they may forget, and what is checked of that.
-As shipped, the first scrubbing comes after a day and the first forgetting after an hour.
+Owns how often a seed's bookies scrub and look for ledgers to evict, and the check of that. As shipped, the
+first scrubbing comes after a day and the first eviction after an hour.
 
-- ForgottenIsKeptByOthers: a bookie forgets a ledger only when it is CLOSED and names the bookie nowhere.
+- ForgottenIsKeptByOthers: a bookie evicts a ledger only when it is CLOSED and names the bookie nowhere.
 
-A bookie may forget soon only where nobody repairs. The grace period has to outlast the time from a repair's
-last touch of the bookie that it copies to until the metadata name it: with requests to the metadata store
-that are repeated and arrive up to 5 s late, and repairers that are paused for 3 s, that may be longer than
-the run. Without repairs nothing ever names another bookie in a ledger that is CLOSED, so that no grace is
-too short, whatever the clocks do.
+A bookie may evict soon only where nobody repairs. The grace period has to outlast the time from a repair's
+last request to its target until the metadata name the target. Requests to the metadata store are repeated and
+arrive up to 5 s late, and repairers pause for 3 s. So that time may be longer than the run. Without repairs
+no CLOSED ledger ever comes to name another bookie. Then no grace is too short, whatever the clocks do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Further profiles over logs: all that a handle may be asked, and logs that are cut, replaced and remade."""
+"""Profiles over logs that make every call on a handle; logs are truncated, replaced and remade."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _readers(draw: Draw, *counts: int) -> None:
 
 
 def _plan(draw: Draw) -> Plan:
-    """Have the log judged in all its lives; half of the seeds have short pages and little room in flight."""
+    """Have the log checked in all its lives; half of the seeds have short pages and little room in flight."""
     plan = draw.plan(
         setup="log_lives",
         head_rows_bytes=draw.rng.choice((0, 300)),

@@ -1,4 +1,4 @@
-"""Profiles over unbounded ledgers of which everything is used: displaced, sealed, made anew, and repaired."""
+"""Profiles over unbounded ledgers that use the whole API: fenced, sealed, remade, and repaired."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tests.sim.plan import Draw, Plan
 
 PLAYED_BY = (terms, terms_readers, unbounded_after_healing)
-"""What these profiles are played and judged by."""
+"""What these profiles are played and checked by."""
 QUIET_S = 32.0
 """Without faults, but for those that last: longer than any call may take."""
 _LINKS = ("block_both", "block_one_way", "cut_reset", "link_slow")

@@ -1,8 +1,8 @@
-"""Roles: what the simulated client processes do, with the production client.
+"""Roles around bounded ledgers, and the table of all roles.
 
-Owns the workloads. Each role is a coroutine that takes the simulation, its actor and a connected client, and
-runs until it is done, or for ever; the run ends it. What a role adds and reads it tells the history.
-Errors of the client's tree are what faults lead to, and are recorded; any other error is a bug.
+A role is a coroutine that takes the simulation, its actor and a connected client. It runs until it is done,
+or for ever; the run ends it. It reports each add and each read to the history. Errors of the client's tree
+are recorded, since faults lead to them. Any other error is a bug.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Roles that write, read, cut and sweep one log, and its judgement after healing."""
+"""Roles that write, read, truncate and sweep one log, and its check after healing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from metadata.errors import BookKeeperError, LogTruncatedError
 from metadata.model.log import Position
-from tests.sim.checkers.after_healing import JUDGES, RECOVERY_BOUND_S
+from tests.sim.checkers.after_healing import CHECKERS, RECOVERY_BOUND_S
 from tests.sim.checkers.log import Chains
 from tests.sim.workloads.ledger import role
 
@@ -125,7 +125,7 @@ async def log_adder(simulation: Simulation, actor: Actor, client: Client) -> Non
             for number in range(2):
                 payloads.append(f"{actor.name}.{batch}.{number}".encode())
                 async with client.create_ledger(**actor.settings["quorums"]) as ledger:
-                    simulation.history.ignore(ledger.ledger_id)  # judged by its records, as a log's
+                    simulation.history.ignore(ledger.ledger_id)  # checked by its records, as a log's
                     await ledger.add_entry(payloads[-1])
                 ids.append(ledger.ledger_id)
         except BookKeeperError as error:
@@ -144,10 +144,10 @@ async def log_adder(simulation: Simulation, actor: Actor, client: Client) -> Non
             chains.acked(actor.name, payload, Position(row.id, 0))
 
 
-async def judge_log(simulation: Simulation, client: Client) -> None:
+async def check_log(simulation: Simulation, client: Client) -> None:
     """Take the log over, read it twice, and sweep."""
     if "chains" not in simulation.shared or "lives of the log" in simulation.shared:
-        return  # there is no log, or `tests.sim.workloads.log_lifecycle` judges it
+        return  # there is no log, or `tests.sim.workloads.log_lifecycle` checks it
     chains, history, loop = Chains.of(simulation), simulation.history, simulation.loop
     give_up_at = loop.now + RECOVERY_BOUND_S
     while True:
@@ -183,4 +183,4 @@ async def judge_log(simulation: Simulation, client: Client) -> None:
     history.require(not left_over, "NothingLeftOver", lambda: f"{left_over} are in no log")
 
 
-JUDGES.append(judge_log)
+CHECKERS.append(check_log)

@@ -35,7 +35,7 @@ _READING: ContextVar[Reading | None] = ContextVar("reading", default=None)
 
 
 async def log_lives(simulation: Simulation) -> None:
-    """Have the log judged in all its lives."""
+    """Have the log checked in all its lives."""
     passwords = [actor.settings.get("quorums", {}).get("password", b"") for actor in simulation.plan.actors]
     lives = LogLives(simulation.history, lambda: simulation.loop.now, max(passwords, default=b""))
     simulation.shared["chains"] = simulation.shared["lives of the log"] = lives
@@ -269,7 +269,7 @@ async def _make_ledgers(
         for number in range(rng.choice((0, 1, 2, 2, 3, 9))):
             payload = f"{actor.name}.{batch}.{number}".encode()
             async with client.create_ledger(**actor.settings["quorums"]) as ledger:
-                simulation.history.ignore(ledger.ledger_id)  # judged by its records, as a log's
+                simulation.history.ignore(ledger.ledger_id)  # checked by its records, as a log's
                 await ledger.add_entry(payload)
             made[ledger.ledger_id] = payload
     except BookKeeperError as error:

@@ -1,9 +1,10 @@
-"""Roles around a log that comes and goes: who deletes and remakes it, looks at it, or is elected to write it.
+"""Roles around a log that comes and goes: they delete and remake it, inspect it, or stand for election.
 
-And the judge of a log in all its lives, and of its election. The names, beside those of `chains_further`:
+Owns as well the checks, after healing, of a log in all its lives and of its election. The names, beside those
+of `tests.sim.checkers.log_lifecycle`:
 
-- LeadersHoldTheKey: whoever believes that it leads holds the key `leader`, in its present session; its terms
-  are counted, and `changes` tells by turns that it leads and that it does not.
+- LeadersHoldTheKey: a candidate that believes it leads holds the key `leader`, in its present session. Its
+  terms are counted, and `changes` reports alternately that it leads and that it does not.
 - Liveness: after healing a new candidate is elected within a bound.
 """
 
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from client_aio import LeaderElection
 from metadata.errors import BookKeeperError
-from tests.sim.checkers.after_healing import JUDGES, RECOVERY_BOUND_S
+from tests.sim.checkers.after_healing import CHECKERS, RECOVERY_BOUND_S
 from tests.sim.checkers.log_handles import Hand, shortly
 from tests.sim.checkers.log_lifecycle import LOG, LogLives, lives_of
 from tests.sim.checkers.log_reads import Reading, check_absence, check_documented
@@ -260,10 +261,10 @@ def _check_leader(simulation: Simulation, actor: Actor, election: LeaderElection
         simulation.history.fail("LeadersHoldTheKey", text)
 
 
-# --- the judges ------------------------------------------------------------------------------------
+# --- checkers --------------------------------------------------------------------------------------
 
 
-async def judge_lives(simulation: Simulation, client: Client) -> None:
+async def check_lives(simulation: Simulation, client: Client) -> None:
     """Take the log over, read it in all ways, and sweep."""
     if "lives of the log" not in simulation.shared:
         return
@@ -316,7 +317,7 @@ async def _read_all(simulation: Simulation, lives: LogLives, client: Client) -> 
     return found[0]
 
 
-async def judge_election(simulation: Simulation, client: Client) -> None:
+async def check_election(simulation: Simulation, client: Client) -> None:
     """Check that a leader is elected, whatever those who died have left behind."""
     if "election" not in simulation.shared:
         return
@@ -328,4 +329,4 @@ async def judge_election(simulation: Simulation, client: Client) -> None:
             simulation.history.fail("LeadersHoldTheKey", f"the leader is {await election.leader()!r}")
 
 
-JUDGES.extend((judge_lives, judge_election))
+CHECKERS.extend((check_lives, check_election))

@@ -1,8 +1,8 @@
-"""Roles that use all that there is on unbounded ledgers, and in every state of a handle.
+"""Roles that make every call on unbounded ledgers, in every state of a handle.
 
 Owns the order of the calls. The checks are in `unbounded_calls`, `unbounded_lifecycle` and `unbounded_heads`
-of `tests.sim.checkers`, and those after healing in `unbounded_after_healing`. The ledger's name, which the
-roles share, is `unbounded_lifecycle.NAME`. The roles that read are in `tests.sim.workloads.terms_readers`.
+of `tests.sim.checkers`, and those after healing in `unbounded_after_healing`. The roles share the ledger's
+name, `unbounded_lifecycle.NAME`. The roles that read are in `tests.sim.workloads.terms_readers`.
 """
 
 from __future__ import annotations

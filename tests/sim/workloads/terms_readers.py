@@ -1,4 +1,4 @@
-"""Roles that read unbounded ledgers in all ways that there are, from anywhere, and stop in the middle."""
+"""Roles that read unbounded ledgers in every way, from any entry, and stop in the middle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Roles around one unbounded ledger: who takes it over and writes, and who follows; and the judge of it."""
+"""Roles around one unbounded ledger: holders that take it over and write, followers; and its final check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from metadata.errors import BookKeeperError, NoSuchEntryError, NoSuchLedgerError
-from tests.sim.checkers.after_healing import JUDGES
+from tests.sim.checkers.after_healing import CHECKERS
 from tests.sim.checkers.replicas import Copies
 from tests.sim.checkers.unbounded import NAME, TermsRecord
 from tests.sim.workloads.ledger import role
@@ -88,7 +88,7 @@ async def term_follower(simulation: Simulation, actor: Actor, client: Client) ->
             await asyncio.sleep(0.3)
 
 
-async def _judge_terms(simulation: Simulation, client: Client) -> None:
+async def _check_terms(simulation: Simulation, client: Client) -> None:
     """Take the ledger over for the last time, and read all that is left of it, twice."""
     record = TermsRecord.find(simulation)
     if record is None or record.metadata is None:
@@ -123,11 +123,11 @@ async def _judge_terms(simulation: Simulation, client: Client) -> None:
                     simulation.history.fail("AllCommittedIdsAreReadable", f"{who}: {error!r}")
                 await asyncio.sleep(0.5)
             else:
-                record.judge(who, found)
+                record.check_read(who, found)
                 break
     metadata = record.heads[ledger.ledger_id]
     last = max(record.acknowledged, default=-1)
     await Copies(simulation, client).count(metadata, metadata.fragments, metadata.first_entry, last)
 
 
-JUDGES.append(_judge_terms)
+CHECKERS.append(_check_terms)
