@@ -42,7 +42,7 @@ CONFIG = StorageConfig(
     segment_bytes=128 * 1024,
     group_bytes_max=32 * 1024,
     space=SpaceLimits(reserve_bytes=64 * 1024, retry_s=1.0, spare_bytes_max=4 * 128 * 1024),
-    reclaim=CompactionConfig(pause_s=0.0, bytes_per_s=10**9, loop_share=0.9),
+    compaction=CompactionConfig(pause_s=0.0, bytes_per_s=10**9, loop_share=0.9),
 )
 # The steps that one run counts, and how often at most each is done before the process dies.
 KINDS = {"group": 300, "writing": 25, "syncing": 50, "renaming": 25, "removing": 12, "reserving": 3}

@@ -28,8 +28,7 @@ import uvloop
 from bookie_aio.config import Limits
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.dispatcher import Dispatcher
-from bookie_aio.server.ledger_auth import LedgerAuthoriser
+from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.wire.blocks import encode_block

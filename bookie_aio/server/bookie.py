@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.dispatcher import Dispatcher
-from bookie_aio.server.ledger_auth import LedgerAuthoriser
+from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from bookie_aio.server.registration import BookieRegistration, establish_identity
 from bookie_aio.storage.engine import Engine, StorageConfig
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from bookie_aio.config import BookieConfig
-    from bookie_aio.server.ledger_auth import Authoriser
+    from bookie_aio.server.dispatcher import Authoriser
     from bookie_aio.storage.disk.disk import Disk
     from metadata.access.bookies import Cookie
     from metadata.store import MetadataStore

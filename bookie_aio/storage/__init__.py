@@ -1,8 +1,23 @@
-"""The bookie's storage: segments that hold every entry once, group commit, index, restart.
+"""The bookie's storage: segments that hold every entry once, group commit, index, crash recovery.
+Read in this order:
 
-Read first: `engine` (what the server sees), `format` (every byte on disk), `journal` (group commit), `replay`
-(torn or damaged). Then `ledgers` (what is known of each), `lookup` and `reader`, `index` and `segment`;
-`restart` (opening a directory), `allocator` (space), `tender` (sealing), `checkpoint`, `directory`. `disk`
-is the one place that touches files. `format`, `index`, `checkpoint` and `figures` are pure. docs/STORAGE.md
-describes the format and what a crash at each point leaves.
+1. `engine`: the storage as the server sees it. `health`: what stops it or makes it read-only.
+2. `segment/format`: every byte of a segment. `journal`: group commit into the current segment.
+3. `ledgers/`: what is known of each ledger beside its entries. `ledger_states` is the view in memory,
+   `checkpoint` and `ledger_table` are the files, `checkpointer` writes them.
+4. `segment/`: `segment` and `index` (one segment and where its blocks lie), `segment_set` (all segments),
+   `allocator` (the next segment, space), `files` (the order of writes and syncs), `replay` (torn or damaged).
+5. `read/`: `lookup` (which segments, and what damage means), `reader`, `copy_order` (which copy counts).
+6. `crash_recovery`: from the directories to the state that the engine starts with. `data_directory`: the
+   files of a directory.
+7. `maintenance/`, in the background: `sealer`, `compactor`, `scrubber`. `background_task` runs them.
+8. `repair_writes`: storing what a repair brings. `disk/`: the only modules that touch files.
+
+Imports go one way: `repair_writes` → `engine` → `maintenance` → `read` → `ledgers` → `segment` → `disk` →
+`health`. `journal` is between `ledgers` and `segment`.
+
+Pure are `segment/format`, `segment/index`, `segment/names`, `ledgers/checkpoint`, `ledgers/ledger_table`,
+`ledgers/id_ranges` and `read/copy_order`.
+
+docs/STORAGE.md describes the format, and the state that a crash at each point leaves.
 """

@@ -1,7 +1,6 @@
-"""Work in the background: one task that goes in small steps, and stops between two of them.
-
-Owns the task and its pauses. A step is never cut off in the middle, so that what it does to the disk is
-always one of the things that a crash can leave, and no more of them than necessary.
+"""Work in the background: one task that works in small steps, and ends between two steps.
+Owns the task and its pauses. A step is never cancelled in the middle. So closing leaves the disk in the state
+that the end of a step leaves. The states that a crash can leave are many more.
 """
 
 from __future__ import annotations
@@ -9,36 +8,29 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from metadata.errors import DiskFailedError, StorageError
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from bookie_aio.storage.health import StorageHealth
+
 
 class ClosedError(Exception):
-    """The engine is being closed: end the work."""
-
-
-def fatal(what: str, error: BaseException | None) -> StorageError:
-    """Return what the bookie ends with, whatever it was that failed: going on without it would hide that."""
-    return error if isinstance(error, StorageError) else DiskFailedError(f"{what} failed: {error!r}")
+    """The engine is being closed, and the work has to end."""
 
 
 class BackgroundTask:
     """One kind of work, at most one task at a time."""
 
-    def __init__(
-        self, work: Callable[[], Awaitable[None]], on_failed: Callable[[StorageError], None]
-    ) -> None:
-        """Take the work, which calls `pause` now and then; an error of the disk is passed on."""
+    def __init__(self, work: Callable[[], Awaitable[None]], health: StorageHealth) -> None:
+        """Take the work, which calls `pause` now and then; an error that it raises stops the engine."""
         self._work = work
-        self._on_failed = on_failed
+        self._health = health
         self._waiting: list[asyncio.Future[None]] = []
         self._is_closed = False
         self.task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin, unless it is under way."""
+        """Start the task unless it is running, or closed."""
         if self.task is None and not self._is_closed:
             self.task = asyncio.get_running_loop().create_task(self._run())
 
@@ -48,15 +40,15 @@ class BackgroundTask:
         except ClosedError:
             return
         except Exception as error:
-            self._on_failed(fatal("the work in the background", error))
+            self._health.fail(error, "the work in the background")
         finally:
             self.task = None
 
     async def pause(self, seconds: float) -> None:
-        """Let others go on for so long.
+        """Sleep for so many seconds; 0 for one event-loop iteration. `close` ends the sleep.
 
         Raises:
-            ClosedError: there is no more time.
+            ClosedError: the engine is being closed.
         """
         if not self._is_closed:
             if seconds > 0:
@@ -75,7 +67,7 @@ class BackgroundTask:
             raise ClosedError
 
     async def close(self) -> None:
-        """Stop after the step under way."""
+        """Wait for the step under way, and let no other begin."""
         self._is_closed = True
         for waiting in self._waiting:
             _wake(waiting)

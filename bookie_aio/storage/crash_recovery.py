@@ -1,11 +1,11 @@
-"""Restart: from the directories to what the engine starts with.
+"""Crash recovery: from the directories to the state that the engine starts with. Every start runs it.
+Owns the order in which the directories are read, and the conclusions from files that are missing or damaged.
+Reads the checkpoint, the table of ledgers that it names, and the segments that it does not list as sealed. Of
+sealed segments only the names are read.
 
-Owns the order in which they are read, and what is concluded from what is missing there. Reads the
-checkpoint, the table of ledgers that it names, and the segments that it does not call sealed: of those that
-it does, nothing but the names.
-Makes the names that it finds durable, and changes none but those of files that it cannot use. What has to
-be written follows in the engine: the tail and the marks into a new segment, before it serves, then the
-checkpoint, and only then are useless files removed.
+Makes the names that it finds durable, and renames only files that it cannot use. Everything else is written
+by the engine afterwards. First the tail and the marks go into a new segment, before the bookie serves. Then
+the checkpoint is written, and only then are useless files removed.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ DAMAGED_SUFFIX = ".damaged"
 
 @dataclass
 class RecoveredState:
-    """What a directory holds."""
+    """The state in the directories, before the tail is written again."""
 
     deleted: IdRanges = field(default_factory=IdRanges)
     ledgers: LedgerTable = field(init=False)
     home: str = ""  # the directory of the checkpoint and the reserve
-    spares: list[tuple[str, str]] = field(default_factory=list)  # directory and name of files to use again
+    spares: list[tuple[str, str]] = field(default_factory=list)  # directory and name of spare files
     lost_data_of_any_ledger: bool = False
-    damaged: set[int] = field(default_factory=set)  # ledgers that are not marked yet
-    tail: Group | None = None
-    previous: tuple[int, int] = (0, 0)
+    damaged: set[int] = field(default_factory=set)  # ledgers to mark
+    tail: Group | None = None  # the last group, if nothing proves that it was durable
+    previous: tuple[int, int] = (0, 0)  # the newest segment, and the end of its durable groups
     next_id: int = 1
-    used: list[tuple[str, int]] = field(default_factory=list)  # replayed files, and where what counts ends
-    reserve_bytes: int = 0  # its size; 0 for none
-    needed: set[int] = field(default_factory=set)  # useless segments whose tail is not rewritten yet
-    useless: list[str] = field(default_factory=list)  # paths of files to remove in the end
-    unlisted: list[str] = field(default_factory=list)  # likewise, but no start needs them, whatever happens
-    notes: list[str] = field(default_factory=list)  # for the log: what was wrong
+    used: list[tuple[str, int]] = field(default_factory=list)  # replayed files, and the end of what counts
+    reserve_bytes: int = 0  # 0: there is no reserve
+    needed: set[int] = field(default_factory=set)  # useless segments, listed until the tail is rewritten
+    useless: list[str] = field(default_factory=list)  # paths of files to remove after the start
+    unlisted: list[str] = field(default_factory=list)  # likewise, of files that no start needs
+    notes: list[str] = field(default_factory=list)  # for the log: the damage found
 
     def __post_init__(self) -> None:
-        """Begin with no ledgers."""
+        """Start with no ledgers."""
         self.ledgers = LedgerTable(self.deleted)
 
     def state(self, ledger_id: int) -> LedgerState:
@@ -68,27 +68,27 @@ class RecoveredState:
         return self.ledgers.make(ledger_id)
 
     def lose_all(self, why: str) -> None:
-        """Conclude that data was lost that may concern any ledger."""
+        """Conclude that data was lost that may concern any ledger (rule 4)."""
         self.lost_data_of_any_ledger = True
         self.notes.append(why)
 
-    def forget_deleted(self) -> None:
-        """Leave out deleted ledgers, whatever segments and indexes still say of them (rule 15)."""
+    def drop_deleted(self) -> None:
+        """Drop the states of deleted ledgers, which segments and indexes may still list (rule 15)."""
         for ledger_id in [one for one in self.ledgers.live if one in self.deleted]:
             self.ledgers.remove(ledger_id)
         self.ledgers.count()
         self.damaged = {one for one in self.damaged if one not in self.deleted}
 
     def first_records(self) -> list[Record]:
-        """Return the records that a restart writes first: the tail's, and marks for the damage it found."""
+        """Return the records that the engine writes first: the tail's, and marks for the damage found."""
         records: list[Record] = []
         if self.tail is not None:
             packed = self.tail.packed_rows
             for number, row in enumerate(self.tail.rows):
                 if row.ledger_id in self.deleted:
-                    continue  # the checkpoint knew of the tombstone before the tail was durable
+                    continue  # the checkpoint had the tombstone before the tail was durable
                 if row.marks_all or (row.kind == form.KIND_MARK and row.ledger_id in self.damaged):
-                    continue  # one follows, whether it was found here or elsewhere
+                    continue  # a mark follows below, for damage found here or elsewhere
                 body = self.tail.bodies[number]
                 at = number * form.ROW_BYTES
                 size = form.ROW_BYTES + len(body)
@@ -118,14 +118,14 @@ def _event_of(row: form.Row, body: memoryview) -> Block | Change:
 
 
 def _ignore(error: StorageError | None) -> None:
-    """Nobody waits: the restart awaits a barrier behind the record."""
+    """Nobody waits for one of these records: the engine awaits a barrier behind them."""
 
 
 class CrashRecovery:
-    """The reading of a bookie's directories."""
+    """Reads the directories of one bookie."""
 
     def __init__(self, disk: Disk, directories: Sequence[str], segments: SegmentSet) -> None:
-        """Take where to look, and the segments to add to."""
+        """Take the directories, and the set that the segments found are added to."""
         self._disk = disk
         self._directories = directories
         self._segments = segments
@@ -133,22 +133,22 @@ class CrashRecovery:
         self._checkpoint: Checkpoint | None = None
         self._is_table_lost = False
         self._unread_indexes: dict[int, DiskFailedError] = {}
-        self._learnt: set[int] = set()  # ledgers of which nothing says since when their entries count
+        self._learnt: set[int] = set()  # ledgers whose `since` is known from indexes only
         self._found = RecoveredState(home=directories[0])
 
     def _path(self, name: str) -> str:
         return os.path.join(self._at[name], name)
 
     async def run(self, *, spare_bytes: int) -> RecoveredState:
-        """Read everything that has to be read.
+        """Read the directories, and conclude what is lost.
 
         Args:
-            spare_bytes: the size of files that can be used again.
+            spare_bytes: the size of files that can become segments again.
 
         Raises:
-            UnknownVersionError: something is of another format version.
+            UnknownVersionError: a file is of another format version.
             CorruptRecordError: the directories cannot be those of one bookie.
-            DiskFailedError: the disk fails to give something. What it holds is neither lost nor known, and
+            DiskFailedError: the disk fails to read something. The data there is neither lost nor known, and
                 nothing is concluded from it.
         """
         try:
@@ -162,8 +162,8 @@ class CrashRecovery:
     async def _run(self, spare_bytes: int) -> RecoveredState:
         found = self._found
         for directory in self._directories:
-            # The process before may have been killed between a change of a name and its sync. What is
-            # concluded here, of ids that are free and files that nobody lists, must hold after a power cut.
+            # The process before may have been killed between a change of a name and its sync. Conclusions
+            # from names (free ids, files that no checkpoint lists) must still hold after a power cut.
             await self._disk.sync_directory(directory)
             for name in await self._disk.list_directory(directory):
                 if name == names.CHECKPOINT and name in self._at:
@@ -178,7 +178,7 @@ class CrashRecovery:
                     )
                 self._at.setdefault(name, directory)
                 if name == names.RESERVE + TEMPORARY_SUFFIX:
-                    continue  # Written over when the next reserve is, which may be before all is cleaned up.
+                    continue  # the next reserve replaces it, perhaps before the clean-up
                 if name.endswith(TEMPORARY_SUFFIX):
                     found.unlisted.append(os.path.join(directory, name))
                 elif name.endswith(names.SPARE_SUFFIX):
@@ -188,12 +188,12 @@ class CrashRecovery:
             found.reserve_bytes = await self._size_of(names.RESERVE)
         on_disk = self._ids(names.SEGMENT_SUFFIX) | self._ids(names.INDEX_SUFFIX)
         rows = self._checkpoint.segments if self._checkpoint is not None else {}
-        # Without a checkpoint the names are all that says which ids were used: a spare file's was, too, and a
-        # segment of that id, given up in its turn, would be renamed over it.
+        # Without a checkpoint only names tell which ids were used, also the names of spare files. A new
+        # segment with a spare file's id would be renamed over it when given up.
         used = on_disk | self._ids(names.SPARE_SUFFIX)
         found.next_id = max([found.next_id, *(one + 1 for one in used)])
         await self._open(sorted(on_disk | set(rows)), rows)
-        found.forget_deleted()
+        found.drop_deleted()
         is_empty = not self._segments.by_id and found.tail is None
         if self._checkpoint is None and (not is_empty or names.COOKIE in self._at):
             found.lose_all("there is no good checkpoint")
@@ -229,7 +229,7 @@ class CrashRecovery:
         except form.UnknownVersionError:
             raise
         except CorruptRecordError as error:
-            # It may have held fences that are nowhere else.
+            # Rule 4: the checkpoint may have held fences that are nowhere else.
             self._found.lose_all(str(error))
             return
         finally:
@@ -244,7 +244,7 @@ class CrashRecovery:
         self._found.next_id = self._checkpoint.next_segment
 
     async def _read_table(self, number: int) -> PackedTable:
-        """Read the table of ledgers that the checkpoint names; all others are of no use."""
+        """Read the table of ledgers that the checkpoint names; all other tables are useless."""
         wanted = names.table_name(number)
         others = map(names.table_name, sorted(self._ids(names.TABLE_SUFFIX) - {number}))
         self._found.useless += map(self._path, others)
@@ -259,13 +259,13 @@ class CrashRecovery:
             finally:
                 file.close()
         except CorruptRecordError as error:
-            # It may have held fences that are nowhere else.
+            # Rule 4: the table may have held fences that are nowhere else.
             self._found.lose_all(str(error))
             self._is_table_lost = True
             return PackedTable()
 
     async def _open(self, segment_ids: list[int], rows: dict[int, SegmentRow]) -> None:
-        """Take over what is sealed, and replay the rest, newest first."""
+        """Take over the sealed segments, and replay all others, newest first."""
         opened: dict[int, Segment] = {}
         for segment_id in segment_ids:
             row = rows.get(segment_id)
@@ -286,11 +286,11 @@ class CrashRecovery:
         await self._replay(unsealed)
 
     async def _open_unsealed(self, segment_id: int, *, is_listed: bool) -> Segment | None:
-        """Open a segment; None where it is of no use or lost."""
+        """Open a segment; None where it is useless or lost."""
         checkpoint = self._checkpoint
         name, index_name = names.segment_name(segment_id), names.index_name(segment_id)
         if not is_listed and checkpoint is not None and segment_id < checkpoint.next_segment:
-            # It was given up, and the crash came before its file was gone.
+            # It was given up, and the crash came before its file was removed.
             self._found.unlisted += [self._path(one) for one in (name, index_name) if one in self._at]
             return None
         if name not in self._at:
@@ -306,7 +306,7 @@ class CrashRecovery:
             file.close()
             raise
         except CorruptRecordError as error:
-            # A good index names the life of the file as well, and every block has its own checksums.
+            # An intact index has the generation as well, and every block has its own checksums.
             try:
                 index = await self._index_head(segment_id)
             except DiskFailedError:
@@ -338,7 +338,7 @@ class CrashRecovery:
         return head if head.segment_id == segment_id else None
 
     async def _lose(self, segment_id: int, why: str) -> None:
-        """Conclude what is lost with a segment: what its index says, or anything."""
+        """Conclude what is lost with a segment: the ledgers in its index, or without an index any ledger."""
         found = self._found
         found.next_id = max(found.next_id, segment_id + 1)
         head = await self._index_head(segment_id)
@@ -358,7 +358,7 @@ class CrashRecovery:
         found.useless.append(path)
 
     async def _try_index(self, segment: Segment) -> None:
-        """Take a segment as sealed if it has a good index, which the checkpoint does not know of yet."""
+        """Take a segment as sealed if it has an intact index that the checkpoint does not list yet."""
         try:
             head = await self._index_head(segment.segment_id)
         except DiskFailedError as error:
@@ -370,19 +370,19 @@ class CrashRecovery:
         if not await self._learn_from(row):
             segment.end, segment.checkpoint_row = head.end, row
             return
-        segment.rest()
+        segment.release_file()
         self._segments.add_sealed(segment, row)
 
     @property
     def _is_learning(self) -> bool:
-        """Return whether what was known of ledgers, or of some, is lost."""
+        """Return whether the checkpoint or its table is lost, and with it states of ledgers."""
         return self._checkpoint is None or self._is_table_lost
 
     async def _learn_from(self, row: SegmentRow) -> bool:
-        """Learn of ledgers from an index, if what knew of them is lost; False where it cannot be read.
+        """Learn states from an index, if the checkpoint or the table is lost; False where it cannot be read.
 
-        What the checkpoint and the table knew, or some of it, is in the indexes as well. Without it nothing
-        there would count, and the segment would be given up.
+        The indexes hold a part of the lost states. Without a state a ledger's entries would not count, and
+        the segment would be given up.
         """
         if not self._is_learning:
             return True
@@ -400,7 +400,7 @@ class CrashRecovery:
             if not state.since:
                 self._learnt.add(row.ledger_id)
             if row.ledger_id in self._learnt:
-                # The indexes do not come in order where one was rebuilt.
+                # Indexes do not come in the order of their segments if one was rebuilt.
                 state.since = min(state.since or segment_id, segment_id)
             if state.since <= segment_id:
                 state.last_entry = max(state.last_entry, row.highest)
@@ -408,11 +408,11 @@ class CrashRecovery:
                 state.learn_statement(row.statement)
 
     async def _replay(self, unsealed: dict[int, Segment]) -> None:
-        """Replay what is not sealed, newest first: each says where the one before it ended."""
+        """Replay the unsealed segments, newest first: each names the end of the segment before it."""
         found = self._found
         ask: Callable[[], Awaitable[tuple[int, int] | None]] | None = None
         is_last = True
-        is_lone = False  # the tail is all that its segment holds
+        is_lone = False  # the newest segment holds nothing but the tail
         replayed: list[tuple[Segment, Replayed]] = []
         for segment_id in sorted({*unsealed, *self._segments.by_id}, reverse=True):
             segment = unsealed.get(segment_id)
@@ -423,35 +423,35 @@ class CrashRecovery:
                 is_last = False
                 ask = partial(self._named_by, sealed)
                 continue
-            # It may be in the page cache only, of a process that was killed as it wrote it, and where one of
-            # the segments before it holds it as well, that may be the copy which was acknowledged.
+            # A lone tail may be in the page cache only, after the process was killed as it wrote it. If an
+            # earlier segment holds the tail as well, that copy may be the acknowledged one: it is not cut.
             may_be_cut = not is_lone
-            named = await ask() if ask is not None else None  # by the next newer one
+            named = await ask() if ask is not None else None  # by the next newer segment
             known = None
             if named is not None and named[0] <= segment_id:
-                known = named[1] if named[0] == segment_id else form.DATA_OFFSET  # passed over, never used
+                known = named[1] if named[0] == segment_id else form.DATA_OFFSET  # skipped, never used
             is_over = segment.end > form.DATA_OFFSET
             if known is None and is_over:
-                # By the checkpoint, or by an index whose head is good and whose pages are not.
+                # From the checkpoint, or from an index whose head is intact and whose pages are not.
                 known = segment.end
             assert segment.file is not None
-            # Where it is said to end, a tail behind that has been written elsewhere, and may be outdated.
+            # A tail behind a known end has been written elsewhere, and may be outdated.
             result = await replay_segment(
                 segment.file, segment.header, proven_end=known, is_last=is_last and not is_over
             )
             if result.unread is not None:
-                # It may hold what was acknowledged, or may not: neither lost nor torn.
+                # It may hold acknowledged records, or not: neither lost nor torn may be concluded.
                 raise result.unread
             if segment_id in self._unread_indexes and (result.damaged or result.lost_data_of_any_ledger):
-                raise self._unread_indexes[segment_id]  # which may tell what was there
+                raise self._unread_indexes[segment_id]  # the index may list what was there
             if result.previous is not None:
                 ask = partial(_known_already, result.previous)
-                # A first group that is torn says where the segment before it ended, but it may have been
-                # that one's tail on its way here: the tail is then still to be had there, and only there.
+                # A torn first group names the end of the segment before, but may be that segment's tail on
+                # its way here. The tail is then still there, and only there.
                 if is_last and (result.groups or result.tail is not None):
                     self._take_tail(result.tail)
-                    # What is given up is soon gone, perhaps before the segment in front of it is sealed: only
-                    # what is written next then says where that one ends.
+                    # A given-up segment may be removed before the segment in front of it is sealed. Then only
+                    # the next segment written names that one's end.
                     is_given_up = not result.groups and not result.lost_data_of_any_ledger
                     is_lone = not result.groups
                     found.previous = result.previous if is_given_up else (segment_id, result.end)
@@ -462,9 +462,8 @@ class CrashRecovery:
                 found.used.append((segment.path, form.DATA_OFFSET))
                 continue
             replayed.append((segment, result))
-            if may_be_cut and not (
-                result.damaged or result.lost_data_of_any_ledger
-            ):  # else it may be needed as proof
+            is_damaged = result.damaged or result.lost_data_of_any_ledger
+            if may_be_cut and not is_damaged:  # a damaged segment may be needed as proof
                 found.used.append((segment.path, result.written))
         for segment, result in reversed(replayed):
             await self._apply(segment, result)
@@ -472,13 +471,13 @@ class CrashRecovery:
     def _take_tail(self, tail: Group | None) -> None:
         found = self._found
         found.tail = tail
-        # The damage itself is passed over from now on: the tail is proof that somebody has seen it, and what
-        # is in it counts like what is in any other group.
+        # The tail proves that an earlier start has seen the damage, and replay skips the damage itself from
+        # now on. So the mark in the tail counts, like the records of any other group.
         if tail is not None and not found.lost_data_of_any_ledger and any(row.marks_all for row in tail.rows):
             found.lose_all("data was lost before this start, and nobody knows of which ledgers")
 
     async def _named_by(self, segment: Segment) -> tuple[int, int] | None:
-        """Return which segment came before a sealed one, and that one's end; None where it cannot tell."""
+        """Return the segment before a sealed one, and its end; None where the first group is not intact."""
         start = await segment.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
         group = form.peek_group_header(start, segment.header, form.DATA_OFFSET, segment.end)
         if group is None:
@@ -511,18 +510,18 @@ class CrashRecovery:
         for ledger_id in result.forgotten:
             state = found.state(ledger_id)
             if ledger_id in self._learnt:
-                state.since = segment.segment_id  # what was learnt may be of later segments
-            elif state.since < segment.segment_id:  # else the checkpoint knows of it, or of a later one
+                state.since = segment.segment_id  # the state may be learnt from later segments
+            elif state.since < segment.segment_id:  # else the checkpoint has this forget, or a later one
                 state.since, state.last_entry = segment.segment_id, -1
         for ledger_id, runs in result.index.ledgers.items():
             state = found.state(ledger_id)
             if not state.since or ledger_id in self._learnt:
-                # What was learnt from the indexes of later segments does not make this one's outdated.
+                # A state learnt from the indexes of later segments does not outdate this segment's entries.
                 state.since = min(state.since or segment.segment_id, segment.segment_id)
             if state.since <= segment.segment_id:
                 state.last_entry = max(state.last_entry, runs.highest)
         if not result.groups and not result.lost_data_of_any_ledger:
-            await segment.close()  # nothing but a tail, which is written elsewhere, or a torn group
+            await segment.close()  # only a torn group, or a tail, which is rewritten elsewhere
             found.useless.append(segment.path)
             found.needed.add(segment.segment_id)
             return

@@ -1,19 +1,17 @@
-"""A data directory: what lies where in it, whose it is, and who has it open.
-
-    DIR/cookie.json              whose it is (rule 6): a `metadata.access.bookies.Cookie`
+"""A data directory: its files, its cookie, and the process that has it open.
+    DIR/cookie.json              the bookie that owns it (rule 6): a `metadata.access.bookies.Cookie`
     DIR/lock                     flocked by the process that has the directory open
     DIR/checkpoint               `bookie_aio.storage.ledgers.checkpoint`
-    DIR/NUMBER.ledgers           the table of ledgers that it names
-    (`bookie_aio.storage.ledgers.ledger_table`)
+    DIR/NUMBER.ledgers           the table that the checkpoint names (`ledgers.ledger_table`)
     DIR/reserve                  preallocated space for fences and recovery adds
     DIR/ID.segment, DIR/ID.index a segment (ID: 16 hexadecimal digits), and the index of a sealed one
     DIR/ID.spare                 a file that was segment ID, kept to be made a segment again
 
-A bookie may have several. Each has a cookie and a lock; the checkpoint, the table of ledgers and the reserve
-are in one of them, the *home*; an index is beside its segment.
+A bookie may have several directories. Each has a cookie and a lock. The checkpoint, the table of ledgers and
+the reserve are in one of them, the *home*. An index is beside its segment.
 
-Owns these names and the cookie file. Does not decide whether a cookie is the right one: that takes the
-metadata store, and is the startup's.
+Owns the cookie file and the formatting of a directory; the names are in `segment.names`. Does not decide
+whether a cookie is the right one: the server does at its start, with the metadata store.
 """
 
 from __future__ import annotations
@@ -50,10 +48,10 @@ _SUFFIXES = (SEGMENT_SUFFIX, INDEX_SUFFIX, SPARE_SUFFIX, TABLE_SUFFIX)
 
 
 async def read_cookie(disk: Disk, directory: str) -> Cookie | None:
-    """Read whose directory it is; None where there is no directory, or no cookie in it.
+    """Read the cookie of a directory; None where there is no directory, or no cookie in it.
 
     Raises:
-        CorruptRecordError: there is a cookie that does not parse.
+        CorruptRecordError: the cookie does not parse.
     """
     try:
         file = await disk.open(os.path.join(directory, COOKIE))
@@ -70,12 +68,12 @@ async def read_cookie(disk: Disk, directory: str) -> Cookie | None:
 
 
 async def write_cookie(disk: Disk, directory: str, cookie: Cookie) -> None:
-    """Write, or replace, the directory's cookie. Durable on return."""
+    """Write or replace the directory's cookie; it is durable on return."""
     await write_file(disk, directory, COOKIE, [cookie.to_json()])
 
 
 async def is_empty(disk: Disk, directory: str) -> bool:
-    """Return whether a directory is missing or holds nothing (but perhaps a lock)."""
+    """Return whether a directory is missing, or holds nothing but perhaps a lock."""
     try:
         return set(await disk.list_directory(directory)) <= {LOCK}
     except FileNotFoundError:
@@ -86,11 +84,11 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
     """Create the directory where it is missing, and make it this bookie's.
 
     Args:
-        force: throw away what is in it. All that it held is lost.
+        force: remove the storage's files in the directory. All entries in them are lost.
 
     Raises:
-        CookieMismatchError: it is not empty, and `force` is not given.
-        DirectoryInUseError: a bookie is running on it.
+        CookieMismatchError: the directory is not empty, and `force` is not given.
+        DirectoryInUseError: a bookie is running on the directory.
     """
     await disk.make_directory(directory)
     lock = disk.lock_directory(directory)
@@ -101,7 +99,7 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
             for name in await disk.list_directory(directory):
                 if name != LOCK and _is_ours(name):
                     await disk.unlink(os.path.join(directory, name))
-        # The checkpoint first: a directory with a cookie and without a checkpoint has lost something.
+        # The checkpoint first: a start takes a directory with a cookie and no checkpoint for damaged.
         await write_file(disk, directory, CHECKPOINT, empty_checkpoint())
         await write_cookie(disk, directory, cookie)
         await disk.sync_directory(os.path.join(directory, os.pardir))

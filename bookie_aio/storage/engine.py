@@ -1,11 +1,10 @@
-"""The storage engine: what the server sees of a bookie's disk.
+"""The storage engine: a bookie's disk, as the server sees it.
+Owns the order of records: they are written in the order in which they were accepted, in groups, each with one
+fdatasync. A `Done` is called when its record is durable and indexed, and never before (rules 2 and 3). Owns
+the states of ledgers and the set of segments, and makes the parts of the storage. The package's docstring
+lists the parts.
 
-Owns the order of things: what is accepted is written in the order of the calls, in groups, each with one
-fdatasync; a `Done` is called when its record is durable and indexed, and never before (rules 2 and 3).
-Owns the state of ledgers and the set of segments. The parts: `journal` writes groups, `allocator` sees to
-space, `reader` reads, `restart` opens a directory, `tender` seals segments and writes checkpoints.
-
-All methods are called on the loop's thread. Accepting never blocks.
+All methods are called on the event loop's thread. Accepting never blocks.
 """
 
 from __future__ import annotations
@@ -17,11 +16,13 @@ from typing import TYPE_CHECKING
 from bookie_aio.metrics import StorageMetrics
 from bookie_aio.storage.crash_recovery import CrashRecovery, RecoveredState
 from bookie_aio.storage.disk.fail_stop import FailStopDisk
+from bookie_aio.storage.health import StorageHealth
 from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
+from bookie_aio.storage.ledgers.checkpointer import Checkpointer
 from bookie_aio.storage.ledgers.ledger_states import LedgerStates
-from bookie_aio.storage.maintenance.compactor import CompactionConfig, Compactor
+from bookie_aio.storage.maintenance.compactor import CompactionConfig, Compactor, SegmentRemover
 from bookie_aio.storage.maintenance.scrubber import Scrubber, ScrubConfig
-from bookie_aio.storage.maintenance.sealer import Tender
+from bookie_aio.storage.maintenance.sealer import IndexRebuilder, SegmentSealer
 from bookie_aio.storage.read.lookup import Lookup
 from bookie_aio.storage.read.reader import ReadResult
 from bookie_aio.storage.segment import format as form
@@ -48,9 +49,9 @@ if TYPE_CHECKING:
 __all__ = ["Done", "Engine", "ReadResult", "StorageConfig"]
 
 _FENCE_SHARE = 8
-"""One part in this many of the reserve is kept for fences; recovery adds get the rest."""
+"""One part in this many of the reserve is kept for fences; recovery adds may use all other parts."""
 _ROOM_BYTES_MIN = 4096
-"""What the first segment has room for on a full disk, behind what the last run left: fences."""
+"""Room for fences in the first segment on a full disk, behind the records that the last run left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,15 @@ class StorageConfig:
     files_max: int = 512
     """Files of sealed segments and indexes that are open at once."""
     page_cache_bytes: int = 1024 * 1024 * 1024
-    """What was written last, and is left in the system's page cache for those who read behind the writers."""
+    """Bytes written last that are left in the system's page cache, for readers close behind the writers."""
     heads_bytes_max: int = 32 * 1024 * 1024
-    """Heads of sealed indexes in memory: 12 bytes for each page of 102 runs."""
-    places_bytes_max: int = 32 * 1024 * 1024
-    """What is kept of where ledgers that were read lie: 48 bytes for each ledger in each segment."""
+    """Bytes of heads of sealed indexes in memory: 12 for each page of 102 runs."""
+    locations_bytes_max: int = 32 * 1024 * 1024
+    """Bytes of the locations of ledgers that were read: 48 for each ledger in each segment."""
     live_ledgers_max: int = 4096
-    """States of ledgers that are kept as objects, and written with each checkpoint; a fourth as many as there
-    are ledgers where that is more. The others rest in a table, at 152 bytes each."""
-    reclaim: CompactionConfig = field(default_factory=CompactionConfig)
+    """States of ledgers that are kept as objects and written with each checkpoint; a fourth of all ledgers if
+    that is more. The other states are in a table, at 152 bytes each."""
+    compaction: CompactionConfig = field(default_factory=CompactionConfig)
     scrub: ScrubConfig = field(default_factory=ScrubConfig)
 
 
@@ -80,30 +81,38 @@ class Engine:
 
     def __init__(
         self,
-        disk: FailStopDisk,
+        disk: Disk,
         directories: Sequence[str],
         config: StorageConfig,
-        locks: list[DirectoryLock],
-        segments: SegmentSet,
-        restarted: RecoveredState,
         on_indexed: Callable[[Collection[int]], None],
         on_failed: Callable[[StorageError], None],
+        on_writable: Callable[[bool], None],
     ) -> None:
         """Not for users: `open` is."""
-        self._disk = disk
         self._directories = directories
         self._config = config
-        self._locks = locks
         self._on_indexed = on_indexed
         self._on_failed = on_failed
-        self._ledgers = LedgerStates(restarted.ledgers, restarted.deleted)
-        self._segments = segments
+        self._on_writable = on_writable
+        self._health = StorageHealth(self)
+        self._disk = FailStopDisk(disk, self._health)
+        self._locks: list[DirectoryLock] = []
+        self._segments = SegmentSet(
+            self._disk,
+            files_max=config.files_max,
+            heads_bytes_max=config.heads_bytes_max,
+            locations_bytes_max=config.locations_bytes_max,
+        )
         self._metrics = StorageMetrics()
         self._is_closed = False
         self.add_watches: set[AddWatch] = set()
-        self.notes: Sequence[str] = restarted.notes
-        self._tender: Tender
+        self.notes: Sequence[str] = ()
+        self._ledgers: LedgerStates
         self._allocator: SegmentAllocator
+        self._checkpointer: Checkpointer
+        self._sealer: SegmentSealer
+        self._index_rebuilder: IndexRebuilder
+        self._remover: SegmentRemover
         self._journal: Journal
         self._lookup: Lookup
         self._compactor: Compactor
@@ -125,85 +134,73 @@ class Engine:
         """Lock the directories, replay what a crash left, and be ready to serve.
 
         Args:
-            directories: all of the bookie's; segments are spread over them.
-            draw_generation: gives a random number of 64 bits.
+            directories: all directories of the bookie; segments are spread over them.
+            draw_generation: returns a random number of 64 bits.
             on_indexed: called after each group, before its `Done`s, with the ledgers that it touched.
             on_failed: called once, when a write or a sync failed: nothing is acknowledged any more.
             on_writable: called with False when space ran out or fences may be lost, with True when there is
                 space again.
-            on_warning: called with a sentence for the log that asks for somebody's attention.
+            on_warning: called with a sentence for the log, for an operator to act on.
 
         Raises:
-            DirectoryInUseError: another process has one of them open.
-            CorruptRecordError: something there is not of this format version.
-            DiskFullError: there is not even room for the first segment and the reserve.
+            DirectoryInUseError: another process has one of the directories open.
+            CorruptRecordError: a file is not of this format version, or the directories are not those of one
+                bookie.
+            DiskFullError: no room for the first segment and the reserve.
             DiskFailedError: the disk fails.
         """
-        fail_stop = FailStopDisk(disk)
-        locks: list[DirectoryLock] = []
-        segments = SegmentSet(
-            fail_stop,
-            files_max=config.files_max,
-            heads_bytes_max=config.heads_bytes_max,
-            places_bytes_max=config.places_bytes_max,
-        )
+        engine = cls(disk, directories, config, on_indexed, on_failed, on_writable)
         try:
-            locks.extend(map(fail_stop.lock_directory, directories))
-            restarted = await CrashRecovery(fail_stop, directories, segments).run(
-                spare_bytes=config.segment_bytes
-            )
-            engine = cls(fail_stop, directories, config, locks, segments, restarted, on_indexed, on_failed)
-            await engine._start(restarted, draw_generation, on_writable, on_warning)
+            await engine._start(draw_generation, on_warning)
         except BaseException:
-            segments.file_cache.close()
-            for lock in locks:
+            engine._segments.file_cache.close()
+            for lock in engine._locks:
                 lock.release()
             raise
         return engine
 
-    async def _start(
-        self,
-        restarted: RecoveredState,
-        draw_generation: Callable[[], int],
-        on_writable: Callable[[bool], None],
-        on_warning: Callable[[str], None],
-    ) -> None:
+    async def _start(self, draw_generation: Callable[[], int], on_warning: Callable[[str], None]) -> None:
         config = self._config
-        tail = restarted.first_records()
+        self._locks.extend(map(self._disk.lock_directory, self._directories))
+        recovery = CrashRecovery(self._disk, self._directories, self._segments)
+        recovered = await recovery.run(spare_bytes=config.segment_bytes)
+        self.notes = recovered.notes
+        self._health.lost_data_of_any_ledger = recovered.lost_data_of_any_ledger
+        self._ledgers = LedgerStates(recovered.ledgers, recovered.deleted)
+        tail = recovered.first_records()
         tail_bytes = sum(record.size for record in tail)
         capacity = max(config.segment_bytes, tail_bytes + form.DATA_OFFSET + form.GROUP_HEADER_BYTES)
         self._allocator = SegmentAllocator(
             self._disk,
             self._directories,
-            restarted.home,
+            recovered.home,
             segments=self._segments,
             segment_bytes=capacity,
             limits=config.space,
-            next_id=restarted.next_id,
-            reserve_bytes=restarted.reserve_bytes,
-            spares=restarted.spares,
+            next_id=recovered.next_id,
+            reserve_bytes=recovered.reserve_bytes,
+            spares=recovered.spares,
             spare_bytes=config.segment_bytes,
             draw_generation=draw_generation,
             list_segment=self._list_segment,
             on_ready=self._ready,
-            on_writable=on_writable,
             on_warning=on_warning,
-            on_failed=self._fail,
+            health=self._health,
         )
-        self._make_tenders(restarted, lambda: on_writable(False))
+        self._make_background_parts(recovered)
         try:
-            await self._begin(restarted, tail, tail_bytes)
+            await self._begin(recovered, tail, tail_bytes)
         except BaseException:
             await self._allocator.close()
             raise
 
-    async def _begin(self, restarted: RecoveredState, tail: list[Record], tail_bytes: int) -> None:
-        """Have a segment, with what the last run left in it, and start what works in the background."""
+    async def _begin(self, recovered: RecoveredState, tail: list[Record], tail_bytes: int) -> None:
+        """Make the first segment, write the last run's tail into it, and start the background work."""
         config = self._config
         replayed = list(self._segments.in_memory.values())
         least = form.DATA_OFFSET + form.GROUP_HEADER_BYTES + tail_bytes + _ROOM_BYTES_MIN
-        segment = await self._allocator.first_segment(least, restarted.used, restarted.unlisted)
-        segment.previous = restarted.previous
+        segment = await self._allocator.first_segment(least, recovered.used, recovered.unlisted)
+        segment.previous = recovered.previous
         self._segments.add(segment)
         self._journal = Journal(
             segment,
@@ -212,7 +209,7 @@ class Engine:
             on_group=self._index_group,
             on_dropped=self._drop,
             on_rolled=self._rolled,
-            on_failed=self._failed,
+            health=self._health,
         )
         if tail_bytes > self._journal.room:
             raise DiskFullError(f"no room for the {tail_bytes} bytes that the last run left to be rewritten")
@@ -220,48 +217,57 @@ class Engine:
         self._allocator.segment_bytes = config.segment_bytes
         largest = config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES
         self._journal.limit_groups(min(config.group_bytes_max, largest))
-        self._tender.also_listed = set()
-        self._tender.clean_up(replayed, restarted.useless + restarted.unlisted)
+        self._checkpointer.release_needed()
+        self._sealer.clean_up(replayed, recovered.useless + recovered.unlisted)
         if not self._allocator.is_full:
             self._allocator.begin()
         self._scrubber.start()
 
-    def _make_tenders(self, restarted: RecoveredState, on_lost_all: Callable[[], None]) -> None:
-        """Make the parts that work in the background."""
-        self._tender = Tender(
-            self._disk,
-            restarted.home,
-            self._segments,
-            self._ledgers,
-            self._allocator,
-            self._fail,
-            on_lost_all,
-            live_ledgers_max=self._config.live_ledgers_max,
-            page_cache_bytes=self._config.page_cache_bytes,
+    def _make_background_parts(self, recovered: RecoveredState) -> None:
+        """Make the parts that work in the background, each after the parts that it uses."""
+        config, disk, health = self._config, self._disk, self._health
+        segments, ledgers, allocator = self._segments, self._ledgers, self._allocator
+        for ledger_id in recovered.damaged:
+            ledgers.state(ledger_id).is_damaged = True
+        self._checkpointer = Checkpointer(
+            disk,
+            recovered.home,
+            segments,
+            ledgers,
+            allocator,
+            health,
+            live_ledgers_max=config.live_ledgers_max,
+            needed=recovered.needed,
         )
-        self._tender.lost_data_of_any_ledger = restarted.lost_data_of_any_ledger
-        self._tender.also_listed = restarted.needed
-        for ledger_id in restarted.damaged:
-            self._ledgers.state(ledger_id).is_damaged = True
-        self._lookup = Lookup(self, self._ledgers, self._segments, self._tender)
+        self._sealer = SegmentSealer(
+            disk,
+            segments,
+            ledgers,
+            allocator,
+            self._checkpointer,
+            health,
+            page_cache_bytes=config.page_cache_bytes,
+            on_sealed=self._sealed,
+        )
+        self._index_rebuilder = IndexRebuilder(segments, ledgers, self._checkpointer, self._sealer, health)
+        self._remover = SegmentRemover(disk, segments, allocator, self._checkpointer)
+        rebuild_index = self._index_rebuilder.rebuild
+        self._lookup = Lookup(self, ledgers, segments, rebuild_index)
         self._compactor = Compactor(
-            self._config.reclaim,
+            config.compaction,
             self,
-            self._ledgers,
-            self._segments,
+            ledgers,
+            segments,
             self._lookup,
-            self._tender,
-            self._allocator,
-            self._fail,
+            allocator,
+            self._remover,
+            rebuild_index,
+            health,
         )
-        self._ledgers.on_less = self._compactor.notice_less
-        self._tender.on_sealed = self._compactor.notice
-        self._scrubber = Scrubber(
-            self._config.scrub, self._ledgers, self._segments, self._lookup, self._tender, self._fail
-        )
+        self._scrubber = Scrubber(config.scrub, ledgers, segments, self._lookup, rebuild_index, health)
 
     async def _rewrite(self, tail: list[Record]) -> None:
-        """Write the tail and new marks as the first group: durable here before anything is served."""
+        """Write the tail and new marks as the first group, durable before anything is served (rule 2)."""
         if not tail:
             return
         for record in tail:
@@ -279,24 +285,32 @@ class Engine:
             raise error
 
     async def _list_segment(self, segment: Segment) -> None:
-        await self._tender.checkpoint(segment.segment_id)
+        await self._checkpointer.write(segment.segment_id)
 
     def _ready(self) -> None:
-        self._tender.retry()
+        self._sealer.retry()
         self._compactor.go_on()
-        # Also while closing: the compaction that is waited for may have copies in the queue.
+        # Also while closing: `close` waits for the compaction, which may have copies in the queue.
         self._journal.launch()
 
     def _rolled(self, segment: Segment) -> None:
         self._segments.add(self._journal.segment)
-        self._tender.seal(segment)
+        self._sealer.seal(segment)
 
-    def _fail(self, error: StorageError) -> None:
-        self._journal.fail(error)
+    def _sealed(self) -> None:
+        self._compactor.notice()
 
-    def _failed(self, error: StorageError) -> None:
-        self._disk.stop(error)
+    # --- health ---
+
+    def storage_failed(self, error: StorageError) -> None:
+        """Tell the server, and drop the accepted records (rule 2). See `HealthListener`."""
+        records = self._journal.stop()
         self._on_failed(error)
+        self._drop(records, error)
+
+    def writable_changed(self, is_writable: bool) -> None:
+        """Tell the server. See `HealthListener`."""
+        self._on_writable(is_writable)
 
     # --- accepting ---
 
@@ -308,12 +322,12 @@ class Engine:
     def _check_room(self, size: int, kept: int) -> None:
         if not self._allocator.is_full:
             return
-        left = self._journal.room + self._allocator.aside_bytes - self._journal.bytes_pending
+        left = self._journal.room + self._allocator.reserved_bytes - self._journal.bytes_pending
         if size + kept > left:
             raise DiskFullError("no space left, and the reserve is used up")
 
     def _accept_change(self, row: bytes, change: Change, done: Done) -> LedgerState:
-        """Accept what may take the last of the reserve."""
+        """Accept a change that may take the last of the reserve."""
         size = form.ROW_BYTES + len(change.lock)
         self._check_room(size, 0)
         return self._accept(change.ledger_id, Record(row, change.lock or None, change, done, size))
@@ -323,31 +337,36 @@ class Engine:
     def append_block(
         self, block: Block, done: Done, *, from_reserve: bool = False, states_lac: bool = True
     ) -> None:
-        """Accept a block; its view is kept until it is durable, and written as it is.
+        """Accept a block; its view is kept until it is durable, and written without a copy.
 
-        Unless `states_lac`, the LAC in it does not become one that the bookie states, now or after a restart.
+        Args:
+            block: a whole block.
+            done: see `Done`.
+            from_reserve: the block may be written into the reserve when there is no other space.
+            states_lac: False if the bookie must not state the block's LAC, now or after a restart.
 
         Raises:
             DiskFullError: not accepted: no space (with `from_reserve`: the reserve is used up as well).
-            EntryTooLargeError: it does not fit into a segment.
+            EntryTooLargeError: the block does not fit into a segment.
         """
         size = self._size_of(block)
-        if not self._allocator.is_writable:
+        if not self._health.has_room:
             if not from_reserve:
                 raise DiskFullError("no space left for ordinary adds")
             self._check_room(size, self._config.space.reserve_bytes // _FENCE_SHARE)
         self._append_block(block, done, size, 0 if states_lac else form.STATES_NOTHING)
 
     def append_copy(self, block: Block, done: Done) -> None:
-        """Accept a copy of a stored block, which is to be given up where it is.
+        """Accept a copy of a stored block whose segment is to be given up.
 
         Raises:
-            DiskFullError: no space. EntryTooLargeError: segments are smaller now than the block.
+            DiskFullError: no space.
+            EntryTooLargeError: segments have become smaller than the block.
         """
         size = self._size_of(block)
         if self._allocator.is_full:
             raise DiskFullError("no space left for copies")
-        # What the block states, if it does, was learnt when it was stored, and is in the checkpoint.
+        # The LAC that the block states was learnt when the block was stored, and is in the checkpoint.
         self._append_block(block, done, size, form.STATES_NOTHING)
 
     def _size_of(self, block: Block) -> int:
@@ -362,15 +381,15 @@ class Engine:
         self._accept(block.ledger_id, Record(form.block_row(block, flags), block.view, block, done, size))
 
     def append_term(self, ledger_id: int, term: int, done: Done) -> None:
-        """Accept a fence: the ledger's term is at least `term` from now on. Raises DiskFullError."""
+        """Accept a fence: the ledger's term is at least `term` from this call on. Raises DiskFullError."""
         change = Change(form.KIND_TERM, ledger_id, term=term, before=self.term(ledger_id))
         state = self._accept_change(form.term_row(ledger_id, term), change, done)
-        if self._journal.error is None:
+        if self._health.error is None:
             state.term = max(state.term, term)
 
     def append_statement(self, ledger_id: int, statement: LacStatement, done: Done) -> None:
-        """Accept an explicit LAC. Raises DiskFullError when the engine is not writable."""
-        if not self._allocator.is_writable:
+        """Accept an explicit LAC. Raises DiskFullError when there is no room for ordinary adds."""
+        if not self._health.has_room:
             raise DiskFullError("no space left for ordinary adds")
         change = Change(form.KIND_STATEMENT, ledger_id, statement=statement)
         size = form.ROW_BYTES + len(statement.mac)
@@ -384,67 +403,70 @@ class Engine:
         state.is_damaged = True  # from now on, durable or not
 
     def append_lock(self, ledger_id: int, lock: bytes, done: Done) -> None:
-        """Accept the lock of a ledger, which counts from now on, durable or not. Raises DiskFullError."""
+        """Accept a ledger's lock, which counts from this call on, durable or not. Raises DiskFullError."""
         change = Change(form.KIND_LOCK, ledger_id, lock=lock)
         state = self._accept_change(form.lock_row(ledger_id, lock), change, done)
         state.lock = lock
 
     def append_tombstone(self, ledger_id: int, done: Done) -> None:
-        """Accept that a ledger has been deleted: nothing more is accepted for it, from now on and for ever.
+        """Accept that a ledger has been deleted: from this call on nothing is accepted for it (rule 15).
 
-        What is held of it is forgotten once the tombstone is durable. Raises DiskFullError.
+        The ledger's state is dropped once the tombstone is durable. Raises DiskFullError.
         """
         change = Change(form.KIND_TOMBSTONE, ledger_id)
         self._accept_change(form.tombstone_row(ledger_id), change, done)
-        self._ledgers.burying.add(ledger_id)
+        self._ledgers.tombstones_pending.add(ledger_id)
 
     def append_trim(self, ledger_id: int, first: int, done: Done) -> None:
         """Accept that the ledger's entries below `first` are not kept.
 
-        Once it is durable they are said to be not there, and in time give back their space. A `first` that
-        is not above an earlier one changes nothing. Raises DiskFullError.
+        Once the trim is durable, reads answer that those entries are not there, and compaction frees their
+        space in time. A `first` that is not above an earlier one changes nothing. Raises DiskFullError.
         """
         change = Change(form.KIND_TRIM, ledger_id, first=first)
         self._accept_change(form.trim_row(ledger_id, first), change, done)
 
     def append_forget(self, ledger_id: int, done: Done) -> None:
-        """Accept that what is stored of the ledger does not count any more, but what is added from now on.
+        """Accept that the ledger's stored entries do not count any more; entries added later do.
 
-        For a ledger that is kept elsewhere: its entries give back their space in time, its term and lock
-        stay. Raises DiskFullError.
+        For a ledger that other bookies hold. Compaction frees the entries' space in time; the ledger's term
+        and lock stay. Raises DiskFullError.
         """
         change = Change(form.KIND_FORGET, ledger_id)
         self._accept_change(form.forget_row(ledger_id), change, done)
 
     def barrier(self, done: Done) -> None:
-        """Call back once everything accepted so far is durable and indexed: in this call if it is now."""
+        """Call `done` once everything accepted so far is durable and indexed: within this call if it is."""
         self._journal.barrier(done)
 
-    # --- what became of it ---
+    # --- outcomes ---
 
     def _index_group(self, group: Group) -> None:
-        """Index a durable group, and tell those who wait."""
+        """Index a durable group, and call its `Done`s."""
+        reductions = self._ledgers.reductions
         touched = self._ledgers.index(group)
+        if self._ledgers.reductions != reductions:
+            self._compactor.notice()
         self._metrics.count_group(len(group.records), group.size, group.synced_s)
         self._on_indexed(touched)
-        self._tell(group.records, None)
+        self._call_back(group.records, None)
 
-    def _tell(self, records: Sequence[Record], error: StorageError | None) -> None:
+    def _call_back(self, records: Sequence[Record], error: StorageError | None) -> None:
         for record in records:
             try:
                 record.done(error)
             except Exception as broken:
-                # One caller's fault must not keep the others from hearing.
+                # A fault of one caller must not keep the other callers' `Done`s from being called.
                 context = {"message": "a storage callback failed", "exception": broken}
                 asyncio.get_running_loop().call_exception_handler(context)
 
     def _drop(self, records: Sequence[Record], error: StorageError) -> None:
-        self._ledgers.settle(sum(record.event is not None for record in records))
+        self._ledgers.count_dropped(sum(record.event is not None for record in records))
         if isinstance(error, DiskFullError):
             for record in records:
                 if isinstance(record.event, Change):
-                    self._ledgers.take_back(record.event)
-        self._tell(records, error)
+                    self._ledgers.revert(record.event)
+        self._call_back(records, error)
 
     # --- state ---
 
@@ -464,21 +486,22 @@ class Engine:
 
     @property
     def eviction_candidates(self) -> set[int]:
-        """Return the ledgers that the caller put here; whatever is accepted of one takes it out again.
+        """Return the ledgers that the caller put here, to evict those that are still in the set later.
 
-        So does a repair that comes, from which moment on it may conclude that what is here stays here.
+        A ledger is taken out when a record is accepted for it, and when a repair of it begins. From then on
+        the repair may conclude that the entries here stay here.
         """
         return self._ledgers.eviction_candidates
 
     @property
     def lost_data_of_any_ledger(self) -> bool:
         """Return whether data was lost that may concern any ledger."""
-        return self._tender.lost_data_of_any_ledger
+        return self._health.lost_data_of_any_ledger
 
     def is_damaged(self, ledger_id: int) -> bool:
         """Return whether data of this ledger was lost, or may have been (rule 4)."""
         state = self._ledgers.get(ledger_id)
-        return self._tender.lost_data_of_any_ledger or (state is not None and state.is_damaged)
+        return self._health.lost_data_of_any_ledger or (state is not None and state.is_damaged)
 
     def last_entry(self, ledger_id: int) -> int:
         """Return the highest entry that is durable and indexed, or −1."""
@@ -486,7 +509,7 @@ class Engine:
         return state.last_entry if state is not None else -1
 
     def statement(self, ledger_id: int) -> LacStatement | None:
-        """Return the highest LAC stated by anything that is durable and indexed."""
+        """Return the highest LAC statement that is durable and indexed."""
         state = self._ledgers.get(ledger_id)
         return state.statement if state is not None else None
 
@@ -496,27 +519,27 @@ class Engine:
         return state.first if state is not None else 0
 
     def is_pending(self, ledger_id: int) -> bool:
-        """Return whether something accepted for the ledger is not yet durable and indexed."""
+        """Return whether a record accepted for the ledger is not yet durable and indexed."""
         return self._ledgers.is_pending(ledger_id)
 
     @property
     def is_closed(self) -> bool:
-        """Return whether it was closed."""
+        """Return whether `close` has drained the journal: nothing more may be accepted."""
         return self._is_closed
 
     @property
     def bytes_pending(self) -> int:
-        """Return the bytes accepted that are not durable and indexed yet."""
+        """Return the bytes of records that are accepted and not yet durable."""
         return self._journal.bytes_pending
 
     @property
     def has_room(self) -> bool:
         """Return whether entries can be stored."""
-        return self._allocator.is_writable and self._journal.error is None and not self._is_closed
+        return self._health.has_room and self._health.error is None and not self._is_closed
 
     @property
     def is_writable(self) -> bool:
-        """Return whether ordinary adds are accepted: there is room, and no fence was forgotten (rule 4)."""
+        """Return whether ordinary adds are accepted: there is room, and no fence may be lost (rule 4)."""
         return self.has_room and not self.lost_data_of_any_ledger
 
     # --- reads ---
@@ -524,8 +547,12 @@ class Engine:
     async def read(self, ledger_id: int, content_term: int, entry_ids: range, bytes_max: int) -> ReadResult:
         """Read durable and indexed entries, up to the first that is not there or the end of the budget.
 
-        Whole blocks come verbatim, parts of one as partial blocks, each part as two buffers. One entry
-        comes in any case. All that is read is checked; bytes that fail are marked lost (rule 4).
+        Whole blocks are returned verbatim, parts of a block as partial blocks of two buffers each. At least
+        one entry is returned, even above the budget. Every byte is checked; a ledger whose bytes fail is
+        marked damaged (rule 4).
+
+        Raises:
+            StorageError: the mark of a damaged ledger could not be made durable.
         """
         return await self._lookup.read(ledger_id, content_term, entry_ids, bytes_max)
 
@@ -534,18 +561,18 @@ class Engine:
     ) -> tuple[list[ListedRun], int]:
         """Return runs (first entry, content term, count, stride) by first entry, and where to go on or −1.
 
-        Runs may overlap where entries were stored more than once. None starts above `to_entry`.
+        Runs may overlap where entries were stored more than once. No run starts above `to_entry`.
 
         Raises:
-            DiskFailedError: the disk fails to give what is needed to tell.
+            DiskFailedError: the disk fails to read an index and the segment that it could be rebuilt from.
         """
         return await self._lookup.list_entries(ledger_id, from_entry, to_entry, rows_max)
 
     def list_ledgers(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
-        """Return ids, ascending, of ledgers of which anything is held, and where to go on or −1."""
+        """Return the ids of up to `count_max` ledgers with a state, ascending, and where to go on or −1."""
         return self._ledgers.list(from_ledger, count_max)
 
-    # --- the rest ---
+    # --- metrics and the end ---
 
     def metrics(self) -> dict[str, object]:
         """Return the figures that `bookie info` shows."""
@@ -566,7 +593,7 @@ class Engine:
                 "count": len(self._ledgers.states),
                 "damaged": self._ledgers.states.damaged_count,
                 "deleted_ranges": len(self._ledgers.deleted),
-                "all_damaged": self._tender.lost_data_of_any_ledger,
+                "all_damaged": self._health.lost_data_of_any_ledger,
             },
             "disk": {
                 "free_bytes": min(self._disk.space(one).free for one in self._directories),
@@ -575,26 +602,26 @@ class Engine:
         }
 
     async def _drained(self) -> StorageError | None:
-        """Wait until nothing is on its way to the disk; gives what went wrong."""
+        """Wait until no record is on its way to the disk; returns the error if one was dropped."""
         durable: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
         self.barrier(durable.set_result)
         return await durable
 
     async def close(self) -> None:
-        """Finish what is accepted, seal the segment for a quick start, and let go of the directory."""
+        """Make accepted records durable, seal the current segment, and release the directories' locks."""
         if self._is_closed:
             return
         error = await self._drained()
         self._is_closed = True
         await self._scrubber.close()
         await self._compactor.close()
-        # A compaction that stopped half way may have left copies on their way into the segment to be sealed.
+        # A compaction that stopped half way may have copies on their way into the segment to be sealed.
         error = await self._drained() or error
         await self._allocator.close()
-        await self._tender.close()
-        if error is None and self._journal.error is None:
+        await self._sealer.close()
+        if error is None and self._health.error is None:
             try:
-                await self._tender.finish(self._journal.segment)
+                await self._sealer.finish(self._journal.segment)
             except (DiskFailedError, DiskFullError) as failure:
                 self._metrics.close_error = str(failure)  # the next start replays instead
         await self._segments.close()

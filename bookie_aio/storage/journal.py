@@ -1,9 +1,8 @@
 """The journal: group commit.
-
-Owns the queue of accepted records and the group in flight. Groups form by natural batching: the next one
-is what arrived while the last one's fdatasync ran; there is one group in flight at a time, so a group on
-disk proves that all before it are durable (rule 5). Does not own the index: it hands over each durable
-group, in order, and that call indexes it and then tells those who wait.
+Owns the queue of accepted records and the group in flight. Groups form by natural batching: a group is the
+records that arrived while the fdatasync of the group before it ran. One group is in flight at a time. So a
+group on disk proves that all groups before it are durable (rule 5). Does not own the index. Each durable
+group is handed over in order; that call indexes it, and then calls the `Done`s of its records.
 
 After the first failed write or sync nothing is written or acknowledged any more (rule 2).
 """
@@ -17,13 +16,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from bookie_aio.storage.background_task import fatal
 from bookie_aio.storage.segment import format as form
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.wire.blocks import Block, Buffer, LacStatement
@@ -33,11 +32,14 @@ Done = Callable[[StorageError | None], None]
 
 
 def when_durable(accept: Callable[[Done], None]) -> asyncio.Future[None]:
-    """Call `accept` now, with a `Done` that completes the future returned."""
+    """Call `accept` now, with a `Done` that completes the future returned.
+
+    A cancelled future withdraws nothing: the record is still written.
+    """
     durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def done(error: StorageError | None) -> None:
-        if durable.done():  # cancelled with the connection of whoever waits
+        if durable.done():  # cancelled, with the connection that waited for it
             return
         if error is None:
             durable.set_result(None)
@@ -49,14 +51,14 @@ def when_durable(accept: Callable[[Done], None]) -> asyncio.Future[None]:
 
 
 class AddWatch(Protocol):
-    """Is told of each block that is accepted while it is one of an engine's `add_watches`."""
+    """An observer of accepted blocks, while it is in an engine's `add_watches`."""
 
     def note(self, block: Block) -> None:
-        """Take note; nothing is durable yet."""
+        """Take note of an accepted block, which is not durable yet."""
 
 
 class Change(NamedTuple):
-    """What a record other than a block changes: `kind` of the row, and the value if it has one."""
+    """The change of a record other than a block: `kind` of the row, and the value if it has one."""
 
     kind: int
     ledger_id: int
@@ -65,11 +67,11 @@ class Change(NamedTuple):
     is_for_all: bool = False
     lock: bytes = b""
     first: int = 0
-    before: int = 0  # the term that was held before, if it is one that raises it
+    before: int = 0  # of KIND_TERM: the term before it, to revert to if the record is dropped
 
 
 class Record(NamedTuple):
-    """What is journaled. A barrier has an empty row and no event."""
+    """One record on its way to the disk. A barrier has an empty row and no event."""
 
     row: bytes
     body: Buffer | None
@@ -80,7 +82,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class Group:
-    """The group in flight, and then what became durable: `bodies_at` is where the first body lies."""
+    """A group in flight, or one that became durable: `bodies_at` is the offset of the first body."""
 
     segment: Segment
     records: list[Record]
@@ -92,7 +94,7 @@ class Group:
 
 
 class Journal:
-    """Writes what is appended, in order, group by group."""
+    """Writes records in the order in which they were appended, group by group."""
 
     def __init__(
         self,
@@ -103,15 +105,15 @@ class Journal:
         on_group: Callable[[Group], None],
         on_dropped: Callable[[Sequence[Record], StorageError], None],
         on_rolled: Callable[[Segment], None],
-        on_failed: Callable[[StorageError], None],
+        health: StorageHealth,
     ) -> None:
         """Start with an empty segment.
 
         Args:
             on_group: a group is durable.
-            on_dropped: these records were not written: there was no space, or the disk failed.
+            on_dropped: these records will not be written: there was no space, or the disk failed.
             on_rolled: nothing more will be written to this segment.
-            on_failed: the end (fail-stop), before the records concerned are dropped.
+            health: is told of a failed write; its listener then calls `stop`.
         """
         self._loop = asyncio.get_running_loop()
         self._allocator = allocator
@@ -119,7 +121,7 @@ class Journal:
         self._on_group = on_group
         self._on_dropped = on_dropped
         self._on_rolled = on_rolled
-        self._on_failed = on_failed
+        self._health = health
         self._queue: deque[Record] = deque()
         self._barriers = 0  # in the queue
         self._in_flight: Group | None = None
@@ -128,7 +130,6 @@ class Journal:
         self._offset = form.DATA_OFFSET
         self.segment = segment
         self.queued_bytes = 0
-        self.error: StorageError | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -151,9 +152,9 @@ class Journal:
         return self.segment.header.capacity - self._offset - form.GROUP_HEADER_BYTES
 
     def append(self, record: Record) -> None:
-        """Queue a record. A group begins at the end of this turn of the loop unless one is in flight."""
-        if self.error is not None:
-            self._on_dropped([record], self.error)
+        """Queue a record. A group begins at the end of this event-loop iteration unless one is in flight."""
+        if self._health.error is not None:
+            self._on_dropped([record], self._health.error)
             return
         self._queue.append(record)
         self.queued_bytes += record.size
@@ -162,12 +163,13 @@ class Journal:
             self._loop.call_soon(self.launch)
 
     def barrier(self, done: Done) -> None:
-        """Call back when everything appended so far is durable: at once if it is now, or if it failed.
+        """Call `done` when everything appended so far is durable.
 
-        With `DiskFullError` when some of it was dropped.
+        It is called within this call if everything is durable already, or if the journal failed. It is called
+        with `DiskFullError` when a record before the barrier was dropped.
         """
-        if self.error is not None or self.is_idle:
-            done(self.error)
+        if self._health.error is not None or self.is_idle:
+            done(self._health.error)
         elif self._queue:
             self._queue.append(Record(b"", None, None, done, 0))
             self._barriers += 1
@@ -178,7 +180,7 @@ class Journal:
     def launch(self) -> None:
         """Write the next group, if there is one to write and room for it."""
         self._is_scheduled = False
-        while self._queue and self._in_flight is None and self.error is None:
+        while self._queue and self._in_flight is None and self._health.error is None:
             count, size = self._measure(self._group_bytes_max)
             if size > self.room:
                 segment = self._allocator.take()
@@ -186,7 +188,7 @@ class Journal:
                     self._roll(segment)
                     continue
                 if self._allocator.is_preparing:
-                    return  # and be called again when the segment is ready, or known not to come
+                    return  # called again when the segment is ready, or when there will be none
                 count, size = self._measure(self.room)
                 if size > self.room:
                     if not self._allocator.begin_reserve():
@@ -196,14 +198,14 @@ class Journal:
             self._write([self._queue.popleft() for _ in range(count)], size)
 
     def _measure(self, limit: int) -> tuple[int, int]:
-        """Return how many records fit into a group, one at least, and their size."""
+        """Return how many of the queued records go into the next group, at least one, and their size."""
         if self.queued_bytes <= limit:
             return len(self._queue), self.queued_bytes
         size = self._queue[0].size
         count = 1
         for record in islice(self._queue, 1, None):
             if record.size and size + record.size > limit:
-                break  # but a barrier goes with what is before it
+                break  # a barrier (size 0) goes with the records before it
             size += record.size
             count += 1
         return count, size
@@ -218,7 +220,7 @@ class Journal:
         dropped = [self._queue.popleft()]
         self.queued_bytes -= dropped[0].size
         if self._barriers:
-            # What waits behind it cannot be told that all before is durable (rule 3).
+            # Rule 3: a barrier behind the dropped record must not tell that all records are durable.
             dropped += [record for record in self._queue if not record.row]
             self._queue = deque(record for record in self._queue if record.row)
             self._barriers = 0
@@ -250,17 +252,17 @@ class Journal:
             assert offset + total <= header.capacity
             future = segment.file.write_and_sync(buffers, offset)
         except Exception as error:  # no memory, or no thread
-            self.fail(fatal("writing a group", error))
+            self._health.fail(error, "writing a group")
             return
         future.add_done_callback(self._written)
 
     def _written(self, future: asyncio.Future[None]) -> None:
         error = None if future.cancelled() else future.exception()
         group = self._in_flight
-        if self.error is not None or group is None:
+        if self._health.error is not None or group is None:
             return
         if future.cancelled() or error is not None:
-            self.fail(fatal("a write", error))
+            self._health.fail(error, "a write")
             return
         group.synced_s = self._loop.time() - group.started_s
         self._in_flight = None
@@ -272,26 +274,19 @@ class Journal:
         try:
             self._on_group(group)
         except Exception as broken:
-            # A group that is durable and not indexed must not be followed by others that are (rule 3).
-            self.fail(DiskFailedError(f"a durable group could not be indexed: {broken!r}"))
+            # Rule 3: no group may be indexed behind a durable group that is not.
+            error = DiskFailedError(f"a durable group could not be indexed: {broken!r}")
+            self._health.fail(error, "indexing a group")
             raise
 
-    def fail(self, error: StorageError) -> None:
-        """Stop for good (rule 2). Whatever is queued or in flight is dropped with the error."""
-        if self.error is not None:
-            return
-        if not isinstance(error, DiskFailedError):
-            error = DiskFailedError(str(error))
-        self.error = error
-        records = (
-            [*self._in_flight.records, *self._queue] if self._in_flight is not None else list(self._queue)
-        )
+    def stop(self) -> list[Record]:
+        """Stop for good (rule 2); returns the records queued and in flight, which are never written."""
+        records = [*(self._in_flight.records if self._in_flight is not None else ()), *self._queue]
         self._queue.clear()
         self._in_flight = None
         self.queued_bytes = 0
-        self._on_failed(error)
-        self._on_dropped(records, error)
+        return records
 
     def limit_groups(self, group_bytes_max: int) -> None:
-        """Set the size of a group; a restart writes the tail it found as one, whatever its size."""
+        """Set the size of a group. Before that, a start writes the tail as one group, whatever its size."""
         self._group_bytes_max = group_bytes_max

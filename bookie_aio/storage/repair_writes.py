@@ -1,13 +1,15 @@
-"""Repair at the bookie that receives it: storing what it lacks of a block, and nothing else (rule 14).
+"""Repair at the bookie that receives it: storing the missing entries of a block, and nothing else (rule 14).
+Owns two decisions:
 
-Owns the question which of a block's entries are missing: those that the index does not know, and those whose
-stored bytes fail their checksum (rule 4: an add over such a copy is no duplicate). A good copy is never
-written over. The bytes that repair brings were checked by checksums only, so a copy whose authentication
-code is the writer's could otherwise give way to one whose code is not. And the question whether what is held
-is of a later term than the block.
+- Which of a block's entries are missing: entries that the index does not list, and entries whose stored bytes
+  fail their checksum. Rule 4: an add over such a damaged copy is no duplicate.
+- Whether a stored entry is of a later content term than the block.
 
-Invariant: between the last look at what is there and the append nothing that concerns these entries is
-accepted; what comes in between is noticed, and the look is repeated.
+An intact copy is never written over. The bytes of a repair were checked by checksums only, so they may have a
+wrong authentication code where the intact copy has the writer's.
+
+Invariant: between the last look at the stored entries and the append no add to these entries is accepted. An
+add in between is noticed, and the look is repeated.
 """
 
 from __future__ import annotations
@@ -18,9 +20,8 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.blocks import Block
-from bookie_aio.wire.listing import Row, listed
+from bookie_aio.wire.listing import Row, listed, runs_of
 from bookie_aio.wire.messages import Stop
-from bookie_aio.wire.ranges import runs_of
 from metadata.errors import LedgerFencedError, StaleMetadataError, UnauthorizedAccessError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _ROWS_AT_ONCE = 16_384
 
 
 class OutdatedBlockError(StaleMetadataError):
-    """One of the entries is held here under a higher content term."""
+    """One of the entries is stored here under a higher content term."""
 
     def __init__(self, block: Block, content_term: int) -> None:
         super().__init__(
@@ -58,19 +59,21 @@ class _Watch:
 
 
 async def store_missing(engine: Engine, block: Block, *, is_trusted: bool) -> int:
-    """Store those entries of a whole, checked block that are missing here; returns how many.
+    """Store the entries of a whole, checked block that are missing here; returns how many.
 
-    All of the block's entries are durable here on return. Cancelled, some may be stored. The LAC in it is not
-    one that the bookie states from then on: it is not from the writer.
+    All of the block's entries are durable here on return. Cancelled, some may be stored. The bookie does not
+    state the block's LAC, which is not from the writer.
 
     Args:
-        is_trusted: whoever sent it may supersede what is here, or is yet to come, under a lower content term.
-            Of a ledger with a password only those who have it may: nobody could have that copy any more.
+        engine: the storage.
+        block: the entries.
+        is_trusted: the sender may supersede entries of a lower content term, stored or yet to come. For a
+            ledger with a password only its holders may: a superseded copy could not be read any more.
 
     Raises:
-        OutdatedBlockError: the block is of an older content term than what is held. Nothing was stored.
-        UnauthorizedAccessError: it is of a newer one than that, or than the ledger's term here, and not to be
-            trusted. Nothing was stored.
+        OutdatedBlockError: a stored entry is of a higher content term than the block. Nothing was stored.
+        UnauthorizedAccessError: the block is of a higher content term than a stored entry, or than the
+            ledger's term here, and the sender is not trusted. Nothing was stored.
         DiskFullError: no space.
         DiskFailedError: the disk failed.
     """
@@ -98,14 +101,14 @@ async def store_missing(engine: Engine, block: Block, *, is_trusted: bool) -> in
 
 
 async def store_unless_outdated(engine: Engine, block: Block, term: int) -> int:
-    """Store what a takeover writes back under a term; returns how many entries. Durable on return.
+    """Store a block that a takeover writes back under a term; returns how many entries. Durable on return.
 
-    Every id has one content term by the metadata, and that never falls: who asks for an entry to be stored
-    under a lower one than is held here has metadata of the past.
+    Every entry has one content term by the metadata, and that never falls. So a client that sends an entry
+    under a lower content term than is stored here has outdated metadata.
 
     Raises:
-        OutdatedBlockError: so it is. Nothing was stored.
-        LedgerFencedError: a higher term came meanwhile. Nothing was stored.
+        OutdatedBlockError: a stored entry is of a higher content term. Nothing was stored.
+        LedgerFencedError: a higher term was accepted meanwhile. Nothing was stored.
         DiskFullError: no space.
         DiskFailedError: the disk failed.
     """
@@ -113,7 +116,7 @@ async def store_unless_outdated(engine: Engine, block: Block, term: int) -> int:
     marks, content_term = await _held(engine, block, block.content_term + 1)
     if any(marks):
         raise OutdatedBlockError(block, content_term)
-    # No await from here to the append (rule 7). What came in between under this term is the same client's.
+    # Rule 7: no await from here to the append. Adds in between under this term are the same client's.
     if engine.term(block.ledger_id) > term:
         raise LedgerFencedError(f"a term above {term} came meanwhile", ledger_id=block.ledger_id)
     await when_durable(partial(engine.append_block, block, from_reserve=True))
@@ -143,19 +146,20 @@ async def _missing(engine: Engine, block: Block, *, is_trusted: bool) -> list[ra
 
 
 async def _held(engine: Engine, block: Block, content_term: int) -> tuple[bytearray, int]:
-    """Tell which of a block's entries the index knows under a content term or a higher one: a 1 or a 0 each.
+    """Return a mark for each entry of a block, and the highest content term that the index lists there.
 
-    And the highest content term of what it knows there. No more than a page of rows is in memory at a time.
+    A mark is 1 if the index lists the entry under `content_term` or a higher one, else 0. At most one page of
+    rows is in memory at a time.
     """
     ids = block.entry_ids
     marks = bytearray()
     highest = 0
     while len(marks) < len(ids):
         rest = ids[len(marks) :]
-        rows_max = min(_ROWS_AT_ONCE, rest[-1] - rest[0] + 1)  # where each entry there is a row of its own
+        rows_max = min(_ROWS_AT_ONCE, rest[-1] - rest[0] + 1)  # if each entry is a row of its own
         found, following = await engine.list_entries(block.ledger_id, rest[0], rows_max, to_entry=rest[-1])
         rows = [Row(*row) for row in found]
-        # All that is known below where the list goes on is in these rows, and not all that is from there on.
+        # These rows are complete below `following`, and may be incomplete from there on.
         known = rest if following < 0 else rest[: -(-(following - rest[0]) // rest.step)]
         marks += listed(known, rows, content_term)
         highest = max(highest, max((row.content_term for row in rows), default=0))
@@ -163,10 +167,10 @@ async def _held(engine: Engine, block: Block, content_term: int) -> tuple[bytear
 
 
 async def _failing(engine: Engine, block: Block, entry_ids: range) -> list[int]:
-    """Return those of the entries that the index knows and that cannot be read.
+    """Return those of the entries that the index lists and that cannot be read.
 
-    A read stops at the first block that has damage anywhere in what was asked for, so the range is halved
-    until the entries concerned are alone.
+    A read stops at the first block with damage in the range asked for. So the range is halved until the
+    damaged entries are alone.
     """
     failing: list[int] = []
     waiting = [entry_ids]

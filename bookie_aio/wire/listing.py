@@ -2,19 +2,22 @@
 
 A row is 24 bytes, little-endian: u64 first entry, u64 content term, u32 count, u32 stride. Rows ascend by
 first entry. They may overlap where entries were stored more than once.
+
+`meeting`, `mark` and `runs_of` say which entries two ranges with strides share.
 """
 
 from __future__ import annotations
 
 import struct
 from itertools import starmap
+from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.wire.ranges import mark, meeting
 from metadata.errors import MalformedFrameError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
 
 ROW = struct.Struct("<QQII")
 
@@ -57,3 +60,39 @@ def listed(wanted: range, rows: Iterable[Row], content_term: int) -> bytearray:
         if row.content_term >= content_term:
             mark(found, meeting(wanted, row.entry_ids))
     return found
+
+
+def meeting(wanted: range, other: range) -> range:
+    """Return the indexes of the entries of `wanted` that are in `other`; both ascend.
+
+    Arithmetic, at a cost that does not depend on the lengths. From their first common entry on, the ranges
+    have one in common every lcm(strides) entries.
+    """
+    nowhere = range(0)
+    if not wanted or not other:
+        return nowhere
+    gap, common = other.start - wanted.start, gcd(wanted.step, other.step)
+    if gap % common:
+        return nowhere
+    period = other.step // common  # of indexes, from one meeting to the next
+    meets = gap // common * pow(wanted.step // common, -1, period) % period
+    lowest = max(0, -(-gap // wanted.step))  # the first index at or above the other's first entry
+    first = meets + max(0, -((meets - lowest) // period)) * period
+    end = min(len(wanted), (other[-1] - wanted.start) // wanted.step + 1)
+    return range(first, end, period) if first < end else nowhere
+
+
+def mark(marks: bytearray, indexes: range) -> None:
+    """Set the marks at these indexes to 1, in one assignment."""
+    marks[indexes.start : indexes.stop : indexes.step] = b"\1" * len(indexes)
+
+
+def runs_of(wanted: range, marks: bytes | bytearray, value: int) -> list[range]:
+    """Return the wanted entries whose mark has that value, as ranges of neighbours in `wanted`."""
+    runs: list[range] = []
+    start = marks.find(value)
+    while start >= 0:
+        stop = marks.find(1 - value, start)
+        runs.append(wanted[start : stop if stop >= 0 else len(marks)])
+        start = marks.find(value, stop) if stop >= 0 else -1
+    return runs

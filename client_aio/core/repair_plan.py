@@ -27,8 +27,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.wire.listing import listed
-from bookie_aio.wire.ranges import runs_of
+from bookie_aio.wire.listing import listed, runs_of
 from client_aio.core.quorum import write_set
 from client_aio.core.read_plan import ClassRange, stride_of
 

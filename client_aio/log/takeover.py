@@ -1,25 +1,114 @@
 """Taking a log over: recover its last two ledgers, then change the list by compare-and-set, or start again.
 
 The shell around `client_aio.core.log_chain`. Opening a log for writing and adding closed ledgers share it.
+
+`LogLedger` is the writer's handle of one ledger of a log: its futures return positions, and a fence ends the
+log's writer. `client_aio.log.roller` rolls from ledger to ledger.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from client_aio.admin.delete import delete_ledger
+from client_aio.config import WriteOptions
 from client_aio.core.log_chain import to_recover
+from client_aio.ledger.futures import fail_all
 from client_aio.ledger.recovery import recover_ledger
-from metadata.errors import BookKeeperError, NoSuchLedgerError
+from client_aio.ledger.writer import LedgerWriter
+from metadata.errors import BookKeeperError, LedgerFencedError, LogFencedError, NoSuchLedgerError
+from metadata.model.log import Position
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from client_aio.context import ClientContext
-    from client_aio.log.log_ledger import LogLedger
+    from client_aio.core.add_window import AddGroup
+    from client_aio.core.digest import Digest
+    from client_aio.ledger.writer import Token
     from metadata.access.logs import LogStore
+    from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, LogRow
     from metadata.store import Version
+
+
+TAG = "bookie-aio.log"
+"""The key of a ledger's custom metadata that names the log it was made for."""
+
+
+class LogLedger(LedgerWriter):
+    """A ledger that is, or will be, listed in a log under its own id.
+
+    Args:
+        on_progress: called when records have been acknowledged.
+        on_failed: called with the error with which this ledger has failed.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        version: Version,
+        digest: Digest,
+        *,
+        log_name: str,
+        on_progress: Callable[[LogLedger], None],
+        on_failed: Callable[[LogLedger, BookKeeperError], None],
+    ) -> None:
+        super().__init__(context, metadata, version, digest, WriteOptions())
+        self._log_name = log_name
+        self._on_progress = on_progress
+        self._on_failed = on_failed
+
+    @property
+    def bytes_taken(self) -> int:
+        """Return the payload bytes that have been sent."""
+        return self._window.length_pushed
+
+    @property
+    def failure(self) -> BookKeeperError | None:
+        """Return the first failure, None for none."""
+        return self._failure
+
+    def append(self, data: bytes | bytearray | memoryview) -> asyncio.Future[Position]:
+        """Add a record; as `add_entry`, but the future returns the record's position."""
+        return cast("asyncio.Future[Position]", self.add_entry(data))
+
+    def take(self, data: bytes, future: asyncio.Future[Position]) -> None:
+        """Add a record that was held back during a roll, however many bytes are in flight."""
+        if self._failure is not None:
+            fail_all([future], self._failure)
+            return
+        self._window.add(data, cast("asyncio.Future[int]", future))
+        self._replicator.schedule_flush()
+
+    def lost(self, why: str) -> LogFencedError:
+        """Build the error of a writer that has lost the log."""
+        return LogFencedError(
+            f"log {self._log_name!r} has been taken over by another writer: {why}", ledger_id=self.ledger_id
+        )
+
+    def fail(self, error: BookKeeperError) -> None:
+        """Fail all outstanding records."""
+        self._fail(error)
+
+    def _complete(self, turn: AddGroup[Token]) -> None:
+        ledger_id, entry_id = self.ledger_id, turn.first_entry
+        for future in cast("list[asyncio.Future[Position] | None]", turn.tokens):
+            if future is not None and not future.done():
+                future.set_result(Position(ledger_id, entry_id))
+            entry_id += 1
+        self._on_progress(self)
+
+    def _fail(self, error: BookKeeperError) -> None:
+        if self._failure is None:
+            if isinstance(error, (LedgerFencedError, NoSuchLedgerError)):  # taken over, or the log deleted
+                error = self.lost(str(error))
+            super()._fail(error)
+            self._on_failed(self, error)
+
 
 logger = logging.getLogger(__name__)
 

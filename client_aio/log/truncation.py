@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from client_aio.admin.delete import delete_ledger
 from client_aio.core.log_chain import to_recover
-from client_aio.log.log_ledger import TAG
 from client_aio.log.reader import ask_lac, open_row
+from client_aio.log.takeover import TAG
 from client_aio.unbounded.paged_fragments import forget_deleted
 from metadata.access.fragments import LedgerNames
 from metadata.access.logs import names_ever

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import client_aio
 from client_aio.log.add_ledgers import JOBS_LOG
-from client_aio.log.log_ledger import TAG
+from client_aio.log.takeover import TAG
 from client_aio.spark.commits import sweep_orphans
 from metadata.backends.uri import open_store
 from tests.support.cluster import Cluster

@@ -21,7 +21,7 @@ SMALL = partial(
     segment_bytes=SEGMENT_BYTES,
     group_bytes_max=512 * 1024,
     space=SpaceLimits(reserve_bytes=512 * 1024, spare_bytes_max=2 * SEGMENT_BYTES, retry_s=0.2),
-    reclaim=CompactionConfig(pause_s=0.2),
+    compaction=CompactionConfig(pause_s=0.2),
 )
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ SMALL = StorageConfig(
     segment_bytes=64 * 1024,
     group_bytes_max=32 * 1024,
     space=SpaceLimits(reserve_bytes=64 * 1024, retry_s=0.02, floor_free_bytes=0),
-    reclaim=CompactionConfig(pause_s=0.001, bytes_per_s=10**9, loop_share=1.0),
+    compaction=CompactionConfig(pause_s=0.001, bytes_per_s=10**9, loop_share=1.0),
     live_ledgers_max=2,
 )
 
@@ -122,7 +122,7 @@ class Store:
     async def settled(self) -> None:
         """Wait until nothing goes on in the background."""
         while True:
-            tasks = [*self.engine._tender._tasks]
+            tasks = [*self.engine._sealer._tasks]
             tasks += [
                 task
                 for task in (self.engine._allocator._task, self.engine._compactor._background.task)

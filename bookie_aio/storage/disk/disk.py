@@ -1,18 +1,19 @@
 """The `Disk` seam: every touch of a file by the bookie goes through it.
-
 Owns the protocols `File`, `Disk` and `DirectoryLock`, and `RealDisk`, their implementation on an operating
-system. The same engine runs on a simulated disk that implements the protocols, so nothing else in the
-bookie opens files, starts threads or asks the operating system anything.
+system. The same engine runs on a simulated disk that implements the protocols. So no other module of the
+bookie opens files, starts threads or calls the operating system.
 
-Threads: one writes and syncs the journal, so that a group costs one hop and never waits behind a read; a
-small pool does the rest (reads that would block, preallocation, index files). They touch no state of ours.
+Threads: one thread writes and syncs the journal, so that a group costs one hop and never waits behind a read.
+A small pool does everything else: reads that would block, preallocation, index files. No thread touches the
+engine's state.
 
-Errors: no space (ENOSPC, EDQUOT) is `DiskFullError`, and so is a lack of file descriptors or memory, which
-says nothing about the disk either and passes. Any other failure is `DiskFailedError`, which is fail-stop when
-it comes from a write or a sync (rule 2). A file that is not there is `FileNotFoundError`.
-A short write is continued; a write that makes no progress is an error.
+Errors: no space (ENOSPC, EDQUOT) is `DiskFullError`. A lack of file descriptors or memory is `DiskFullError`,
+too: it passes, and proves no fault of the disk. Any other failure is `DiskFailedError`, which is fail-stop
+when a write or a sync raises it (rule 2). A missing file is `FileNotFoundError`. A short write is continued.
+A write that makes no progress is an error.
 
-Files that are replaced as a whole: written beside the old one, synced, then renamed over it.
+Also here: `write_file` and `replacement`, which replace a file atomically. The new file is written beside the
+old one, synced, and renamed over it.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _IOV_MAX = 1024
 _POOL_THREADS = 4
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ENOUGH = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Of something else: likewise no failure of the disk."""
+"""A lack of descriptors or memory: no failure of the disk either."""
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -51,7 +52,7 @@ _T = TypeVar("_T")
 
 
 class Space(NamedTuple):
-    """Bytes of a file system."""
+    """Free and total bytes of a file system."""
 
     free: int
     total: int
@@ -70,19 +71,19 @@ class File(Protocol):
         """Write without a sync, off the journal's path."""
 
     def read_nowait(self, offset: int, size: int) -> Buffer | None:
-        """Read what is in memory already; None where the read would block (or the system cannot tell)."""
+        """Read bytes that are in memory; None where the read would block, or the system cannot tell."""
 
     async def read(self, offset: int, size: int) -> Buffer:
         """Read `size` bytes; fewer only where the file ends."""
 
     async def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-        """Read several ranges (offset, size), as `read` does, which are not in memory: with one wait."""
+        """Read several ranges (offset, size) as `read` does, with one wait for all of them."""
 
     def will_need(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Say what will be read soon; it may be brought into memory meanwhile, or not."""
+        """Hint that ranges will be read soon: the system may bring them into memory meanwhile."""
 
     async def will_not_need(self) -> None:
-        """Say that what is in it will not be read: the system may let go of what it holds in memory."""
+        """Hint that the file will not be read: the system may drop its pages from memory."""
 
     async def preallocate(self, size: int) -> None:
         """Reserve blocks for the first `size` bytes and make the file that long."""
@@ -97,9 +98,10 @@ class File(Protocol):
         """Return the file's length."""
 
     async def written(self) -> list[tuple[int, int]]:
-        """Return where it may ever have been written to: ascending ranges, from an offset to another.
+        """Return the ranges (start, end) that may ever have been written to, ascending.
 
-        The rest was reserved at most, and reads as zeros. One range for the whole file is never wrong.
+        Bytes outside them were reserved at most, and read as zeros. One range for the whole file is always
+        right.
         """
 
     def close(self) -> None:
@@ -107,17 +109,17 @@ class File(Protocol):
 
 
 class DirectoryLock(Protocol):
-    """An exclusive hold on a directory, gone with its process."""
+    """An exclusive lock of a directory, which ends with its process."""
 
     def release(self) -> None:
-        """Let go."""
+        """Release the lock."""
 
 
 class Disk(Protocol):
-    """What the bookie needs of a file system. Paths are as the operating system takes them."""
+    """The file system as the bookie uses it. Paths are as the operating system takes them."""
 
     async def create(self, path: str) -> File:
-        """Create a file; an existing one of that name is replaced by an empty one."""
+        """Create an empty file, in the place of an existing one of that name."""
 
     async def open(self, path: str) -> File:
         """Open an existing file for reading and writing; raises FileNotFoundError."""
@@ -129,23 +131,23 @@ class Disk(Protocol):
         """Create a directory and its parents where they are missing."""
 
     async def rename(self, old: str, new: str) -> None:
-        """Rename, replacing what is there. Durable after `sync_directory`."""
+        """Rename a file over an existing one. Durable after `sync_directory`."""
 
     async def unlink(self, path: str) -> None:
-        """Remove a file; one that is not there is no error. Durable after `sync_directory`."""
+        """Remove a file; a missing file is no error. Durable after `sync_directory`."""
 
     async def sync_directory(self, path: str) -> None:
         """Make the directory's entries durable."""
 
     def lock_directory(self, path: str) -> DirectoryLock:
-        """Hold the directory exclusively.
+        """Lock the directory exclusively.
 
         Raises:
-            DirectoryInUseError: somebody else holds it.
+            DirectoryInUseError: another process has it locked.
         """
 
     def space(self, path: str) -> Space:
-        """Return the space left on the file system of `path`, and all there is."""
+        """Return the free and the total space of the file system of `path`."""
 
 
 def _typed(error: OSError, what: str) -> StorageError:
@@ -176,8 +178,8 @@ def _write_all(descriptor: int, buffers: Sequence[Buffer], offset: int) -> None:
 class RealFile:
     """A file of the operating system. Made by `RealDisk`.
 
-    Its descriptor outlives `close` for as long as a thread changes the file, whether anybody waits for that
-    or not: the next file that is opened would get that number, and the rest of what is being written.
+    Its descriptor outlives `close` for as long as a thread changes the file, even if nobody waits for that.
+    Otherwise the next file opened would get the descriptor's number, and the thread would write into it.
     """
 
     def __init__(self, disk: RealDisk, descriptor: int, path: str) -> None:
@@ -185,7 +187,7 @@ class RealFile:
         self._descriptor = descriptor
         self._path = path
         self._lock = threading.Lock()
-        self._changes = 0  # of the file, that threads have been asked for and have not ended
+        self._changes = 0  # changes of the file that are queued or under way in threads
         self._is_closed = False
 
     def _begin_change(self) -> None:
@@ -202,7 +204,7 @@ class RealFile:
     async def _change(
         self, what: str, function: Callable[_P, None], /, *args: _P.args, **more: _P.kwargs
     ) -> None:
-        """Run in the pool what changes the file."""
+        """Run a call that changes the file in the pool."""
         self._begin_change()
         await self._disk.call_until(self._end_change, what, function, *args, **more)
 
@@ -347,8 +349,8 @@ class RealFile:
 class RealLock:
     """A flock on the file `lock` in the directory; the system drops it with the process.
 
-    It is held until what the journal has begun to write has ended, as after a failure elsewhere nobody waits
-    for that: whoever has the lock next reads the segments.
+    It is held until the journal's write under way has ended, for which nobody waits after a failure
+    elsewhere. Otherwise the next holder would read a segment that is still being written.
     """
 
     def __init__(self, disk: RealDisk, path: str) -> None:
@@ -371,9 +373,9 @@ class RealLock:
 
 
 class JournalThread:
-    """Runs the journal's writes one after another, with one hop there and one back for each.
+    """Runs the journal's writes one after another, with one hop to the thread and one back for each.
 
-    An executor's own futures would cost about as much processor time again as all else does for a group.
+    The futures of an executor would double the processor time of a group.
     """
 
     def __init__(self) -> None:
@@ -385,14 +387,14 @@ class JournalThread:
         self._thread.start()
 
     def call(self, function: _WriteAndSync, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
-        """Queue a call; the future has its outcome."""
+        """Queue a call; returns a future of its outcome."""
         future: asyncio.Future[None] = self._loop.create_future()
         self._last = future
         self._calls.put((function, buffers, offset, future))
         return future
 
     def behind(self, function: Callable[[], None]) -> None:
-        """Call a function when what was queued has ended: now, where that is known to be so."""
+        """Call a function after the calls queued so far: now if they are known to have ended."""
         if self._last is None or (self._last.done() and not self._last.cancelled()):
             function()
         else:
@@ -411,7 +413,7 @@ class JournalThread:
                 self._loop.call_soon_threadsafe(_settle, future, error)
 
     def shutdown(self) -> None:
-        """End the thread, after what it is doing."""
+        """End the thread after the calls queued so far."""
         self._calls.put(None)
         self._thread.join()
 
@@ -444,14 +446,14 @@ class RealDisk:
         return self._journal_thread
 
     def behind_the_journal(self, function: Callable[[], None]) -> None:
-        """Call a function when no write of the journal is under way or queued."""
+        """Call a function when the journal's writes that are queued or under way have ended."""
         if self._journal_thread is None:
             function()
         else:
             self._journal_thread.behind(function)
 
     async def call(self, what: str, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run a blocking call in the pool, with the errors this module promises."""
+        """Run a blocking call in the pool; OSErrors are raised as this module's docstring says."""
         return await self.call_until(_nothing, what, function, *args, **kwargs)
 
     async def call_until(
@@ -463,9 +465,9 @@ class RealDisk:
         *args: _P.args,
         **kwargs: _P.kwargs,
     ) -> _T:
-        """Run a blocking call in the pool, and tell, in whatever thread, when it has ended or never begins.
+        """Run a blocking call in the pool, and call `ended` when it has ended, or will never begin.
 
-        That may be long after the caller was cancelled.
+        `ended` is called in any thread, perhaps long after the caller was cancelled.
         """
         try:
             running = self._pool.submit(function, *args, **kwargs)
@@ -481,7 +483,7 @@ class RealDisk:
             raise _typed(error, what) from error
 
     def call_later(self, function: Callable[_P, None], /, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Run in the pool what nobody waits for, and whose errors say nothing."""
+        """Run a hint in the pool: nobody waits for it, and its errors are ignored."""
 
         def quietly() -> None:
             with suppress(OSError):
@@ -545,14 +547,14 @@ class RealDisk:
         return Space(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 
     def close(self) -> None:
-        """End the threads, after what they are doing."""
+        """End the threads after the calls under way."""
         if self._journal_thread is not None:
             self._journal_thread.shutdown()
         self._pool.shutdown()
 
 
 def _close_unwanted(opening: asyncio.Task[int]) -> None:
-    """Close what was opened for somebody who is gone."""
+    """Close a file whose opener was cancelled."""
     if not opening.cancelled() and opening.exception() is None:
         os.close(opening.result())
 
@@ -570,9 +572,9 @@ TEMPORARY_SUFFIX = ".new"
 
 @asynccontextmanager
 async def replacement(disk: Disk, directory: str, name: str) -> AsyncIterator[File]:
-    """Return an empty file, which gets the name in the end: synced by then, in one step.
+    """Return an empty file, which is synced and then renamed to the name when the block ends.
 
-    The directory is yet to be synced. Where there is no room, nothing is left over that takes space.
+    The caller has to sync the directory afterwards. Without space no file is left behind.
     """
     temporary = os.path.join(directory, name + TEMPORARY_SUFFIX)
     file = await disk.create(temporary)
@@ -591,14 +593,15 @@ async def write_file(disk: Disk, directory: str, name: str, buffers: Sequence[Bu
     """Replace a file atomically: after a crash it holds the old bytes or the new ones.
 
     Raises:
-        DiskFullError: it holds the old ones, and nothing is left over that takes space.
+        DiskFullError: the file holds the old bytes, and nothing is left behind that takes space.
+        DiskFailedError: a write or a sync failed. After a crash the file holds the old bytes or the new ones.
     """
     async with replacement(disk, directory, name) as file:
         await file.write(buffers, 0)
     try:
         await disk.sync_directory(directory)
     except DiskFullError as error:
-        # It holds the new bytes, and after a crash perhaps the old ones: nobody may go on from either.
+        # The file holds the new bytes, and after a crash perhaps the old ones: no caller may rely on either.
         raise DiskFailedError(str(error)) from error
 
 

@@ -1,9 +1,8 @@
-"""Fail-stop for names (rule 2): once a change could not be made durable, none is made any more.
-
-Owns the `Disk` that an engine works on, in front of the one it was given. After a failed sync of a directory
-the system may count its changes as written: another sync that was under way, or one that comes later, then
-says that all is well. Whoever believed it would list a file in the checkpoint that the next power cut takes
-away. The journal keeps the rule for what is written to segments by itself.
+"""Fail-stop for names (rule 2): once a change of a name could not be made durable, no other is made.
+Owns the `Disk` that an engine works on, in front of the disk that the engine was given. After a failed sync
+of a directory the system may count the directory's changes as written. Another sync, under way or later, then
+succeeds although it proves nothing. A checkpoint written after it could list a file that the next power cut
+removes. The journal keeps the rule for writes to segments by itself.
 """
 
 from __future__ import annotations
@@ -16,32 +15,31 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie_aio.storage.disk.disk import DirectoryLock, Disk, File, Space
-    from metadata.errors import StorageError
+    from bookie_aio.storage.health import StorageHealth
 
 _T = TypeVar("_T")
 
 
 class FailStopDisk:
-    """A disk that changes no name once something has failed, or has failed elsewhere (`stop`)."""
+    """A disk that changes no name once a change of a name has failed here, or the engine has failed."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: Disk, health: StorageHealth) -> None:
         self._disk = disk
-        self._error: StorageError | None = None
-
-    def stop(self, error: StorageError) -> None:
-        """Let nothing be changed from now on."""
-        self._error = self._error or error
+        self._health = health
+        self._error: DiskFailedError | None = None  # of the first change that failed here
 
     def _check(self) -> None:
-        if self._error is not None:
-            raise DiskFailedError(f"nothing is changed on this disk any more: {self._error}")
+        error = self._error or self._health.error
+        if error is not None:
+            raise DiskFailedError(f"nothing is changed on this disk any more: {error}")
 
     async def _change(self, change: Callable[..., Awaitable[_T]], *paths: str) -> _T:
         self._check()
         try:
             return await change(*paths)
         except DiskFailedError as error:
-            self.stop(error)
+            if self._health.error is None:
+                self._error = self._error or error
             raise
 
     async def create(self, path: str) -> File:
@@ -63,7 +61,7 @@ class FailStopDisk:
     async def sync_directory(self, path: str) -> None:
         """See `Disk`."""
         await self._change(self._disk.sync_directory, path)
-        # Where another sync failed meanwhile, this one is no word for what that was to write.
+        # Rule 2: if another sync failed meanwhile, this one proves nothing of the names that it was to sync.
         self._check()
 
     async def open(self, path: str) -> File:

@@ -1,7 +1,6 @@
-"""The file_cache: the files that are open for reading, so many at most.
-
-Owns the descriptors of sealed segments and of their indexes, which are opened when something is read from
-them and closed when others have been used since. A file that is being read is never closed.
+"""The file cache: files that are open for reading, up to a maximum number.
+Owns the descriptors of sealed segments and of their indexes. A file is opened when it is read, and closed
+when it is the one not used for longest. A file that is being read is never closed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class FileCache:
         return len(self._held)
 
     def adopt(self, path: str, file: File) -> None:
-        """Take over a file that is open already, and keep it open until `give_back`."""
+        """Take over an open file, and keep it open until `give_back`."""
         assert path not in self._held
         held = self._held[path] = _Held(file)
         held.users = 1
@@ -46,7 +45,7 @@ class FileCache:
         """Return the file, open until `give_back`.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
         """
         held = self._held.get(path)
         if held is None:
@@ -54,7 +53,7 @@ class FileCache:
             held = self._held.get(path)
             if held is None:
                 held = self._held[path] = _Held(file)
-            else:  # somebody else was quicker
+            else:  # another caller opened it meanwhile
                 file.close()
         held.users += 1
         self._held.move_to_end(path)
@@ -62,9 +61,9 @@ class FileCache:
         return held.file
 
     def give_back(self, path: str) -> None:
-        """Say that the file is not used any more: once for each `borrow`."""
+        """End the use of a file: once for each `borrow` or `adopt`."""
         held = self._held.get(path)
-        if held is None:  # the file_cache was closed meanwhile
+        if held is None:  # the cache was closed meanwhile
             return
         held.users -= 1
         if held.is_dropped and not held.users:
@@ -80,7 +79,7 @@ class FileCache:
             self._held.pop(idle).file.close()
 
     async def drop(self, path: str) -> None:
-        """Close a file for good, once nobody reads from it any more."""
+        """Wait until nobody reads from a file, and close it."""
         held = self._held.get(path)
         if held is None:
             return

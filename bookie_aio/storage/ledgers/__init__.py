@@ -1,1 +1,1 @@
-"""What a bookie remembers of each ledger beside its entries: terms, fences, marks, tombstones."""
+"""The state of each ledger beside its entries: terms, marks, token hashes, LACs, tombstones."""

@@ -1,14 +1,18 @@
-"""The checkpoint: what must outlive the segments it was journaled in, in one small file. Pure.
+"""The checkpoint: the state that must outlive the segments it was journaled in, in one small file. Pure.
+It holds the term, damage, lock, highest entry and highest LAC statement of ledgers, the ids of deleted
+ledgers, and the list of segments. A ledger without a row here may have one in the table that the checkpoint
+names (`ledger_table`). The checkpoint covers at least every sealed segment. State of later segments in it is
+harmless, since all of this state only grows. It is replaced atomically:
 
-It holds, for each ledger, its term, its damage, its lock, its highest entry and its highest LAC statement,
-which ledgers have been deleted, and which segments there are. Of ledgers that it has no row of, the table
-that it names has one (`states`). It covers at least every sealed segment; what it holds beyond is harmless,
-since all of it only grows. It is replaced atomically: when a segment is created (before its first group),
-when one is sealed, and before the file of one is given up. Little-endian:
+- before the first group of a new segment;
+- when a segment is sealed;
+- before the file of a segment is given up.
+
+Little-endian:
 
       0  4s   magic b"BKC1"
       4  u32  crc            CRC32C of byte 8 up to the end
-      8  u32  version        5 (4: the same, no segment of generation 0; 3: without `table` as well)
+      8  u32  version        5
      12  u32  flags          1: data was lost that may concern any ledger
      16  u64  next_segment   the lowest segment id that was never used
      24  u64  segments
@@ -47,9 +51,6 @@ if TYPE_CHECKING:
 VERSION = 5
 CHECKPOINT_MAGIC = b"BKC1"
 _HEAD = struct.Struct("<4sIIIQQQQQ")
-_VERSION_WITHOUT_TABLE = 3
-_VERSIONS_READ = (_VERSION_WITHOUT_TABLE, 4, VERSION)
-_TABLE_BYTES = 8
 _SEGMENT = struct.Struct("<QQQQQ")
 _RANGE = struct.Struct("<QQ")
 _LEDGER = struct.Struct("<QQqIIQqqII32s32sQq")
@@ -63,7 +64,7 @@ assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (56, 40, 144)
 
 
 class LedgerState:
-    """What the bookie knows of a ledger besides where its entries lie."""
+    """The state of a ledger, beside the places of its entries."""
 
     __slots__ = ("accepted", "first", "is_damaged", "last_entry", "lock", "since", "statement", "term")
 
@@ -72,13 +73,13 @@ class LedgerState:
         self.last_entry = -1
         self.statement: LacStatement | None = None
         self.is_damaged = False
-        self.lock = b""  # what a request's token is held against, perhaps not durable yet; empty: none
+        self.lock = b""  # checked against a request's token, perhaps not durable yet; empty: none
         self.accepted = 0  # the number of the last record accepted for it
         self.since = 0  # the segment from which on its entries count; 0: from the first
         self.first = 0  # entries below are not kept
 
     def learn_statement(self, statement: LacStatement) -> None:
-        """Keep the higher of two statements; of equal LACs the one with the higher LAFR."""
+        """Keep the statement with the higher LAC; of equal LACs the statement with the higher LAFR."""
         known = self.statement
         if known is None or (statement.lac, statement.lafr) > (known.lac, known.lafr):
             self.statement = statement
@@ -86,7 +87,7 @@ class LedgerState:
 
 @dataclass
 class Checkpoint:
-    """A checkpoint's contents."""
+    """The contents of a checkpoint; `table` is the number of the table of ledgers, 0 for none."""
 
     next_segment: int = 1
     segments: dict[int, SegmentRow] = field(default_factory=dict)
@@ -109,7 +110,7 @@ def pack_state(ledger_id: int, state: LedgerState) -> bytes:
 
 
 def unpack_state(row: Buffer) -> LedgerState:
-    """Return the state that a row says."""
+    """Return the state in a ledger's row."""
     return _state_of(_LEDGER.unpack(row))
 
 
@@ -135,9 +136,9 @@ def encode_checkpoint(
     """Return the file's bytes, in parts.
 
     Args:
-        rows: what `pack_state` made of ledgers, one or several joined: of all of which the table has no row,
-            or another one.
-        deleted: the deleted ledgers, as `IdRanges.packed` gives them.
+        rows: rows of `pack_state`, single or joined: of every ledger whose state is not in the table, or
+            differs from its row there.
+        deleted: the deleted ledgers, as `IdRanges.packed` returns them.
         table: the number of the table.
     """
     segment_rows = [_SEGMENT.pack(*row) for row in sorted(segments)]
@@ -162,7 +163,7 @@ def encode_checkpoint(
 
 
 def empty_checkpoint() -> list[bytes]:
-    """Return the checkpoint of a bookie that holds nothing yet."""
+    """Return the checkpoint of a new bookie."""
     return encode_checkpoint(1, (), False, ())
 
 
@@ -170,22 +171,19 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
     """Parse and check the file's bytes.
 
     Raises:
-        CorruptRecordError: they do not parse.
-        UnknownVersionError: they are of another version.
+        CorruptRecordError: the bytes do not parse.
+        UnknownVersionError: the checkpoint is of another version.
     """
     head = bytes(data[: _HEAD.size]).ljust(_HEAD.size, b"\0")
     _, crc, version, flags, next_segment, segments, ledgers, ranges, table = _HEAD.unpack(head)
-    segments_at = _HEAD.size
-    if version == _VERSION_WITHOUT_TABLE:
-        segments_at, table = _HEAD.size - _TABLE_BYTES, 0
-    if head[:4] != CHECKPOINT_MAGIC or len(data) < segments_at:
+    if head[:4] != CHECKPOINT_MAGIC or len(data) < _HEAD.size:
         raise CorruptRecordError("the checkpoint is damaged")
-    ranges_at = segments_at + _SEGMENT.size * segments
+    ranges_at = _HEAD.size + _SEGMENT.size * segments
     ledgers_at = ranges_at + _RANGE.size * ranges
     view = memoryview(data)
     if crc32c(view[_COVERED_FROM:]) != crc:
         raise CorruptRecordError("the checkpoint is damaged")
-    if version not in _VERSIONS_READ:
+    if version != VERSION:
         raise UnknownVersionError(
             f"a checkpoint of format version {version}; this program knows {VERSION}. It cannot be taken "
             "over: start a new bookie in an empty directory, and have the ledgers of the old one repaired"
@@ -193,7 +191,7 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
     if len(data) != ledgers_at + LEDGER_BYTES * ledgers:
         raise CorruptRecordError("the checkpoint is damaged")
     found = Checkpoint(next_segment, lost_data_of_any_ledger=bool(flags & 1), table=table)
-    rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[segments_at:ranges_at]))
+    rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[_HEAD.size : ranges_at]))
     found.segments = {row.segment_id: row for row in rows}
     found.deleted = IdRanges(_RANGE.iter_unpack(view[ranges_at:ledgers_at]))
     for fields in _LEDGER.iter_unpack(view[ledgers_at:]):

@@ -1,5 +1,4 @@
-"""Sets of ids as ranges: small where ids come in runs, as those of deleted ledgers do. Pure.
-
+"""Sets of ids as ranges: small where ids come in runs, as the ids of deleted ledgers do. Pure.
 Invariant: the ranges ascend, and between two of them at least one id is missing.
 """
 
@@ -19,7 +18,7 @@ class IdRanges:
     __slots__ = ("_firsts", "_lasts")
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
-        """Take (first, last) of ascending ranges, as `ranges` gives them."""
+        """Take (first, last) of ascending ranges, as `ranges` returns them."""
         self._firsts, self._lasts = array("q"), array("q")
         for first, last in ranges:
             if first > last or (self._lasts and first <= self._lasts[-1] + 1):
@@ -61,8 +60,10 @@ class IdRanges:
         return zip(self._firsts, self._lasts, strict=True)
 
     def packed(self) -> bytes:
-        """Return first and last id of each range, ascending: 8 bytes each, little-endian. Fast for
-        millions."""
+        """Return first and last id of each range, ascending: 8 bytes each, little-endian.
+
+        Fast for millions of ranges.
+        """
         both = array("q", bytes(16 * len(self._firsts)))
         both[0::2], both[1::2] = self._firsts, self._lasts
         return both.tobytes()

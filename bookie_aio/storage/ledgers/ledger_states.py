@@ -1,10 +1,9 @@
-"""What a bookie knows of its ledgers, in memory: terms, locks, marks, LACs, and what is deleted.
+"""The states of a bookie's ledgers in memory: terms, locks, marks, LACs, and the deleted ids.
+Owns the state of each ledger, and the sweep that indexes a durable group and updates the states from it. Does
+not own the records on their way to the disk, nor the segments.
 
-Owns the state of each ledger and the sweep that takes a durable group into it. Does not own the records on
-their way to the disk, nor the segments; of these it only learns where a group lies.
-
-Invariant: what a state says of terms, locks and marks counts from the moment it was accepted, and what it
-says of entries and LACs from the moment they are durable and indexed (rule 3).
+Invariant: a term, a lock or a mark counts from the moment it was accepted. An entry or a LAC counts from the
+moment it is durable and indexed (rule 3).
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from bookie_aio.wire.blocks import Block
 from metadata.errors import NoSuchLedgerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from bookie_aio.storage.journal import Change, Group
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.ledgers.id_ranges import IdRanges
@@ -31,19 +28,18 @@ class LedgerStates:
     """The ledgers of one engine."""
 
     def __init__(self, states: LedgerTable, deleted: IdRanges) -> None:
-        """Take what a restart found."""
+        """Take the states that crash recovery found."""
         self.states = states
-        self.deleted = deleted  # by tombstones that are durable
-        self.burying: set[int] = set()  # by those that were accepted and are not durable yet
-        self._accepted = 0  # records accepted, and of those the ones durable and indexed
-        self._indexed = 0
-        self.eviction_candidates: set[int] = (
-            set()
-        )  # of those that somebody put here: nothing was accepted since
-        self.on_less: Callable[[], None] = lambda: None  # called when something need not be kept any more
+        self.deleted = deleted  # ledgers whose tombstones are durable
+        self.tombstones_pending: set[int] = set()  # ledgers whose tombstones are accepted, not durable yet
+        self._accepted = 0  # counts records
+        self._indexed = 0  # of those, the records that are durable and indexed, or dropped
+        self.eviction_candidates: set[int] = set()
+        """Ledgers that the server put here, and for which no record was accepted since."""
+        self.reductions = 0  # tombstones, trims and forgets indexed: each lets something be given up
 
     def get(self, ledger_id: int) -> LedgerState | None:
-        """Return a ledger's state; None for one never heard of, or deleted."""
+        """Return a ledger's state; None for a ledger never heard of, or deleted."""
         return self.states.get(ledger_id)
 
     def state(self, ledger_id: int) -> LedgerState:
@@ -52,13 +48,13 @@ class LedgerStates:
 
     def is_deleted(self, ledger_id: int) -> bool:
         """Return whether a tombstone was accepted for the ledger, perhaps not durable yet."""
-        return ledger_id in self.burying or ledger_id in self.deleted
+        return ledger_id in self.tombstones_pending or ledger_id in self.deleted
 
     def accept(self, ledger_id: int) -> LedgerState:
-        """Count a record that is accepted for a ledger, and give the ledger's state.
+        """Count a record that is accepted for a ledger, and return the ledger's state.
 
         Raises:
-            NoSuchLedgerError: it has been deleted (rule 15). Nothing is counted.
+            NoSuchLedgerError: the ledger has been deleted (rule 15). Nothing is counted.
         """
         if self.is_deleted(ledger_id):
             raise NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
@@ -72,18 +68,18 @@ class LedgerStates:
         """Count a record that concerns every ledger."""
         self._accepted += 1
 
-    def settle(self, count: int) -> None:
-        """Count records that will not be written any more."""
+    def count_dropped(self, count: int) -> None:
+        """Count accepted records that will never be written."""
         self._indexed += count
 
-    def take_back(self, change: Change) -> None:
-        """Forget a fence, a lock or a tombstone that counted from its acceptance on, and will not be written.
+    def revert(self, change: Change) -> None:
+        """Revert a fence, a lock or a tombstone that counted from its acceptance on, and was dropped.
 
-        Or it would be found held, and promised, although it is nowhere (rule 3). Whoever was to be told of
-        it waits behind it, and is told that it was dropped. No record is smaller than a fence, so that those
-        which follow one are dropped with it.
+        Rule 3: otherwise the bookie would promise a change that is nowhere on its disk. Nobody has relied on
+        the change: callers wait for a record or a barrier behind it, and are told that it was dropped. No
+        record is smaller than a fence, so the records behind a dropped fence are dropped with it.
         """
-        state = self.states.live.get(change.ledger_id)  # as is all that was accepted and not written yet
+        state = self.states.live.get(change.ledger_id)  # live, as is every state with a record under way
         if state is None:
             return
         if change.kind == form.KIND_TERM:
@@ -91,24 +87,24 @@ class LedgerStates:
         elif change.kind == form.KIND_LOCK and state.lock == change.lock:
             state.lock = b""
         elif change.kind == form.KIND_TOMBSTONE:
-            self.burying.discard(change.ledger_id)
+            self.tombstones_pending.discard(change.ledger_id)
 
     def is_pending(self, ledger_id: int) -> bool:
-        """Return whether something accepted for the ledger is not yet durable and indexed."""
+        """Return whether a record accepted for the ledger is not yet durable and indexed."""
         state = self.states.live.get(ledger_id)
         return state is not None and self.awaits(state)
 
     def awaits(self, state: LedgerState) -> bool:
-        """Return whether something accepted for this state's ledger is not yet durable and indexed."""
+        """Return whether a record accepted for this state's ledger is not yet durable and indexed."""
         return state.accepted > self._indexed
 
     def index(self, group: Group) -> set[int]:
-        """Take in a durable group: the sweep, once per group. Gives the ledgers that it touched."""
+        """Index a durable group; returns the ledgers that it touched. Called once per group: the hot path."""
         index = group.segment.index
         assert index is not None
         ledgers = index.ledgers
         offset = group.bodies_at
-        states = self.states.live  # what is on its way to the disk is among them
+        states = self.states.live  # every state with a record under way is live
         touched: set[int] = set()
         for record in group.records:
             event = record.event
@@ -142,21 +138,21 @@ class LedgerStates:
 
     def _apply(self, change: Change, segment: Segment) -> None:
         state = self.states.live.get(change.ledger_id)
-        if change.is_for_all or state is None:  # None: a change that a restart found behind the tombstone
+        if change.is_for_all or state is None:  # None: found by crash recovery behind a tombstone
             return
         if change.kind == form.KIND_TOMBSTONE:
-            self.burying.discard(change.ledger_id)
+            self.tombstones_pending.discard(change.ledger_id)
             self.deleted.add(change.ledger_id)
             self.states.remove(change.ledger_id)
-            self.on_less()
+            self.reductions += 1
         elif change.kind == form.KIND_FORGET:
             assert segment.index is not None
             segment.index.ledgers.pop(change.ledger_id, None)
             state.since, state.last_entry = segment.segment_id, -1
-            self.on_less()
+            self.reductions += 1
         elif change.kind == form.KIND_TRIM:
             state.first = max(state.first, change.first)
-            self.on_less()
+            self.reductions += 1
         elif change.kind == form.KIND_LOCK:
             state.lock = change.lock
         elif change.kind == form.KIND_TERM:
@@ -168,6 +164,6 @@ class LedgerStates:
             state.is_damaged = True
 
     def list(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
-        """Return ids, ascending, of ledgers of which anything is held, and where to go on or −1."""
+        """Return the ids of up to `count_max` ledgers, ascending, and where to go on or −1."""
         ids = list(islice(self.states.ids_from(from_ledger), count_max + 1))
         return ids[:count_max], ids[count_max] if len(ids) > count_max else -1

@@ -1,13 +1,17 @@
 """The states of all ledgers: those in use as objects, the rest packed and sorted. Pure.
+A bookie may hold millions of ledgers, of which few are in use at a time. So there are two forms of state:
 
-A bookie may hold millions of ledgers, of which few are in use at a time. So there is a *table*, the packed
-rows of all ledgers as they were at one moment, in a file of its own that is never changed; and there are
-*live* states, objects, of the ledgers that were asked for since. A checkpoint holds the live ones and names
-the table. When the live ones have become many, a new table is made of both.
+- The *table* has the packed rows of all ledgers as they were at one moment. Its file is never changed.
+- *Live* states are objects, of the ledgers that were asked for since.
 
-Invariants: a state that differs from its row in the table is live. Only what `make` gives may be changed, and
-nobody keeps it over an `await` to do so: `rest` may let go of it then, but never while something accepted
-for its ledger is on its way to the disk.
+A checkpoint holds the live states and names the table. When the live states have become many, a new table is
+made of both.
+
+Invariants:
+
+- A state that differs from its row in the table is live.
+- Only a state that `make` returned may be changed, and not after an `await`: `evict_unchanged` may have
+  evicted it by then. A state is never evicted while a record of its ledger is on its way to the disk.
 
 The table's file, little-endian:
 
@@ -15,7 +19,7 @@ The table's file, little-endian:
       4  u32  crc            CRC32C of byte 8 up to the end
       8  u32  version        1
      12  u32  reserved, 0
-     16  u64  number         of the table, which is in its name, too
+     16  u64  number         of the table, as in the file's name
      24  u64  ledgers
      32  ledgers × 144 bytes, ascending, as in the checkpoint
 """
@@ -54,7 +58,7 @@ class PackedTable:
     __slots__ = ("damaged", "ids", "number", "rows")
 
     def __init__(self, number: int = 0, rows: Buffer = b"") -> None:
-        """Take the rows; table number 0 is the one without any."""
+        """Take the rows; table number 0 is the table without any."""
         self.number = number
         self.rows: Buffer = rows or bytearray()
         self.ids = array("Q")
@@ -62,7 +66,7 @@ class PackedTable:
         self._index(rows)
 
     def extend(self, rows: Buffer) -> None:
-        """Take further rows, of a table that is being made: in parts, since it may be large."""
+        """Append rows to a table that is being made, in parts since the table may be large."""
         assert isinstance(self.rows, bytearray)
         self.rows += rows
         self._index(rows)
@@ -92,7 +96,7 @@ class PackedTable:
         """Parse and check the file's bytes.
 
         Raises:
-            CorruptRecordError: they do not parse, or are of another version or table.
+            CorruptRecordError: the bytes do not parse, or are of another version or table.
         """
         view = memoryview(data)
         if len(view) < _HEAD.size or view[:4] != TABLE_MAGIC:
@@ -109,28 +113,30 @@ class LedgerTable:
     """The states of one bookie's ledgers."""
 
     def __init__(self, deleted: IdRanges) -> None:
-        """Start with none; `deleted` ledgers have none, whatever the table still says of them."""
+        """Start without states; `deleted` ledgers have none, even if the table still has a row of them."""
         self.live: dict[int, LedgerState] = {}
         self._table = PackedTable()
         self._deleted = deleted
         self._sorted: list[int] | None = None
         self._numbers_used = 0
-        self._new = 0  # how many more ledgers there are than the table has
-        self._stayed = 0  # how many live states did not rest in the last table that was made
+        self._new = 0  # the number of ledgers minus the number of rows in the table
+        self._stayed = 0  # the live states that the last eviction kept
 
     def load(self, live: dict[int, LedgerState], table: PackedTable, numbers_used: int) -> None:
-        """Take what a checkpoint and its table hold; `count` is to follow.
+        """Take the contents of a checkpoint and its table. The caller calls `count` afterwards.
 
         Args:
-            numbers_used: the highest number of any table that was found: files that are still to be removed
-                have such numbers, and no new table may come under their names.
+            live: the states in the checkpoint.
+            table: the table that the checkpoint names.
+            numbers_used: the highest number of any table file that was found. Files to be removed have such
+                numbers, and no new table may get their names.
         """
         self.live = live
         self._numbers_used = numbers_used
         self._table = table
 
     def count(self) -> None:
-        """Count the ledgers, after `load`, or after deletions that `remove` was not told of."""
+        """Count the ledgers, after `load` or after deletions without a call of `remove`."""
         deleted, ids = self._deleted, self._table.ids
         if len(deleted) < len(ids) // 4:
             gone = sum(bisect_left(ids, last + 1) - bisect_left(ids, one) for one, last in deleted.ranges())
@@ -139,7 +145,7 @@ class LedgerTable:
         self._new = sum(one in deleted or self._table.row(one) is None for one in self.live) - gone
 
     def get(self, ledger_id: int) -> LedgerState | None:
-        """Return a ledger's state, to be looked at and not to be changed; None where there is none."""
+        """Return a ledger's state, which the caller must not change; None where there is none."""
         state = self.live.get(ledger_id)
         if state is None and self._table.number:
             row = self._table.row(ledger_id)
@@ -148,7 +154,7 @@ class LedgerTable:
         return state
 
     def make(self, ledger_id: int) -> LedgerState:
-        """Return a ledger's state, a new one where there is none; now is the time to change it."""
+        """Return a ledger's state, a new one where there is none. It may be changed before any `await`."""
         state = self.live.get(ledger_id)
         if state is None:
             state = self.get(ledger_id)
@@ -160,7 +166,7 @@ class LedgerTable:
         return state
 
     def remove(self, ledger_id: int) -> None:
-        """Let go of the state of a ledger that is among the deleted ones."""
+        """Drop the state of a ledger that is among the deleted ledgers."""
         assert ledger_id in self._deleted
         self._new -= 1
         if self.live.pop(ledger_id, None) is not None:
@@ -188,7 +194,7 @@ class LedgerTable:
     def is_table_due(self, live_max: int) -> bool:
         """Return whether there are so many live states that a new table should be made.
 
-        Those of ledgers in use stay live whatever the table holds, so that their number alone is no reason.
+        The states of ledgers in use stay live with any table, so their number alone is no reason for one.
         """
         return len(self.live) > max(live_max, len(self._table.ids) // 4, 2 * self._stayed)
 
@@ -208,8 +214,10 @@ class LedgerTable:
     # --- making a new table ---
 
     def new_rows(self, packed: dict[int, bytes]) -> Iterator[Buffer]:
-        """Return the rows of a new table, in parts: the present one's, with those of live states as
-        packed."""
+        """Return the rows of a new table, in parts.
+
+        The rows in `packed` take the place of the present table's rows of the same ledgers.
+        """
         ids = self._table.ids
         at = 0
         for ledger_id in sorted(packed):
@@ -220,7 +228,7 @@ class LedgerTable:
         yield from self._kept(at, len(ids))
 
     def _kept(self, start: int, stop: int) -> Iterator[Buffer]:
-        """Return the rows number `start` to `stop` − 1 of the table, but for those of deleted ledgers."""
+        """Return the rows number `start` to `stop` − 1 of the table, without the rows of deleted ledgers."""
         table, rows = self._table, memoryview(self._table.rows)
         while start < stop:
             end = stop
@@ -231,18 +239,18 @@ class LedgerTable:
             else:
                 then = stop
             end = min(end, start + _ROWS_AT_ONCE)
-            # Perhaps none of them: whoever asks may then pause.
+            # Yielded even if empty, so that the caller can pause.
             yield rows[start * LEDGER_BYTES : end * LEDGER_BYTES]
             start = end if end - start == _ROWS_AT_ONCE else then
 
-    def rest_on(self, table: PackedTable) -> None:
-        """Go over to a new table, which a durable checkpoint names. Live states stay what they are."""
+    def use_table(self, table: PackedTable) -> None:
+        """Use a new table, which a durable checkpoint names. Live states stay live."""
         count = len(self)
         self._table = table
         self._new = count - len(table.ids)
 
-    def rest(self, ledger_ids: Iterable[int], is_pending: Callable[[LedgerState], bool]) -> None:
-        """Let go of those of these states that the table has as they are."""
+    def evict_unchanged(self, ledger_ids: Iterable[int], is_pending: Callable[[LedgerState], bool]) -> None:
+        """Evict those of these live states that equal their rows in the table, and are not pending."""
         for ledger_id in ledger_ids:
             state, row = self.live.get(ledger_id), self._table.row(ledger_id)
             if state is None or row is None or is_pending(state):

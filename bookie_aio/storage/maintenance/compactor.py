@@ -1,15 +1,16 @@
-"""Reclaiming space: segments of which little or nothing counts any more.
+"""Compaction: freeing the space of segments of which little or nothing counts any more.
+`Compactor` owns the decision which segments are given up, and copies the entries that still count out of
+mostly dead segments. `SegmentRemover` gives a segment up. Neither owns spare files (`allocator`).
 
-Owns the decision which segments are given up, and the copying of what still counts out of mostly dead ones.
-Does not own the giving up itself (`tender`), nor spare files (`allocator`).
+A segment's *live* bytes are the bytes in its index of ledgers that are not deleted, not forgotten since, and
+not below a trim. A segment without live bytes is given up. A segment with few is compacted: ledger by ledger,
+the entries that count are appended to the journal like any add. When all of them are durable, the segment is
+given up. So a crash at any point leaves at most further copies, of which one counts.
 
-A segment's *live* bytes are what its index says of ledgers that are still there, above what was trimmed or
-forgotten. With none left it is given up. With few, what counts is appended to the journal again, ledger by
-ledger, like any add, and the segment is given up when all of that is durable. So a crash at any point leaves
-at most copies, of which one counts. Only the copy that counts is appended, and only while nothing that
-concerns its entries was accepted since it was looked up: or an older copy would become the newest one.
+A block is copied only if its copy is the one that counts. And it is copied only if no add to its entries was
+accepted since it was looked up. Otherwise an older copy would become the newest one.
 
-Everything goes in small steps: at most so many bytes a second, and at most a share of the loop's time.
+The work is done in small steps: at most so many bytes a second, and at most a share of the event loop's time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from bookie_aio.storage.background_task import BackgroundTask
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.read.copy_order import newest_copies
 from bookie_aio.storage.read.reader import DamagedBlockError, UnreadBlockError, fetch, gather, read_block
+from bookie_aio.storage.segment.files import give_up_segment
 from bookie_aio.storage.segment.format import DATA_OFFSET
 from bookie_aio.storage.segment.segment_set import DamagedIndexError, SegmentGoneError
 from bookie_aio.wire.blocks import Block
@@ -31,56 +33,59 @@ from metadata.errors import (
     DiskFullError,
     EntryTooLargeError,
     NoSuchLedgerError,
+    StorageError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from bookie_aio.storage.disk.disk import Disk
+    from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.journal import AddWatch, Done
+    from bookie_aio.storage.ledgers.checkpointer import Checkpointer
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
-    from bookie_aio.storage.maintenance.sealer import Tender
     from bookie_aio.storage.read.copy_order import StoredCopy
     from bookie_aio.storage.read.lookup import Lookup
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
-    from metadata.errors import StorageError
 
 _RUNS_AT_ONCE = 256
 _FETCHED_BYTES = 512 * 1024
 _PAGES_AT_ONCE = 16
 _BYTES_PENDING_MAX = 256 * 1024
-"""Of copies on their way to the disk: adds wait for the groups that these are in."""
+"""Bytes of copies on their way to the disk at a time: adds wait for the groups that copies are in."""
 _STEP_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionConfig:
-    """When space is reclaimed, and how fast."""
+    """When segments are compacted, and how fast."""
 
     compact_below: float = 0.5
     """A segment is compacted when less than this part of it counts."""
     compact_below_when_low: float = 0.65
-    """The same while space is low. What is copied takes more than this part of where it is copied to, even
-    where each entry is alone in its group: else it would be copied again and again."""
+    """The same while space is low. Copies must fill more than this part of their new segment, even where each
+    entry is alone in its group. Otherwise they would be copied again and again."""
     bytes_per_s: int = 32 * 1024 * 1024
-    """How much compaction copies."""
+    """How many bytes compaction copies in a second at most."""
     loop_share: float = 0.2
-    """The part of the loop's time that it may take; looking for dead segments takes a quarter of that."""
+    """The part of the event loop's time that copying may take; the search for dead segments may take a
+    quarter of that."""
     pause_s: float = 2.0
-    """How long it waits after something was deleted, for more to be deleted."""
+    """How long compaction waits after a deletion, for further deletions."""
 
 
 class CopySink(Protocol):
-    """What compaction needs of the engine."""
+    """The engine, as compaction sees it."""
 
     add_watches: set[AddWatch]
 
     def append_copy(self, block: Block, done: Done) -> None:
-        """Accept a copy of what is stored already."""
+        """Accept a copy of a stored block."""
 
     def barrier(self, done: Done) -> None:
-        """Call back when everything accepted is durable."""
+        """Call `done` when everything accepted is durable."""
 
 
 class _Watch:
@@ -97,43 +102,109 @@ class _Watch:
             self._noted.append((block.first_entry, block.last_entry))
 
     def clear(self) -> None:
-        """Forget what was noted."""
+        """Drop the noted adds."""
         self._noted.clear()
 
     def touches(self, entry_ids: range) -> bool:
-        """Return whether one of the adds may concern one of these entries."""
+        """Return whether one of the noted adds may concern one of these entries."""
         return any(first <= entry_ids[-1] and last >= entry_ids[0] for first, last in self._noted)
 
 
+class SegmentRemover:
+    """Gives up segments of which nothing counts any more."""
+
+    def __init__(
+        self, disk: Disk, segments: SegmentSet, allocator: SegmentAllocator, checkpointer: Checkpointer
+    ) -> None:
+        """Share the engine's parts."""
+        self._disk = disk
+        self._segments = segments
+        self._allocator = allocator
+        self._checkpointer = checkpointer
+
+    async def give_up(self, segment: Segment, *, is_dead: bool) -> None:
+        """Remove a sealed segment, or keep its file as a spare one.
+
+        A crash at any point leaves a whole segment that the checkpoint lists, or files that it does not list.
+        The next start removes such files.
+
+        Args:
+            is_dead: nothing in it counts, not even as one of several copies.
+
+        Raises:
+            DiskFullError: no space for the checkpoint; the segment stays what it was.
+        """
+        async with self._checkpointer.list_lock:
+            if segment.sealed is None or segment.is_gone:
+                return
+            row = segment.sealed.row
+            self._segments.remove(segment)
+            try:
+                try:
+                    await self._checkpointer.write_locked()
+                except DiskFullError:
+                    if not is_dead:
+                        raise
+                    # Not even the checkpoint has room. Nobody reads a dead segment, so that it may be cut.
+                    await self._empty(segment)
+                    await self._checkpointer.write_locked()
+            except DiskFullError:
+                segment.is_gone = False
+                self._segments.add_sealed(segment, row)
+                raise
+            keep = not segment.has_unread and self._allocator.wants_spare(await self._size_of(segment))
+            name = await give_up_segment(self._disk, segment, keep_as_spare=keep)
+            if name is not None:
+                self._allocator.add_spare(segment.directory, name)
+
+    async def _empty(self, segment: Segment) -> None:
+        file = await self._segments.file_cache.borrow(segment.path)
+        try:
+            await file.truncate(DATA_OFFSET)
+        finally:
+            self._segments.file_cache.give_back(segment.path)
+
+    async def _size_of(self, segment: Segment) -> int:
+        try:
+            file = await self._segments.file_cache.borrow(segment.path)
+        except (FileNotFoundError, StorageError):
+            return 0
+        try:
+            return file.size()
+        finally:
+            self._segments.file_cache.give_back(segment.path)
+
+
 class Compactor:
-    """Reclaims the space of one engine, in one task at a time."""
+    """Compacts the segments of one engine, in one task at a time."""
 
     def __init__(
         self,
         config: CompactionConfig,
-        appending: CopySink,
+        sink: CopySink,
         ledgers: LedgerStates,
         segments: SegmentSet,
         lookup: Lookup,
-        tender: Tender,
         allocator: SegmentAllocator,
-        on_failed: Callable[[StorageError], None],
+        remover: SegmentRemover,
+        rebuild_index: Callable[[Segment], Awaitable[bool]],
+        health: StorageHealth,
     ) -> None:
-        """Share the engine's parts. Nothing happens before `notice`."""
+        """Share the engine's parts. Nothing happens before `notice` is called."""
         self._config = config
-        self._appending = appending
+        self._sink = sink
         self._ledgers = ledgers
         self._segments = segments
         self._lookup = lookup
-        self._tender = tender
         self._allocator = allocator
-        self._background = BackgroundTask(self._work, on_failed)
+        self._remover = remover
+        self._rebuild_index = rebuild_index
+        self._background = BackgroundTask(self._work, health)
         self._loop = asyncio.get_running_loop()
         self.close = self._background.close
         self._noticed = 0
-        self._less = 0  # counts what was deleted, trimmed or forgotten
         self._looked_s = 0.0
-        self._assessed: dict[int, tuple[int, int]] = {}  # live bytes, and `_less` by then
+        self._assessed: dict[int, tuple[int, int]] = {}  # live bytes, and `ledgers.reductions` then
         self._immovable: set[int] = set()  # segments with blocks that cannot be read
         self._bytes_pending = 0
         self._lost_copy: StorageError | None = None
@@ -144,17 +215,12 @@ class Compactor:
         self.copied_bytes = 0
 
     def notice(self) -> None:
-        """Look, in a while, at segments that have not been looked at since they were sealed."""
+        """Look in a while at segments that were sealed, or of which less may count, since the last look."""
         self._noticed += 1
         self._background.start()
 
-    def notice_less(self) -> None:
-        """Look, in a while, at all segments: less counts than before."""
-        self._less += 1
-        self.notice()
-
     def go_on(self) -> None:
-        """Begin again where it stopped for want of space."""
+        """Go on after a stop for lack of space."""
         if self._is_stopped:
             self._is_stopped = False
             self.notice()
@@ -168,13 +234,13 @@ class Compactor:
             "copied_bytes": self.copied_bytes,
         }
 
-    # --- looking -------------------------------------------------------------------------------
+    # --- finding segments ----------------------------------------------------------------------
 
     async def _work(self) -> None:
         config, seen = self._config, -1
         try:
             while seen != self._noticed:
-                # A store of many segments is looked through less often.
+                # Segments are looked at less often where there are many.
                 rest_s = min(self._looked_s * 4 / config.loop_share, 10 * config.pause_s)
                 await self._background.pause(max(config.pause_s, rest_s))
                 seen, self._looked_s = self._noticed, 0.0
@@ -182,7 +248,7 @@ class Compactor:
                 while (segment := self._worst()) is not None:
                     await self._compact(segment)
                     if seen != self._noticed:
-                        break  # perhaps others are dead by now, and cost nothing to give up
+                        break  # other segments may be dead by now, and giving them up needs no copying
         except DiskFullError:
             self._is_stopped = True
 
@@ -190,18 +256,18 @@ class Compactor:
         """Assess every sealed segment, and give up the dead ones."""
         for segment in self._segments.sealed():
             known = self._assessed.get(segment.segment_id)
-            if segment.is_gone or (known is not None and known[1] == self._less):
+            if segment.is_gone or (known is not None and known[1] == self._ledgers.reductions):
                 continue
-            less, started = self._less, self._loop.time()
+            reductions, started = self._ledgers.reductions, self._loop.time()
             try:
                 live = await self._live_bytes(segment)
             except CorruptRecordError:
                 if not segment.is_gone:
-                    await self._tender.rebuild(segment)
+                    await self._rebuild_index(segment)
                 continue
             finally:
                 self._looked_s += self._loop.time() - started
-            self._assessed[segment.segment_id] = (live, less)
+            self._assessed[segment.segment_id] = (live, reductions)
             if not live:
                 await self._give_up(segment, is_dead=True)
         for segment_id in [one for one in self._assessed if one not in self._segments.by_id]:
@@ -225,12 +291,12 @@ class Compactor:
         return live
 
     async def _give_up(self, segment: Segment, *, is_dead: bool = False) -> None:
-        await self._tender.give_up(segment, is_dead=is_dead)
+        await self._remover.give_up(segment, is_dead=is_dead)
         self._assessed.pop(segment.segment_id, None)
         self.given_up += 1
 
     def _worst(self) -> Segment | None:
-        """Return the segment that is compacted next."""
+        """Return the segment to compact next: the one with the smallest live part below the limit."""
         config = self._config
         limit = config.compact_below_when_low if self._allocator.is_low else config.compact_below
         worst: tuple[float, Segment] | None = None
@@ -246,7 +312,7 @@ class Compactor:
     # --- compacting ----------------------------------------------------------------------------
 
     async def _compact(self, segment: Segment) -> None:
-        """Copy what counts of a segment into the journal, and give the segment up."""
+        """Copy the entries that count of a segment into the journal, and give the segment up."""
         self._lost_copy = None
         assert segment.sealed is not None
         try:
@@ -254,35 +320,36 @@ class Compactor:
                 for ledger_id, lowest, highest, _ in page:
                     await self._copy_ledger(segment, ledger_id, lowest, highest)
         except DamagedBlockError:
-            self._immovable.add(segment.segment_id)  # its ledger is marked; what is intact stays where it is
+            self._immovable.add(segment.segment_id)  # its ledger is marked; intact blocks stay where they are
             return
         except EntryTooLargeError:
             self._immovable.add(segment.segment_id)  # segments have been made smaller since
             return
         except UnreadBlockError:
-            self._assessed.pop(segment.segment_id, None)  # until it is looked at the next time
+            self._assessed.pop(segment.segment_id, None)  # it is assessed again at the next look
             return
         except DamagedIndexError as error:
-            await self._tender.rebuild(error.segment)
+            await self._rebuild_index(error.segment)
             self._assessed.pop(segment.segment_id, None)
             return
         except CorruptRecordError:
-            await self._tender.rebuild(segment)
+            await self._rebuild_index(segment)
             self._assessed.pop(segment.segment_id, None)
             return
-        await when_durable(self._appending.barrier)
+        await when_durable(self._sink.barrier)
         if self._lost_copy is not None:
-            # Space ran out after copies were accepted: what counts of the segment is nowhere else.
+            # Space ran out after copies were accepted: the entries that count are nowhere but in this
+            # segment.
             raise self._lost_copy
         await self._give_up(segment)
         self.compacted += 1
 
     async def _copy_ledger(self, segment: Segment, ledger_id: int, lowest: int, highest: int) -> None:
         watch = _Watch(ledger_id)
-        self._appending.add_watches.add(watch)
+        self._sink.add_watches.add(watch)
         try:
             if self._ledgers.is_pending(ledger_id):
-                await when_durable(self._appending.barrier)  # what was accepted before we watch is found
+                await when_durable(self._sink.barrier)  # adds accepted before the watch are found then
             while lowest <= highest:
                 state = self._ledgers.get(ledger_id)
                 if state is None or state.since > segment.segment_id or highest < state.first:
@@ -293,22 +360,23 @@ class Compactor:
                 lowest, is_touched = await self._copy_runs(segment, ledger_id, found, lowest, horizon, watch)
                 if is_touched:
                     watch.clear()
-                    await when_durable(self._appending.barrier)
+                    await when_durable(self._sink.barrier)
         except SegmentGoneError:
             await self._copy_ledger(segment, ledger_id, lowest, highest)
         except NoSuchLedgerError:
-            # Deleted meanwhile, unless there is no room for the tombstone: then nothing is given up here.
-            await when_durable(self._appending.barrier)
+            # Deleted meanwhile. If there is no room for the tombstone, the barrier raises, and nothing is
+            # given up.
+            await when_durable(self._sink.barrier)
         finally:
-            self._appending.add_watches.discard(watch)
+            self._sink.add_watches.discard(watch)
 
     async def _copy_runs(
         self, segment: Segment, ledger_id: int, found: list[StoredCopy], low: int, horizon: int, watch: _Watch
     ) -> tuple[int, bool]:
-        """Copy what counts of the segment's runs up to the horizon.
+        """Copy the entries that count of the segment's runs up to the horizon.
 
         Returns:
-            Where to go on, and whether to look again first, since something newer has come.
+            The entry to go on at, and whether a newer add came, so that the runs have to be looked up again.
         """
         mine = [one for one in found if one.segment is segment and one.run.first <= horizon]
         is_plain = all(one.run.last < other.run.first for one, other in pairwise(found))
@@ -318,10 +386,8 @@ class Compactor:
             if run.last > horizon and run.first > low:
                 return run.first, False  # copied as a whole in the next round
             whole = run.entry_ids
-            for winners in (
-                [whole] if is_plain and run.last <= horizon else newest_copies(one, found, horizon)
-            ):
-                entry_ids = winners[max(0, -(-(low - winners.start) // winners.step)) :]
+            for newest in [whole] if is_plain and run.last <= horizon else newest_copies(one, found, horizon):
+                entry_ids = newest[max(0, -(-(low - newest.start) // newest.step)) :]
                 if not entry_ids:
                     continue
                 if run.offset not in fetched:
@@ -333,12 +399,12 @@ class Compactor:
                     await self._lookup.mark(ledger_id, error)
                     raise
                 if watch.touches(entry_ids):
-                    return low, True  # runs interleave: later ones may have entries below these
+                    return low, True  # not behind these: interleaved later runs may have entries below
                 # No await from the look at the watch to the append.
                 start = whole.index(entry_ids[0])
                 if len(entry_ids) < block.count:
                     block = Block.parse(block.whole(start, start + len(entry_ids)))
-                watch.is_muted = True  # this add is our own
+                watch.is_muted = True  # the append below is compaction's own
                 self._append(block)
                 watch.is_muted = False
                 await self._keep_pace(block.total_bytes, self._loop.time() - started)
@@ -352,7 +418,7 @@ class Compactor:
             if error is not None:
                 self._lost_copy = error
 
-        self._appending.append_copy(block, done)
+        self._sink.append_copy(block, done)
         self._bytes_pending += size
         self.copied_bytes += size
 
@@ -363,11 +429,11 @@ class Compactor:
             owed_s, self._owed_s = self._owed_s, 0.0
             await self._background.pause(owed_s)
         if self._bytes_pending > _BYTES_PENDING_MAX:
-            await when_durable(self._appending.barrier)
+            await when_durable(self._sink.barrier)
 
 
 def _batch(mine: list[StoredCopy], start: int) -> list[tuple[int, int]]:
-    """Return where the next runs lie, as many as are fetched together."""
+    """Return the places (offset, size) of the next runs, as many as are fetched together."""
     blocks: list[tuple[int, int]] = []
     size = 0
     for one in mine[start:]:

@@ -1,10 +1,10 @@
 """Scrubbing: sealed segments are read again and again, so that damage is found before the data is needed.
-
-Owns the order and the pace. What is damaged and still counts has its ledger marked (rule 4), as if a read
-had found it; a damaged index is rebuilt. Repair is for the client's side, which sees the marks.
+Owns the order and the pace. A ledger with a damaged block that still counts is marked (rule 4), as if a read
+had found the damage. A damaged index is rebuilt. Repair is the client's side's work, which sees the marks.
 
 The groups are read in the order of the file. Where the head of a group fails, the blocks behind it are found
-through the index: they have their own checksums, so that the head alone is no loss once it is sealed.
+through the index, and checked by their own checksums. So a damaged head alone loses nothing once its segment
+is sealed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bookie_aio.storage.segment.format import KIND_BLOCK
 from bookie_aio.storage.segment.replay import Gap, walk_groups
 from bookie_aio.storage.segment.segment import UnreadIndexError
 from bookie_aio.storage.segment.segment_set import SegmentGoneError
-from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError, StorageError
+from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
-    from bookie_aio.storage.maintenance.sealer import Tender
     from bookie_aio.storage.read.lookup import Lookup
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
@@ -39,11 +39,11 @@ _RUNS_MAX = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class ScrubConfig:
-    """How fast it is read, and how often; 0 bytes a second: never."""
+    """How fast segments are scrubbed, and how often; 0 bytes a second: never."""
 
     bytes_per_s: int = 8 * 1024 * 1024
     interval_s: float = 24 * 3600.0
-    """From the end of one pass to the begin of the next, and before the first."""
+    """From the end of one pass to the begin of the next, and before the first pass."""
 
 
 class Scrubber:
@@ -55,25 +55,25 @@ class Scrubber:
         ledgers: LedgerStates,
         segments: SegmentSet,
         lookup: Lookup,
-        tender: Tender,
-        on_failed: Callable[[StorageError], None],
+        rebuild_index: Callable[[Segment], Awaitable[bool]],
+        health: StorageHealth,
     ) -> None:
         """Share the engine's parts."""
         self._config = config
         self._ledgers = ledgers
         self._segments = segments
         self._lookup = lookup
-        self._tender = tender
-        self._background = BackgroundTask(self._work, on_failed)
+        self._rebuild_index = rebuild_index
+        self._background = BackgroundTask(self._work, health)
         self._owed_bytes = 0
         self.passes = 0
         self.bytes_read = 0
         self.damaged = 0
-        self.unread = 0  # blocks and files that the disk failed to give
+        self.unread = 0  # blocks and files that the disk failed to read
         self.close = self._background.close
 
     def start(self) -> None:
-        """Begin to wait for the first pass."""
+        """Start the background task, which waits `interval_s` before the first pass."""
         if self._config.bytes_per_s > 0:
             self._background.start()
 
@@ -92,13 +92,13 @@ class Scrubber:
             await self.scrub()
 
     async def scrub(self) -> None:
-        """Read all that is sealed, once."""
+        """Read all sealed segments once."""
         for segment in self._segments.sealed():
             try:
                 await self._scrub_segment(segment)
             except (CorruptRecordError, DiskFullError):
-                # Given up meanwhile, its index has failed since, or the mark or the file found no room: for
-                # the next pass.
+                # The segment was given up, its index failed, or there was no room for the mark or the file's
+                # descriptor: the next pass tries again.
                 continue
         self.passes += 1
 
@@ -113,9 +113,9 @@ class Scrubber:
         except CorruptRecordError:
             if not segment.is_gone:
                 self.damaged += 1
-                await self._tender.rebuild(segment)
-            return  # the rebuilding has read all of it
-        gaps: list[Gap] = []  # and blocks that fail
+                await self._rebuild_index(segment)
+            return  # rebuilding the index has read the whole segment
+        gaps: list[Gap] = []  # where no group could be read, and where a block failed
         try:
             file = await segment.file_cache.borrow(segment.path)
         except FileNotFoundError:
@@ -136,13 +136,14 @@ class Scrubber:
                     await self._keep_pace(segment, group.header.total_bytes)
             finally:
                 segment.file_cache.give_back(segment.path)
-        # Not before: a mark may wait for the next segment, that one for the checkpoint, and the checkpoint
-        # for a segment to be given up, which nobody may be reading then.
+        # Not while the file is borrowed: that would be a deadlock. A mark may wait for the next segment, the
+        # segment for the checkpoint, and the checkpoint for the giving up of this segment, which waits for
+        # its readers.
         if gaps:
             await self._check_blocks(segment, gaps)
 
     async def _check_blocks(self, segment: Segment, gaps: list[Gap]) -> None:
-        """Check the blocks in gaps, which come in their order, one by one."""
+        """Check the blocks in gaps one by one; the gaps come by offset."""
         sealed, starts = segment.sealed, [gap.start for gap in gaps]
         if sealed is None:
             return
@@ -150,7 +151,7 @@ class Scrubber:
             where = (row.run_start, row.run_count, row.widest)
             runs = await sealed.overlapping(*where, 0, ENTRY_ID_MAX, _RUNS_MAX)
             if segment.sealed is not sealed:
-                return  # the index was rebuilt meanwhile, and all of the segment read for that
+                return  # the index was rebuilt meanwhile, which has read the whole segment
             for run in runs:
                 at = bisect_right(starts, run.offset) - 1
                 if at < 0 or run.offset >= gaps[at].end:
@@ -166,10 +167,10 @@ class Scrubber:
             await asyncio.sleep(0)
 
     async def _lose(self, segment: Segment, ledger_id: int, last: int) -> None:
-        """Mark a ledger of which something fails, up to the entry `last`, if that counts."""
+        """Mark a ledger with a damaged block that ends at the entry `last`, if the block still counts."""
         state = self._ledgers.get(ledger_id)
         if state is None or state.since > segment.segment_id or last < state.first or state.is_damaged:
-            return  # deleted, forgotten, trimmed, or known
+            return  # deleted, forgotten, trimmed, or marked already
         self.damaged += 1
         error = DiskFailedError(f"the scrubber found damage in segment {segment.segment_id}")
         await self._lookup.mark(ledger_id, error)

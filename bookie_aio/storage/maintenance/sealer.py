@@ -1,152 +1,145 @@
-"""Tending: sealing segments, writing checkpoints, rebuilding indexes, giving segments up, in the background.
+"""Sealing segments in the background, and rebuilding the indexes of sealed ones.
+`SegmentSealer` owns the segments that wait to be sealed, and the tasks that seal them. `IndexRebuilder` owns
+the decision whether a damaged index may be rebuilt, and the segment that it rebuilds waits to be sealed
+again. Both keep the orders that `ledgers.checkpointer` lists, and work under its `list_lock`.
 
-Owns the segments that wait to be sealed, and the order of these writes: a checkpoint lists a segment before
-its first group is written, covers a segment's terms and marks before its index is written (a segment with
-an index is not replayed), and stops listing a segment before its file is given up. Writing goes on
-meanwhile.
-
-No space is no failure here: the index stays in memory, and sealing is tried again when there is space. One
-directory that is full holds up no other: what is sealed, or given up, before an earlier segment is would else
-be all that says where that one ended, so the checkpoint says it of each as soon as it is written to no more.
+A lack of space is no failure here: the index stays in memory, and sealing is tried again when there is space.
+One full directory holds up no other directory. The end of an unsealed segment is known from the segment
+written after it, which may be sealed or given up first. So the checkpoint lists the end of each segment as
+soon as nothing more is written to that segment.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bookie_aio.storage.background_task import fatal
-from bookie_aio.storage.disk.disk import remove_files, write_file
-from bookie_aio.storage.ledgers.checkpoint import encode_checkpoint, pack_state
-from bookie_aio.storage.ledgers.ledger_table import PackedTable
-from bookie_aio.storage.segment import names
+from bookie_aio.storage.disk.disk import remove_files
 from bookie_aio.storage.segment.files import give_up_segment, settle_segment, write_index
 from bookie_aio.storage.segment.format import DATA_OFFSET
 from bookie_aio.storage.segment.replay import Replayed, replay_segment
 from bookie_aio.storage.segment.segment import SegmentRow, UnreadIndexError
-from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError, StorageError
+from metadata.errors import CorruptRecordError, DiskFailedError, DiskFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine
 
     from bookie_aio.storage.disk.disk import Disk
+    from bookie_aio.storage.health import StorageHealth
+    from bookie_aio.storage.ledgers.checkpointer import Checkpointer
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
-    from bookie_aio.wire.blocks import Buffer, LacStatement
+    from bookie_aio.wire.blocks import LacStatement
 
-_LEDGERS_AT_ONCE = 512
-_PARTS_AT_ONCE = 32
 _UNREAD_PAUSE_S = 5.0
-"""Between two tries to rebuild an index from a segment that the disk fails to give."""
+"""Between two tries to rebuild an index from a segment that the disk fails to read."""
 
 
-class Tender:
-    """Looks after segments that are no longer written to."""
+class SegmentSealer:
+    """Seals the segments of one engine that are no longer written to."""
 
     def __init__(
         self,
         disk: Disk,
-        home: str,
         segments: SegmentSet,
         ledgers: LedgerStates,
         allocator: SegmentAllocator,
-        on_failed: Callable[[StorageError], None],
-        on_lost_all: Callable[[], None],
+        checkpointer: Checkpointer,
+        health: StorageHealth,
         *,
-        live_ledgers_max: int,
         page_cache_bytes: int,
+        on_sealed: Callable[[], None],
     ) -> None:
-        """Share the engine's segments and ledgers; `home` is the checkpoint's directory."""
-        self._live_ledgers_max = live_ledgers_max
-        self._page_cache_bytes = page_cache_bytes
-        self._recent: deque[Segment] = deque()  # sealed last, and left in the page cache
-        self._recent_bytes = 0
-        self._loop = asyncio.get_running_loop()
-        self._unread_until: dict[int, float] = {}
+        """Share the engine's parts.
+
+        Args:
+            page_cache_bytes: `StorageConfig.page_cache_bytes`.
+            on_sealed: called after each run of `seal_all` that ended well, or that lacked space for some.
+        """
         self._disk = disk
-        self._home = home
         self._segments = segments
         self._ledgers = ledgers
         self._allocator = allocator
-        self._on_failed = on_failed
-        self._on_lost_all = on_lost_all
-        self._one_at_a_time = asyncio.Lock()
+        self._checkpointer = checkpointer
+        self._health = health
+        self._page_cache_bytes = page_cache_bytes
+        self._on_sealed = on_sealed
+        self._recent: deque[Segment] = deque()  # sealed last, and left in the page cache
+        self._recent_bytes = 0
         self._unsealed: list[Segment] = []
         self._useless: list[str] = []
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.lost_data_of_any_ledger = False
-        self.also_listed: set[int] = set()
-        """Segments that are of no use once the restart is complete, and needed until then."""
-        self.on_sealed: Callable[[], None] = lambda: None
 
     def retry(self) -> None:
-        """Try again what failed for want of space."""
+        """Try again what failed for lack of space."""
         if (self._unsealed or self._useless) and not self._allocator.is_full and not self._tasks:
-            self._spawn(self.seal_all())
+            self.start(self.seal_guarded())
 
     def seal(self, *segments: Segment) -> None:
         """Seal segments to which nothing more is written, in the background."""
-        self._await_sealing(*segments)
-        self._spawn(self.seal_all())
+        self.add_unsealed(*segments)
+        self.start(self.seal_guarded())
 
-    def _await_sealing(self, *segments: Segment) -> None:
+    def add_unsealed(self, *segments: Segment) -> None:
+        """Add segments that the next `seal_all` seals."""
         for segment in segments:
             segment.checkpoint_row = segment.checkpoint_row or SegmentRow(segment.segment_id, end=segment.end)
         self._unsealed += segments
 
     def clean_up(self, segments: list[Segment], useless: list[str]) -> None:
-        """Seal what a restart replayed, and remove the files that nothing needs any more."""
+        """Seal the segments that crash recovery replayed, and remove files that are of no use any more."""
         self._useless = useless
         self.seal(*segments)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._guard(work))
+    def start(self, work: Coroutine[None, None, Any]) -> asyncio.Task[Any]:
+        """Start a task that `close` waits for, and that `retry` does not interfere with."""
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _guard(self, work: Coroutine[None, None, None]) -> None:
+    async def seal_guarded(self) -> None:
+        """Call `seal_all`; a lack of space is left for later, and any other error stops the engine."""
         try:
-            await work
+            await self.seal_all()
         except DiskFullError:
             return
         except Exception as error:
-            self._on_failed(fatal("sealing segments", error))
+            self._health.fail(error, "sealing segments")
 
     async def seal_all(self) -> None:
-        """Seal whatever waits for it, and write the checkpoint.
+        """Seal every segment that waits for it, and write the checkpoint.
 
         Raises:
-            DiskFullError: there was no space for the checkpoint, and nothing was done; or for some of the
-                indexes, and all else was.
+            DiskFullError: no space for the checkpoint, and nothing was done; or none for some of the
+                indexes, and everything else was done.
         """
         full: dict[str, DiskFullError] = {}
-        async with self._one_at_a_time:
+        async with self._checkpointer.list_lock:
             if not self._unsealed:
-                await self._write_checkpoint(set())
+                await self._checkpointer.write_locked()
             while segment := next((one for one in self._unsealed if one.directory not in full), None):
                 error = await self._seal(segment)
                 if error is not None:
                     full[segment.directory] = error
                     continue
                 self._unsealed.remove(segment)
-                await self._let_go(segment)
+                await self._release_pages(segment)
             useless, self._useless = self._useless, []
-            await self.remove(useless)
-        self.on_sealed()
+            await remove_files(self._disk, useless)
+        self._on_sealed()
         if full:
             raise next(iter(full.values()))
 
     async def _seal(self, segment: Segment) -> DiskFullError | None:
-        # Cut first, since that gives space back; then the checkpoint, since with an index the segment is not
-        # replayed any more, and its fences must be elsewhere.
+        # The segment is cut first, which frees space. The checkpoint is written before the index: with an
+        # index the segment is not replayed, and its fences must be in the checkpoint by then.
         error = await self._settle(segment)
-        await self._write_checkpoint(set())
+        await self._checkpointer.write_locked()
         if error is not None:
             return error
         assert segment.index is not None
@@ -170,12 +163,12 @@ class Tender:
                 return error
         return None
 
-    async def _let_go(self, latest: Segment) -> None:
-        """Leave what was written last in the page cache, and have the system let go of what is before that.
+    async def _release_pages(self, latest: Segment) -> None:
+        """Leave the segments sealed last in the page cache, and have the system drop the pages of older ones.
 
-        It would keep all of it while there is memory, and take another page for each one that is written:
-        that of a page never used before costs more than the rest of the write, that of one just let go of
-        little.
+        The system keeps all pages while there is memory, and takes another page for each page that is
+        written. A page that was never used before costs more than the whole write beside it; a page that
+        was just dropped costs little.
         """
         self._recent.append(latest)
         self._recent_bytes += latest.end
@@ -192,96 +185,65 @@ class Tender:
         state = self._ledgers.get(ledger_id)
         return None if state is None else state.statement
 
-    async def checkpoint(self, *segment_ids: int) -> None:
-        """Write the checkpoint; it lists these segments as well. Raises DiskFullError."""
-        async with self._one_at_a_time:
-            await self._write_checkpoint(set(segment_ids))
+    async def close(self) -> None:
+        """Wait for the tasks under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
-    async def _write_checkpoint(self, more: set[int]) -> None:
-        states = self._ledgers.states
-        table, packed = None, await self._pack_states()
-        if states.is_table_due(self._live_ledgers_max):
-            # Without space for it the checkpoint goes on growing: what gives space back needs that one only.
-            with suppress(DiskFullError):
-                table = await self._write_table(packed)
-                # The checkpoint that goes over to it still has all of this: newer, and no less true.
-                packed = await self._pack_states()
-        rows = await _joined(packed)
-        # The list of segments and the next id are taken together, in one step.
+    async def finish(self, current: Segment) -> None:
+        """Leave everything sealed, so that the next start has nothing to replay."""
+        unused: list[Segment] = []
+        if current.index is not None and current.end > DATA_OFFSET:
+            self.add_unsealed(current)
+        else:
+            self._segments.remove(current)
+            unused.append(current)
         if self._allocator.ready is not None:
-            more.add(self._allocator.ready.segment_id)
-        listed = self._segments.rows()
-        listed += [SegmentRow(one) for one in self.also_listed | more if one not in self._segments.by_id]
-        encode = partial(
-            encode_checkpoint, self._allocator.next_id, listed, self.lost_data_of_any_ledger, rows,
-            self._ledgers.deleted.packed(),
-        )  # fmt: skip
-        if table is not None:
-            try:
-                await self._write_home(names.CHECKPOINT, encode(table.number))
-            except DiskFullError:
-                await self.remove([self._table_path(table.number)])  # its space may be what is missing
-            else:
-                await self._rest_on(table)
-                return
-        await self._write_home(names.CHECKPOINT, encode(states.table_number))
+            unused.append(self._allocator.ready)
+            self._allocator.ready = None
+        await self.seal_all()
+        for segment in unused:
+            keep = self._allocator.wants_spare(segment.file.size() if segment.file is not None else 0)
+            await give_up_segment(self._disk, segment, keep_as_spare=keep and segment.is_reused)
 
-    async def _write_home(self, name: str, buffers: Sequence[Buffer]) -> None:
-        write = partial(write_file, self._disk, self._home, name, buffers)
-        await self._allocator.make_room(self._home, write)
 
-    def _table_path(self, number: int) -> str:
-        return os.path.join(self._home, names.table_name(number))
+class IndexRebuilder:
+    """Rebuilds sealed indexes that fail their checksums, from their segments."""
 
-    async def _pack_states(self) -> dict[int, bytes]:
-        """Pack the live states. What changes meanwhile is newer and no less true."""
-        live, packed = list(self._ledgers.states.live.items()), dict[int, bytes]()
-        for at in range(0, len(live), _LEDGERS_AT_ONCE):
-            packed.update((one, pack_state(one, state)) for one, state in live[at : at + _LEDGERS_AT_ONCE])
-            await asyncio.sleep(0)
-        return packed
-
-    async def _write_table(self, packed: dict[int, bytes]) -> PackedTable:
-        """Write a new table of ledgers, which counts once a checkpoint names it."""
-        states = self._ledgers.states
-        table = PackedTable(states.next_table_number)
-        for number, part in enumerate(states.new_rows(packed), 1):
-            table.extend(part)
-            if number % _PARTS_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        await write_file(self._disk, self._home, names.table_name(table.number), table.encode())
-        return table
-
-    async def _rest_on(self, table: PackedTable) -> None:
-        """Go over to a table that the checkpoint names, and let states rest in it."""
-        states = self._ledgers.states
-        former = states.table_number
-        states.rest_on(table)
-        live = list(states.live)
-        for at in range(0, len(live), _LEDGERS_AT_ONCE):
-            states.rest(live[at : at + _LEDGERS_AT_ONCE], self._ledgers.awaits)
-            await asyncio.sleep(0)
-        if former:
-            # The checkpoint is durable by now, and nobody may take it for one that found no room.
-            with suppress(DiskFullError):
-                await self.remove([self._table_path(former)])
+    def __init__(
+        self,
+        segments: SegmentSet,
+        ledgers: LedgerStates,
+        checkpointer: Checkpointer,
+        sealer: SegmentSealer,
+        health: StorageHealth,
+    ) -> None:
+        """Share the engine's parts."""
+        self._segments = segments
+        self._ledgers = ledgers
+        self._checkpointer = checkpointer
+        self._sealer = sealer
+        self._health = health
+        self._loop = asyncio.get_running_loop()
+        self._unread_until: dict[int, float] = {}
 
     async def rebuild(self, segment: Segment) -> bool:
-        """Rebuild a sealed index that fails its checksum, from the segment. What is lost is marked.
+        """Rebuild the index of a sealed segment, and mark the ledgers that lost data.
 
-        False: the disk fails to give all of the segment, and nothing was changed. An index of what can be
-        read now would hide the rest for good, and the segment would be given up with it.
+        The rebuilding goes on to its end if the caller is cancelled: the caller may be a reader whose
+        connection is lost.
 
-        It goes on to its end where the caller, a reader perhaps whose connection is lost, is cancelled.
+        Returns:
+            False if the disk fails to read all of the segment: nothing was changed then. An index of the
+            readable part alone would hide the unread part for good, and the segment would be given up
+            with it.
         """
-        task = asyncio.get_running_loop().create_task(self._rebuild(segment))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: self.retry())  # which waits for what is under way
-        return await asyncio.shield(task)
+        task = self._sealer.start(self._rebuild(segment))
+        task.add_done_callback(lambda _: self._sealer.retry())  # `retry` does nothing while a task runs
+        return bool(await asyncio.shield(task))
 
     async def _rebuild(self, segment: Segment) -> bool:
-        async with self._one_at_a_time:
+        async with self._checkpointer.list_lock:
             if segment.sealed is None or segment.is_gone:
                 return True
             if self._unread_until.get(segment.segment_id, 0.0) > self._loop.time():
@@ -289,8 +251,8 @@ class Tender:
             found = await self._replay(segment)
             is_unread = found.unread is not None
             if found.damaged or found.lost_data_of_any_ledger:
-                # Of groups whose heads are damaged the index tells what the segment does not. So it is not
-                # given up, and nothing is marked, because the disk has failed to give it for a while.
+                # An intact index lists blocks of groups whose heads are damaged, which the segment does not.
+                # So an intact index is kept, and the disk's failing to read it for a while marks nothing.
                 try:
                     await segment.sealed.check()
                 except UnreadIndexError:
@@ -303,15 +265,14 @@ class Tender:
                 self._unread_until[segment.segment_id] = self._loop.time() + _UNREAD_PAUSE_S
                 return False
             self._unread_until.pop(segment.segment_id, None)
-            if found.lost_data_of_any_ledger and not self.lost_data_of_any_ledger:
-                self.lost_data_of_any_ledger = True
-                self._on_lost_all()
+            if found.lost_data_of_any_ledger:
+                self._health.lose_data_of_any_ledger()
             for ledger_id in found.damaged:
                 if self._ledgers.get(ledger_id) is not None:
                     self._ledgers.state(ledger_id).is_damaged = True
             await self._segments.unseal(segment, found.index)
-            self._await_sealing(segment)
-        await self._guard(self.seal_all())
+            self._sealer.add_unsealed(segment)
+        await self._sealer.seal_guarded()
         return True
 
     async def _replay(self, segment: Segment) -> Replayed:
@@ -332,86 +293,3 @@ class Tender:
             return await replay_segment(file, segment.header, proven_end=segment.end, is_last=False)
         finally:
             self._segments.file_cache.give_back(segment.path)
-
-    async def give_up(self, segment: Segment, *, is_dead: bool) -> None:
-        """Give up a segment of which nothing counts any more.
-
-        At each point of it a crash leaves a segment that the checkpoint lists, whole, or files that it does
-        not list, which the next start removes. Raises DiskFullError, and the segment stays what it was.
-
-        Args:
-            is_dead: nothing in it counts, not even as one of several copies.
-        """
-        async with self._one_at_a_time:
-            if segment.sealed is None or segment.is_gone:
-                return
-            row = segment.sealed.row
-            self._segments.remove(segment)
-            try:
-                try:
-                    await self._write_checkpoint(set())
-                except DiskFullError:
-                    if not is_dead:
-                        raise
-                    # Not even the checkpoint has room. Nobody reads this segment, so that it may be cut.
-                    await self._empty(segment)
-                    await self._write_checkpoint(set())
-            except DiskFullError:
-                segment.is_gone = False
-                self._segments.add_sealed(segment, row)
-                raise
-            keep = not segment.has_unread and self._allocator.wants_spare(await self._size_of(segment))
-            name = await give_up_segment(self._disk, segment, keep_as_spare=keep)
-            if name is not None:
-                self._allocator.add_spare(segment.directory, name)
-
-    async def _empty(self, segment: Segment) -> None:
-        file = await self._segments.file_cache.borrow(segment.path)
-        try:
-            await file.truncate(DATA_OFFSET)
-        finally:
-            self._segments.file_cache.give_back(segment.path)
-
-    async def _size_of(self, segment: Segment) -> int:
-        try:
-            file = await self._segments.file_cache.borrow(segment.path)
-        except (FileNotFoundError, StorageError):
-            return 0
-        try:
-            return file.size()
-        finally:
-            self._segments.file_cache.give_back(segment.path)
-
-    async def remove(self, paths: list[str]) -> None:
-        """Remove files that no checkpoint lists any more."""
-        await remove_files(self._disk, paths)
-
-    async def close(self) -> None:
-        """Wait for what is under way."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def finish(self, current: Segment) -> None:
-        """Leave everything sealed: there is nothing to replay at the next start."""
-        unused: list[Segment] = []
-        if current.index is not None and current.end > DATA_OFFSET:
-            self._await_sealing(current)
-        else:
-            self._segments.remove(current)
-            unused.append(current)
-        if self._allocator.ready is not None:
-            unused.append(self._allocator.ready)
-            self._allocator.ready = None
-        await self.seal_all()
-        for segment in unused:
-            keep = self._allocator.wants_spare(segment.file.size() if segment.file is not None else 0)
-            await give_up_segment(self._disk, segment, keep_as_spare=keep and segment.is_reused)
-
-
-async def _joined(packed: dict[int, bytes]) -> list[bytes]:
-    """Join rows to parts: a checksum over each row of thousands would hold up the loop."""
-    rows, joined = list(packed.values()), []
-    for at in range(0, len(rows), _LEDGERS_AT_ONCE):
-        joined.append(b"".join(rows[at : at + _LEDGERS_AT_ONCE]))
-        await asyncio.sleep(0)
-    return joined

@@ -1,14 +1,13 @@
-"""Which of the stored copies of an entry count. Pure.
-
-Invariant: among copies of an entry the one with the higher content term wins, and among those of equal
-content term the newest, that is the one in the later segment, and there at the higher offset.
+"""The order of the stored copies of an entry, of which only the greatest counts. Pure.
+Invariant: among copies of an entry the copy with the highest content term counts. Among copies of equal
+content term the newest counts: the copy in the latest segment, and there at the highest offset.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.wire.ranges import mark, meeting, runs_of
+from bookie_aio.wire.listing import mark, meeting, runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StoredCopy(NamedTuple):
-    """A run and where it lies; the greater one holds the copy that counts."""
+    """A run and its place. Of two runs that hold an entry, the greater holds the copy that counts."""
 
     content_term: int
     segment_id: int
@@ -28,9 +27,10 @@ class StoredCopy(NamedTuple):
 
 
 def newest_copies(mine: StoredCopy, found: Sequence[StoredCopy], last: int) -> list[range]:
-    """Return those entries of a run, up to `last`, of which no other run found holds a copy that counts more.
+    """Return the entries of a run, up to `last`, whose copy in this run is the copy that counts.
 
-    They are given as ranges of the run's stride, ascending; all runs that hold copies have to be in `found`.
+    They are returned as ranges of the run's stride, ascending. All runs that hold copies have to be in
+    `found`.
     """
     run = mine.run
     entry_ids = run.entry_ids
@@ -43,7 +43,7 @@ def newest_copies(mine: StoredCopy, found: Sequence[StoredCopy], last: int) -> l
     ]
     if not rivals:
         return [entry_ids] if entry_ids else []
-    # At once for each rival, however many entries it has: the loop stands still meanwhile.
+    # One step for each rival, not for each entry: the event loop is blocked meanwhile.
     lost = bytearray(len(entry_ids))
     for rival in rivals:
         mark(lost, meeting(entry_ids, rival))

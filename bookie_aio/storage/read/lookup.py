@@ -1,8 +1,7 @@
-"""Lookup: in which segments a read looks, and what follows from the damage that it finds there.
-
-Owns the choice of segments, and the mark of a ledger whose bytes fail (rule 4): it counts from the first
-moment on, and is durable before the answer leaves. Does not own the reading itself (`reader`), nor the
-rebuilding of an index (`tender`).
+"""Lookup: the segments that a read looks into, and the consequences of the damage that it finds there.
+Owns the choice of segments, and the mark of a ledger whose bytes fail (rule 4). The mark counts from its
+acceptance on, and is durable before the answer leaves. Does not own the reading itself (`reader`), nor the
+rebuilding of an index (a callable that the engine hands over).
 """
 
 from __future__ import annotations
@@ -16,16 +15,18 @@ from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFailedError, DiskFullError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from bookie_aio.storage.journal import Done
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
-    from bookie_aio.storage.maintenance.sealer import Tender
     from bookie_aio.storage.read.reader import ListedRun
+    from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet, Source
     from metadata.errors import StorageError
 
 
 class DamageMarker(Protocol):
-    """What lookup needs of the engine."""
+    """The engine, as `Lookup` sees it."""
 
     @property
     def is_closed(self) -> bool:
@@ -38,20 +39,29 @@ class DamageMarker(Protocol):
         """Accept a mark."""
 
     def barrier(self, done: Done) -> None:
-        """Call back when everything accepted is durable."""
+        """Call `done` when everything accepted is durable."""
 
 
 class Lookup:
-    """Reads of one engine."""
+    """The reads and listings of one engine."""
 
     def __init__(
-        self, damage_marker: DamageMarker, ledgers: LedgerStates, segments: SegmentSet, tender: Tender
+        self,
+        damage_marker: DamageMarker,
+        ledgers: LedgerStates,
+        segments: SegmentSet,
+        rebuild_index: Callable[[Segment], Awaitable[bool]],
     ) -> None:
-        """Share the engine's ledgers and segments."""
+        """Share the engine's ledgers and segments.
+
+        Args:
+            rebuild_index: rebuilds the index of a sealed segment; False if the disk fails to read the
+                segment, and nothing was changed.
+        """
         self._damage_marker = damage_marker
         self._ledgers = ledgers
         self._segments = segments
-        self._tender = tender
+        self._rebuild_index = rebuild_index
         self._on_their_way: set[int] = set()  # ledgers whose mark is not durable yet
         self.damaged_blocks = self.unread_blocks = 0
 
@@ -59,10 +69,10 @@ class Lookup:
         """Return where entries of the ledger from `low` to `high` may lie.
 
         Raises:
-            DamagedIndexError: rebuild the index, and look again.
+            DamagedIndexError: rebuild the index, and call again.
         """
         state = self._ledgers.get(ledger_id)
-        if state is None:  # never heard of, or deleted, whatever the indexes still say
+        if state is None:  # never heard of, or deleted: indexes may still list it
             return []
         return await self._segments.find(ledger_id, state.since, low, high)
 
@@ -70,7 +80,7 @@ class Lookup:
         """Read as `Engine.read` says."""
         state = self._ledgers.get(ledger_id)
         if state is not None and entry_ids and entry_ids[0] < state.first:
-            return ReadResult([], Stop.NO_SUCH_ENTRY, entry_ids[0])  # dropped on purpose, damaged or not
+            return ReadResult([], Stop.NO_SUCH_ENTRY, entry_ids[0])  # trimmed, damaged or not
         rebuilt: set[int] = set()
         while True:
             low, high = (entry_ids[0], entry_ids[-1]) if entry_ids else (0, -1)
@@ -79,7 +89,7 @@ class Lookup:
                 reader = Reader(ledger_id, sources, content_term, bytes_max)
                 found = await reader.read(entry_ids, self._damage_marker.is_damaged(ledger_id))
                 if reader.is_cold and found.stop is Stop.BUDGET:
-                    # A scan that reads from the device: what it will ask for next is fetched meanwhile.
+                    # A scan that reads from the device: the blocks of its next read are fetched ahead.
                     for segment, ranges in reader.ahead():
                         await segment.will_need(ranges)
                 return found
@@ -95,7 +105,7 @@ class Lookup:
                 return reader.unknown()
             except UnreadBlockError:
                 self.unread_blocks += 1
-                return reader.unknown()  # not lost: what the index says it holds, it never says it has not
+                return reader.unknown()  # not lost: an entry that the index lists is never denied
 
     async def list_entries(
         self, ledger_id: int, from_entry: int, to_entry: int, rows_max: int
@@ -118,15 +128,19 @@ class Lookup:
                     ) from error
 
     async def _rebuild(self, error: DamagedIndexError, rebuilt: set[int]) -> bool:
-        """Rebuild an index once; False where that does not help, for the disk still fails to give it."""
+        """Rebuild an index, once per read; False if it was, or if the disk fails to read its segment."""
         segment_id = error.segment.segment_id
         if segment_id in rebuilt:
             return False
         rebuilt.add(segment_id)
-        return await self._tender.rebuild(error.segment)
+        return await self._rebuild_index(error.segment)
 
     async def mark(self, ledger_id: int, cause: Exception) -> None:
-        """Mark a ledger damaged and wait until that is durable."""
+        """Mark a ledger damaged, and wait until the mark is durable (rule 4).
+
+        Without space for the mark the ledger counts as damaged until the next start, which finds the damage
+        again. Cancelled, the mark is still written.
+        """
         if self._ledgers.is_deleted(ledger_id):
             return
         state = self._ledgers.state(ledger_id)
@@ -138,7 +152,7 @@ class Lookup:
 
         def done(error: StorageError | None) -> None:
             self._on_their_way.discard(ledger_id)
-            if not durable.done():  # cancelled with the connection of whoever read
+            if not durable.done():  # cancelled, with the connection of the reader
                 durable.set_result(error)
 
         try:
@@ -148,7 +162,7 @@ class Lookup:
                 self._damage_marker.append_mark(ledger_id, done)
         except DiskFullError:
             self._on_their_way.discard(ledger_id)
-            state.is_damaged = True  # at least until the next start, which finds the damage again
+            state.is_damaged = True
             return
         error = await durable
         if error is not None:

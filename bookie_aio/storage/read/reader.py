@@ -1,8 +1,7 @@
 """Reads: from entries asked for to checked bytes of blocks.
-
-Owns the choice among the copies of an entry (the invariant in `winners`), the cutting of blocks to a budget,
-and the checking of everything read. Does not own the segments; it is given those to look in, and raises
-`DamagedBlockError` when what it finds there does not hold.
+Owns the choice among the copies of an entry (by the invariant in `copy_order`), and the cutting of blocks to
+a budget. Checks every byte read. Does not own the segments: the caller names the segments to look into. A
+block that fails its check raises `DamagedBlockError`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.storage.read.copy_order import StoredCopy
-from bookie_aio.storage.segment.index import RUNS_PER_TURN
+from bookie_aio.storage.segment.index import RUNS_PER_STEP
 from bookie_aio.storage.segment.segment_set import SegmentGoneError
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, entry_checksums
 from bookie_aio.wire.messages import Stop
@@ -31,7 +30,7 @@ _RUNS_AT_ONCE = 256
 _GAP_BYTES = 4096
 _RANGE_BYTES_MAX = 256 * 1024
 _AHEAD_BYTES = 1024 * 1024
-_TAKES_PER_TURN = 64
+_TAKES_PER_STEP = 64
 _ROW_ENTRIES_MAX = 2**32 - 1  # of a row of LIST_ENTRIES
 ListedRun = tuple[int, int, int, int]
 
@@ -41,14 +40,14 @@ class DamagedBlockError(CorruptRecordError):
 
 
 class UnreadBlockError(CorruptRecordError):
-    """The disk fails to give a stored block, which may be there all the same."""
+    """The disk fails to read a stored block, which may be intact."""
 
 
 class ReadResult(NamedTuple):
-    """What a read found: blocks one after another, and why and where it ends.
+    """The result of a read: blocks one after another, and why and where it ends.
 
-    `stop_entry` is the first entry asked for that is not in the buffers; with `Stop.END` the one behind
-    the last asked for.
+    `stop_entry` is the first entry asked for that is not in the buffers. With `Stop.END` it is the entry
+    behind the last entry asked for.
     """
 
     buffers: list[Buffer]
@@ -59,12 +58,16 @@ class ReadResult(NamedTuple):
 async def gather(
     sources: Sequence[Source], low: int, high: int, count_max: int
 ) -> tuple[list[StoredCopy], int]:
-    """Return the runs that may hold entries from `low` on, by first entry, and up to where they are all.
+    """Return the runs that may hold entries from `low` up to a horizon, by first entry, and the horizon.
 
-    That is the horizon: `high`, or less, so that of the runs that start above `low` no more than `count_max`
-    are given. It is never below `low`: the runs that start there or before are given, however many.
+    Up to the horizon the runs are complete. It is `high`, or less, so that at most `count_max` of the runs
+    start above `low`. It is never below `low`: all runs that start at `low` or before are returned.
 
-    The sources come by their lowest entry, so that those behind the horizon are not looked into.
+    The sources come by their lowest entry, so that sources behind the horizon are not looked into.
+
+    Raises:
+        DamagedIndexError: rebuild the index and call again.
+        SegmentGoneError: look up the sources and call again.
     """
     found: list[StoredCopy] = []
     horizon = high
@@ -72,8 +75,8 @@ async def gather(
     for source in sources:
         if source.lowest > horizon:
             break
-        # One more than may be kept: where a source does not give all that it has, the horizon comes down to
-        # before the last one that it gives, or further.
+        # One run more than is kept: if a source returns only a part of its runs, the horizon sinks to before
+        # the last run that it returned, or further.
         runs = await source.overlapping(low, horizon, count_max + 1)
         segment = source.segment
         segment_id = segment.segment_id
@@ -81,7 +84,7 @@ async def gather(
         found.sort(key=_first)
         horizon = _cut(found, low, horizon, count_max)
         looked_at += len(runs)
-        if looked_at >= RUNS_PER_TURN:
+        if looked_at >= RUNS_PER_STEP:
             looked_at = 0
             await asyncio.sleep(0)
     return found, horizon
@@ -92,9 +95,9 @@ def _first(found: StoredCopy) -> int:
 
 
 def _cut(found: list[StoredCopy], low: int, horizon: int, count_max: int) -> int:
-    """Drop the runs behind the first `count_max` that start above `low`, and give the new horizon.
+    """Drop the runs behind the first `count_max` that start above `low`, and return the new horizon.
 
-    Of several that start at one entry, all are kept or none.
+    Of several runs that start at one entry, all are kept or none.
     """
     stop = bisect_right(found, low, key=_first) + count_max
     if stop >= len(found):
@@ -105,12 +108,12 @@ def _cut(found: list[StoredCopy], low: int, horizon: int, count_max: int) -> int
 
 
 class _Parted(NamedTuple):
-    """A block of which parts are read, by segment and offset."""
+    """A block that is read in parts; `place` is its segment and offset."""
 
     place: tuple[int, int]
     block: Block
     ends: list[int]
-    """Where the payloads of its first entries end: those of none, of one, …, of all."""
+    """The payload bytes of its first 0, 1, …, all entries."""
 
 
 class Reader:
@@ -123,7 +126,7 @@ class Reader:
         self._bytes_left = bytes_max
         self._buffers: list[Buffer] = []
         self._found: list[StoredCopy] = []
-        self._from = 0  # runs of `_found` before this one end below the entry looked for
+        self._from = 0  # runs of `_found` before this number end below the entry looked for
         self._horizon = -1
         self._entry_id = 0
         self._step = 1
@@ -140,9 +143,9 @@ class Reader:
 
         Raises:
             DamagedBlockError: rule 4 applies.
-            UnreadBlockError: it is unknown for now.
+            UnreadBlockError: the answer is unknown for now.
             DamagedIndexError: rebuild the index and read again.
-            SegmentGoneError: read again.
+            SegmentGoneError: look up the sources and read again.
         """
         if not entry_ids:
             return ReadResult([], Stop.END, min(max(0, entry_ids.start), ENTRY_ID_MAX))
@@ -150,8 +153,8 @@ class Reader:
         takes = 0
         while at < len(entry_ids):
             takes += 1
-            if takes % _TAKES_PER_TURN == 0:
-                await asyncio.sleep(0)  # whatever is in memory is read without a pause
+            if takes % _TAKES_PER_STEP == 0:
+                await asyncio.sleep(0)  # reads from memory do not pause by themselves
             entry_id = self._entry_id = entry_ids[at]
             if entry_id > self._horizon:
                 self._found, self._horizon = await gather(
@@ -174,7 +177,7 @@ class Reader:
         return ReadResult(self._buffers, Stop.END, min(entry_ids[-1] + entry_ids.step, ENTRY_ID_MAX))
 
     def _next_ranges(self, entry_ids: range) -> dict[Segment, list[tuple[int, int]]]:
-        """Return where the next runs lie that are wanted whole, as many as the budget has room for."""
+        """Return the places of the next runs that are wanted whole, as many as the budget has room for."""
         left = self._bytes_left
         wanted: dict[Segment, list[tuple[int, int]]] = {}
         for number in range(self._from, len(self._found)):
@@ -188,9 +191,10 @@ class Reader:
         return wanted
 
     async def _fetch(self, entry_ids: range) -> None:
-        """Read what is going to be wanted of the runs found, with as few calls and waits as can be.
+        """Fetch the blocks that this read will want of the runs found, with few calls and waits.
 
-        What cannot be read is left to be read by itself, where it is known what it means.
+        If the disk fails to read one, the segment's blocks are left out. `_bytes` then reads each by itself,
+        and raises the error.
         """
         self._fetched.clear()
         for segment, blocks in self._next_ranges(entry_ids).items():
@@ -201,7 +205,7 @@ class Reader:
                     self._fetched[segment.segment_id, offset] = view
 
     def ahead(self) -> list[tuple[Segment, list[tuple[int, int]]]]:
-        """Return where lies what the next read will want, if it goes on where this one ended."""
+        """Return the places of the blocks that a read which goes on where this read ended will want."""
         self._bytes_left = _AHEAD_BYTES
         following = range(self._entry_id, self._horizon + 1, self._step)
         if not following:
@@ -227,7 +231,7 @@ class Reader:
         return best
 
     def _extent(self, best: StoredCopy, entry_ids: range) -> int:
-        """Return how many of the entries asked for lie one after another in the run and nowhere better."""
+        """Return how many of the next entries are in the run `best`, with no copy in a greater run."""
         run = best.run
         left = (run.last - entry_ids[0]) // run.stride + 1
         extent = min(left, len(entry_ids)) if entry_ids.step == run.stride else 1
@@ -243,15 +247,15 @@ class Reader:
             if one is best or one[:3] < best[:3] or one.run.last < entry_ids[0]:
                 continue
             if one.run.stride == run.stride and (one.run.first - run.first) % run.stride:
-                continue  # another write set's entries
+                continue  # entries of another write set
             after = max(0, -(-(one.run.first - entry_ids[0]) // entry_ids.step))
-            # They meet within as many steps as the other's stride has, or never.
+            # The two meet within as many steps as the other run's stride, or never.
             steps = range(after, min(extent, after + one.run.stride))
             extent = next((n for n in steps if entry_ids[n] in one.run.entry_ids), extent)
         return extent
 
     async def _take(self, found: StoredCopy, entry_id: int, wanted: int) -> int:
-        """Read up to `wanted` entries of a run; give how many the budget allowed."""
+        """Read up to `wanted` entries of a run; returns how many the budget allowed."""
         run = found.run
         start = (entry_id - run.first) // run.stride
         total = run.head_bytes + run.payload_bytes
@@ -265,7 +269,7 @@ class Reader:
             self._bytes_left -= total
             return wanted
         if is_whole and self._buffers:
-            return 0  # the next read begins with it and gives it whole
+            return 0  # the next read begins with this block, and returns it whole
         return await self._take_part(found, start, wanted)
 
     async def _take_part(self, found: StoredCopy, start: int, wanted: int) -> int:
@@ -273,7 +277,7 @@ class Reader:
         place = found.segment_id, run.offset
         parted = self._parted
         if parted is None or parted.place != place:
-            # Kept: who asks for other strides than what was added takes each entry by itself.
+            # Kept: a read of another stride than the block's takes each entry by itself.
             block = _parse(found, self._ledger_id, await self._bytes(found, 0, run.head_bytes))
             parted = self._parted = _Parted(place, block, list(accumulate(block.lengths, initial=0)))
         block, ends = parted.block, parted.ends
@@ -294,8 +298,8 @@ class Reader:
         ids = block.entry_ids[start:stop]
         sums = entry_checksums(block.lac_crc, ids, block.running[start:stop], parts)
         if sums != list(block.checksums[start:stop]):
-            # Damage, unless the block is still what its writer sent: then it is that one who was wrong about
-            # an entry, which is for readers to find, and no reason to mark the ledger.
+            # Damage, unless the whole block is still as its writer sent it: then the writer's checksum of an
+            # entry was wrong. Readers find that, and it is no reason to mark the ledger.
             whole = _parse(found, self._ledger_id, await _read(found, 0, run.head_bytes + run.payload_bytes))
             if not whole.payload_is_intact():
                 raise _damaged(found, "its entries")
@@ -305,7 +309,7 @@ class Reader:
 
 
 def _joined(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges to read for some blocks: neighbours are read together, with what lies between."""
+    """Return the ranges to read for some blocks: neighbours are read together, with the gap between them."""
     ranges: list[tuple[int, int]] = []
     for offset, size in sorted(blocks):
         if ranges:
@@ -321,9 +325,9 @@ def _joined(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _damaged(
     found: StoredCopy, what: str, kind: type[CorruptRecordError] = DamagedBlockError
 ) -> CorruptRecordError:
-    """Return the error for bytes that do not hold.
+    """Return the error for a block whose bytes fail.
 
-    Those of a segment that was given up may be another one's by now, in the file that both had.
+    The file of a segment that was given up may be another segment's by now, so its bytes prove no damage.
     """
     if found.segment.is_gone:
         kind = SegmentGoneError
@@ -343,7 +347,7 @@ async def _read(found: StoredCopy, at: int, size: int) -> Buffer:
 
 
 def _parse(found: StoredCopy, ledger_id: int, data: Buffer) -> Block:
-    """Parse a head, and check that it is the block that the index means."""
+    """Parse a head, and check that it is the head of the block that the index lists."""
     run = found.run
     try:
         block = Block.parse_head(memoryview(data))
@@ -356,9 +360,9 @@ def _parse(found: StoredCopy, ledger_id: int, data: Buffer) -> Block:
 
 
 async def fetch(segment: Segment, blocks: list[tuple[int, int]]) -> tuple[dict[int, memoryview], bool]:
-    """Read blocks (offset, size) of a segment together; give them by offset, and whether any was cold.
+    """Read blocks (offset, size) of a segment together; returns them by offset, and whether any was cold.
 
-    What cannot be read is left out: to be read by itself, where it is known what that means.
+    If the disk fails to read one of them, none is returned: the caller reads each by itself.
     """
     ranges = _joined(blocks)
     try:
@@ -379,12 +383,14 @@ async def read_block(found: StoredCopy, ledger_id: int, data: Buffer = b"") -> B
     """Read a whole stored block, and check it.
 
     Args:
-        data: its bytes, where they have been fetched.
+        found: the block's run and place.
+        ledger_id: the ledger that the index lists it under.
+        data: the block's bytes, where they have been fetched.
 
     Raises:
         DamagedBlockError: rule 4 applies.
         UnreadBlockError: try again later.
-        SegmentGoneError: look again.
+        SegmentGoneError: look the entries up again.
     """
     size = found.run.head_bytes + found.run.payload_bytes
     if len(data) != size:
@@ -398,10 +404,10 @@ async def read_block(found: StoredCopy, ledger_id: int, data: Buffer = b"") -> B
 async def list_runs(
     sources: Sequence[Source], from_entry: int, to_entry: int, rows_max: int
 ) -> tuple[list[ListedRun], int]:
-    """Return runs of entries by first entry, neighbours joined, and where to go on (−1: that is all).
+    """Return runs of entries by first entry, neighbours joined, and where to go on (−1: there are no more).
 
-    No run starts above `to_entry`; they may end above it. There are `rows_max` at most, or as many as start
-    at one entry.
+    No run starts above `to_entry`; a run may end above it. At most `rows_max` runs are returned, or as many
+    as start at one entry.
 
     Raises:
         DamagedIndexError: rebuild the index and list again.
@@ -427,7 +433,7 @@ async def _list_page(
     runs.sort(key=lambda row: (row[0], -row[1], -row[2]))
     listed: list[ListedRun] = []
     for number, row in enumerate(runs, 1):
-        if number % RUNS_PER_TURN == 0:
+        if number % RUNS_PER_STEP == 0:
             await asyncio.sleep(0)
         first = row[0]
         if first > horizon:
@@ -439,7 +445,7 @@ async def _list_page(
 
 
 def _append_joined(listed: list[ListedRun], row: ListedRun) -> None:
-    """Add a run, joined to the last one where it continues or repeats it and both fit into one row."""
+    """Add a run, joined to the last run if it continues or repeats that one and both fit into one row."""
     if listed:
         first, term, count, stride = listed[-1]
         offset, rest = divmod(row[0] - first, stride)

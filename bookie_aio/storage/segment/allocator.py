@@ -1,14 +1,16 @@
-"""Space: the next segment ahead of time, spare files, the reserve, and what happens without room (rule 2).
+"""Space: the next segment ahead of time, spare files, the reserve, and a full disk (rule 2).
+Owns the prepared segment, the spare files, the reserve, the ids of segments to come, and the directory of
+each new segment. Decides whether there is room for ordinary adds. Does not own a segment once it was taken.
+Does not own the checkpoint, but asks for one: a segment must be listed there before its first group.
 
-Owns the segment that is prepared and not yet written to, the spare files, the reserve, the ids of segments
-to come, in which directory each segment goes, and whether the bookie takes ordinary adds. Does not own the
-segments once they were taken, nor the checkpoint: it asks for one, since a segment must be listed there
-before its first group.
+Running out of space is not a failure:
 
-Running out of space is not a failure. Below a *floor* of free space ordinary adds are refused, while
-segments are still prepared for fences, recovery adds and compaction. Where even that finds no space, what
-was accepted still fits into the current segment, and fences and recovery adds go on into the reserve. Every
-few seconds it is looked at again. Any other error is passed on and is the end (fail-stop).
+- Below a *floor* of free space ordinary adds are refused. Segments are still prepared, for fences, recovery
+  adds and compaction.
+- Without space for another segment, accepted records still fit into the current one. Fences and recovery adds
+  go on into the reserve.
+
+The free space is looked at again every few seconds. Any other error stops the engine (fail-stop).
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from bookie_aio.storage.background_task import fatal
 from bookie_aio.storage.disk.disk import remove_files
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment import names
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from bookie_aio.storage.disk.disk import Disk
+    from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
 
@@ -38,11 +40,10 @@ _GIB = 1024**3
 
 @dataclass(frozen=True, slots=True)
 class SpaceLimits:
-    """How much is set aside, and when it gets tight.
+    """How much space is kept in reserve, and below which free space the bookie warns or is read-only.
 
-    The free space below which the bookie warns, or is read-only, is that many bytes or that part of the
-    file system, whichever is less: a small disk is not read-only from the start, nor a large one with much
-    space left.
+    Each of the two limits is a number of bytes or a part of the file system, whichever is less. So a small
+    disk is not read-only from the start, and a large disk with much space left is not read-only either.
     """
 
     reserve_bytes: int = 32 * 1024 * 1024
@@ -73,19 +74,27 @@ class SegmentAllocator:
         draw_generation: Callable[[], int],
         list_segment: Callable[[Segment], Awaitable[None]],
         on_ready: Callable[[], None],
-        on_writable: Callable[[bool], None],
         on_warning: Callable[[str], None],
-        on_failed: Callable[[StorageError], None],
+        health: StorageHealth,
     ) -> None:
-        """Take what is known from the restart; nothing happens before `begin`.
+        """Take the state that crash recovery found; nothing happens before `first_segment` or `begin`.
 
         Args:
+            disk: where the directories are.
+            directories: where segments may be created.
             home: the directory of the reserve.
-            reserve_bytes: the size of the reserve that is there; 0 for none.
-            spares: directory and name of the spare files, of `spare_bytes` each.
+            segments: the engine's segments, to spread new ones over the directories.
+            segment_bytes: the capacity of new segments.
+            limits: see `SpaceLimits`.
+            next_id: the lowest id that no segment ever had.
+            reserve_bytes: the size of the existing reserve; 0 for none.
+            spares: directory and name of the spare files.
+            spare_bytes: the size of each spare file.
+            draw_generation: returns a random number of 64 bits.
             list_segment: writes the checkpoint that lists a segment that is about to be used.
-            on_ready: a segment is ready to be taken, or it is known now that there will be none.
-            on_warning: is told when space gets tight, once each time.
+            on_ready: called when a segment is ready to be taken, or when there will be none for now.
+            on_warning: called with a text when space gets tight, once each time.
+            health: is told of failures, and of the room for ordinary adds.
         """
         self._disk = disk
         self._directories = directories
@@ -98,42 +107,36 @@ class SegmentAllocator:
         self._draw_generation = draw_generation
         self._list_segment = list_segment
         self._on_ready = on_ready
-        self._on_writable = on_writable
         self._on_warning = on_warning
-        self._on_failed = on_failed
+        self._health = health
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._is_warned = False
         self.next_id = next_id
         self._reserve_bytes = reserve_bytes
-        self.is_full = False  # there is no space for another segment
-        self.is_low = False  # there is, but it is not for ordinary adds
+        self.is_full = False  # there is no space for another segment, not even for fences
+        self.is_low = False  # below the floor: no ordinary adds
         self.ready: Segment | None = None
 
     @property
-    def is_writable(self) -> bool:
-        """Return whether there is room for ordinary adds."""
-        return not self.is_full and not self.is_low
-
-    @property
     def has_reserve(self) -> bool:
-        """Return whether the reserve is there."""
+        """Return whether there is a reserve."""
         return self._reserve_bytes > 0
 
     @property
     def is_preparing(self) -> bool:
-        """Return whether a segment may be ready soon."""
+        """Return whether the preparation of a segment is under way."""
         return self._task is not None
 
     @property
-    def aside_bytes(self) -> int:
-        """Return the room for groups that is set aside already, beside the current segment's."""
+    def reserved_bytes(self) -> int:
+        """Return the bytes for groups in the prepared segment and the reserve."""
         ready = self.ready.header.capacity if self.ready is not None else 0
         return max(0, ready - form.DATA_OFFSET) + max(0, self._reserve_bytes - form.DATA_OFFSET)
 
     def begin(self) -> None:
-        """Prepare the next segment unless there is one, or one is under way; and look after the space."""
+        """Prepare the next segment unless one is ready or under way; look at the space every few seconds."""
         if self._is_closed:
             return
         self._arm_timer()
@@ -143,19 +146,19 @@ class SegmentAllocator:
     async def first_segment(
         self, bytes_min: int, used: Sequence[tuple[str, int]], unlisted: Sequence[str]
     ) -> Segment:
-        """Return the segment to start with: an ordinary one, or the reserve where there is no space.
+        """Return the segment to start with.
 
-        Where there is no reserve either, since it was used and no space came back before the process ended,
-        a spare file is taken. Or files that nobody needs are removed, those that were replayed are cut, and
-        what that gives makes a segment, a small one perhaps.
+        The first of these is taken that there is space for: an ordinary segment, the reserve, a spare file, a
+        new and perhaps small segment. For the last, files of no use are removed, and replayed files are cut.
+        There may be no reserve if the last run used it, and ended before any space was freed.
 
         Args:
-            bytes_min: the least capacity that it must have.
-            used: files, and behind where there is nothing in them that counts or proves that something does.
-            unlisted: files that are of no use, whatever happens.
+            bytes_min: the least capacity of the segment.
+            used: replayed files, and the offset behind which nothing counts, or proves that something does.
+            unlisted: files that are of no use to any start.
 
         Raises:
-            DiskFullError: there is no room for that much.
+            DiskFullError: there is no room for `bytes_min`.
         """
         try:
             await self._prepare()
@@ -184,7 +187,7 @@ class SegmentAllocator:
                 file.close()
 
     async def _prepare_small(self, bytes_min: int) -> None:
-        # The larger it is, the more fences it has room for. Not listed, like the reserve.
+        # A larger one has room for more fences. Not listed, like the reserve.
         capacity = max(self._limits.reserve_bytes, bytes_min)
         while True:
             try:
@@ -198,7 +201,7 @@ class SegmentAllocator:
                 return
 
     def begin_reserve(self) -> bool:
-        """Make the reserve the next segment; False when there is none left."""
+        """Make the reserve the next segment; False when there is no reserve left."""
         if not self.has_reserve or self._is_closed:
             return False
         self._run(self._prepare_reserve)
@@ -222,7 +225,7 @@ class SegmentAllocator:
             self._set(is_full=True)
         except Exception as error:
             self._task = None
-            self._on_failed(fatal("preparing a segment", error))
+            self._health.fail(error, "preparing a segment")
             return
         self._task = None
         self._on_ready()
@@ -230,10 +233,10 @@ class SegmentAllocator:
     async def _named(
         self, capacity: int, make: Callable[[form.SegmentHeader], Awaitable[Segment]]
     ) -> Segment:
-        """Make a segment under the next id, which no other one ever has.
+        """Make a segment under the next id, which is never used again, not even after a failure.
 
-        One that could not be made may have left a file of that name, or a power cut may bring it back; in
-        another directory there would then be a second one.
+        A segment that could not be made may have left a file of its name, or a power cut may bring that file
+        back. The same id in another directory would then name two files.
         """
         try:
             return await make(form.SegmentHeader(self.next_id, self._draw_generation(), capacity))
@@ -242,13 +245,13 @@ class SegmentAllocator:
             raise
 
     def _set_ready(self, segment: Segment) -> None:
-        # In one step: a checkpoint that counted the id as used without listing it would drop the segment.
+        # In one step: by a checkpoint with the next id and without the segment, a start would drop it.
         self.ready = segment
         self.next_id = segment.segment_id + 1
 
     async def _prepare(self) -> None:
         if not self.has_reserve:
-            await self._set_aside()
+            await self._create_reserve()
         segment = await self._make()
         try:
             await self._list_segment(segment)
@@ -271,7 +274,7 @@ class SegmentAllocator:
         path = os.path.join(*spare)
         try:
             file = await disk.open(path)
-        except DiskFullError:  # There are no descriptors, and it is still there.
+        except DiskFullError:  # No file descriptors; the spare file is still there.
             self._spares.insert(0, spare)
             raise
         return await self._named(
@@ -292,8 +295,10 @@ class SegmentAllocator:
         raise error
 
     def _by_preference(self) -> list[str]:
-        """Return the directories, first those with most space, and among equals those with fewest
-        segments."""
+        """Return the directories, those with most free space first.
+
+        Among equals (in GiB) those with fewest segments come first.
+        """
         if len(self._directories) == 1:
             return list(self._directories)
         counts = dict.fromkeys(self._directories, 0)
@@ -303,20 +308,21 @@ class SegmentAllocator:
         return sorted(self._directories, key=lambda one: (-space[one], counts[one]))
 
     async def _prepare_reserve(self) -> None:
-        # Not listed in the checkpoint, which might need space: a restart adopts a segment of a new id.
+        # Not listed in the checkpoint, which might need space: a start adopts a segment of a new id.
         disk, file_cache, path = (
             self._disk,
             self._segments.file_cache,
             os.path.join(self._home, names.RESERVE),
         )
-        # Where there are no descriptors, what waits for it is refused, and it is set aside anew.
+        # If `open` fails for lack of file descriptors, the waiting records are refused, and a new reserve is
+        # made later.
         capacity, self._reserve_bytes = self._reserve_bytes, 0
         file = await disk.open(path)
         segment = await self._named(capacity, lambda header: reuse_file(disk, file, path, header, file_cache))
         segment.is_reused = False
         self._set_ready(segment)
 
-    async def _set_aside(self) -> None:
+    async def _create_reserve(self) -> None:
         size = self._limits.reserve_bytes
         await self.make_room(self._home, lambda: create_reserve(self._disk, self._home, size))
         self._reserve_bytes = size
@@ -324,10 +330,10 @@ class SegmentAllocator:
     # --- spare files ---
 
     async def make_room(self, directory: str, write: Callable[[], Awaitable[_T]]) -> _T:
-        """Have something written, at the cost of spare files where there is no space.
+        """Call `write`; without space, remove spare files of that directory and call it again.
 
         Raises:
-            DiskFullError: there is none, and no spare file in that directory.
+            DiskFullError: no space, and no spare file in that directory.
         """
         while True:
             try:
@@ -340,22 +346,22 @@ class SegmentAllocator:
                 await remove_files(self._disk, [os.path.join(*spare)])
 
     def wants_spare(self, size: int) -> bool:
-        """Return whether a file of that size is to be kept: not while space for anything else is missing."""
+        """Return whether a file of that size is to be kept as a spare one. None is while space is missing."""
         if self.is_full or not self.has_reserve:
             return False
         kept = len(self._spares) * self._spare_bytes
         return size == self._spare_bytes and kept + size <= self._limits.spare_bytes_max
 
     def add_spare(self, directory: str, name: str) -> None:
-        """Keep a file that was a segment."""
+        """Keep a file that was a segment, for a segment to come."""
         self._spares.append((directory, name))
         if self.is_low:
             self.look()
 
-    # --- how much is left ---
+    # --- free space ---
 
     def look(self) -> None:
-        """Look at the free space, and say what follows from it."""
+        """Look at the free space: warn if it is tight, and set whether there is room for ordinary adds."""
         limits, is_low, is_tight, most = self._limits, True, True, 0
         for directory in self._directories:
             free, total = self._disk.space(directory)
@@ -365,15 +371,13 @@ class SegmentAllocator:
         if is_tight and not self._is_warned:
             self._on_warning(f"{most:,} bytes are free on the disk; the bookie will be read-only soon")
         self._is_warned = is_tight
-        # A spare file takes no space: with one at hand, writing goes on.
+        # With a spare file adds go on: it takes no space to make it a segment.
         self._set(is_low=is_low and not self._spares)
 
     def _set(self, *, is_full: bool | None = None, is_low: bool | None = None) -> None:
-        was_writable = self.is_writable
         self.is_full = self.is_full if is_full is None else is_full
         self.is_low = self.is_low if is_low is None else is_low
-        if self.is_writable != was_writable:
-            self._on_writable(self.is_writable)
+        self._health.set_room(not self.is_full and not self.is_low)
 
     def metrics(self) -> dict[str, object]:
         """Return the figures that `bookie info` shows."""
@@ -395,16 +399,16 @@ class SegmentAllocator:
         try:
             self.look()
         except StorageError as error:
-            self._on_failed(error)
+            self._health.fail(error, "looking at the space")
             return
         if self._task is None:
             if self.ready is None:
                 self.begin()
             else:
-                self._on_ready()  # one of several directories may have got space
+                self._on_ready()  # retry the sealing: one of several directories may have got space
 
     async def close(self) -> None:
-        """Wait for what is under way, and stop."""
+        """Wait for the preparation under way, and let no other begin."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -1,10 +1,10 @@
-"""The files of segments and the reserve: made, made again out of old ones, cut, sealed, given up.
+"""The files of segments and the reserve: creating, reusing, cutting, sealing and giving up.
+Owns the order of writes and syncs in each of these steps. Does not own when they happen, nor the checkpoint.
+The caller lists a segment there before its first group, and takes it off the list before its file is given
+up.
 
-Owns the order of writes and syncs in each of these. Does not own when they happen, nor the checkpoint:
-whoever calls lists a segment there before its first group, and takes it off before its file is given up.
-
-A *spare* file is one that was a segment, kept because its blocks have been written before: what is written
-into it again needs no change of the file system's own records, which costs a good part of each fdatasync.
+A *spare* file was a segment, and is kept because its blocks have been written before. Writing into it again
+changes none of the file system's own records. Such a change costs a good part of each fdatasync.
 """
 
 from __future__ import annotations
@@ -56,21 +56,24 @@ async def create_segment(
 async def reuse_file(
     disk: Disk, file: File, path: str, header: form.SegmentHeader, file_cache: FileCache
 ) -> Segment:
-    """Turn a spare file, or the reserve, into a segment; this takes no space. It is open, and is closed then.
+    """Turn an open spare file, or the reserve, into a segment; this takes no space.
 
-    Its header, with a generation of its own, is durable before it has its name, so that nothing of the
-    file's earlier life is ever taken for a group of it.
+    The header, with a new generation, is durable before the file gets its name. So nothing of the file's
+    earlier life is ever taken for a group of the segment.
+
+    Raises:
+        DiskFullError: no space to rewrite the header; the file is closed, and keeps its name.
     """
     directory = os.path.dirname(path)
     try:
-        # Pages that its last life left in memory may be large ones, and Linux counts all of one as written
-        # whenever a part of it is.
+        # Pages of its last life may be large ones in memory, and Linux counts a whole large page as written
+        # when a part of it is.
         await file.will_not_need()
         await file.write([form.encode_segment_header(header)], 0)
         await file.sync()
         await disk.rename(path, os.path.join(directory, names.segment_name(header.segment_id)))
         await disk.sync_directory(directory)
-    except DiskFullError:  # where files are copied when they are written to, for instance
+    except DiskFullError:  # for instance on a copy-on-write file system
         file.close()
         raise
     segment = Segment(directory, header, file_cache, file)
@@ -79,7 +82,7 @@ async def reuse_file(
 
 
 async def create_reserve(disk: Disk, directory: str, size: int) -> None:
-    """Create the preallocated file that fences and recovery adds go to when all else is full.
+    """Create the preallocated file for fences and recovery adds on a full disk.
 
     Raises:
         DiskFullError: no space; nothing is left behind.
@@ -90,7 +93,7 @@ async def create_reserve(disk: Disk, directory: str, size: int) -> None:
 
 
 async def give_up_segment(disk: Disk, segment: Segment, *, keep_as_spare: bool) -> str | None:
-    """Remove a segment that no checkpoint lists; its file is kept as a spare one where that is wanted.
+    """Remove a segment that no checkpoint lists, or keep its file as a spare one.
 
     Returns:
         The spare file's name, or None.
@@ -102,13 +105,13 @@ async def give_up_segment(disk: Disk, segment: Segment, *, keep_as_spare: bool) 
         await disk.unlink(segment.path)
     else:
         await disk.rename(segment.path, os.path.join(segment.directory, spare))
-    await segment.close()  # Who still read from it may have opened it again.
+    await segment.close()  # A read under way may have opened the file again.
     await disk.sync_directory(segment.directory)
     return spare
 
 
 async def settle_segment(segment: Segment) -> None:
-    """Make all that a segment holds durable, and cut it if much of it was not used."""
+    """Make a segment's bytes durable, and cut its file if much of it was not used. Raises DiskFullError."""
     assert segment.file is not None
     if segment.file.size() - segment.end > segment.header.capacity // _SLACK:
         await segment.file.truncate(segment.end)
@@ -118,13 +121,16 @@ async def settle_segment(segment: Segment) -> None:
 async def write_index(
     disk: Disk, segment: Segment, statements: Callable[[int], LacStatement | None]
 ) -> SegmentRow:
-    """Write a segment's index; it is durable on return, and what the checkpoint says of it is given.
+    """Write a segment's index, durable on return; returns the segment's row for the checkpoint.
 
-    From then on a restart does not replay the segment: its terms and marks must be in the checkpoint. The
-    segment's index in memory must not change meanwhile.
+    From then on a start does not replay the segment, so its terms and marks must be in the checkpoint before.
+    The segment's index in memory must not change meanwhile.
+
+    Args:
+        statements: returns the highest LAC statement of a ledger.
 
     Raises:
-        DiskFullError: nothing is left behind, and it may be tried again.
+        DiskFullError: nothing is left behind, and the call may be repeated.
     """
     assert segment.index is not None
     header = segment.header
@@ -137,7 +143,7 @@ async def write_index(
         for page in encoder.pages():
             pages.append(page)
             if len(pages) == _PAGES_AT_ONCE:
-                await file.write(pages, offset)  # writing to the journal goes on in between
+                await file.write(pages, offset)  # the journal writes in between
                 offset, pages = offset + sum(map(len, pages)), []
         await file.write(pages, offset)
         await file.write([encoder.head()], 0)

@@ -1,9 +1,9 @@
 """Every byte of a segment: layouts, and their encoding and parsing. Pure.
-
-Everything is little-endian. A segment is a header page and then groups, in the order of their numbers; each
-group was written by one `pwritev` and made durable by one fdatasync before the next one was written. A group
-begins where the one before ends, or at the next multiple of 4,096 (`group_start`). What lies
-between groups, and behind the last one, is zeros or, in a file that was a segment before, of an earlier life.
+Everything is little-endian. A segment is a header page and then groups, in the order of their numbers. Each
+group was written by one `pwritev`, and made durable by one fdatasync before the next group was written. A
+group begins where the group before it ends, or at the next multiple of 4,096 (`group_start`). The bytes
+between groups and behind the last group are zeros or, in a file that was a segment before, bytes of its
+earlier life.
 
 Segment header, in the first 4,096 bytes of the file, durable before the first group is written:
 
@@ -47,9 +47,9 @@ Row:
      48  i64  first        block: first entry; statement: LAFR; trim: the first entry that is kept
      56  i64  lac          block, statement
 
-The body of a block is the block as it came (`bookie_aio.wire.blocks`), that of a statement its code, that of
-a lock the lock (`bookie_aio.core.authorisation`), other rows have none. So the group's checksum covers its
-header and its rows, and through the checksums in the rows everything else.
+The body of a block is the block as it came (`bookie_aio.wire.blocks`). The body of a statement is its code.
+The body of a lock is the lock (`bookie_aio.core.authorisation`). Other rows have no body. So the group's
+checksum covers its header and its rows, and through the checksums in the rows the bodies as well.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ VERSION = 3
 SEGMENT_MAGIC = b"BKS1"
 GROUP_MAGIC = b"BKG1"
 DATA_OFFSET = 4096
-"""Where a segment's first group lies."""
+"""The offset of a segment's first group."""
 
 KIND_BLOCK = 1
 KIND_TERM = 2
@@ -84,7 +84,7 @@ KIND_FORGET = 8
 KINDS = frozenset(range(KIND_BLOCK, KIND_FORGET + 1))
 MARK_ALL = 1
 STATES_NOTHING = 1
-"""Of a block: its LAC is not one that the bookie has from the writer."""
+"""A block's flag: the bookie must not state its LAC, which is not from the writer."""
 ROW_FLAGS_AT = 2
 
 _PAGE_BYTES = 4096
@@ -103,11 +103,11 @@ assert (_SEGMENT.size, GROUP_HEADER_BYTES, ROW_BYTES) == (40, 72, 64)
 
 
 class UnknownVersionError(CorruptRecordError):
-    """Intact, but of a format version that this program does not know: nothing is touched."""
+    """Intact data of a format version that this program does not know; it is not changed."""
 
 
 class SegmentHeader(NamedTuple):
-    """What identifies one life of a segment's file."""
+    """The identity of one life of a segment's file."""
 
     segment_id: int
     generation: int
@@ -124,8 +124,8 @@ def parse_segment_header(data: Buffer) -> SegmentHeader:
     """Parse and check a segment's header.
 
     Raises:
-        CorruptRecordError: it does not parse.
-        UnknownVersionError: it is of another version.
+        CorruptRecordError: the header does not parse.
+        UnknownVersionError: the segment is of another version.
     """
     if len(data) < _SEGMENT.size:
         raise CorruptRecordError(f"a segment ends after {len(data)} bytes")
@@ -156,12 +156,12 @@ class Row(NamedTuple):
 
     @property
     def body_bytes(self) -> int:
-        """Return the size of what the row has among the bodies."""
+        """Return the size of the row's body."""
         return self.head_bytes + self.rest_bytes
 
     @property
     def marks_all(self) -> bool:
-        """Return whether it is the mark that data was lost which may concern any ledger."""
+        """Return whether the row is a mark that concerns every ledger."""
         return self.kind == KIND_MARK and bool(self.flags & MARK_ALL)
 
     def is_plausible(self) -> bool:
@@ -169,7 +169,7 @@ class Row(NamedTuple):
         return self.kind in KINDS
 
     def statement(self, body: memoryview) -> LacStatement:
-        """Return what a block states about the LAC, or an explicit statement, from the row and its body."""
+        """Return the LAC statement in a block, or an explicit one, from the row and its body."""
         if self.kind == KIND_STATEMENT:
             return LacStatement(self.term, self.lac, self.first, self.lac_crc, bytes(body))
         (lafr,) = _BLOCK_LAFR.unpack_from(body, _BLOCK_LAFR_AT)
@@ -215,35 +215,36 @@ def statement_row(ledger_id: int, statement: LacStatement) -> bytes:
 
 
 def mark_row(ledger_id: int, *, all_ledgers: bool = False) -> bytes:
-    """Return the row that says that data of this ledger, or of any, was lost."""
+    """Return the row of the mark that data of this ledger, or of any ledger, was lost."""
     return _ROW.pack(KIND_MARK, MARK_ALL if all_ledgers else 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
 
 
 def tombstone_row(ledger_id: int) -> bytes:
-    """Return the row that says that this ledger has been deleted."""
+    """Return the row of the tombstone of a ledger."""
     return _ROW.pack(KIND_TOMBSTONE, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
 
 
 def lock_row(ledger_id: int, lock: bytes) -> bytes:
-    """Return the row of a ledger's lock, which is the body."""
+    """Return the row of a ledger's lock; the lock is the body."""
     return _ROW.pack(KIND_LOCK, 0, 0, len(lock), 0, 0, 0, crc32c(lock), 0, ledger_id, 0, 0, 0)
 
 
 def trim_row(ledger_id: int, first: int) -> bytes:
-    """Return the row that says that a ledger's entries below `first` are not kept."""
+    """Return the row of a trim: the ledger's entries below `first` are not kept."""
     return _ROW.pack(KIND_TRIM, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, first, 0)
 
 
 def forget_row(ledger_id: int) -> bytes:
-    """Return the row that says that what was stored of a ledger before it does not count any more."""
+    """Return the row of a forget: entries of the ledger stored before it do not count any more."""
     return _ROW.pack(KIND_FORGET, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
 
 
 def group_start(end: int, size: int) -> int:
     """Return where a group of that size begins, behind groups that end at `end`.
 
-    The system writes whole pages. A small group begins on a new one where that makes it touch fewer: one
-    entry of 1 KiB at a time costs one page each instead of 1.3, and no sector of an older group is rewritten.
+    The system writes whole pages. So a small group begins on a new page where it then touches fewer pages.
+    Entries of 1 KiB written one at a time cost one page each instead of 1.3. And no sector of an older group
+    is rewritten.
     """
     rest = -end % _PAGE_BYTES
     if rest and size <= _ALIGNED_BYTES_MAX and -(-(size - rest) // _PAGE_BYTES) + 1 > -(-size // _PAGE_BYTES):
@@ -252,10 +253,10 @@ def group_start(end: int, size: int) -> int:
 
 
 def padding(end: int, capacity: int) -> bytes:
-    """Return the zeros that fill the page in which a group ends, as far as the segment goes.
+    """Return the zeros that fill the page in which a group ends, up to the segment's capacity.
 
-    Of a page that is written in part the system must have the rest: in a file that was a segment before it
-    reads it from the disk first, and the group waits for that. The next group may begin in the zeros.
+    The system needs the other bytes of a page that is written in part. In a file that was a segment before it
+    reads them from the disk first, and the group waits for that read. The next group may begin in the zeros.
     """
     return _ZEROS[: min(next_page(end), capacity) - end]
 
@@ -296,10 +297,10 @@ def encode_group_head(header: GroupHeader, rows: Sequence[bytes]) -> bytes:
 
 
 def peek_group_header(data: Buffer, segment: SegmentHeader, offset: int, end: int) -> GroupHeader | None:
-    """Return what may be the header of the group at `offset`; its checksum is `parse_group_rows`'s.
+    """Return the header of a group at `offset`, with no look at its checksum (see `parse_group_rows`).
 
-    None where the bytes cannot be the header of a group of this life of the segment that lies there and
-    ends at or before `end`.
+    None where the bytes are no header of a group of this life of the segment, at that offset, that ends at or
+    before `end`.
     """
     if len(data) < GROUP_HEADER_BYTES or bytes(data[:4]) != GROUP_MAGIC:
         return None
@@ -318,7 +319,7 @@ def peek_group_header(data: Buffer, segment: SegmentHeader, offset: int, end: in
 
 
 def parse_group_rows(header: GroupHeader, data: memoryview) -> list[Row] | None:
-    """Return the rows of a group from its head's bytes; None where anything about them is wrong."""
+    """Return the rows of a group from its head's bytes; None where the checksum or a size is wrong."""
     if len(data) < header.head_bytes:
         return None
     (crc,) = struct.unpack_from("<I", data, 4)

@@ -1,10 +1,9 @@
 """The index: where the runs of entries lie. Pure: bytes in, bytes out.
-
-A *run* is a stored block. `Runs` holds one ledger's runs in one segment, `MemoryIndex` all runs of a
+A *run* is a stored block. `Runs` holds one ledger's runs in one segment. `MemoryIndex` holds all runs of a
 segment that is not sealed, sorted and packed at 48 bytes a run: nothing here is per entry.
 
-The index of a sealed segment is a file. Its head is read when it is opened, and checked by its own
-checksum; its pages are read as they are needed, and checked by checksums in the head. Little-endian:
+The index of a sealed segment is a file. Its head is read when the index is opened, and checked by its own
+checksum. Its pages are read as they are needed, and checked by checksums in the head. Little-endian:
 
       0  4s   magic b"BKI1"
       4  u32  crc           CRC32C of byte 8 up to the end of the head
@@ -52,8 +51,8 @@ if TYPE_CHECKING:
 VERSION = 2
 INDEX_MAGIC = b"BKI1"
 PAGE_BYTES = 4096
-RUNS_PER_TURN = 2048
-"""How many runs are looked at before the loop may do something else."""
+RUNS_PER_STEP = 2048
+"""How many runs are looked at in one event-loop iteration."""
 
 _RUN = struct.Struct("<QQQIIII")
 _LEDGER = struct.Struct("<QQQQQQQQqqII32s")
@@ -72,7 +71,7 @@ pack_run = _RUN.pack
 
 
 class Run(NamedTuple):
-    """Where a block lies in its segment."""
+    """A stored block: its entries, and its place in its segment."""
 
     first: int
     content_term: int
@@ -103,10 +102,10 @@ class Runs:
         self.packed = bytearray()
         self.highest = -1
         self.widest = 0
-        self.size = 0  # bytes of the blocks and of their rows
+        self.size = 0  # bytes of the blocks and their rows
 
     def add(self, first: int, last: int, size: int, packed: bytes) -> None:
-        """Add a run; runs come in the order of their offsets, and mostly in that of their entries."""
+        """Add a run; runs come in the order of their offsets, and mostly of their entries."""
         firsts = self.firsts
         self.size += size
         if not firsts or first >= firsts[-1]:
@@ -122,16 +121,16 @@ class Runs:
             self.widest = last - first
 
     def overlapping(self, low: int, high: int, count_max: int) -> list[Run]:
-        """Return the runs that may hold entries from `low` to `high`.
+        """Return the runs that may hold entries from `low` to `high`, by first entry.
 
-        Of those that start above `low`, only the first `count_max`.
+        Only the first `count_max` of the runs that start above `low` are returned.
         """
         return list(chain.from_iterable(self.parts(low, high, count_max)))
 
     def parts(self, low: int, high: int, count_max: int) -> Iterator[list[Run]]:
-        """Return what `overlapping` gives, of `RUNS_PER_TURN` runs (or all of one first entry) at a time.
+        """Return the runs of `overlapping` in parts of `RUNS_PER_STEP` (or all that share a first entry).
 
-        Runs may be added between two parts. Those are given or not.
+        Runs may be added between two parts, and may be missing in the result.
         """
         firsts = self.firsts
         from_first = max(0, low - self.widest)
@@ -141,7 +140,7 @@ class Runs:
             end = min(bisect_right(firsts, high, start), above + count_max)
             stop = self._end_of_part(start, end)
             if stop < end:
-                # By entry and not by number, which one that is added may change.
+                # By entry and not by number: a run added meanwhile changes the numbers.
                 from_first = firsts[stop - 1] + 1
             count_max -= max(0, stop - max(start, above))
             yield unpack_runs(self.packed, start, stop, low)
@@ -149,11 +148,11 @@ class Runs:
                 return
 
     def _end_of_part(self, start: int, end: int) -> int:
-        """Return where a part of the runs number `start` to `end` − 1 ends: between two first entries."""
-        if end - start <= RUNS_PER_TURN:
+        """Return the end of the first part of runs number `start` to `end` − 1: between two first entries."""
+        if end - start <= RUNS_PER_STEP:
             return end
         firsts = self.firsts
-        stop = bisect_left(firsts, firsts[start + RUNS_PER_TURN], start)
+        stop = bisect_left(firsts, firsts[start + RUNS_PER_STEP], start)
         return stop if stop > start else min(bisect_right(firsts, firsts[start], start), end)
 
 
@@ -162,7 +161,7 @@ def unpack_runs(packed: Buffer, start: int, stop: int, low: int) -> list[Run]:
     if start >= stop:
         return []
     part = memoryview(packed)[start * RUN_BYTES : stop * RUN_BYTES]
-    # Of one wide run all behind it, up to `low`, are looked at: no object is made of those that end below.
+    # One wide run makes all runs behind it candidates. No object is made of a run that ends below `low`.
     return [
         Run._make(fields)
         for fields in _RUN.iter_unpack(part)
@@ -171,7 +170,7 @@ def unpack_runs(packed: Buffer, start: int, stop: int, low: int) -> list[Run]:
 
 
 class LedgerRow(NamedTuple):
-    """What a sealed index says of one ledger."""
+    """One ledger's row in a sealed index."""
 
     ledger_id: int
     run_start: int
@@ -190,7 +189,7 @@ class LedgerRow(NamedTuple):
 
 
 def find_ledger(page: Buffer, count: int, ledger_id: int) -> LedgerRow | None:
-    """Return a ledger's row from a page of `count` of them, by binary search."""
+    """Return a ledger's row from a page of `count` rows, by binary search."""
     numbers = range(count)
     at = bisect_left(numbers, ledger_id, key=lambda number: _U64.unpack_from(page, number * LEDGER_BYTES)[0])
     view = memoryview(page)[at * LEDGER_BYTES : (at + 1) * LEDGER_BYTES]
@@ -199,7 +198,7 @@ def find_ledger(page: Buffer, count: int, ledger_id: int) -> LedgerRow | None:
 
 
 def find_runs(page: Buffer, start: int, stop: int, low: int, high: int) -> tuple[int, int]:
-    """Narrow runs number `start` to `stop` − 1 of a page to those that start from `low` to `high`."""
+    """Narrow runs number `start` to `stop` − 1 of a page to the runs that start from `low` to `high`."""
 
     def first(number: int) -> int:
         return int(_U64.unpack_from(page, number * RUN_BYTES)[0])
@@ -234,7 +233,7 @@ class MemoryIndex:
         self.ledgers: dict[int, Runs] = {}
 
     def add(self, ledger_id: int, run: Run) -> None:
-        """Add a run. (The journal's sweep does the same in its own loop, with bytes packed directly.)"""
+        """Add a run. (`LedgerStates.index` does the same in its own loop, with bytes packed directly.)"""
         runs = self.ledgers.get(ledger_id)
         if runs is None:
             runs = self.ledgers[ledger_id] = Runs()
@@ -263,9 +262,9 @@ def _paged(parts: Iterable[Buffer], row_bytes: int) -> Iterator[bytes]:
 
 
 class IndexEncoder:
-    """Encodes a sealed segment's index page by page, so that writing goes on in between.
+    """Encodes a sealed segment's index page by page, so that the journal writes in between.
 
-    The index in memory must not change meanwhile, but for ledgers that are left out of it.
+    The index in memory must not change meanwhile, except that ledgers may be removed from it.
     """
 
     def __init__(
@@ -300,7 +299,7 @@ class IndexEncoder:
         return self._ledgers[-1][0] if self._ledgers else 0
 
     def pages(self) -> Iterator[bytes]:
-        """Return the pages, in the order in which they follow each other from `pages_at` on."""
+        """Return the pages, in their order in the file from `pages_at` on."""
         for page in _paged(self._ledger_rows(), LEDGER_BYTES):
             yield self._count(page)
         for page in _paged((runs.packed for _, runs in self._ledgers), RUN_BYTES):
@@ -322,7 +321,7 @@ class IndexEncoder:
         return page
 
     def head(self) -> bytes:
-        """Return the head, which lies before the pages, once all of them were given."""
+        """Return the head, which lies before the pages. Only after `pages` has returned all of them."""
         assert len(self._crcs) == self._page_count
         covered = b"".join((_HEAD.pack(*self._fixed)[_COVERED_FROM:], self._crcs.tobytes(), *self._fences))
         return (INDEX_MAGIC + crc32c(covered).to_bytes(4, "little") + covered).ljust(self.pages_at, b"\0")
@@ -342,7 +341,7 @@ class IndexHead:
 
     @staticmethod
     def size(data: Buffer) -> int:
-        """Return how many bytes a head has, from its first 72; raises CorruptRecordError."""
+        """Return the size of a head, from its first 72 bytes; raises CorruptRecordError."""
         if len(data) < _HEAD.size or bytes(data[:4]) != INDEX_MAGIC:
             raise CorruptRecordError("the index of a segment is damaged")
         *_, ledger_pages, run_pages, _ = _HEAD.unpack_from(data)
@@ -352,7 +351,7 @@ class IndexHead:
         """Parse and check a head.
 
         Raises:
-            CorruptRecordError: it does not parse, or is of another version.
+            CorruptRecordError: the head does not parse, or is of another version.
         """
         size = self.size(data)
         if len(data) < size:
@@ -379,11 +378,11 @@ class IndexHead:
 
     @property
     def memory_bytes(self) -> int:
-        """Return about what it takes in memory."""
+        """Return about how many bytes the head takes in memory."""
         return 600 + 12 * len(self.crcs)
 
     def page_offset(self, page: int) -> int:
-        """Return where in the file a page lies; runs' pages are numbered on behind the ledgers'."""
+        """Return a page's offset in the file; pages of runs are numbered behind pages of ledgers."""
         return self.pages_at + page * PAGE_BYTES
 
     def page_is_intact(self, page: int, data: Buffer) -> bool:
@@ -391,7 +390,7 @@ class IndexHead:
         return len(data) == PAGE_BYTES and crc32c(data) == self.crcs[page]
 
     def page_of_ledger(self, ledger_id: int) -> int:
-        """Return the page that holds the ledger, if any does; −1 where none can."""
+        """Return the only page that may hold the ledger; −1 where none can."""
         return bisect_right(self.ledger_fences, ledger_id) - 1
 
     def ledgers_on(self, page: int) -> int:
@@ -399,10 +398,10 @@ class IndexHead:
         return min(LEDGERS_PER_PAGE, int(self.ledger_count) - page * LEDGERS_PER_PAGE)
 
     def pages_of_runs(self, run_start: int, run_count: int, low: int, high: int) -> range:
-        """Return the pages that hold those of one ledger's runs that have a first entry from `low` to `high`.
+        """Return the pages that hold one ledger's runs with a first entry from `low` to `high`.
 
-        They are numbered among the runs' pages. Only pages that begin within the ledger's runs have a
-        fence that says anything about it.
+        They are numbered among the pages of runs. `run_start` and `run_count` are the ledger's runs. Only the
+        fences of pages that begin within them are entries of this ledger.
         """
         begin = run_start // RUNS_PER_PAGE
         end = (run_start + run_count - 1) // RUNS_PER_PAGE + 1

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 COOKIE = "cookie.json"
-
-
 LOCK = "lock"
-
-
 CHECKPOINT = "checkpoint"
-
-
 RESERVE = "reserve"
-
-
 SEGMENT_SUFFIX = ".segment"
-
-
 INDEX_SUFFIX = ".index"
-
-
 SPARE_SUFFIX = ".spare"
-
-
 TABLE_SUFFIX = ".ledgers"
 
 
@@ -37,7 +23,7 @@ def index_name(segment_id: int) -> str:
 
 
 def spare_name(segment_id: int) -> str:
-    """Return the name of a file that was this segment, and is to be one again."""
+    """Return the name of a file that was this segment, and is kept to become another one."""
     return f"{segment_id:016x}{SPARE_SUFFIX}"
 
 

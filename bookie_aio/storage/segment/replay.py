@@ -1,18 +1,22 @@
-"""Replay: what a segment without a good index holds, found by walking its groups.
-
+"""Replay: walking the groups of a segment that has no intact index.
 Owns the decision between torn and damaged (rule 5). The groups of a segment were made durable one after
-another, so whatever proves that a later group was begun proves that all earlier ones were durable: a later
-group of the segment, any group of a later segment (each says where its predecessor ended), or the head of
-the sealed index. Then:
+another. So a proof that a later group was begun proves that all earlier groups were durable. There are three
+such proofs:
 
-- a body that fails its checksum in a proven group: the ledger is damaged;
-- a group whose header or rows fail, below a proven end: nobody knows whose records they were, so every
-  ledger is damaged. The walk goes on at the next bytes that are a group's head by magic, checksum, segment
-  id, generation and own offset at once; the generation is random and never leaves the bookie, so that no
-  payload can imitate one;
-- a last group that nothing proves: if it is intact it is the *tail*. Its fdatasync may have failed or never
-  run while the page cache looks good, so the tail is handed back to be written elsewhere (rule 2).
-  If it is not intact it was never acknowledged, and is dropped.
+- a later group of the segment;
+- any group of a later segment, since each group names the end of the segment before its own;
+- the head of the sealed index.
+
+Then:
+
+- A body that fails its checksum in a proven group: the ledger is damaged.
+- A group whose header or rows fail, below a proven end: nobody knows whose records they were, so every ledger
+  is damaged. The walk goes on at the next bytes that are a group's head by magic, checksum, segment id,
+  generation and own offset at once. The generation is random and never leaves the bookie, so that no payload
+  can imitate a group's head.
+- A last group without proof: if it is intact it is the *tail*. Its fdatasync may have failed or never run
+  although the page cache looks good. So the tail is returned, to be written elsewhere (rule 2). If it is not
+  intact it was never acknowledged, and is dropped.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ _WINDOW_BYTES = 4 * 1024 * 1024
 
 @dataclass
 class Group:
-    """A group as replay found it: `bodies` and `offsets` go with `rows`; `damaged` holds rows' numbers."""
+    """A group as replay found it: `bodies` and `offsets` by row, `damaged` by number of the row."""
 
     header: form.GroupHeader
     rows: list[form.Row]
@@ -47,13 +51,13 @@ class Group:
 
 @dataclass
 class Replayed:
-    """What a segment holds."""
+    """The contents of a segment: the effects of its proven groups, and its tail."""
 
     index: MemoryIndex = field(default_factory=MemoryIndex)
     end: int = form.DATA_OFFSET  # of the proven groups
-    groups: int = 0  # proven ones
-    written: int = form.DATA_OFFSET  # where the last group ends whose head is whole, proven or not
-    previous: tuple[int, int] | None = None  # said by any group, proven or not
+    groups: int = 0  # the number of proven groups
+    written: int = form.DATA_OFFSET  # the end of the last group with an intact head, proven or not
+    previous: tuple[int, int] | None = None  # as any group names it, proven or not
     tail: Group | None = None
     terms: dict[int, int] = field(default_factory=dict)
     statements: dict[int, LacStatement] = field(default_factory=dict)
@@ -64,10 +68,10 @@ class Replayed:
     damaged: set[int] = field(default_factory=set)
     lost_data_of_any_ledger: bool = False
     unread: DiskFailedError | None = None
-    """How the disk failed to give some of it, which may be there all the same."""
+    """How the disk failed to read some of the segment, which may be intact."""
 
     def apply(self, group: Group) -> None:
-        """Take in a proven group."""
+        """Add the effects of a proven group."""
         self.groups += 1
         self.end = group.header.end
         for number, row in enumerate(group.rows):
@@ -106,7 +110,8 @@ class Replayed:
                 self.forgotten.add(ledger_id)
             elif row.kind == form.KIND_LOCK:
                 if number in group.damaged:
-                    self.damaged.add(ledger_id)  # without it, whoever comes first would lock the ledger
+                    # Rule 4: without the mark, the next client to come would lock the ledger.
+                    self.damaged.add(ledger_id)
                 else:
                     self.locks[ledger_id] = bytes(group.bodies[number])
             elif row.kind == form.KIND_MARK:
@@ -117,7 +122,7 @@ class Replayed:
 
 
 class _Window:
-    """Reads a file forward in large pieces. What cannot be read is missing, not an error."""
+    """Reads a file forward in large pieces. Bytes that the disk fails to read are missing, and no error."""
 
     def __init__(self, file: File, limit: int) -> None:
         self._file = file
@@ -133,7 +138,7 @@ class _Window:
             wanted = min(max(size, _WINDOW_BYTES), max(0, self._limit - offset))
             self._data = memoryview(await self._read(offset, wanted))
             if len(self._data) < min(size, wanted):
-                # Something in the window cannot be read; perhaps not what was asked for.
+                # Some of the window cannot be read, perhaps none of the bytes asked for.
                 self._data = memoryview(await self._read(offset, min(size, wanted), is_needed=True))
             self._start, at = offset, 0
         return self._data[at : at + size]
@@ -150,7 +155,7 @@ class _Window:
 
 
 class _Walk:
-    """The walk over one segment's groups, whose heads are searched for in the `written` ranges only."""
+    """The walk over one segment's groups. It searches for heads in the `written` ranges only."""
 
     def __init__(
         self, file: File, header: form.SegmentHeader, limit: int, written: list[tuple[int, int]]
@@ -162,7 +167,7 @@ class _Walk:
 
     @property
     def failure(self) -> DiskFailedError | None:
-        """Return how the disk failed to give something, None where it gave all."""
+        """Return how the disk failed to read some bytes; None where it read all."""
         return self._window.failure
 
     async def group_at(self, offset: int) -> Group | None:
@@ -178,7 +183,7 @@ class _Walk:
         packed = bytes(head[form.GROUP_HEADER_BYTES :])
         group = Group(header, rows, packed, [], [], set())
         whole = await self._window.view(offset, header.total_bytes)
-        can_read = len(whole) == header.total_bytes  # else each body for itself: some may be readable
+        can_read = len(whole) == header.total_bytes  # else each body by itself: some may be readable
         at = offset + header.head_bytes
         for number, row in enumerate(rows):
             size = row.head_bytes + row.rest_bytes
@@ -194,16 +199,16 @@ class _Walk:
         return group
 
     async def following(self, offset: int, number: int) -> Group | None:
-        """Return the group of that number, if it begins at `offset` or on the page that follows."""
+        """Return the group of that number, if it begins at `offset` or at the next page."""
         group = await self.group_at(offset)
         on_page = form.next_page(offset)
         if group is None and on_page != offset and on_page < self._limit:
             group = await self.group_at(on_page)
-        # Another number says that a group which lay between is not to be found.
+        # Another number proves that a group between is missing.
         return group if group is not None and group.header.number == number else None
 
     async def next_group(self, offset: int) -> int | None:
-        """Return where the next group head lies from `offset` on; None where there is none."""
+        """Return the offset of the next group's head from `offset` on; None where there is none."""
         for start, end in self._written:
             found = await self._find_head(max(offset, start), min(end, self._limit))
             if found is not None:
@@ -231,7 +236,7 @@ class _Walk:
 
 
 class Gap(NamedTuple):
-    """Where no group could be read."""
+    """A range in which no group could be read."""
 
     start: int
     end: int
@@ -260,16 +265,19 @@ async def replay_segment(
     """Walk a segment's groups.
 
     Args:
-        proven_end: where its durable groups end, or a tail begins, if something else says so.
-        is_last: no later segment holds an intact group, and it may have a tail.
+        file: the segment's file.
+        header: the segment's header.
+        proven_end: the end of its durable groups, where a tail may begin, if it is known from elsewhere.
+        is_last: no later segment holds an intact group, so that this segment may have a tail.
 
     Returns:
-        What it holds; nothing that counts where `unread` is set, since the walk ends there.
+        The contents. They are incomplete and must not be used where `unread` is set: the walk ends there.
     """
     size = file.size()
     limit = size if is_last or proven_end is None else proven_end
-    # The rest of a segment is mostly room that was reserved. Asked before the first read, since the system
-    # counts what was read ahead as written. Magic has no zeros, so that none straddles the end of a range.
+    # Most of a segment may be reserved and never written. `written` is called before the first read, since
+    # the system counts pages that were read ahead as written. The magic has no zeros, so that no group's
+    # magic straddles the end of a range.
     try:
         written = await file.written()
     except DiskFailedError:
@@ -278,7 +286,7 @@ async def replay_segment(
     found = Replayed()
     beginning = _Walk(file, header, size, written)
     first = await beginning.group_at(form.DATA_OFFSET)
-    if first is not None:  # even where it was rewritten elsewhere, and nothing here counts any more
+    if first is not None:  # even if it was rewritten elsewhere, and nothing here counts any more
         found.previous = (first.header.previous_segment, first.header.previous_end)
     unproven: Group | None = None
     offset, number = form.DATA_OFFSET, 0

@@ -1,10 +1,7 @@
-"""A segment: its file, its index, and how runs are found in it.
-
-Owns one segment's file and the lookup in its index, in memory while the segment is not sealed, and in the
-index file afterwards, of which nothing but the head is kept, and that only while there is room for it.
-Does not own which segments there are, nor what is written into them.
-
-A cache that forgets what was not used for longest, once it holds too much. Pure.
+"""A segment: its file, its index, and the lookup of runs in it.
+Owns one segment's file and its index. The index is in memory while the segment is not sealed, and in a file
+afterwards. Of that file only the head is kept in memory, in an LRU cache (`LruCache`). Does not own the set
+of segments, nor the bytes that are written into a segment.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.index import (
     PAGE_BYTES,
     RUNS_PER_PAGE,
-    RUNS_PER_TURN,
+    RUNS_PER_STEP,
     IndexHead,
     LedgerRow,
     MemoryIndex,
@@ -46,7 +43,10 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Values by key, each with what it costs; together they cost at most `cost_max`, or there is one."""
+    """An LRU cache: values by key, each with a cost. It evicts until the costs are `cost_max` at most.
+
+    One value is kept even if it costs more.
+    """
 
     def __init__(self, cost_max: int) -> None:
         self._cost_max = cost_max
@@ -57,7 +57,7 @@ class LruCache(Generic[K, V]):
         return len(self._held)
 
     def get(self, key: K) -> V | None:
-        """Return a value, which counts as used now."""
+        """Return a value, which becomes the one used last; None where there is none."""
         found = self._held.get(key)
         if found is None:
             return None
@@ -65,28 +65,28 @@ class LruCache(Generic[K, V]):
         return found[0]
 
     def put(self, key: K, value: V, cost: int) -> None:
-        """Keep a value, in the place of the one there was."""
+        """Put a value, in the place of the key's former value, and evict the values not used for longest."""
         self.drop(key)
         self._held[key] = (value, cost)
         self.cost += cost
         while self.cost > self._cost_max and len(self._held) > 1:
-            _, (_, given_back) = self._held.popitem(last=False)
-            self.cost -= given_back
+            _, (_, evicted_cost) = self._held.popitem(last=False)
+            self.cost -= evicted_cost
 
     def drop(self, key: K) -> None:
-        """Forget a value, if it is there."""
+        """Evict a value, if it is there."""
         found = self._held.pop(key, None)
         if found is not None:
             self.cost -= found[1]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Evict everything."""
         self._held.clear()
         self.cost = 0
 
 
 class SegmentRow(NamedTuple):
-    """What the checkpoint says of a segment: of one that is not sealed at most where its groups end."""
+    """The checkpoint's row of a segment. A segment that is not sealed has an id and perhaps an end in it."""
 
     segment_id: int
     generation: int = 0
@@ -96,12 +96,12 @@ class SegmentRow(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        """Return whether it is of a segment with an index. (A generation drawn as 0 costs a look at it.)"""
+        """Return whether the segment has an index. (A generation drawn as 0 costs a look at its index.)"""
         return self.generation != 0
 
 
 class UnreadIndexError(CorruptRecordError):
-    """The disk fails to give some of an index, which may be there all the same."""
+    """The disk fails to read some of an index, which may be intact."""
 
 
 class SealedIndex:
@@ -112,16 +112,17 @@ class SealedIndex:
     def __init__(
         self, path: str, row: SegmentRow, file_cache: FileCache, heads: LruCache[int, IndexHead]
     ) -> None:
-        """Take what the checkpoint says of the segment; nothing is read yet."""
+        """Take the checkpoint's row of the segment; nothing is read yet."""
         self.path = path
         self.row = row
         self._file_cache = file_cache
         self._heads = heads
 
     async def head(self) -> IndexHead:
-        """Return its head.
+        """Return the index's head.
 
         Raises:
+            UnreadIndexError: the disk fails to read it.
             CorruptRecordError: it is damaged, missing, or of another segment or life.
         """
         head = self._heads.get(self.row.segment_id)
@@ -159,7 +160,7 @@ class SealedIndex:
         return memoryview(data)
 
     async def ledgers(self) -> list[LedgerRow]:
-        """Return what it says of every ledger. Raises CorruptRecordError."""
+        """Return the rows of all ledgers. Raises CorruptRecordError."""
         head = await self.head()
         rows: list[LedgerRow] = []
         for page in range(head.ledger_pages):
@@ -176,7 +177,7 @@ class SealedIndex:
             yield list(unpack_shares(await self._page(head, page), head.ledgers_on(page)))
 
     async def ledger(self, ledger_id: int) -> LedgerRow | None:
-        """Return what it says of one ledger. Raises CorruptRecordError."""
+        """Return the row of one ledger; None where there is none. Raises CorruptRecordError."""
         if not self.row.lowest_ledger <= ledger_id <= self.row.highest_ledger:
             return None
         head = await self.head()
@@ -201,7 +202,7 @@ class SealedIndex:
             stop = min(run_end, base + RUNS_PER_PAGE) - base
             start, stop = find_runs(data, start, stop, from_first, high)
             looked_at += stop - start
-            if looked_at >= RUNS_PER_TURN:  # pages that are in memory are read without a wait
+            if looked_at >= RUNS_PER_STEP:  # pages that are in memory are read without a wait
                 looked_at = 0
                 await asyncio.sleep(0)
             for run in unpack_runs(data, start, stop, low):
@@ -212,7 +213,7 @@ class SealedIndex:
         return found
 
     async def check(self) -> None:
-        """Read all of it. Raises CorruptRecordError."""
+        """Read and check the whole index. Raises CorruptRecordError."""
         head = await self.head()
         for page in range(len(head.crcs)):
             await self._page(head, page)
@@ -227,7 +228,7 @@ async def read_head(file: File, path: str) -> IndexHead:
 
 
 class Segment:
-    """A segment's file; `index` while it is not sealed, `sealed` afterwards."""
+    """A segment: its file, and `index` while it is not sealed, `sealed` afterwards."""
 
     __slots__ = (
         "checkpoint_row",
@@ -248,21 +249,21 @@ class Segment:
     def __init__(
         self, directory: str, header: form.SegmentHeader, file_cache: FileCache, file: File | None = None
     ) -> None:
-        """Take a segment, and its file where that is open; it stays open until it is `rested`."""
+        """Take a segment, and its file where that is open; it stays open until `release_file`."""
         self.directory = directory
         self.path = os.path.join(directory, names.segment_name(header.segment_id))
         self.header = header
         self.file_cache = file_cache
         self.file = file
-        self.previous = (0, 0)  # the segment before it, and where that one's durable groups end
-        self.end = form.DATA_OFFSET  # where its own durable groups end
+        self.previous = (0, 0)  # the segment before this one, and the end of its durable groups
+        self.end = form.DATA_OFFSET  # the end of this segment's durable groups
         self.index: MemoryIndex | None = MemoryIndex()
         self.sealed: SealedIndex | None = None
         self.checkpoint_row: SegmentRow | None = None
-        """What the checkpoint says of it when it is written to no more and has no index, or none any more."""
+        """Its row in the checkpoint, from its last write on until it has an index (again)."""
         self.is_reused = False  # its file was a segment before, so that all of it has been written
-        self.is_gone = False  # given up, while somebody may still be reading from it
-        self.has_unread = False  # the disk has failed to give some of it: not to be used again
+        self.is_gone = False  # given up; reads that began before may go on
+        self.has_unread = False  # the disk has failed to read some of it: the file is not used again
         if file is not None:
             file_cache.adopt(self.path, file)
 
@@ -273,14 +274,15 @@ class Segment:
 
     @property
     def index_path(self) -> str:
-        """Return where its index is, or will be."""
+        """Return the path of its index, which need not exist."""
         return os.path.join(self.directory, names.index_name(self.segment_id))
 
     async def read(self, offset: int, size: int) -> Buffer:
         """Read some of its bytes; fewer where the file ends.
 
         Raises:
-            FileNotFoundError: it has been given up meanwhile.
+            FileNotFoundError: the segment has been given up meanwhile.
+            DiskFailedError: the disk fails to read it.
         """
         file = await self.file_cache.borrow(self.path)
         try:
@@ -292,10 +294,14 @@ class Segment:
             self.file_cache.give_back(self.path)
 
     async def read_many(self, ranges: list[tuple[int, int]]) -> tuple[list[Buffer], bool]:
-        """Read several ranges (offset, size) as `read` does, waiting once for all that is not in memory.
+        """Read several ranges (offset, size) as `read` does, with one wait for all that is not in memory.
 
-        Tells whether something was not. Raises:
-            FileNotFoundError: it has been given up meanwhile.
+        Returns:
+            The bytes by range, and whether some were not in memory.
+
+        Raises:
+            FileNotFoundError: the segment has been given up meanwhile.
+            DiskFailedError: the disk fails to read it.
         """
         file = await self.file_cache.borrow(self.path)
         try:
@@ -313,7 +319,7 @@ class Segment:
             self.file_cache.give_back(self.path)
 
     async def will_need(self, ranges: list[tuple[int, int]]) -> None:
-        """Have it brought into memory if there is time; errors say nothing."""
+        """Ask the system to bring ranges into memory. Errors are ignored: the read itself meets them."""
         try:
             file = await self.file_cache.borrow(self.path)
         except (FileNotFoundError, StorageError):
@@ -324,7 +330,7 @@ class Segment:
             self.file_cache.give_back(self.path)
 
     async def will_not_need(self) -> None:
-        """Let the system drop what it holds of it in memory; errors say nothing."""
+        """Ask the system to drop the file's pages from memory. Errors are ignored: it is a hint."""
         try:
             file = await self.file_cache.borrow(self.path)
         except (FileNotFoundError, StorageError):
@@ -335,15 +341,15 @@ class Segment:
         finally:
             self.file_cache.give_back(self.path)
 
-    def rest(self) -> None:
-        """Let its file be closed while nobody reads from it."""
+    def release_file(self) -> None:
+        """Let the file cache close its file while nobody reads from it."""
         if self.file is not None:
             self.file = None
             self.file_cache.give_back(self.path)
 
     async def close(self) -> None:
-        """Close its files, once nobody reads from them any more."""
-        self.rest()
+        """Close its files once nobody reads from them any more."""
+        self.release_file()
         await self.file_cache.drop(self.path)
         if self.sealed is not None:
             await self.file_cache.drop(self.sealed.path)

@@ -1,11 +1,10 @@
-"""The segments of an engine, and where in them the entries of a ledger lie.
+"""The segments of an engine, and the places of a ledger's entries in them.
+Owns the set of segments, the set of those whose index is in memory, and the *ledger locations*. These are one
+ledger's rows in the indexes of the sealed segments. Locations are looked up when a ledger is read for the
+first time, and kept in an LRU cache. So a start costs nothing by ledger, and neither does a ledger that
+nobody reads.
 
-Owns which segments there are, which of them have their index in memory, and the *ledger locations*: for a
-ledger, what
-the indexes of the sealed segments say of it. Places are looked up when a ledger is read for the first time
-and kept while there is room, so that neither a start nor a ledger that nobody reads costs anything.
-
-Invariant: `find` gives all segments that hold entries of the ledger, as of the moment when it returns.
+Invariant: `find` returns all segments that hold entries of the ledger, as of the moment when it returns.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
     from bookie_aio.storage.segment.index import IndexHead, MemoryIndex, Run, Runs
     from bookie_aio.storage.segment.segment import Segment
 
-_FIELDS = 6  # of a place: segment id, run start, run count, lowest entry, highest entry, widest run
+_FIELDS = 6  # of a location: segment id, run start, run count, lowest entry, highest entry, widest run
 
 
 class DamagedIndexError(CorruptRecordError):
-    """Something of a sealed index fails its checksum; the index can be rebuilt from its segment."""
+    """A sealed index fails a checksum; it can be rebuilt from its segment."""
 
     def __init__(self, segment: Segment, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -37,11 +36,11 @@ class DamagedIndexError(CorruptRecordError):
 
 
 class SegmentGoneError(CorruptRecordError):
-    """The segment was given up while it was read, or its index rebuilt: look again."""
+    """The segment was given up while it was read, or its index rebuilt: look the sources up again."""
 
 
 class Source(NamedTuple):
-    """A segment that may hold entries of a ledger: its runs in memory, or where they are in the index."""
+    """A segment that may hold entries of a ledger: its runs in memory, or their place in its index."""
 
     lowest: int  # no run begins below
     segment: Segment
@@ -54,11 +53,11 @@ class Source(NamedTuple):
     async def overlapping(self, low: int, high: int, count_max: int) -> list[Run]:
         """Return the runs, by first entry, that may hold entries from `low` to `high`.
 
-        Of those that start above `low`, only the first `count_max`.
+        Only the first `count_max` of the runs that start above `low` are returned.
 
         Raises:
-            DamagedIndexError: rebuild the index, and look again.
-            SegmentGoneError: look again.
+            DamagedIndexError: rebuild the index, and look the sources up again.
+            SegmentGoneError: look the sources up again.
         """
         if self.runs is not None:
             parts = self.runs.parts(low, high, count_max)
@@ -77,7 +76,7 @@ class Source(NamedTuple):
                 raise SegmentGoneError(str(error)) from error
             raise DamagedIndexError(self.segment, error) from error
         if self.segment.sealed is not self.sealed:
-            # The index was rebuilt since, and what was read may be of the new one, where the runs of this
+            # The index was rebuilt meanwhile. The pages read may be of the new index, where the runs of this
             # ledger have other numbers.
             raise SegmentGoneError(f"the index of segment {self.segment.segment_id} was rebuilt")
         return found
@@ -87,7 +86,7 @@ _lowest = attrgetter("lowest")
 
 
 class _Known:
-    """The locations of one ledger in the sealed segments up to one of them."""
+    """The locations of one ledger in the sealed segments up to segment `upto`."""
 
     __slots__ = ("ledger_locations", "upto")
 
@@ -99,15 +98,15 @@ class _Known:
 class SegmentSet:
     """All segments of an engine."""
 
-    def __init__(self, disk: Disk, *, files_max: int, heads_bytes_max: int, places_bytes_max: int) -> None:
+    def __init__(self, disk: Disk, *, files_max: int, heads_bytes_max: int, locations_bytes_max: int) -> None:
         self.file_cache = FileCache(disk, files_max)
         self.by_id: dict[int, Segment] = {}
-        self.in_memory: dict[int, Segment] = {}  # those whose index is, ascending but for rebuilt ones
+        self.in_memory: dict[int, Segment] = {}  # index in memory; ascending, except where one was rebuilt
         self._sealed: list[int] = []
-        self._highest = 0  # of all that were ever sealed
+        self._highest = 0  # id that was ever sealed
         self._heads: LruCache[int, IndexHead] = LruCache(heads_bytes_max)
-        self._places: LruCache[int, _Known] = LruCache(places_bytes_max)
-        self._epoch = 0  # counts how often all locations were forgotten
+        self._locations: LruCache[int, _Known] = LruCache(locations_bytes_max)
+        self._epoch = 0  # counts how often all locations were evicted
 
     def add(self, segment: Segment) -> None:
         """Add a segment whose index is in memory."""
@@ -115,53 +114,53 @@ class SegmentSet:
         self.by_id[segment.segment_id] = self.in_memory[segment.segment_id] = segment
 
     def add_sealed(self, segment: Segment, row: SegmentRow) -> None:
-        """Add a segment whose index is on the disk, as the checkpoint or the index itself says."""
+        """Add a sealed segment, by its row in the checkpoint or by its index's head."""
         self.by_id[segment.segment_id] = segment
         self._seal(segment, row)
 
     def seal(self, segment: Segment, row: SegmentRow) -> None:
-        """Note that a segment's index is on the disk now."""
+        """Note that a segment's index is durable: from now on it is read from its file."""
         del self.in_memory[segment.segment_id]
-        segment.rest()
+        segment.release_file()
         self._seal(segment, row)
 
     def _seal(self, segment: Segment, row: SegmentRow) -> None:
         segment.index, segment.end = None, row.end
         segment.sealed = self.read_index(segment.index_path, row)
         if segment.segment_id <= self._highest:
-            self._forget_places()  # what is known reaches beyond it already, or up to it
+            self._evict_locations()  # known locations reach up to this segment, or beyond it
         self._highest = max(self._highest, segment.segment_id)
         insort(self._sealed, segment.segment_id)
 
     def read_index(self, path: str, row: SegmentRow) -> SealedIndex:
-        """Return what reads an index."""
+        """Return a reader of the index of a path, which shares this set's caches."""
         return SealedIndex(path, row, self.file_cache, self._heads)
 
     async def unseal(self, segment: Segment, index: MemoryIndex) -> None:
-        """Use an index that was rebuilt, until it is on the disk again."""
+        """Use a rebuilt index in memory, until the segment is sealed again."""
         assert segment.sealed is not None
         path = segment.sealed.path
         segment.checkpoint_row, segment.index, segment.sealed = segment.sealed.row, index, None
         self._sealed.remove(segment.segment_id)
         self.in_memory[segment.segment_id] = segment
         self._heads.drop(segment.segment_id)
-        self._forget_places()
+        self._evict_locations()
         await self.file_cache.drop(path)
 
     async def renew_index(self, segment: Segment) -> None:
-        """Note that there is another file of the index's name: nothing is read from the former one any more.
+        """Note that the index's file was replaced: the former file is not read any more.
 
-        Who still read from that one when it was dropped may have opened it again.
+        A read under way when the former file was dropped may have opened it again.
         """
         await self.file_cache.drop(segment.index_path)
         self._heads.drop(segment.segment_id)
 
-    def _forget_places(self) -> None:
+    def _evict_locations(self) -> None:
         self._epoch += 1
-        self._places.clear()
+        self._locations.clear()
 
     def remove(self, segment: Segment) -> None:
-        """Take a segment out: nothing is read from it any more, but what is under way."""
+        """Take a segment out: no read of it begins any more. Reads under way go on."""
         segment.is_gone = True
         del self.by_id[segment.segment_id]
         self.in_memory.pop(segment.segment_id, None)
@@ -174,7 +173,7 @@ class SegmentSet:
         return [self.by_id[segment_id] for segment_id in self._sealed]
 
     def rows(self) -> list[SegmentRow]:
-        """Return what the checkpoint is to say of all segments."""
+        """Return the checkpoint's rows of all segments."""
         return [
             segment.sealed.row
             if segment.sealed is not None
@@ -183,17 +182,17 @@ class SegmentSet:
         ]
 
     def sealed_row(self, segment_id: int) -> SegmentRow | None:
-        """Return what the checkpoint is to say of a sealed segment; None where it is not one."""
+        """Return the checkpoint's row of a sealed segment; None where the segment is not sealed."""
         segment = self.by_id.get(segment_id)
         return segment.sealed.row if segment is not None and segment.sealed is not None else None
 
     async def find(self, ledger_id: int, since: int, low: int, high: int) -> list[Source]:
-        """Return where entries of the ledger from `low` to `high` may lie, in segments from `since` on.
+        """Return the segments, from `since` on, that may hold entries of the ledger from `low` to `high`.
 
-        They come by their lowest entry, since a ledger that grew for long lies in many.
+        They come by their lowest entry, so that a reader can stop early: an old ledger lies in many segments.
 
         Raises:
-            DamagedIndexError: rebuild the index, and look again.
+            DamagedIndexError: rebuild the index, and call again.
         """
         ledger_locations = (await self._known(ledger_id, since)).ledger_locations
         # No await from here on: see the invariant.
@@ -218,7 +217,7 @@ class SegmentSet:
                     )
                 )
         if gone * _FIELDS * 2 > len(ledger_locations):
-            self._places.drop(ledger_id)
+            self._locations.drop(ledger_id)
         for segment in self.in_memory.values():
             assert segment.index is not None
             runs = segment.index.ledgers.get(ledger_id)
@@ -230,7 +229,7 @@ class SegmentSet:
     async def _known(self, ledger_id: int, since: int) -> _Known:
         while True:
             epoch = self._epoch
-            known = self._places.get(ledger_id) or _Known()
+            known = self._locations.get(ledger_id) or _Known()
             start = bisect_right(self._sealed, max(known.upto, since - 1))
             unknown = self._sealed[start:]
             if not unknown:
@@ -250,7 +249,7 @@ class SegmentSet:
                 if row is not None:
                     fresh.ledger_locations.extend((segment_id, *row[1:6]))
             if epoch == self._epoch:
-                self._places.put(ledger_id, fresh, 200 + 8 * len(fresh.ledger_locations))
+                self._locations.put(ledger_id, fresh, 200 + 8 * len(fresh.ledger_locations))
 
     def metrics(self) -> dict[str, object]:
         """Return the figures that `bookie info` shows."""
@@ -260,11 +259,11 @@ class SegmentSet:
             "bytes": sum(segment.end for segment in self.by_id.values()),
             "open_files": len(self.file_cache),
             "index_head_bytes": self._heads.cost,
-            "places_bytes": self._places.cost,
+            "places_bytes": self._locations.cost,
         }
 
     async def close(self) -> None:
         """Close all files."""
         for segment in self.by_id.values():
-            segment.rest()
+            segment.release_file()
         self.file_cache.close()

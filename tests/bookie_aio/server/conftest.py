@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from bookie_aio.server.ledger_auth import Authoriser
+    from bookie_aio.server.dispatcher import Authoriser
     from metadata.store import MetadataStore
 
 STORAGE = StorageConfig(

@@ -98,7 +98,7 @@ async def test_a_checkpoint_that_knows_a_tombstone_before_its_group_is_durable_i
     adds = asyncio.get_running_loop().create_future()
     store.engine.append_block(make_block(1, 1, [b"in the last group"]), adds.set_result)
     store.engine.append_tombstone(1, lambda error: None)
-    await store.engine._tender.checkpoint()
+    await store.engine._checkpointer.write()
     await adds
     crashed = await store.crash_into(tmp_path / "b")
     await store.close()

@@ -130,7 +130,7 @@ async def test_a_full_directory_holds_up_no_other(tmp_path: Path) -> None:
     await again.close()
     sealed = asyncio.Event()
     in_all = store.engine._segments.in_memory
-    store.engine._tender.on_sealed = lambda: sealed.set() if len(in_all) == 1 else None
+    store.engine._sealer._on_sealed = lambda: sealed.set() if len(in_all) == 1 else None
     disk.full_directory = ""
     await asyncio.wait_for(sealed.wait(), 10)  # it is looked at again now and then
     await store.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage.disk.disk import JournalThread, RealDisk, RealFile
+from bookie_aio.storage.disk.disk import JournalThread, RealDisk, RealFile, remove_files
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
@@ -89,7 +89,7 @@ async def test_a_full_disk_refuses_adds_and_still_takes_fences_and_recovery(tmp_
     await store.settled()
     disk.is_full = True
     back = asyncio.Event()
-    store.engine._allocator._on_writable = lambda is_: (store.writable.append(is_), is_ and back.set())
+    store.engine._on_writable = lambda is_: (store.writable.append(is_), is_ and back.set())
     with pytest.raises(DiskFullError):
         await add_until_refused(store, 0)
     acknowledged = store.engine.last_entry(1) + 1
@@ -263,7 +263,7 @@ async def test_what_is_dropped_for_want_of_space_is_neither_promised_nor_remembe
     assert (engine.term(1), engine.lock(1)) == (0, b"")
     assert not store.failures
     back = asyncio.Event()
-    engine._allocator._on_writable = lambda is_: back.set()
+    engine._on_writable = lambda is_: back.set()
     disk.is_full = False
     await asyncio.wait_for(back.wait(), 10)
     await store.fence(1, 7)
@@ -291,7 +291,7 @@ async def test_a_tombstone_that_is_dropped_for_want_of_space_deletes_nothing(tmp
     assert not engine.is_deleted(7)
     assert (await store.read(7, 0, 0))[0] == {0: b"kept"}
     back = asyncio.Event()
-    engine._allocator._on_writable = lambda is_: back.set()
+    engine._on_writable = lambda is_: back.set()
     disk.is_full = False
     await asyncio.wait_for(back.wait(), 10)
     await store.add(make_block(7, 1, [b"more"]))
@@ -364,8 +364,8 @@ async def test_a_sync_that_ends_well_beside_one_that_failed_is_not_believed(tmp_
     await store.add(make_block(1, 0, [b"good"]))
     await store.settled()
     disk.under_way = []
-    tender, allocator = store.engine._tender, store.engine._allocator
-    checkpoint = asyncio.create_task(tender.checkpoint())
+    checkpointer, allocator = store.engine._checkpointer, store.engine._allocator
+    checkpoint = asyncio.create_task(checkpointer.write())
     allocator.ready = None
     allocator.begin()
     await asyncio.wait_for(disk.both_under_way.wait(), 10)
@@ -385,11 +385,11 @@ async def test_after_a_failure_no_name_is_changed(tmp_path: Path) -> None:
     store = await Store.open(tmp_path / "b1")
     await store.add(make_block(1, 0, [b"good"]))
     await store.settled()
-    store.engine._fail(DiskFailedError("the test says that an index could not be written"))
+    store.engine._health.fail(DiskFailedError("the test says that an index could not be written"), "a test")
     before = sorted((file.name, file.stat().st_ino) for file in (tmp_path / "b1").iterdir())
     for change in (
-        store.engine._tender.checkpoint(),
-        store.engine._tender.remove([str(tmp_path / "b1" / "x")]),
+        store.engine._checkpointer.write(),
+        remove_files(store.engine._disk, [str(tmp_path / "b1" / "x")]),
     ):
         with pytest.raises(DiskFailedError, match="nothing is changed on this disk any more: the test says"):
             await change

@@ -100,7 +100,7 @@ def test_all_runs_up_to_the_horizon_are_gathered(
     segments: list[list[Shape]], low: int, span: int, count_max: int, turn: int
 ) -> None:
     high = low + span
-    with patch.object(index, "RUNS_PER_TURN", turn):
+    with patch.object(index, "RUNS_PER_STEP", turn):
         found, horizon = asyncio.run(gather(sources_of(segments), low, high, count_max))
     assert low <= horizon <= high
     everything = [
@@ -151,7 +151,7 @@ def test_listings_name_each_entry_held_and_its_content_term(
             at = following
         return listed
 
-    with patch.object(index, "RUNS_PER_TURN", turn):
+    with patch.object(index, "RUNS_PER_STEP", turn):
         found = terms_of(asyncio.run(list_all()))
     held = terms_of(
         (first, term, entries, stride) for each in segments for first, entries, stride, term in each
@@ -186,7 +186,7 @@ async def test_many_copies_of_one_entry_are_gathered_together_and_end() -> None:
 
 
 async def test_runs_that_come_while_others_are_looked_at_hide_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, "RUNS_PER_TURN", 2)
+    monkeypatch.setattr(index, "RUNS_PER_STEP", 2)
     (source,) = sources_of([[(first, 1, 1, 0) for first in range(0, 100, 10)]])
     runs = source.runs
     assert runs is not None
@@ -223,7 +223,7 @@ async def test_the_loop_is_not_held_while_many_runs_are_looked_at(
     await store.settled()
     sealed = [one for one in await store.engine._lookup.sources(1, 0, 399) if one.sealed is not None]
     for module in (index, reader, segment):
-        monkeypatch.setattr(module, "RUNS_PER_TURN", 10)
+        monkeypatch.setattr(module, "RUNS_PER_STEP", 10)
     turns = Turns()  # one long look in memory, of one wide run and others that end below it
     (source,) = sources_of([[(0, 100, 10, 0), *((first, 1, 1, 0) for first in range(1000))]])
     assert len(await source.overlapping(990, 999, 100)) == 11

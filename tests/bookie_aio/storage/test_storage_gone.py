@@ -88,7 +88,7 @@ async def test_a_crash_before_an_index_is_made_again_is_no_damage(tmp_path: Path
     content[20] ^= 1
     path.write_bytes(content)
     store.engine._segments._heads.clear()
-    store.engine._segments._forget_places()
+    store.engine._segments._evict_locations()
     disk.is_armed = True
     assert (await store.read(1, 0, count - 1))[1] is Stop.END  # from the index in memory
     crashed = await store.crash_into(tmp_path / "crashed")
@@ -121,7 +121,7 @@ async def test_who_looked_into_an_index_before_it_was_made_again_looks_again(
             found_before.append(found)
             # Without ledger 1 in the index, the numbers of the runs behind it are others.
             await store.wait(lambda done: engine.append_tombstone(1, done))
-            assert await engine._tender.rebuild(segment)
+            assert await engine._index_rebuilder.rebuild(segment)
             assert segment.sealed is not None
         return found
 
@@ -213,7 +213,7 @@ async def test_who_knew_of_a_later_segment_that_is_gone_finds_the_one_that_was_s
     await store.settled()
     assert [segment.segment_id for segment in segments.sealed()] == [1]
     disk.is_refusing = False
-    await store.engine._tender.seal_all()
+    await store.engine._sealer.seal_all()
     assert [segment.segment_id for segment in segments.sealed()] == [1, 2]
     assert (await store.read(5, 0, 0))[1] is Stop.END
     await store.close()
@@ -337,7 +337,7 @@ async def test_the_lock_is_held_until_what_the_journal_writes_has_ended(
         told: list[StorageError | None] = []
         store.engine.append_block(make_block(1, 0, [b"late"]), told.append)
         await asyncio.to_thread(has_begun.wait)
-        store.engine._fail(DiskFailedError("the test says that an index failed"))
+        store.engine._health.fail(DiskFailedError("the test says that an index failed"), "a test")
         assert [type(error) for error in told] == [DiskFailedError]
         await store.engine.close()
         with pytest.raises(DirectoryInUseError):

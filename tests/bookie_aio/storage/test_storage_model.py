@@ -13,7 +13,7 @@ from unittest.mock import patch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bookie_aio.storage.maintenance import compactor as reclaim_module
+from bookie_aio.storage.maintenance import compactor as compactor_module
 from bookie_aio.storage.read.reader import read_block
 from bookie_aio.storage.segment import index as index_module
 from bookie_aio.storage.segment.index import MemoryIndex, Run, Runs
@@ -118,7 +118,7 @@ async def tell(path: Path, history: list[Add], pause_every: int, config: Storage
 
 
 DELETED = 9
-TIGHT = replace(SMALL, files_max=2, heads_bytes_max=1, places_bytes_max=1)
+TIGHT = replace(SMALL, files_max=2, heads_bytes_max=1, locations_bytes_max=1)
 
 
 @given(history=adds, pause_every=st.integers(1, 20), config=st.sampled_from([SMALL, TIGHT]))
@@ -147,7 +147,7 @@ async def tell_compacting(path: Path, before: list[Add], during: list[Add]) -> N
             append(store, model, one, number)
         return block
 
-    with patch.object(reclaim_module, "read_block", read_and_add):
+    with patch.object(compactor_module, "read_block", read_and_add):
         await store.wait(lambda done: store.engine.append_tombstone(DELETED, done))
         await store.settled()
     for number, one in coming:
@@ -210,7 +210,7 @@ def test_overlapping_runs_are_all_found(
     held: Runs = index.ledgers[1]
     assert held.highest == max(run.last for run in everything)
     high = low + span
-    with patch.object(index_module, "RUNS_PER_TURN", turn):
+    with patch.object(index_module, "RUNS_PER_STEP", turn):
         found = held.overlapping(low, high, count_max)
     ordered = sorted(everything, key=lambda run: (run.first, run.offset))
     below = [run for run in ordered if run.first <= low <= run.last]

@@ -41,7 +41,7 @@ class Gauge:
 
     def watch(self, store: Store) -> None:
         engine = store.engine
-        engine._allocator._on_writable = lambda is_: (store.writable.append(is_), self.changed.set())
+        engine._on_writable = lambda is_: (store.writable.append(is_), self.changed.set())
         engine._allocator._on_warning = lambda text: (store.warnings.append(text), self.changed.set())
 
     async def set(self, free: int) -> None:
@@ -144,7 +144,7 @@ async def test_a_real_file_system_that_is_full(tmpfs: Path) -> None:
     await store.add(make_block(1, acknowledged, [b"recovered"]), from_reserve=True)
     assert (await store.read(1, 0, acknowledged))[1] is Stop.END
     back = asyncio.Event()
-    store.engine._allocator._on_writable = lambda is_: back.set()
+    store.engine._on_writable = lambda is_: back.set()
     await store.wait(lambda done: store.engine.append_tombstone(1, done))
     await asyncio.wait_for(back.wait(), 10)  # what was deleted has made room
     await store.add(make_block(2, 0, [b"goes on"]))
@@ -175,7 +175,7 @@ async def test_what_is_deleted_on_a_full_disk_makes_room_for_the_reserve_too(tmp
     assert not store.engine._allocator.has_reserve
     use_up(tmpfs)
     back = asyncio.Event()
-    store.engine._allocator._on_writable = lambda is_: back.set()
+    store.engine._on_writable = lambda is_: back.set()
     await store.wait(lambda done: store.engine.append_tombstone(1, done))
     await asyncio.wait_for(back.wait(), 10)
     await store.add(make_block(3, 0, [b"goes on"]))
@@ -228,7 +228,7 @@ async def test_a_full_disk_takes_crash_after_crash(disks: list[Path]) -> None:
         await store.fence(number, number)
     (disks[-1] / "others").unlink()
     back = asyncio.Event()
-    store.engine._allocator._on_writable = lambda is_: back.set()
+    store.engine._on_writable = lambda is_: back.set()
     await asyncio.wait_for(back.wait(), 10)
     await store.add(make_block(9, 0, [b"goes on"]))
     for one in stores:

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_aio.wire.blocks import Block, encode_block
-from bookie_aio.wire.listing import ROW, Row, listed, parse_rows
-from bookie_aio.wire.ranges import runs_of
+from bookie_aio.wire.listing import ROW, Row, listed, parse_rows, runs_of
 from metadata.errors import MalformedFrameError
 
 ROWS = st.builds(Row, st.integers(0, 40), st.integers(0, 2), st.integers(1, 12), st.integers(1, 4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bookie_aio.wire.ranges import mark, meeting
+from bookie_aio.wire.listing import mark, meeting
 
 _RANGES = st.builds(
     lambda first, count, stride: range(first, first + count * stride, stride),

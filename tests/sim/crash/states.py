@@ -59,7 +59,7 @@ CONFIG = StorageConfig(
     segment_bytes=12 * 1024,
     group_bytes_max=4 * 1024,
     space=SpaceLimits(reserve_bytes=8 * 1024, retry_s=0.1, floor_free_bytes=0),
-    reclaim=CompactionConfig(pause_s=0.05, loop_share=1.0),
+    compaction=CompactionConfig(pause_s=0.05, loop_share=1.0),
     live_ledgers_max=1,
 )
 

@@ -131,7 +131,7 @@ MUTANTS = [
     ),
     Mutant(
         61, "what a repair waits to hear of is forgotten meanwhile",
-        (Edit("bookie_aio.server.handlers.inspect:InspectHandler.list_entries",
+        (Edit("bookie_aio.server.handlers.admin:InspectHandler.list_entries",
               "self._engine.eviction_candidates.discard(request.ledger_id)", "pass"),),
         tests=("tests/bookie_aio/server/test_server_ledger_gc.py", "-k", "waits_to_hear"),
     ),

@@ -55,8 +55,8 @@ MUTANTS = [
     ),
     Mutant(
         28, "a checkpoint ahead of what it covers",
-        (Edit("bookie_aio.storage.maintenance.sealer:Tender._seal",
-              "    await self._write_checkpoint(set())\n", ""),),
+        (Edit("bookie_aio.storage.maintenance.sealer:SegmentSealer._seal",
+              "    await self._checkpointer.write_locked()\n", ""),),
         ("fenced-restarts", *_POWER),
         note="a segment counts as sealed, and is not replayed, before the checkpoint holds its fences",
     ),

@@ -379,7 +379,7 @@ async def test_a_full_disk_stops_compaction_until_there_is_room(tmp_path: Path) 
         await delete(store, ledger_id)
     await store.barrier()
     back = asyncio.Event()
-    store.engine._allocator._on_writable = lambda is_writable: back.set()
+    store.engine._on_writable = lambda is_writable: back.set()
     disk.is_full = False
     await asyncio.wait_for(back.wait(), 10)
     await store.settled()
@@ -415,7 +415,7 @@ async def test_a_close_while_compacting_waits_for_the_copy_on_its_way(
 ) -> None:
     """The segment that it was to go to was cut and sealed before it came."""
     disk = HeldDisk()
-    one_copy_at_a_time = replace(SMALL, reclaim=replace(SMALL.reclaim, bytes_per_s=1))
+    one_copy_at_a_time = replace(SMALL, compaction=replace(SMALL.compaction, bytes_per_s=1))
     store = await Store.open(tmp_path / "b1", one_copy_at_a_time, disk)
     engine, lookup = store.engine, store.engine._lookup
     sources, append_copy, barrier = lookup.sources, engine.append_copy, engine.barrier

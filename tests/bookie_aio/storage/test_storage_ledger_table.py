@@ -9,24 +9,22 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bookie_aio.storage.disk.disk import RealDisk, RealFile
-from bookie_aio.storage.ledgers.checkpoint import encode_checkpoint, pack_state, parse_checkpoint
+from bookie_aio.storage.ledgers.checkpoint import pack_state
 from bookie_aio.storage.ledgers.id_ranges import IdRanges
 from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
 from bookie_aio.storage.segment import names
 from bookie_aio.wire.messages import Stop
-from metadata.errors import CorruptRecordError, DiskFullError
+from metadata.errors import DiskFullError
 from tests.support.storage import SMALL, Store, make_block
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from bookie_aio.storage.engine import StorageConfig
-    from bookie_aio.storage.ledgers.checkpoint import LedgerState
 
 IDS = st.integers(0, 12)
 STEPS = st.lists(
@@ -74,10 +72,10 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
                 made.extend(part)
             parsed = PackedTable.parse(number, b"".join(made.encode()))
             assert (parsed.ids, parsed.damaged) == (made.ids, made.damaged)
-            states.rest_on(parsed)
+            states.use_table(parsed)
             # One of them has something on its way to the disk.
             pending = states.live.get(one)
-            states.rest(list(states.live), partial(operator.is_, pending))
+            states.evict_unchanged(list(states.live), partial(operator.is_, pending))
             assert states.live.get(one) is pending
         assert list(states.ids_from(0)) == sorted(model)
         assert list(states.ids_from(5)) == sorted(each for each in model if each >= 5)
@@ -114,8 +112,8 @@ def test_a_large_table_is_made_in_small_parts_and_holds_what_is_left() -> None:
     assert list(made.ids) == list(states.ids_from(0)) == wanted
     assert len(states) == len(wanted)
     assert made.damaged == {7, 600, 3001, 5000}
-    states.rest_on(made)
-    states.rest(list(states.live), lambda state: False)
+    states.use_table(made)
+    states.evict_unchanged(list(states.live), lambda state: False)
     assert (len(states), states.damaged_count, len(states.live)) == (len(wanted), 4, 0)
 
 
@@ -257,12 +255,12 @@ async def test_a_table_leaves_its_space_to_the_checkpoint(tmp_path: Path) -> Non
     store = await Store.open(tmp_path / "data", disk=disk)
     for one in range(20):
         await store.fence(one, 9)
-    await store.engine._tender.checkpoint()
+    await store.engine._checkpointer.write()
     (name,) = tables(tmp_path / "data")
     for one in range(20):
         await store.fence(one, 10)
     disk.is_tight = True
-    await store.engine._tender.checkpoint()
+    await store.engine._checkpointer.write()
     assert tables(tmp_path / "data") == [name]
     disk.is_tight = False
     await store.close()
@@ -296,7 +294,7 @@ async def test_a_checkpoint_counts_although_the_table_before_is_not_surely_remov
     await store.settled()
     for one in range(20):
         await store.fence(one, 9)
-    await store.engine._tender.checkpoint()
+    await store.engine._checkpointer.write()
     for one in range(20):
         await store.fence(one, 10)
     taken = store.engine._allocator.take()  # another one is prepared, and listed with a new table
@@ -316,25 +314,6 @@ async def test_few_ledgers_need_no_table(tmp_path: Path) -> None:
     path = tmp_path / "data"
     await leave_fences(path, dataclasses.replace(SMALL, live_ledgers_max=1000))
     assert tables(path) == []
-
-
-def test_a_checkpoint_of_the_version_before_is_read() -> None:
-    state: LedgerState = LedgerTable(IdRanges()).make(7)
-    state.term = 5
-    now = b"".join(
-        encode_checkpoint(3, (), False, [pack_state(7, state)], IdRanges([(1, 2)]).packed(), table=9)
-    )
-    assert parse_checkpoint(now).table == 9
-    covered = struct.pack("<I", 3) + now[12:48] + now[56:]
-    then = now[:4] + struct.pack("<I", crc32c(covered)) + covered
-    found = parse_checkpoint(then)
-    assert (found.table, found.next_segment, found.ledgers[7].term, list(found.deleted.ranges())) == (
-        0, 3, 5, [(1, 2)],
-    )  # fmt: skip
-    empty = struct.pack("<III", 3, 0, 0)[0:4] + struct.pack("<IQQQQ", 0, 1, 0, 0, 0)
-    assert parse_checkpoint(now[:4] + struct.pack("<I", crc32c(empty)) + empty).next_segment == 1
-    with pytest.raises(CorruptRecordError):
-        parse_checkpoint(then[:-1])
 
 
 async def test_what_states_no_lac_states_none_after_any_start_either(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ async def test_a_segment_can_be_given_up_while_a_mark_is_awaited(
 
     async def give_up_and_mark(ledger_id: int, cause: Exception) -> None:
         # Before the mark: it may need a segment, whose checkpoint waits until this is done.
-        await asyncio.wait_for(engine._tender.give_up(segment, is_dead=True), 5)
+        await asyncio.wait_for(engine._remover.give_up(segment, is_dead=True), 5)
         await mark(ledger_id, cause)
 
     monkeypatch.setattr(engine._lookup, "mark", give_up_and_mark)
@@ -225,7 +225,7 @@ async def test_a_segment_may_change_while_its_blocks_are_checked_one_by_one(
         if not changed:
             changed.append(what)
             if what == "given up":
-                await engine._tender.give_up(segment, is_dead=True)
+                await engine._remover.give_up(segment, is_dead=True)
             else:
                 await engine._segments.unseal(segment, MemoryIndex())
         return rows

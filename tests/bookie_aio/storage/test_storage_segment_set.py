@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from bookie_aio.wire.blocks import Buffer
 
-TIGHT = replace(SMALL, files_max=3, heads_bytes_max=1, places_bytes_max=1)
+TIGHT = replace(SMALL, files_max=3, heads_bytes_max=1, locations_bytes_max=1)
 
 
 async def fill(store: Store, ledger_ids: range, entries: range) -> None:
@@ -166,7 +166,7 @@ async def test_trimmed_entries_are_not_there(tmp_path: Path, is_clean: bool, is_
 @pytest.mark.parametrize("fillers", [1, 500])
 async def test_what_was_forgotten_does_not_come_back(tmp_path: Path, is_clean: bool, fillers: int) -> None:
     # Without compaction, which would write a checkpoint that knows everything.
-    config = replace(SMALL, reclaim=replace(SMALL.reclaim, compact_below=0.0))
+    config = replace(SMALL, compaction=replace(SMALL.compaction, compact_below=0.0))
     store = await Store.open(tmp_path / "b0", config)
     await fill(store, range(1, 3), range(300))
     assert len(store.engine._segments.sealed()) > 2
