@@ -9,10 +9,10 @@
 #   make check    format, lint, types, layering
 #   make sim      whole clusters from seeds (docs/SIMULATION.md): SEEDS=200 PROFILE=name START=0,
 #                 SEED=n replays one seed, SHRINK=1 with it cuts a failing one down
-#   make sim-campaign    SEEDS=n more seeds of the campaign of these files, which begins at START
+#   make sim-campaign    SEEDS=n more seeds of the campaign of this code, which begins at START
 #   make sim-versions    the same seeds on every Python found (3.11 to 3.14): the verdicts must agree
 #   make crash-states    what a power cut may leave of the storage engine's writes, one after another
-#   make mutants  plants 40 bugs under the simulator, and some further ones, and tells which are caught
+#   make mutants  plants 62 bugs, one after another, and reports which are caught
 #   make bench    the product measured from all sides (docs/BENCHMARKS.md)   ARGS="closed tail --seconds 5"
 #   make bench-write   writing beside the disk and the ceiling, minutes      ARGS=... is handed on
 #   make bench-peers   beside Apache BookKeeper, Kafka and NATS (needs Maven and a JDK; hours)   ARGS=... is handed on
@@ -77,11 +77,11 @@ sim-campaign: $(VENV)/dev.stamp
 		$(if $(START),--start $(START)) $(ARGS)
 
 sim-versions: $(VENV)/dev.stamp
-	@$(BIN)/python -m tests.sim.verdicts $(if $(SEEDS),--seeds $(SEEDS)) $(if $(START),--start $(START)) $(ARGS)
+	@$(BIN)/python -m tests.sim.campaign.verdicts $(if $(SEEDS),--seeds $(SEEDS)) $(if $(START),--start $(START)) $(ARGS)
 
 crash-states: $(VENV)/dev.stamp
-	@$(BIN)/python -m tests.sim.crashes $(ARGS)
-	@$(BIN)/python -m tests.sim.crashes --chains $(ARGS)
+	@$(BIN)/python -m tests.sim.crash $(ARGS)
+	@$(BIN)/python -m tests.sim.crash --chains $(ARGS)
 
 mutants: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.sim.mutants $(ARGS)

@@ -1,4 +1,4 @@
-"""Style that matters is a failing test: sizes, leftovers, ambient clocks and randomness.
+"""Style that matters is a failing test: sizes, names, leftovers, ambient clocks and randomness.
 
 What ruff and mypy check is not repeated here.
 """
@@ -16,6 +16,31 @@ ROOT = Path(__file__).parent.parent
 FOLDERS = ("metadata", "bookie_aio", "client_aio", "benchmarks", "examples", "tests")
 FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
+CLASS_METHODS_MAX = 30
+
+# Classes that may have more methods than that: how many at most, and why they stay one class.
+LARGE_CLASSES = {
+    "bookie_aio/storage/engine.py:Engine": (50, "the storage interface: most are three lines before a part"),
+    "client_aio/ledger/writer.py:LedgerWriter": (
+        46,
+        "the public handle; an add changes all of it in one step",
+    ),
+    "bookie_aio/server/connection.py:Connection": (
+        38,
+        "asyncio's protocol: one state decides if bytes are read",
+    ),
+    "client_aio/core/add_window.py:AddWindow": (
+        36,
+        "one state machine; a third are properties for its shell",
+    ),
+    "bookie_aio/storage/segment/allocator.py:SegmentAllocator": (31, "one reserve of space, prepared ahead"),
+}
+
+# Files of one package whose stems differ by an ending only, and why both names stay.
+PAIRED_STEMS = {
+    frozenset({"checkpoint", "checkpointer"}): "the file's format, and the task that writes the file",
+}
+ENDINGS = ("ing", "ed", "er", "s")
 
 # Where wall clocks and random sources enter; from there they travel as arguments.
 SHELLS = (
@@ -82,6 +107,65 @@ def test_functions_are_short(path: Path) -> None:
         and (lines := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
     }
     assert not too_long
+
+
+def _methods(tree: ast.AST) -> dict[str, int]:
+    """Return how many methods each class has; a property and its setter count once."""
+    return {
+        node.name: len(
+            {each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+
+def test_classes_have_few_methods() -> None:
+    large = {
+        f"{path.relative_to(ROOT)}:{name}": count
+        for path in PRODUCT
+        for name, count in _methods(ast.parse(path.read_text())).items()
+        if count > CLASS_METHODS_MAX
+    }
+    allowed = {name: most for name, (most, _) in LARGE_CLASSES.items()}
+    assert {name: count for name, count in large.items() if count > allowed.get(name, 0)} == {}
+    assert set(allowed) <= set(large), "a class that is no longer large leaves the table"
+
+
+def _stem(name: str) -> str:
+    """Return a file's stem without endings: "ledgers" as "ledg", as "ledger", "reading" as "read"."""
+    return "_".join(_root(word) for word in name.split("_"))
+
+
+def _root(word: str) -> str:
+    for ending in ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) > 2:
+            return _root(word.removesuffix(ending))
+    return word.removesuffix("e")
+
+
+def _alike(names: list[str]) -> list[set[str]]:
+    """Return the groups of names that differ only by an ending."""
+    groups: dict[str, set[str]] = {}
+    for name in names:
+        groups.setdefault(_stem(name), set()).add(name)
+    return [group for group in groups.values() if len(group) > 1 and frozenset(group) not in PAIRED_STEMS]
+
+
+PACKAGES = sorted({path.parent for path in SOURCES if path.name == "__init__.py"})
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=_ids(PACKAGES))
+def test_no_two_files_of_a_package_are_called_nearly_the_same(package: Path) -> None:
+    assert not _alike([path.stem for path in SOURCES if path.parent == package and path.stem[:2] != "__"])
+
+
+def test_the_check_for_names_nearly_the_same_sees_them() -> None:
+    assert _alike(["ledger", "ledgers", "log"]) == [{"ledger", "ledgers"}]
+    assert _alike(["page", "paged"]) == [{"page", "paged"}]
+    assert _alike(["read", "reads", "reader", "reading"]) == [{"read", "reads", "reader", "reading"}]
+    assert _alike(["log_reads", "log_reader"]) == [{"log_reads", "log_reader"}]
+    assert not _alike(["read", "seed", "ring", "log", "segment", "segment_set"])
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_ids(SOURCES))

@@ -16,7 +16,7 @@ from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.backends.sqlite.leases import boot_id
 from metadata.backends.sqlite.store import SqliteMetadataStore
 from metadata.backends.zookeeper.store import ZooKeeperMetadataStore
-from tests.sim.metadata import SimMetadataStore, SimTree
+from tests.sim.cluster.metadata import SimMetadataStore, SimTree
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -4,7 +4,7 @@ python -m tests.sim --seeds 2000                          all profiles, two proc
 python -m tests.sim --profile split-brain --seeds 200 --start 1000
 python -m tests.sim --profile chaos --seed 17 --timeline  replay one, and tell its story
 python -m tests.sim --profile chaos --seed 17 --shrink    the smallest plan that fails alike
-python -m tests.sim --campaign FILE --seeds 5000          5,000 more seeds of these files
+python -m tests.sim --campaign FILE --seeds 5000          5,000 more seeds of this code
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.sim import campaign
-from tests.sim.profiles import PROFILES, draw_plan
-from tests.sim.shrinking import describe, shrink
+from tests.sim.campaign.record import go_on
+from tests.sim.campaign.runner import CampaignError, run
+from tests.sim.campaign.shrinking import describe, shrink
+from tests.sim.plan import PROFILES
+from tests.sim.profiles import all_profiles, draw_plan
 from tests.sim.simulation import run_plan
 
 
 def main() -> int:
     """Do what the arguments say; gives the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--profile", choices=campaign.all_profiles(), help="one profile; by default all of them"
-    )
+    parser.add_argument("--profile", choices=all_profiles(), help="one profile; by default all of them")
     parser.add_argument("--seeds", type=int, default=200, help="how many")
     parser.add_argument("--start", type=int, help="the first seed (0); of a campaign that has not begun")
     parser.add_argument("--seed", type=int, help="replay this one")
@@ -43,7 +43,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
-    except campaign.CampaignError as error:
+    except CampaignError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -53,17 +53,17 @@ def _interrupt(*_: object) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    names = [arguments.profile] if arguments.profile else campaign.all_profiles()
+    names = [arguments.profile] if arguments.profile else all_profiles()
     if arguments.seed is not None:
         return _replay(names[arguments.seed % len(names)], arguments)
     if arguments.campaign:
-        record = campaign.go_on(
+        record = go_on(
             arguments.campaign, names, arguments.seeds, start=arguments.start, processes=arguments.processes
         )
         return 1 if record["failures"] else 0
     start = arguments.start or 0
     seeds = range(start, start + arguments.seeds)
-    tally = campaign.run(names, seeds, processes=arguments.processes)
+    tally = run(names, seeds, processes=arguments.processes)
     for name, seed, _, text in sorted(tally.failures)[:20]:
         print(f"\n{name} seed {seed}\n{text[-1500:]}\n  {draw_plan(name, seed).command}")
     for line in tally.lines():

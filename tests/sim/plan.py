@@ -1,7 +1,8 @@
-"""A plan: all that happens in one run that is not left to the moment, as data.
+"""A plan: everything that is decided about a run before it starts, as data.
 
-Owns the form of plans and the drawing of them from a profile and a seed. A plan can be shown, cut down
-(`tests.sim.shrinking`) and run (`tests.sim.simulation`); the same plan and seed give the same run.
+Owns the form of plans, how they are drawn from a profile and a seed, and the table of profiles. A plan can be
+shown, shrunk (`tests.sim.campaign.shrinking`) and run (`tests.sim.simulation`). The same plan and seed give
+the same run.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.loop import Order
+from tests.sim.cluster.loop import Order
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Actor:
-    """One client process: its role (a name in `tests.sim.roles`) and what it is to do."""
+    """One client process: its role (a name in `tests.sim.workloads.ledger`) and what it is to do."""
 
     name: str
     role: str
@@ -55,13 +56,13 @@ class Plan:
     order: Order
     segment_bytes: int
     dishonest: str
-    """The one bookie whose medium may lie; see the fault budget in `tests.sim.hardware`."""
+    """The one bookie whose medium may lie; see the fault budget in `tests.sim.cluster.hardware`."""
     directories: int = 1
     """How many data directories a bookie has. Each may be full by itself."""
     power_cut_at_end: bool = True
     client_settings: dict[str, Any] = field(default_factory=dict)
     setup: str = ""
-    """Name of a further step in `tests.sim.roles.SETUPS`, run before the actors start."""
+    """Name of a further step in `tests.sim.workloads.ledger.SETUPS`, run before the actors start."""
     head_rows_bytes: int = 0
     """How much of a paged list its head holds, so that a short run comes to pages; 0: as shipped."""
 
@@ -220,3 +221,13 @@ class Draw:
                 **more,
             }
         )
+
+
+PROFILES: dict[str, Callable[[Draw], Plan]] = {}
+"""The table of profiles; importing `tests.sim.profiles` fills it."""
+
+
+def profile(function: Callable[[Draw], Plan]) -> Callable[[Draw], Plan]:
+    """Enter a function into the table of profiles, under its name with hyphens."""
+    PROFILES[function.__name__.replace("_", "-")] = function
+    return function

@@ -3,13 +3,13 @@
 Owns the life of bookies and clients, the phases of a run, and its result. The phases:
 
 1. *Chaos.* Bookies start, actors work, the plan's faults strike, until the plan's duration is over.
-2. *Power cut of the whole cluster*, if the plan has one: everything dies at one moment, and of what was not
-   synced any part is left.
+2. *Power cut of the whole cluster*, if the plan has one. All processes die at one moment, and any part of the
+   data that was not synced is left.
 3. *Healing.* All faults end and all bookies come back.
-4. *Judgement.* A new client recovers every ledger within a bound, reads everything twice, and asks the
-   bookies what they hold. The history has judged all along.
+4. *Checks.* A new client recovers every ledger within a bound, reads everything twice, and asks the bookies
+   what they hold. The history has checked its invariants all along.
 
-Invariant: the same plan gives the same run; nothing here looks at a real clock or draws from a global source.
+Invariant: the same plan gives the same run. Nothing here looks at a real clock or draws from a global source.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from bookie_aio.storage.segment.allocator import SpaceLimits
 from client_aio import Client, ClientConfig, connect
 from metadata.errors import BookKeeperError, CookieMismatchError, DiskFailedError, MetadataError
 from metadata.ids import cookie_key
-from tests.sim import roles
-from tests.sim.disk import SimDisk
-from tests.sim.faults import strike, warm
-from tests.sim.hardware import Hardware
-from tests.sim.history import History, timeline
-from tests.sim.judgement import judge
-from tests.sim.lasting import Lasting
-from tests.sim.loop import SimLoop, SimulationError
-from tests.sim.metadata import MetadataFaults, SimMetadataStore, SimTree
-from tests.sim.network import SimNetwork
-from tests.sim.quiet import overheard, quiet
-from tests.sim.remembered import remembered
-from tests.sim.sequence import order_by_number
-from tests.sim.upkeep import Upkeep
-from tests.sim.wiretap import Tap
+from tests.sim.checkers.after_healing import check_after_healing
+from tests.sim.checkers.invariants import History, timeline
+from tests.sim.cluster.disk import SimDisk
+from tests.sim.cluster.hardware import Hardware
+from tests.sim.cluster.loop import SimLoop, SimulationError
+from tests.sim.cluster.metadata import MetadataFaults, SimMetadataStore, SimTree
+from tests.sim.cluster.network import SimNetwork
+from tests.sim.cluster.quiet import overheard, quiet
+from tests.sim.cluster.remembered import remembered
+from tests.sim.cluster.sequence import order_by_number
+from tests.sim.cluster.wiretap import Tap
+from tests.sim.faults.kinds import strike, warm
+from tests.sim.faults.lasting import Lasting
+from tests.sim.faults.upkeep import Upkeep
+from tests.sim.workloads.ledger import ROLES, SETUPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from bookie_aio.server.bookie import Bookie
-    from tests.sim.loop import Process
+    from tests.sim.cluster.loop import Process
     from tests.sim.plan import Actor, Plan
 
 PORT = 3181
@@ -118,7 +118,7 @@ class Simulation:
         self.history.on_violation = self._stop
         self.tree = SimTree()
         self.tree.watchers.append(self.history.metadata_changed)
-        self.shared: dict[str, Any] = {}  # what further roles and judges keep
+        self.shared: dict[str, Any] = {}  # what roles and checkers keep
         self.disks = {
             name: Hardware(self.loop, random.Random(f"{source}/{name}/disk"), self.stats)
             for name in plan.bookies
@@ -168,7 +168,7 @@ class Simulation:
             self.start_bookie(name)
         await asyncio.sleep(0.1)
         if plan.setup:
-            await roles.SETUPS[plan.setup](self)
+            await SETUPS[plan.setup](self)
         for actor in plan.actors:
             self.after(actor.starts_at, self.start_actor, actor)
         for fault in plan.faults:
@@ -183,7 +183,7 @@ class Simulation:
         for actor in plan.actors:
             self.stop_client(actor.name)
         self._heal()
-        await judge(self)
+        await check_after_healing(self)
 
     async def _power_cut_everywhere(self) -> None:
         """Cut the power of all bookies at one moment, while one of them writes if that comes soon."""
@@ -371,7 +371,7 @@ class Simulation:
     def start_actor(self, actor: Actor) -> None:
         """Start a client process."""
         if not self.is_healed:
-            self.spawn_client(actor.name, roles.ROLES[actor.role], actor)
+            self.spawn_client(actor.name, ROLES[actor.role], actor)
 
     def spawn_client(self, name: str, role: Callable[..., Any], *args: Any) -> Any:
         """Start a process with a connected client, for a role `role(simulation, *args, client)`."""

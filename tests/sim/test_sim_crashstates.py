@@ -7,10 +7,10 @@ import multiprocessing
 import pytest
 
 from bookie_aio.storage.segment.names import CHECKPOINT, RESERVE
-from tests.sim.crashchains import start_on_a_full_disk, sweep_chains
-from tests.sim.crashstates import HOME, Step, Sweep, by_chance, image_of, judge, record, sweep
+from tests.sim.cluster.quiet import quiet
+from tests.sim.crash.chains import start_on_a_full_disk, sweep_chains
+from tests.sim.crash.states import HOME, Step, Sweep, by_chance, check_state, image_of, record, sweep
 from tests.sim.mutants.__main__ import everything
-from tests.sim.quiet import quiet
 
 
 def test_whatever_a_power_cut_leaves_nothing_acknowledged_is_lost() -> None:
@@ -27,9 +27,9 @@ def test_nothing_acknowledged_is_lost_by_starts_one_upon_another() -> None:
     assert not result.failures
 
 
-def _judge_power_cuts(step: Step, count: int) -> None:
+def _check_power_cuts(step: Step, count: int) -> None:
     for number in range(count):
-        assert not judge(step.facts, by_chance(step, f"{number}")), step.call
+        assert not check_state(step.facts, by_chance(step, f"{number}")), step.call
 
 
 def test_a_copy_that_may_be_in_the_page_cache_only_is_no_reason_to_cut_the_other_one() -> None:
@@ -42,7 +42,7 @@ def test_a_copy_that_may_be_in_the_page_cache_only_is_no_reason_to_cut_the_other
             started = start_on_a_full_disk("started", image_of(killed.hardware), killed.facts)
             for again in (each for each in started if each.call[0] == "write_and_sync"):
                 for cut_off in start_on_a_full_disk("again", image_of(again.hardware), again.facts):
-                    _judge_power_cuts(cut_off, 4)
+                    _check_power_cuts(cut_off, 4)
                     tried += 1
     assert tried > 50
 
@@ -59,7 +59,7 @@ def test_a_start_makes_names_durable_before_it_goes_by_them() -> None:
                 names.pop(RESERVE, None)  # which would be all the room that is wanted
             for cut_off in start_on_a_full_disk("started", left, killed.facts):
                 if cut_off.call[0] == "unlink":
-                    _judge_power_cuts(cut_off, 4)
+                    _check_power_cuts(cut_off, 4)
                     tried += 1
     assert tried > 50
 

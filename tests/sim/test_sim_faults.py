@@ -17,9 +17,9 @@ from bookie_aio.server import registration
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from metadata.errors import NoSuchKeyError
 from metadata.ids import cookie_key
-from tests.sim.lasting import Lasting
-from tests.sim.loop import Order, SimLoop
-from tests.sim.network import SimNetwork
+from tests.sim.cluster.loop import Order, SimLoop
+from tests.sim.cluster.network import SimNetwork
+from tests.sim.faults.lasting import Lasting
 from tests.sim.plan import Actor, Fault, Plan
 from tests.sim.simulation import Simulation, run_plan
 

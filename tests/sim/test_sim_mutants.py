@@ -6,9 +6,9 @@ import multiprocessing
 
 import pytest
 
+from tests.sim.campaign.shrinking import shrink
 from tests.sim.mutants.__main__ import everything, hunt
 from tests.sim.profiles import draw_plan
-from tests.sim.shrinking import shrink
 from tests.sim.simulation import run_plan
 
 QUICK = (3, 9, 11, 12, 13, 41, 42, 43, 44, 45, 46, 47, 48, 49, 53, 55, 56, 57, 60)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import campaign
-from tests.sim.crashstates import record
-from tests.sim.profiles import draw_plan
-from tests.sim.quiet import quiet
+from tests.sim.cluster.quiet import quiet
+from tests.sim.crash.states import record
+from tests.sim.profiles import all_profiles, draw_plan
 from tests.sim.simulation import run_plan
 
 PACE = 1.0
@@ -16,7 +15,7 @@ PACE = 1.0
 
 def replay(profile: str, seed: int, *, pace: float = PACE) -> None:
     """Run a seed; all invariants hold."""
-    assert profile in campaign.all_profiles()
+    assert profile in all_profiles()
     result = run_plan(draw_plan(profile, seed, pace=pace))
     assert result.is_good, result.text
 
@@ -93,7 +92,7 @@ def test_who_has_lost_a_log_is_told_so_in_terms_of_logs(profile: str, seed: int)
 
 @pytest.mark.parametrize(("profile", "seed"), [("remade-ledgers", 13232)])
 def test_a_ledger_that_its_maker_takes_back_late_is_not_missed(profile: str, seed: int) -> None:
-    """The judge's own: the maker had lost the name and was dead, and the request to delete was on its way."""
+    """Of the checker: the maker had lost the name and was dead, and the request to delete was on its way."""
     replay(profile, seed)
 
 
@@ -110,7 +109,7 @@ def test_a_bookie_that_is_writable_again_is_announced_so(profile: str, seed: int
 
 @pytest.mark.parametrize(("profile", "seed"), [("mended-terms", 101870)])
 def test_a_bookie_that_is_asked_to_force_does_not_hold_that_term(profile: str, seed: int) -> None:
-    """The judge's own: FORCE raises no term (docs/PROTOCOL.md), and an older holder's recovery came later."""
+    """Of the checker: FORCE raises no term (docs/PROTOCOL.md), and an older holder's recovery came later."""
     replay(profile, seed, pace=1)
 
 
@@ -122,13 +121,13 @@ def test_a_sync_beside_one_that_failed_is_no_word_for_a_file(profile: str, seed:
 
 @pytest.mark.parametrize(("profile", "seed"), [("swept-logs", 107812)])
 def test_what_was_cut_off_before_a_follower_began_is_not_missed(profile: str, seed: int) -> None:
-    """The judge's own: a writer that was stopped for two seconds heard of its record that late."""
+    """Of the checker: a writer that was stopped for two seconds heard of its record that late."""
     replay(profile, seed, pace=1)
 
 
 @pytest.mark.parametrize(("profile", "seed"), [("cut-short", 350203)])
 def test_a_call_that_waits_for_several_lost_answers_is_not_one_that_hangs(profile: str, seed: int) -> None:
-    """The judge's own: a read met a bookie that was down, and a metadata store that lost two answers."""
+    """Of the checker: a read met a bookie that was down, and a metadata store that lost two answers."""
     replay(profile, seed, pace=4)
 
 
@@ -146,7 +145,7 @@ def test_a_host_that_has_lost_power_is_no_black_hole_for_ever(profile: str, seed
 
 @pytest.mark.parametrize(("profile", "seed"), [("versatile-logs", 1312756)])
 def test_a_page_that_is_made_behind_a_sweep_is_not_left_over_by_it(profile: str, seed: int) -> None:
-    """The judge's own: the maker was dead, and his request came when the sweep had listed the pages."""
+    """Of the checker: the maker was dead, and his request came when the sweep had listed the pages."""
     replay(profile, seed, pace=2)
 
 

@@ -1,8 +1,8 @@
-"""Published counterexamples, played step by step on production code: what must not happen does not.
+"""Published counterexamples, played step by step on production code.
 
 The sources are the TLA+ models of BookKeeper's replication (Vanlightly, 2021-2023) and the discussions around
-them. Each schedule is played a second time with the rule taken out that forbids it, and must then break; so
-the schedule is shown to be the one that the rule is about. Those of unbounded ledgers are in
+them. Each schedule is played a second time with the rule taken out that forbids it, and must then break. That
+shows that the schedule is the one that the rule is about. Those of unbounded ledgers are in
 `test_sim_schedules_terms`.
 """
 
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from metadata.errors import BookKeeperError
-from tests.sim.chains import Chains
-from tests.sim.loop import Order
+from tests.sim.checkers.log import Chains
+from tests.sim.cluster.loop import Order
 from tests.sim.mutants.__main__ import everything
 from tests.sim.plan import Plan
-from tests.sim.roles import payload
-from tests.sim.roles_logs import LOG
 from tests.sim.simulation import run_script
+from tests.sim.workloads.ledger import payload
+from tests.sim.workloads.log import LOG
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from metadata.errors import BookieUnavailableError, LedgerFencedError
-from tests.sim.calls import EVERYTHING, Calls
-from tests.sim.lives import NAME, Lives
+from tests.sim.checkers.unbounded_calls import EVERYTHING, Calls
+from tests.sim.checkers.unbounded_lifecycle import NAME, Lives
 from tests.sim.mutants.__main__ import everything
 from tests.sim.mutants.planting import Edit, Mutant
 from tests.sim.simulation import run_script
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from client_aio import Client
-    from tests.sim.lives import Handle, Life
+    from tests.sim.checkers.unbounded_lifecycle import Handle, Life
     from tests.sim.plan import Plan
     from tests.sim.simulation import Simulation
 

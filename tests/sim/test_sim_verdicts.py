@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from tests.sim import verdicts
+from tests.sim.campaign import verdicts
 
 if TYPE_CHECKING:
     from pathlib import Path

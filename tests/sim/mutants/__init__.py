@@ -1,4 +1,5 @@
 """Planted bugs: what the simulator is worth is how many of them it finds.
 
-Read first: `planting` (how), then the tables: `storage`, `protocol`, `chains`; `__main__` runs them.
+Read first: `planting` (how), then the tables, each named by the code that its bugs are planted in: `storage`,
+`protocol`, `logs_and_terms`, `server_and_recovery`; `__main__` runs them.
 """

@@ -219,4 +219,24 @@ MUTANTS = [
               "return False"),),
         ("guaranteed-quorum", "slow-bookie", "chaos"),
     ),
+    Mutant(
+        49, "a change of which a newcomer has failed is never abandoned",
+        (Edit("client_aio.core.ensemble_change:EnsembleChangeMachine.copied",
+              "return Abandon() if self._window.can_abandon else self.next()", "return self.next()"),),
+        ("refusing-newcomers",),
+    ),
+    Mutant(
+        60, "the LAFR that is stated is the LAC",
+        (Edit("client_aio.core.add_window:AddWindow.lafr_to_state",
+              "return self.lafr if self._stated_lafr is None",
+              "return self.lac if self._is_guaranteed"),),
+        ("guaranteed-quorum",),
+    ),
+    Mutant(
+        62, "that a ledger has been deleted is believed of a bookie",
+        (Edit("client_aio.ledger.ensemble_change:EnsembleChangeTask._check_that_it_exists",
+              "await self._context.ledgers.read(ledger_id, sync=True)",
+              "raise type(self._replicator._seats[0].failure or KeyError())('deleted')"),),
+        tests=("tests/integration/test_buried_ids.py",),
+    ),
 ]  # fmt: skip

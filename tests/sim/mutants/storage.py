@@ -1,4 +1,4 @@
-"""Planted bugs of the bookie: durability, fences, replay, deletion."""
+"""Planted bugs of the bookie: durability, fences, replay, crash recovery, deletion."""
 
 from __future__ import annotations
 
@@ -100,5 +100,25 @@ MUTANTS = [
               "        or header.generation != segment.generation\n        or header",
               "header"),),
         ("recycling", "deletions", "power-cuts"),
+    ),
+    Mutant(
+        50, "that data was lost is not heard from a tail",
+        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._take_tail",
+              "any(row.marks_all for row in tail.rows)",
+              "False"),),
+        ("full-starts",),
+    ),
+    Mutant(
+        51, "a start on a full disk cuts what a tail says that may be in the page cache only",
+        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._replay", "may_be_cut = not is_lone",
+              "may_be_cut = True"),),
+        tests=("tests/sim/test_sim_crashstates.py", "-k", "page_cache_only"),
+    ),
+    Mutant(
+        52, "a start goes by names that are not durable",
+        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._run",
+              "await self._disk.sync_directory(directory)",
+              "pass"),),
+        tests=("tests/sim/test_sim_crashstates.py", "-k", "makes_names_durable"),
     ),
 ]  # fmt: skip

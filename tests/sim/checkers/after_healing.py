@@ -1,0 +1,130 @@
+"""After healing: every ledger is recovered and read twice, and its copies are counted.
+
+Owns the checks of a run's last phase, and the table of checkers that run in it. The history owns the checks
+that hold at every moment. A ledger that somebody has asked to delete is checked as well if it is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from metadata.errors import BookKeeperError, NoSuchLedgerError
+from tests.sim.checkers.replicas import Copies
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from client_aio import Client
+    from tests.sim.checkers.invariants import LedgerRecord
+    from tests.sim.simulation import Simulation
+
+RECOVERY_BOUND_S = 40.0
+CHECKERS: list[Callable[[Simulation, Client], Awaitable[None]]] = []
+"""Checks of logs and of unbounded ledgers; the checking client runs them after those of bounded ledgers."""
+CHECKER = "judge"
+"""The checking client's name. It seeds the client's randomness: another one changes what every seed does."""
+
+
+async def check_after_healing(simulation: Simulation) -> None:
+    """Recover, read and count, with a new client."""
+    await simulation.spawn_client(CHECKER, _check)
+
+
+async def _check(simulation: Simulation, client: Client) -> None:
+    for record in _there(simulation):
+        if not await _recover(simulation, client, record):
+            return
+        await _read_all(simulation, client, record.ledger_id, "judge")
+    second: Any = simulation.spawn_client("second", _second)
+    await second
+    await _count_copies(simulation, client)
+    for further in CHECKERS:
+        await further(simulation, client)
+
+
+async def _second(simulation: Simulation, client: Client) -> None:
+    for record in _there(simulation):
+        await _read_all(simulation, client, record.ledger_id, "second")
+
+
+def _there(simulation: Simulation) -> Iterator[LedgerRecord]:
+    """Yield the ledgers that are there when it is their turn, but for those that other checkers check."""
+    history = simulation.history
+    for record in list(history.ledgers.values()):
+        if record.metadata is not None and not record.is_gone and record.ledger_id not in history.ignored:
+            yield record
+
+
+async def _recover(simulation: Simulation, client: Client, record: LedgerRecord) -> bool:
+    """Have a ledger closed in time. Gives False when it cannot be, which ends the run."""
+    loop, ledger_id = simulation.loop, record.ledger_id
+    give_up_at = loop.now + RECOVERY_BOUND_S
+    while not record.is_gone:
+        try:
+            opened = await client.open_ledger(ledger_id, recover=True)
+        except BookKeeperError as error:
+            if loop.now > give_up_at:
+                simulation.history.fail(
+                    "Liveness", f"ledger {ledger_id} cannot be closed though all faults are over: {error!r}"
+                )
+                return False
+            simulation.history.note("judge", f"recovering ledger {ledger_id}:", repr(error))
+            await asyncio.sleep(0.5)
+        else:
+            if record.closed_last != opened.last_add_confirmed and not record.is_gone:
+                text = f"ledger {ledger_id} was recovered, and is closed at {record.closed_last}"
+                simulation.history.fail("Liveness", f"{text}: {opened.last_add_confirmed}")
+            break
+    return True
+
+
+async def _read_all(simulation: Simulation, client: Client, ledger_id: int, who: str) -> None:
+    history = simulation.history
+    record = history.ledger(ledger_id)
+    error: Exception | None = None
+    for _ in range(4):
+        following = 0
+        try:
+            async with client.open_ledger(ledger_id) as reader:
+                last = reader.last_add_confirmed
+                async for entry in reader.read(0, last):
+                    history.require(
+                        entry.entry_id == following,
+                        "NoOutOfOrderEntries",
+                        lambda entry=entry, following=following: (
+                            f"{entry.entry_id} was read, not {following}"
+                        ),
+                    )
+                    history.read(who, ledger_id, entry.entry_id, entry.data)
+                    following += 1
+        except NoSuchLedgerError:
+            history.require(
+                record.is_gone, "AllAckedEntriesAreReadable", lambda: f"ledger {ledger_id} is gone"
+            )
+            return
+        except BookKeeperError as failure:
+            history.note(who, f"reading ledger {ledger_id} at {following}:", repr(failure))
+            error = failure
+            await asyncio.sleep(0.5)
+        else:
+            break
+    needed = max(
+        record.acked, record.read_up_to, record.closed_last if record.closed_last is not None else -1
+    )
+    history.require(
+        following > needed,
+        "AllAckedEntriesAreReadable",
+        lambda: f"{who} could read ledger {ledger_id} up to {following - 1} only, of {needed}: {error!r}",
+    )
+
+
+async def _count_copies(simulation: Simulation, client: Client) -> None:
+    """Check that every bookie is there, and holds what it owes of every CLOSED ledger, those of logs too."""
+    copies = Copies(simulation, client)
+    await copies.all_serve()
+    for record in list(simulation.history.ledgers.values()):
+        metadata, last = record.metadata, record.closed_last
+        if metadata is None or metadata.is_unbounded or last is None or record.is_gone:
+            continue
+        await copies.count(metadata, metadata.fragments, 0, last)

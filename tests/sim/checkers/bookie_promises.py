@@ -1,0 +1,197 @@
+"""The promises of bookies: an answer on the wire binds the bookie that gave it.
+
+Owns the record of every acknowledgement, fence and "no such entry" of every bookie. It covers all ledgers:
+bounded ones, those of logs, and unbounded ones. `tests.sim.cluster.wiretap` reports to it. The names:
+
+- NoForgottenAdd: no bookie says "no such entry" of an entry that it had acknowledged, under that content
+  term, before it was asked. Entries that were deleted, trimmed or evicted (`tests.sim.faults.upkeep`) are
+  exempt.
+- FencesHold: after a bookie answered a higher term, it acknowledges no ordinary add and no recovery add of a
+  lower one. Nor does it answer any other request that carries a lower term and was sent after that.
+- TombstonesHold: no bookie acknowledges an add to a ledger after it said that the ledger is deleted.
+- DamagedTakesNoAdds: a bookie that said it lost data of a ledger acknowledges no ordinary add sent to that
+  ledger afterwards (rule 4).
+- OnlyTheDeletedIsDropped: no bookie says that a ledger is deleted while its metadata are there (rule 15).
+- OpenLedgersAreNotFenced: no bookie refuses a term as too low while the ledger's metadata say OPEN.
+- LacIsAcknowledged: no bookie states a LAC of a bounded ledger that is not acknowledged.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from metadata.model.ledger import LedgerState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sim.checkers.invariants import History, LedgerRecord
+
+
+class Answered(NamedTuple):
+    """When a bookie first answered under a term."""
+
+    at: float
+    number: int
+    """Of the history's events then."""
+
+
+class Words:
+    """What the bookies of a run have said."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.promised: dict[tuple[str, int], dict[int, int]] = {}  # bookie, ledger → entry → event number
+        self.forgotten: set[tuple[str, int]] = set()  # bookie, ledger
+        self._promised_under: dict[tuple[str, int, int], dict[int, int]] = {}  # ... and content term
+        self.denied: dict[tuple[int, int], set[str]] = {}  # ledger, entry → who said no to a recovery read
+        self._damaged: dict[tuple[str, int], int] = {}  # bookie, ledger → event number
+        self._deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
+        self._fenced: dict[tuple[str, int], dict[int, Answered]] = {}  # bookie, ledger → term
+
+    # --- adds ----------------------------------------------------------------------------------
+
+    def added(
+        self, bookie: str, ledger_id: int, entries: range, *, content_term: int, term: int | None
+    ) -> None:
+        """Note that a bookie said OK to an add; `term` is None where fences do not concern it (rule 14)."""
+        key, number = (bookie, ledger_id), len(self._history.events)
+        promised = self.promised.setdefault(key, {})
+        under = self._promised_under.setdefault((*key, content_term), {})
+        for entry_id in entries:
+            promised.setdefault(entry_id, number)
+            under.setdefault(entry_id, number)
+        now = self._history.now()
+        since = self._deleted.get(key, now)
+        self._history.require(
+            since >= now,
+            "TombstonesHold",
+            lambda: f"{bookie} acknowledged {entries} of ledger {ledger_id}, said deleted at {since:.4f} s",
+        )
+        if term is not None:
+            self._check_fences(bookie, ledger_id, term, f"acknowledged {entries}", self._is_of_now)
+            self._holds(bookie, ledger_id, term)
+
+    def forget(self, bookie: str, ledger_id: int) -> None:
+        """Let a bookie off what it promised of a ledger: it has nothing to do with it any more (rule 15).
+
+        That it said OK stays a fact: a writer that is paused may count the answer later.
+        """
+        self.forgotten.add((bookie, ledger_id))
+        for key in [each for each in self._promised_under if each[:2] == (bookie, ledger_id)]:
+            del self._promised_under[key]
+
+    def received(self, bookie: str, ledger_id: int, entries: range, term: int) -> None:
+        """Note that a bookie said that it received an add with deferred sync: not that it is durable."""
+        self._check_fences(bookie, ledger_id, term, f"received {entries}", self._is_of_now)
+
+    def _check_fences(
+        self, bookie: str, ledger_id: int, term: int, what: str, is_excused: Callable[[Answered], bool]
+    ) -> None:
+        for fence, answered in self._fenced.get((bookie, ledger_id), {}).items():
+            self._history.require(
+                fence <= term or is_excused(answered),
+                "FencesHold",
+                lambda fence=fence, answered=answered: (
+                    f"{bookie} {what} of ledger {ledger_id} under term {term}, having answered a fence of "
+                    f"term {fence} at {answered.at:.4f} s"
+                ),
+            )
+
+    def _is_of_now(self, answered: Answered) -> bool:
+        return answered.at >= self._history.now()
+
+    def promised_under(self, bookie: str, ledger_id: int, content_term: int) -> dict[int, int]:
+        """Return what a bookie has acknowledged of a ledger under a content term."""
+        return self._promised_under.get((bookie, ledger_id, content_term), {})
+
+    # --- terms ---------------------------------------------------------------------------------
+
+    def answered(self, bookie: str, ledger_id: int, term: int, asked_at: int, *, raises: bool = True) -> None:
+        """Note that a bookie answered a request that carries a term, and, if it `raises` it, holds that."""
+        what = "answered what it was asked for later"
+        self._check_fences(bookie, ledger_id, term, what, lambda fence: fence.number >= asked_at)
+        if raises:
+            self._holds(bookie, ledger_id, term)
+
+    def _holds(self, bookie: str, ledger_id: int, term: int) -> None:
+        now = Answered(self._history.now(), len(self._history.events))
+        self._fenced.setdefault((bookie, ledger_id), {}).setdefault(term, now)
+
+    def refused_term(self, bookie: str, ledger_id: int) -> None:
+        """Note that a bookie refused a term as too low."""
+        record = self._history.ledger(ledger_id)
+        metadata = record.metadata
+        self._history.require(
+            metadata is None
+            or record.is_deleted
+            or metadata.is_unbounded
+            or metadata.state is not LedgerState.OPEN,
+            "OpenLedgersAreNotFenced",
+            lambda: f"{bookie} refuses the writer's term for ledger {ledger_id}, which is OPEN",
+        )
+
+    # --- absence -------------------------------------------------------------------------------
+
+    def deleted(self, bookie: str, ledger_id: int) -> None:
+        """Note that a bookie said that a ledger is deleted."""
+        record = self._history.ledger(ledger_id)
+        self._history.require(
+            record.metadata is None or record.is_gone,
+            "OnlyTheDeletedIsDropped",
+            lambda: f"{bookie} says that ledger {ledger_id} is deleted, which is there",
+        )
+        self._deleted.setdefault((bookie, ledger_id), self._history.now())
+
+    def has_not(self, bookie: str, ledger_id: int, entry_id: int, content_term: int, asked_at: int) -> None:
+        """Note that a bookie said "no such entry"."""
+        promised = self.promised_under(bookie, ledger_id, content_term).get(entry_id)
+        if promised is None or promised >= asked_at:
+            return
+        record = self._history.ledger(ledger_id)
+        if record.is_gone or _is_trimmed(record, entry_id):
+            return
+        self._history.fail(
+            "NoForgottenAdd",
+            f'{bookie} says "no such entry" of entry {entry_id} of ledger {ledger_id}, content term '
+            f"{content_term}, which it acknowledged",
+        )
+
+    def denies(self, bookie: str, ledger_id: int, entry_id: int) -> None:
+        """Note that a bookie said "no such entry" to a recovery read."""
+        self.denied.setdefault((ledger_id, entry_id), set()).add(bookie)
+
+    # --- damage --------------------------------------------------------------------------------
+
+    def is_damaged(self, bookie: str, ledger_id: int) -> None:
+        """Note that a bookie said that it lost data of a ledger."""
+        self._damaged.setdefault((bookie, ledger_id), len(self._history.events))
+
+    def took_ordinary(self, bookie: str, ledger_id: int, entries: range, asked_at: int) -> None:
+        """Note that a bookie said OK to an add that is neither a recovery's nor a repair's."""
+        since = self._damaged.get((bookie, ledger_id))
+        self._history.require(
+            since is None or asked_at <= since,
+            "DamagedTakesNoAdds",
+            lambda: f"{bookie} took {entries} of ledger {ledger_id}, of which it said that it lost data",
+        )
+
+    # --- the LAC -------------------------------------------------------------------------------
+
+    def stated(self, bookie: str, ledger_id: int, lac: int) -> None:
+        """Note the LAC that a bookie states."""
+        record = self._history.ledger(ledger_id)
+        if ledger_id in self._history.ignored:
+            return
+        if lac > record.acked:
+            self._history.settle("writer")
+        self._history.require(
+            lac <= record.acked,
+            "LacIsAcknowledged",
+            lambda: f"{bookie} states LAC {lac} of ledger {ledger_id}; acknowledged up to {record.acked}",
+        )
+
+
+def _is_trimmed(record: LedgerRecord, entry_id: int) -> bool:
+    metadata = record.metadata
+    return metadata is not None and metadata.is_unbounded and entry_id < metadata.first_entry

@@ -1,0 +1,119 @@
+"""Replicas: after healing, a bookie lists the entries of a ledger that it acknowledged and owes.
+
+Owns the requests and the counting, for bounded and unbounded ledgers alike. The names:
+
+- Liveness: once faults stop, every bookie whose disk is whole serves, and lists what it holds.
+- HonestDisksLoseNothing: only the bookie whose medium may lie ever says that it has lost data.
+- NoForgottenAdd: a bookie lists what it acknowledged under the entry's content term, where it owes it.
+- AllCommittedEntriesReachAckQuorum: Qa bookies of each entry's write set list it, or cannot tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+from client_aio.admin.replicas import list_entries
+from metadata.errors import BookKeeperError, NoSuchLedgerError
+from tests.sim.checkers.invariants import write_set_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from client_aio import Client
+    from metadata.model.ledger import Fragment, LedgerMetadata
+    from tests.sim.simulation import Simulation
+
+SERVES_WITHIN_S = 20.0
+_ASKING_S = 2.0
+
+
+class Listing(NamedTuple):
+    """What one bookie says that it holds of a ledger."""
+
+    held: set[tuple[int, int]]
+    """Content terms and entries."""
+    cannot_tell: bool
+    """It has lost data, and may have held anything; or its disk is gone for good."""
+
+
+class Copies:
+    """The counting of one checking client."""
+
+    def __init__(self, simulation: Simulation, client: Client) -> None:
+        self._simulation = simulation
+        self._history = simulation.history
+        self._pool = client._context.pool
+
+    async def all_serve(self) -> None:
+        """Check that every bookie comes back that can: a dishonest disk may have lost what a start needs."""
+        simulation = self._simulation
+        for bookie in simulation.plan.bookies:
+            if bookie not in simulation.wiped and bookie != simulation.dishonest:
+                await self._ask(bookie, ledger_id=0)
+
+    async def count(
+        self, metadata: LedgerMetadata, fragments: Iterable[Fragment], first: int, last: int
+    ) -> None:
+        """Check the copies of a ledger's entries, from `first` to `last`, of all its fragments."""
+        fragments = list(fragments)
+        listings: dict[str, Listing] = {}
+        for bookie in sorted({name for fragment in fragments for name in fragment.bookies}):
+            listing = await self._ask(bookie, metadata.ledger_id)
+            if listing is None:
+                return
+            listings[bookie] = listing
+        ends = [each.first_entry for each in fragments[1:]] + [last + 1]
+        for fragment, end in zip(fragments, ends, strict=True):
+            for entry_id in range(max(first, fragment.first_entry), min(end, last + 1)):
+                if not self._is_whole(metadata, fragment, entry_id, listings):
+                    return
+
+    def _is_whole(
+        self, metadata: LedgerMetadata, fragment: Fragment, entry_id: int, listings: dict[str, Listing]
+    ) -> bool:
+        owing = write_set_of(metadata, fragment, entry_id)
+        wanted, ledger_id = (fragment.content_term, entry_id), metadata.ledger_id
+        copies = [each for each in owing if wanted in listings[each].held or listings[each].cannot_tell]
+        for bookie in owing:
+            promised = self._history.words.promised_under(bookie, ledger_id, fragment.content_term)
+            if entry_id in promised and bookie not in copies:
+                self._history.fail(
+                    "NoForgottenAdd",
+                    f"{bookie} acknowledged entry {entry_id} of ledger {ledger_id} and does not list it",
+                )
+                return False
+        if len(copies) < metadata.ack_quorum:
+            self._history.fail(
+                "AllCommittedEntriesReachAckQuorum",
+                f"entry {entry_id} of ledger {ledger_id} is on {copies} only, of {owing}",
+            )
+            return False
+        return True
+
+    async def _ask(self, bookie: str, ledger_id: int) -> Listing | None:
+        """Ask a bookie what it holds, until it answers; None where the ledger is gone, or it never does."""
+        simulation, loop = self._simulation, self._simulation.loop
+        if bookie in simulation.wiped:
+            return Listing(set(), cannot_tell=True)
+        give_up_at = loop.now + SERVES_WITHIN_S
+        while True:
+            try:
+                connection = await self._pool.get(bookie)
+                rows, is_damaged = await list_entries(connection, ledger_id, 0, 1 << 62, _ASKING_S)
+                break
+            except NoSuchLedgerError:
+                return None  # `bookie_promises` checks whether it may say so
+            except BookKeeperError as error:
+                self._history.note("judge", f"{bookie} did not list ledger {ledger_id}:", repr(error))
+                if loop.now > give_up_at:
+                    if bookie == simulation.dishonest:
+                        return Listing(set(), cannot_tell=True)
+                    self._history.fail("Liveness", f"{bookie} does not serve: {error!r}")
+                    return None
+                await asyncio.sleep(0.5)
+        if is_damaged and bookie != simulation.dishonest:
+            text = f"{bookie} says that it lost data of ledger {ledger_id}; its disk never lied"
+            self._history.fail("HonestDisksLoseNothing", text)
+        held = {(row.content_term, entry_id) for row in rows for entry_id in row.entry_ids}
+        return Listing(held, cannot_tell=is_damaged)

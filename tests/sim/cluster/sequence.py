@@ -1,0 +1,33 @@
+"""Sequence numbers instead of addresses: sets of the product's objects iterate alike in every run.
+
+asyncio keeps tasks in sets, and so do the server and the client with their connections and handles. The
+default hash of an object is its address, which differs from run to run. Here it is a number that is drawn
+when the hash is first asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from bookie_aio.server.connection import Connection
+from client_aio.bookies.connection import BookieConnection
+from client_aio.ledger.reader import LedgerReader
+from client_aio.ledger.writer import LedgerWriter
+
+NUMBERED: list[type] = [Connection, BookieConnection, LedgerReader, LedgerWriter]
+_numbers = itertools.count()
+
+
+def order_by_number() -> None:
+    """Return the classes such a hash, and begin to count anew."""
+    global _numbers
+    _numbers = itertools.count()
+    for cls in NUMBERED:
+        cls.__hash__ = _hash
+
+
+def _hash(self: object) -> int:
+    number = self.__dict__.get("sim_number")
+    if number is None:
+        number = self.__dict__["sim_number"] = next(_numbers)
+    return int(number)

@@ -1,0 +1,93 @@
+"""Upkeep: what bookies do unasked, so often that a run of ten seconds sees it.
+
+Owns how often a seed's bookies scrub and look for ledgers to evict, and the check of that. As shipped, the
+first scrubbing comes after a day and the first eviction after an hour.
+
+- ForgottenIsKeptByOthers: a bookie evicts a ledger only when it is CLOSED and names the bookie nowhere.
+
+A bookie may evict soon only where nobody repairs. The grace period has to outlast the time from a repair's
+last request to its target until the metadata name the target. Requests to the metadata store are repeated and
+arrive up to 5 s late, and repairers pause for 3 s. So that time may be longer than the run. Without repairs
+no CLOSED ledger ever comes to name another bookie. Then no grace is too short, whatever the clocks do.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from bookie_aio.server.bookie import Bookie
+from bookie_aio.storage.maintenance.scrubber import ScrubConfig
+from metadata.ids import ledger_key
+from metadata.model.ledger import LedgerMetadata
+
+if TYPE_CHECKING:
+    from bookie_aio.storage.engine import Engine
+    from tests.sim.simulation import Simulation
+
+REPAIRING = ("repairer", "caretaker")
+"""Roles that repair bounded ledgers. Of unbounded ones, nothing is ever forgotten."""
+
+
+class Upkeep:
+    """What a run's bookies do unasked, drawn by its seed from a source of its own."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        plan = simulation.plan
+        rng = random.Random(f"{plan.profile}/{plan.seed}/upkeep")
+        scrubs, forgets = rng.random() < 0.5, rng.random() < 0.34
+        interval_s, grace_s = rng.uniform(1.0, 4.0), rng.uniform(0.3, 3.0)
+        self.scrub = ScrubConfig(interval_s=interval_s) if scrubs else ScrubConfig()
+        self.sweep_interval_s, self.unnamed_grace_s = 4.0, 3600.0
+        roles = {actor.role for actor in plan.actors}
+        if forgets and roles and roles.isdisjoint(REPAIRING):  # what scripts do, none of them says
+            self.sweep_interval_s, self.unnamed_grace_s = 1.0, grace_s
+        self.bookie = _followed(simulation)
+
+
+def _followed(simulation: Simulation) -> type[Bookie]:
+    """Return the class of bookies, followed from the moment that they have an engine."""
+
+    class FollowedBookie(Bookie):
+        async def _open(self, *arguments: Any) -> None:
+            await super()._open(*arguments)
+            assert self._engine is not None
+            _follow_forgetting(simulation, self.bookie_id, self._engine)
+            _follow_scrubbing(simulation, self._engine)
+
+    return FollowedBookie
+
+
+def _follow_forgetting(simulation: Simulation, name: str, engine: Engine) -> None:
+    history, tree, forget = simulation.history, simulation.tree, engine.append_forget
+
+    def append_forget(ledger_id: int, done: Any) -> None:
+        node = tree.find(ledger_key(ledger_id))
+        if node is not None and node.value is not None:
+            metadata = LedgerMetadata.from_json(node.value)
+            is_named = any(name in fragment.bookies for fragment in metadata.fragments)
+            history.require(
+                metadata.is_closed and not is_named,
+                "ForgottenIsKeptByOthers",
+                lambda: f"{name} forgets ledger {ledger_id}, which is {metadata}",
+            )
+        forget(ledger_id, done)
+        history.note(name, "forgets ledger", ledger_id)
+        history.words.forget(name, ledger_id)
+        simulation.stats["ledger_forgotten"] += 1
+
+    vars(engine)["append_forget"] = append_forget
+
+
+def _follow_scrubbing(simulation: Simulation, engine: Engine) -> None:
+    scrubber, stats = engine._scrubber, simulation.stats
+    real = scrubber.scrub
+
+    async def scrub() -> None:
+        known = scrubber.damaged
+        await real()
+        stats["scrubbed"] += 1
+        if scrubber.damaged > known:
+            stats["scrubbed_damage"] += scrubber.damaged - known
+
+    vars(scrubber)["scrub"] = scrub

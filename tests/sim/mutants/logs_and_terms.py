@@ -1,0 +1,55 @@
+"""Planted bugs of terms, of content terms, and of logs."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.planting import Edit, Mutant
+
+_TERMS = ("dirty-entries", "duelling-holders", "partial-takeovers")
+_LOGS = ("duelling-logs", "log-crashes", "added-logs")
+
+MUTANTS = [
+    Mutant(
+        21, "the content term is not compared on reads",
+        (Edit("bookie_aio.storage.read.reader:Reader.read",
+              "best is None or best.content_term < self._content_term", "best is None"),
+         Edit("bookie_aio.storage.read.reader:Reader.read",
+              "best.content_term > self._content_term", "False"),
+         Edit("client_aio.core.read_plan:_in_order",
+              "or block.content_term != asked.content_term", "or False")),
+        _TERMS,
+        note="neither by bookies nor by clients",
+    ),
+    Mutant(
+        22, "a LAC of a newer term is used with old metadata",
+        (Edit("client_aio.ledger.reader:LedgerReader._is_behind",
+              "statement.content_term > self._metadata.last_fragment.content_term", "False"),
+         Edit("client_aio.core.read_plan:RangeRead.__init__", "self._heeds_stale = plan.can_refresh",
+              "self._heeds_stale = False")),
+        ("stale-followers", "dirty-entries"),
+        note="nor is it heeded that a bookie knows a later term of the entry, which is a second guard",
+    ),
+    Mutant(
+        23, "terms are compared wrongly: the one before the held is let in",
+        (Edit("bookie_aio.core.fencing:judge",
+              "Verdict.RAISE if request_term > held_term else Verdict.REFUSE",
+              "Verdict.RAISE if request_term > held_term else "
+              "Verdict.ACCEPT if request_term == held_term - 1 else Verdict.REFUSE"),),
+        _TERMS,
+    ),
+    Mutant(
+        24, "only one of the last two ledgers of a log is fenced",
+        (Edit("client_aio.core.log_chain:to_recover", "head.newest[-NOT_CLOSED_MAX:]", "head.newest[-1:]"),),
+        _LOGS,
+    ),
+    Mutant(
+        40, "a roll writes to the next ledger before the adds to the previous one are acknowledged",
+        (Edit("client_aio.log.roller:Roller._switch", "await old.flush()", "pass"),),
+        _LOGS,
+    ),
+    Mutant(
+        47, "a reader of a log reads an open ledger as if it were complete",
+        (Edit("client_aio.log.reader:LogReading._source", "if is_complete and not is_closed:",
+              "if not is_closed:"),),
+        ("truncated-logs", "versatile-logs"),
+    ),
+]  # fmt: skip

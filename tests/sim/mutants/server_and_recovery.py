@@ -1,0 +1,138 @@
+"""Planted bugs of the bookie's server, and of recovery beside those in `protocol`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.sim.mutants.planting import Edit, Mutant, Swap
+
+_ONE = "b1"
+
+
+def _failing_start(start: Any) -> Any:
+    begin = start.__func__
+
+    async def failing(cls: Any, config: Any, store: Any, disk: Any, **more: Any) -> Any:
+        if config.bookie_id == _ONE and disk.hardware.last_group is not None:
+            raise AssertionError("a replay whose assertion fails")
+        return await begin(cls, config, store, disk, **more)
+
+    return classmethod(failing)
+
+
+def _deleting(recover_ledger: Any) -> Any:
+    async def recover_and_delete(context: Any, ledger_id: int, digest: Any, **more: Any) -> Any:
+        recovered = await recover_ledger(context, ledger_id, digest, **more)
+        await context.ledgers.delete(ledger_id)
+        return recovered
+
+    return recover_and_delete
+
+
+MUTANTS = [
+    Mutant(
+        41, "a bookie drops ledgers that are there",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector.drop_if_deleted",
+              "if not await self._is_gone(ledger_id):",
+              f"if self._cookie.bookie_id != {_ONE!r} and not await self._is_gone(ledger_id):"),
+         Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._unlisted", "return unlisted + held[at:]",
+              f"return list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:]")),
+        ("chaos", "rolling-restarts", "deletions"),
+    ),
+    Mutant(
+        42, "a bookie never comes back, for no reason of its disk",
+        (Swap("bookie_aio.server.bookie:Bookie.start", _failing_start),),
+        ("chaos", "rolling-restarts"),
+    ),
+    Mutant(
+        43, "some reads end in an error that nobody had foreseen",
+        (Edit("bookie_aio.server.handlers.read:ReadHandler._answer_read",
+              "size = sum(map(len, found.buffers))",
+              "if not fences and request.first % 3 == 1 and peer._dispatcher._hello.bookie_id == 'b1':\n"
+              "        raise KeyError('an error of its own')\n"
+              "    size = sum(map(len, found.buffers))"),),
+        ("chaos", "slow-bookie"),
+    ),
+    Mutant(
+        44, "a bookie says \"no such entry\" of what it holds of logs and of unbounded ledgers",
+        (Edit("bookie_aio.server.handlers.read:ReadHandler._answer_read",
+              "answer = ReadAnswer(int(found.stop)",
+              "if not fences and peer._dispatcher._hello.bookie_id == 'b1':\n"
+              "        found = type(found)([], Stop.NO_SUCH_ENTRY, request.first)\n"
+              "    answer = ReadAnswer(int(found.stop)"),),
+        ("duelling-logs", "duelling-holders", "sealed-terms", "truncated-logs"),
+    ),
+    Mutant(
+        45, "recovery deletes what it has closed",
+        (Swap("client_aio.ledger.recovery:recover_ledger", _deleting),),
+        ("chaos", "duelling-recoverers"),
+    ),
+    Mutant(
+        46, "what a recovery writes back is taken whatever the fence",
+        (Edit("bookie_aio.server.handlers.add:AddHandler._write_back",
+              "if self._fence.admit(peer, Op.ADD, request_id, request.ledger_id, request.term):", "if True:"),
+         Edit("bookie_aio.storage.repair_writes:store_unless_outdated",
+              "if engine.term(block.ledger_id) > term:", "if False:")),
+        ("dirty-entries", "partial-takeovers"),
+    ),
+    Mutant(
+        48, "recovery says that it has closed the ledger, and has not",
+        (Edit("client_aio.ledger.recovery:recover_ledger",
+              "if await held.update("
+              "RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):", "if True:"),),
+        ("rolling-restarts", "chaos"),
+    ),
+    Mutant(
+        53, "unknown counts as negative",
+        (Edit("client_aio.core.recovery:EntrySearch.answer",
+              "(stop_entry, stop is Stop.NO_SUCH_ENTRY)", "(stop_entry, True)"),),
+        ("disk-faults", "full-starts"),
+    ),
+    Mutant(
+        54, "recovery reads go to the ensemble as it has been changed meanwhile",
+        (Edit("client_aio.ledger.recovery:Recovery._read", "self._ensemble[ask.seat]",
+              "self.fragments[-1].bookies[ask.seat]"),
+         Edit("client_aio.ledger.recovery:Recovery._read", "await self._connection(bookie_id).call(",
+              "await (await self._context.pool.get(bookie_id)).call(")),
+        ("short-answers",),
+    ),
+    Mutant(
+        55, "recovery writes back to Qa where the write quorum is guaranteed",
+        (Edit("client_aio.ledger.recovery:Recovery._start_writing",
+              "ack_quorum=write_quorum if metadata.guaranteed_write_quorum else ack_quorum",
+              "ack_quorum=ack_quorum"),),
+        ("guaranteed-quorum",),
+    ),
+    Mutant(
+        56, "recovery begins behind the LAC where the write quorum is guaranteed",
+        (Edit("client_aio.ledger.recovery:Recovery.run",
+              "before = tally.lafr if self.metadata.guaranteed_write_quorum else tally.lac",
+              "before = tally.lac"),),
+        ("guaranteed-quorum",),
+    ),
+    Mutant(
+        57, "recovery writes back to fewer than Qa",
+        (Edit("client_aio.ledger.recovery:Recovery._start_writing", "else ack_quorum,",
+              "else max(1, ack_quorum - 1),"),),
+        ("chaos", "rolling-restarts", "power-cuts"),
+    ),
+    Mutant(
+        58, "a recovery that closes writes over what a repair has changed",
+        (Edit("client_aio.core.recovery:RecoveredEnd.apply",
+              "(*metadata.fragments[:-1], *self.fragments[len(self.known.fragments) - 1 :])",
+              "self.fragments"),),
+        ("repair-in-parallel",),
+    ),
+    Mutant(
+        59, "a bookie that lost data takes ordinary adds",
+        (Edit("bookie_aio.server.handlers.add:AddHandler.add",
+              "if engine.is_damaged(ledger_id):", "if False:"),),
+        ("disk-faults", "full-starts", "refusals"),
+    ),
+    Mutant(
+        61, "what a repair waits to hear of is forgotten meanwhile",
+        (Edit("bookie_aio.server.handlers.admin:InspectHandler.list_entries",
+              "self._engine.eviction_candidates.discard(request.ledger_id)", "pass"),),
+        tests=("tests/bookie_aio/server/test_server_ledger_gc.py", "-k", "waits_to_hear"),
+    ),
+]  # fmt: skip

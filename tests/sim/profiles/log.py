@@ -1,0 +1,98 @@
+"""Profiles over logs: writers that fight for one, that die between any two steps, and readers that follow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.plan import profile
+from tests.sim.workloads import log
+
+if TYPE_CHECKING:
+    from tests.sim.plan import Draw, Plan
+
+ROLES = (log.log_writer, log.log_follower, log.log_sweeper, log.log_adder)
+
+
+def _writer(draw: Draw, **settings: Any) -> str:
+    rng = draw.rng
+    drawn: dict[str, Any] = {
+        "quorums": {**draw.quorums(), "guaranteed_write_quorum": False},
+        "roll_entries": rng.choice((2, 5, 20)),
+        "bursts": rng.choice((3, 10, 30)),
+        "burst": rng.choice((1, 3, 8)),
+        "gap": rng.choice((0.0, 0.02, 0.1)),
+        "pause": rng.choice((0.2, 1.0, 2.0)),
+        "rolls": rng.choice((0.0, 0.1, 0.4)),
+        "truncates": 0.0,
+    }
+    return draw.actor("log_writer", rng.uniform(0.0, 1.0), **{**drawn, **settings})
+
+
+@profile
+def duelling_logs(draw: Draw) -> Plan:
+    """Several writers fight for one log; links break, processes pause; a reader follows."""
+    for _ in range(draw.rng.choice((2, 2, 3))):
+        _writer(draw)
+    draw.actor("log_follower", draw.rng.uniform(0.2, 2.0))
+    draw.some("pause", draw.clients, 5, lasts=(0.2, 3.0))
+    draw.some("kill_client", draw.clients[:-1], 2)
+    for kind in ("block_both", "block_one_way", "link_slow", "cut_reset"):
+        draw.some(kind, draw.clients, 3)
+    for kind in ("kill_bookie", "power_cut", "disk_slow"):
+        draw.some(kind, list(draw.bookies), 2)
+    for kind in ("meta_lossy", "meta_slow", "meta_lag", "meta_cut"):
+        draw.some(kind, draw.clients, 3)
+    return draw.plan()
+
+
+@profile
+def log_crashes(draw: Draw) -> Plan:
+    """Writers die between two steps of opening, rolling and truncating, and others take over."""
+    at = 0.3
+    while at < draw.duration - 1:
+        # Each lives for a moment; what it has begun is left to the next.
+        name = _writer(
+            draw, roll_entries=2, bursts=30, gap=0.02, pause=0.0, rolls=0.4,
+            truncates=draw.rng.choice((0.0, 0.3)),
+        )  # fmt: skip
+        draw._actors[-1] = replace(draw._actors[-1], starts_at=at)
+        life = draw.rng.uniform(0.05, 1.2)
+        draw.fault("kill_client", name, at=at + life)
+        at += life * draw.rng.uniform(0.3, 1.3)
+    draw.actor("log_follower", draw.rng.uniform(0.2, 2.0))
+    draw.some("meta_lossy", draw.clients, 4)
+    draw.some("meta_slow", draw.clients, 4)
+    draw.some("power_cut", list(draw.bookies), 2)
+    return draw.plan()
+
+
+@profile
+def swept_logs(draw: Draw) -> Plan:
+    """A sweeper and truncations run beside writers that roll often, with a slow and lossy metadata store."""
+    for _ in range(draw.rng.choice((1, 2))):
+        _writer(draw, roll_entries=2, rolls=0.5, truncates=0.2)
+    for _ in range(draw.rng.choice((1, 1, 2))):
+        draw.actor("log_sweeper", draw.rng.uniform(0.2, 1.0))
+    draw.actor("log_follower", draw.rng.uniform(0.2, 2.0))
+    for kind in ("meta_slow", "meta_lossy", "meta_lag"):
+        draw.some(kind, draw.clients, 6)
+    draw.some("pause", draw.clients, 3)
+    draw.some("kill_client", draw.clients[:-1], 1)
+    return draw.plan()
+
+
+@profile
+def added_logs(draw: Draw) -> Plan:
+    """Ledgers are added by transactions, whose answers are lost, beside writers."""
+    _writer(draw, pause=1.0)
+    for _ in range(draw.rng.choice((1, 2))):
+        draw.actor(
+            "log_adder", draw.rng.uniform(0.2, 2.0), batches=4,
+            quorums={"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2},
+        )  # fmt: skip
+    draw.actor("log_follower", draw.rng.uniform(0.2, 2.0))
+    draw.some("meta_lossy", draw.clients, 8)
+    draw.some("meta_slow", draw.clients, 4)
+    draw.some("kill_bookie", list(draw.bookies), 2)
+    return draw.plan()

@@ -1,0 +1,106 @@
+"""Checkers that blame nobody who is right: histories that are legal, and were once taken for violations.
+
+No seed has met them; they were constructed. Each brings about what the simulated network and metadata store
+may do at the worst moment there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from client_aio import Client
+from metadata.ids import ledger_key
+from tests.sim.checkers import unbounded_after_healing
+from tests.sim.faults import upkeep
+from tests.sim.profiles import all_profiles, draw_plan
+from tests.sim.simulation import run_plan, run_script
+from tests.sim.test_sim_schedules import PLAN, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    import pytest
+
+    from tests.sim.checkers.unbounded_lifecycle import Life
+    from tests.sim.simulation import Simulation
+
+PAUSE_S = 3.9
+REMADE = ("remade-ledgers", 9012)
+"""A run at whose end there is a ledger under the name, which somebody might have had deleted."""
+
+
+def test_what_a_bookie_said_stays_said_when_it_forgets_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer is paused with the answers on their way, and counts them when all is over."""
+    real, ends = upkeep.Upkeep.__init__, []
+
+    def soon(self: upkeep.Upkeep, simulation: Simulation) -> None:
+        real(self, simulation)
+        self.sweep_interval_s, self.unnamed_grace_s = 1.0, 0.4  # as many seeds have them
+
+    async def script(simulation: Simulation) -> None:
+        stage, history = Stage(simulation), simulation.history
+        await stage.write(write_quorum=2)
+        assert stage.ledger is not None
+        ledger_id, leaves = stage.ledger.ledger_id, stage.ensemble[0]
+        stage.add()
+        await asyncio.sleep(0.004)  # The adds have left.
+        paused_at = simulation.loop.now
+        simulation.loop.pause(simulation.network.processes["w"])
+        simulation.cut_metadata("w", PAUSE_S, is_paused=True)
+        await asyncio.sleep(0.3)
+        simulation.stop_bookie(leaves, has_power=True, back_after=0.1)
+        await stage.recover()  # Another bookie takes the entry over, and is named instead.
+        await asyncio.sleep(paused_at + PAUSE_S - simulation.loop.now)
+        ends.append(((leaves, ledger_id) in history.words.forgotten, history.ledger(ledger_id).acked))
+        simulation.loop.resume(simulation.network.processes["w"])
+        await asyncio.sleep(1)
+        ends.append((True, history.ledger(ledger_id).acked))
+
+    monkeypatch.setattr(upkeep.Upkeep, "__init__", soon)
+    result = run_script(replace(PLAN, client_settings={}), script)
+    assert ends == [(True, -1), (True, 0)]  # It was forgotten first, and acknowledged then.
+    assert result.is_good, f"{result.text}\n{result.story}"
+
+
+def test_a_ledger_that_is_deleted_while_the_names_are_listed_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names, listed, checkers = unbounded_after_healing._Checker.names, Client.list_unbounded_ledgers, []
+
+    async def checked(self: unbounded_after_healing._Checker) -> None:
+        checkers.append(self)
+        await names(self)
+
+    async def listing(self: Client) -> AsyncGenerator[tuple[str, int], None]:
+        named = checkers[0]._lives.named if checkers else None
+        if named is not None and not checkers[0]._lives.life(named).is_deleted:
+            checkers[0]._simulation.tree.drop(ledger_key(named))
+            checkers.append(checkers[0])
+        async for row in listed(self):
+            yield row
+
+    monkeypatch.setattr(unbounded_after_healing._Checker, "names", checked)
+    monkeypatch.setattr(Client, "list_unbounded_ledgers", listing)
+    _assert_good(*REMADE)
+    assert len(checkers) == 2  # It was there.
+
+
+def test_a_ledger_that_is_deleted_while_it_is_judged_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, deleted = unbounded_after_healing._Checker.read, []
+
+    async def read(self: unbounded_after_healing._Checker, life: Life) -> None:
+        deleted.append(life.ledger_id)
+        self._simulation.tree.drop(ledger_key(life.ledger_id))
+        await real(self, life)
+
+    monkeypatch.setattr(unbounded_after_healing._Checker, "read", read)
+    _assert_good(*REMADE)
+    assert deleted
+
+
+def _assert_good(profile: str, seed: int) -> None:
+    assert profile in all_profiles()
+    result = run_plan(draw_plan(profile, seed))
+    assert result.is_good, result.text
