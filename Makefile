@@ -6,7 +6,7 @@
 #                 KILL_ZK_LEADER=1   ... whose leader is killed midway
 #                 NO_SPARE=1         no spare bookie: writing goes on at the ack quorum
 #   make test     all tests             ARGS="tests/metadata -x" is handed to pytest
-#   make check    format, lint, types, layering
+#   make check    format, lint, types, layering, import circles
 #   make sim      whole clusters from seeds (docs/SIMULATION.md): SEEDS=200 PROFILE=name START=0,
 #                 SEED=n replays one seed, SHRINK=1 with it cuts a failing one down
 #   make sim-campaign    SEEDS=n more seeds of the campaign of this code, which begins at START
@@ -58,6 +58,7 @@ check: $(VENV)/dev.stamp
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_tidy.py
+	@$(BIN)/python -m benchmarks.import_graph
 
 bench: $(VENV)/bench.stamp
 	@$(BIN)/python -m benchmarks.suite $(ARGS)
