@@ -48,6 +48,13 @@ class Module:
         """Return whether this is the `__init__` of a package."""
         return self.path.name == "__init__.py"
 
+    @property
+    def is_code(self) -> bool:
+        """Return whether this file defines a function or a class."""
+        return any(
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for node in self.tree.body
+        )
+
 
 def read(root: Path, packages: tuple[str, ...] = PACKAGES) -> dict[str, Module]:
     """Return all modules below the packages, by dotted name."""
@@ -197,9 +204,12 @@ def report(modules: dict[str, Module]) -> tuple[list[str], bool]:
                 f"{package}: {len(its.graph)} boxes, {its.arrows} arrows "
                 f"({boxes_before} and {arrows_before} at d0c2853)"
             )
-    lengths = [len(module.source.splitlines()) for module in modules.values()]
+    lengths = [len(module.source.splitlines()) for module in modules.values() if module.is_code]
     (function_lines, function), (methods, of_class) = longest_function(modules), largest_class(modules)
-    lines.append(f"{len(lengths)} files of {fmean(lengths):.0f} lines in the mean, {max(lengths)} at most")
+    lines.append(
+        f"{len(lengths)} files of {fmean(lengths):.0f} lines in the mean, {max(lengths)} at most "
+        f"(besides, {len(modules) - len(lengths)} that define nothing: reading guides of packages)"
+    )
     lines.append(f"longest function: {function}, {function_lines} lines; most methods: {of_class}, {methods}")
     return lines, is_good
 

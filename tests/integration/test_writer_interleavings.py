@@ -38,11 +38,15 @@ async def test_an_add_behind_a_bulk_is_in_the_closed_ledger_or_fails(tmp_path: P
             await go_on.wait()
             yield b"second of the bulk"
 
+        for bookie in cluster.bookies.values():
+            bookie.stop()  # so that nothing is acknowledged before the close has begun
         bulk = asyncio.create_task(ledger.add_entries(entries()))
         await is_taken.wait()
         acknowledged, closing = asyncio.create_task(ledger.flush()), asyncio.create_task(ledger.close())
         await asyncio.sleep(0)  # it waits for the bulk's first entry; nobody has to wait for the bulk yet
         behind = ledger.add_entry(b"behind the bulk")
+        for bookie in cluster.bookies.values():
+            bookie.resume()
         await until_done(acknowledged)
         for _ in range(10):  # to let the close go on, if it does
             await asyncio.sleep(0)
