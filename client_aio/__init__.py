@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from client_aio.ledger.reader import LedgerReader
     from client_aio.ledger.writer import LedgerWriter
     from client_aio.log.add_ledgers import AddedToLog
-    from client_aio.log.metadata import LogMetadata
     from client_aio.log.reader import LogBatch, LogRecord
+    from client_aio.log.takeover import LogMetadata
     from client_aio.log.truncation import SweepReport
     from client_aio.log.writer import LogWriter
-    from client_aio.unbounded.reader import UnboundedLedgerReader
+    from client_aio.unbounded.operations import UnboundedLedgerReader
     from client_aio.unbounded.writer import UnboundedLedgerWriter
 
 __all__ = [
@@ -77,14 +77,14 @@ _OF_MODULES = {
     "client_aio.election": ("LeaderElection",),
     "client_aio.ledger.entry_reader": ("Entry", "EntryBatch"),
     "client_aio.log.add_ledgers": ("AddedToLog",),
-    "client_aio.log.metadata": ("LogMetadata",),
+    "client_aio.log.takeover": ("LogMetadata",),
     "client_aio.log.reader": ("LogBatch", "LogRecord"),
     "client_aio.log.truncation": ("SweepReport",),
     "client_aio.log.writer": ("LogWriter",),
     "client_aio.ledger.reader": ("LedgerReader",),
     "client_aio.admin.repair": ("RepairedFragment", "RepairProgress", "RepairReport"),
     "client_aio.admin.replicas": ("Replica",),
-    "client_aio.unbounded.reader": ("UnboundedLedgerReader",),
+    "client_aio.unbounded.operations": ("UnboundedLedgerReader",),
     "client_aio.unbounded.writer": ("UnboundedLedgerWriter",),
     "client_aio.ledger.writer": ("LedgerWriter",),
 }

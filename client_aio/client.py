@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Self
 from client_aio.admin.delete import delete_ledger
 from client_aio.admin.repair import Repair, RepairProgress, RepairReport
 from client_aio.admin.replicas import Replica, list_replicas
-from client_aio.bookies.directory import BookieDirectory
 from client_aio.bookies.ensemble_finder import EnsembleFinder
-from client_aio.bookies.pool import BookiePool
+from client_aio.bookies.pool import BookieDirectory, BookiePool
 from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext
 from client_aio.core.placement import PlacementPolicy, WeightedRandom

@@ -16,7 +16,7 @@ from bookie_aio.core.identity import Action, DirectoryState, decide
 from bookie_aio.storage.data_directory import read_cookie
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, write_file
 from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
-from bookie_aio.storage.segment.names import CHECKPOINT, COOKIE, LOCK
+from bookie_aio.storage.segment.format import CHECKPOINT, COOKIE, LOCK
 from bookie_aio.structured_logging import fields
 from metadata.access.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster
 from metadata.errors import (

@@ -21,7 +21,6 @@ from bookie_aio.storage.journal import Change, Record
 from bookie_aio.storage.ledgers.checkpoint import Checkpoint, IdRanges, parse_checkpoint
 from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.replay import Group, Replayed, replay_segment
 from bookie_aio.storage.segment.segment import Segment, SegmentRow, UnreadIndexError, read_head
 from bookie_aio.wire.blocks import Block
@@ -166,41 +165,41 @@ class CrashRecovery:
             # from names (free ids, files that no checkpoint lists) must still hold after a power cut.
             await self._disk.sync_directory(directory)
             for name in await self._disk.list_directory(directory):
-                if name == names.CHECKPOINT and name in self._at:
+                if name == form.CHECKPOINT and name in self._at:
                     raise CorruptRecordError(
                         f"{directory} and {self._at[name]} both hold a checkpoint, and a bookie has one: one "
                         "of them is a copy, or belongs to another bookie"
                     )
-                if name in self._at and names.id_of(name, names.SEGMENT_SUFFIX) is not None:
+                if name in self._at and form.id_of(name, form.SEGMENT_SUFFIX) is not None:
                     raise CorruptRecordError(
                         f"{directory} and {self._at[name]} both hold {name}, and a segment is one file: keep "
                         "the one that the bookie wrote to, and move the other one away"
                     )
                 self._at.setdefault(name, directory)
-                if name == names.RESERVE + TEMPORARY_SUFFIX:
+                if name == form.RESERVE + TEMPORARY_SUFFIX:
                     continue  # the next reserve replaces it, perhaps before the clean-up
                 if name.endswith(TEMPORARY_SUFFIX):
                     found.unlisted.append(os.path.join(directory, name))
-                elif name.endswith(names.SPARE_SUFFIX):
+                elif name.endswith(form.SPARE_SUFFIX):
                     await self._take_spare(directory, name, spare_bytes)
         await self._read_checkpoint()
-        if self._at.get(names.RESERVE) == found.home:
-            found.reserve_bytes = await self._size_of(names.RESERVE)
-        on_disk = self._ids(names.SEGMENT_SUFFIX) | self._ids(names.INDEX_SUFFIX)
+        if self._at.get(form.RESERVE) == found.home:
+            found.reserve_bytes = await self._size_of(form.RESERVE)
+        on_disk = self._ids(form.SEGMENT_SUFFIX) | self._ids(form.INDEX_SUFFIX)
         rows = self._checkpoint.segments if self._checkpoint is not None else {}
         # Without a checkpoint only names tell which ids were used, also the names of spare files. A new
         # segment with a spare file's id would be renamed over it when given up.
-        used = on_disk | self._ids(names.SPARE_SUFFIX)
+        used = on_disk | self._ids(form.SPARE_SUFFIX)
         found.next_id = max([found.next_id, *(one + 1 for one in used)])
         await self._open(sorted(on_disk | set(rows)), rows)
         found.drop_deleted()
         is_empty = not self._segments.by_id and found.tail is None
-        if self._checkpoint is None and (not is_empty or names.COOKIE in self._at):
+        if self._checkpoint is None and (not is_empty or form.COOKIE in self._at):
             found.lose_all("there is no good checkpoint")
         return found
 
     def _ids(self, suffix: str) -> set[int]:
-        return {one for name in self._at if (one := names.id_of(name, suffix)) is not None}
+        return {one for name in self._at if (one := form.id_of(name, suffix)) is not None}
 
     async def _take_spare(self, directory: str, name: str, spare_bytes: int) -> None:
         path = os.path.join(directory, name)
@@ -220,10 +219,10 @@ class CrashRecovery:
             file.close()
 
     async def _read_checkpoint(self) -> None:
-        if names.CHECKPOINT not in self._at:
+        if form.CHECKPOINT not in self._at:
             return
-        self._found.home = self._at[names.CHECKPOINT]
-        file = await self._disk.open(self._path(names.CHECKPOINT))
+        self._found.home = self._at[form.CHECKPOINT]
+        file = await self._disk.open(self._path(form.CHECKPOINT))
         try:
             self._checkpoint = parse_checkpoint(await file.read(0, file.size()))
         except form.UnknownVersionError:
@@ -238,15 +237,15 @@ class CrashRecovery:
         found.deleted = self._checkpoint.deleted
         found.ledgers = LedgerTable(found.deleted)
         table = await self._read_table(self._checkpoint.table)
-        found.ledgers.load(self._checkpoint.ledgers, table, max(self._ids(names.TABLE_SUFFIX), default=0))
+        found.ledgers.load(self._checkpoint.ledgers, table, max(self._ids(form.TABLE_SUFFIX), default=0))
         if self._checkpoint.lost_data_of_any_ledger:
             self._found.lose_all("data was lost before this start, and nobody knows of which ledgers")
         self._found.next_id = self._checkpoint.next_segment
 
     async def _read_table(self, number: int) -> PackedTable:
         """Read the table of ledgers that the checkpoint names; all other tables are useless."""
-        wanted = names.table_name(number)
-        others = map(names.table_name, sorted(self._ids(names.TABLE_SUFFIX) - {number}))
+        wanted = form.table_name(number)
+        others = map(form.table_name, sorted(self._ids(form.TABLE_SUFFIX) - {number}))
         self._found.useless += map(self._path, others)
         if not number:
             return PackedTable()
@@ -269,8 +268,8 @@ class CrashRecovery:
         opened: dict[int, Segment] = {}
         for segment_id in segment_ids:
             row = rows.get(segment_id)
-            name = names.segment_name(segment_id)
-            is_sealed = row is not None and row.is_sealed and names.index_name(segment_id) in self._at
+            name = form.segment_name(segment_id)
+            is_sealed = row is not None and row.is_sealed and form.index_name(segment_id) in self._at
             if row is not None and is_sealed and name in self._at and await self._learn_from(row):
                 header = form.SegmentHeader(segment_id, row.generation, row.end)
                 self._segments.add_sealed(Segment(self._at[name], header, self._segments.file_cache), row)
@@ -288,7 +287,7 @@ class CrashRecovery:
     async def _open_unsealed(self, segment_id: int, *, is_listed: bool) -> Segment | None:
         """Open a segment; None where it is useless or lost."""
         checkpoint = self._checkpoint
-        name, index_name = names.segment_name(segment_id), names.index_name(segment_id)
+        name, index_name = form.segment_name(segment_id), form.index_name(segment_id)
         if not is_listed and checkpoint is not None and segment_id < checkpoint.next_segment:
             # It was given up, and the crash came before its file was removed.
             self._found.unlisted += [self._path(one) for one in (name, index_name) if one in self._at]
@@ -324,7 +323,7 @@ class CrashRecovery:
         return Segment(self._at[name], header, self._segments.file_cache, file)
 
     async def _index_head(self, segment_id: int) -> IndexHead | None:
-        name = names.index_name(segment_id)
+        name = form.index_name(segment_id)
         if name not in self._at:
             return None
         file = await self._disk.open(self._path(name))
@@ -345,7 +344,7 @@ class CrashRecovery:
         if head is None:
             found.lose_all(why)
             return
-        path = self._path(names.index_name(segment_id))
+        path = self._path(form.index_name(segment_id))
         try:
             rows = await self._segments.read_index(path, _row_of(head)).ledgers()
         except UnreadIndexError as error:
@@ -386,7 +385,7 @@ class CrashRecovery:
         """
         if not self._is_learning:
             return True
-        index = self._segments.read_index(self._path(names.index_name(row.segment_id)), row)
+        index = self._segments.read_index(self._path(form.index_name(row.segment_id)), row)
         try:
             self._learn(row.segment_id, await index.ledgers())
         except CorruptRecordError as error:

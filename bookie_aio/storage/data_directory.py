@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, write_file
 from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
-from bookie_aio.storage.segment.names import (
+from bookie_aio.storage.segment.format import (
     CHECKPOINT,
     COOKIE,
     INDEX_SUFFIX,

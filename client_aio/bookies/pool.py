@@ -1,4 +1,9 @@
-"""Connections to bookies: one per bookie, made when it is first needed, and again after it was lost."""
+"""Connections to bookies: one per bookie, made when it is first needed, and again after it was lost.
+
+`BookieDirectory` knows the bookies: their registrations in the metadata store, and which failed lately. It
+owns a view of the registrations, which follows them by a watch. The view outlives outages of the store: a
+bookie whose registration is gone keeps its last address.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,135 @@ import logging
 from typing import TYPE_CHECKING
 
 from client_aio.bookies.connection import BookieConnection, connect
+from metadata.access.bookies import BookieRecord, available_bookies
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
     ClientClosedError,
     MetadataError,
+    NoSuchLedgerError,
     NotABookieError,
     ProtocolError,
 )
+from metadata.ids import KEY_AVAILABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from client_aio.bookies.directory import BookieDirectory
     from client_aio.config import ClientConfig
+    from metadata.store import MetadataStore
+
+
+_REFRESH_RETRY_S = 0.5
+
+
+class Quarantine:
+    """Which bookies failed within the last `duration_s` seconds of the caller's clock."""
+
+    def __init__(self, duration_s: float) -> None:
+        self._duration_s = duration_s
+        self._failed_at_s: dict[str, float] = {}  # in ascending order of the times
+
+    def note_failure(self, bookie_id: str, now_s: float) -> None:
+        """Put a bookie into quarantine, or keep it there for longer."""
+        self._failed_at_s.pop(bookie_id, None)
+        self._failed_at_s[bookie_id] = now_s
+
+    def members(self, now_s: float) -> list[str]:
+        """Return the bookies in quarantine, the one that failed longest ago first."""
+        for bookie_id, at_s in list(self._failed_at_s.items()):
+            if at_s + self._duration_s > now_s:
+                break
+            del self._failed_at_s[bookie_id]
+        return list(self._failed_at_s)
+
+
+class BookieDirectory:
+    """The running bookies, as last read from the metadata store, and the bookies that failed lately."""
+
+    def __init__(self, store: MetadataStore, config: ClientConfig) -> None:
+        self._store = store
+        self._config = config
+        self._available: dict[str, BookieRecord] = {}
+        self._last_known: dict[str, BookieRecord] = {}
+        self._quarantine = Quarantine(config.quarantine_s)
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read the registrations, and follow them from now on.
+
+        Raises:
+            MetadataError: they cannot be read.
+        """
+        await self.refresh()
+        self._task = self._loop.create_task(self._follow(), name="bookie directory")
+
+    async def close(self) -> None:
+        """Stop following."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def available(self) -> Mapping[str, BookieRecord]:
+        """Return the running bookies by id."""
+        return self._available
+
+    @property
+    def last_known(self) -> Mapping[str, BookieRecord]:
+        """Return the last registration of each bookie that was ever registered, by id."""
+        return self._last_known
+
+    def quarantined(self) -> list[str]:
+        """Return the bookies that failed within `quarantine_s`, the one that failed longest ago first.
+
+        A connection to a bookie does not end its quarantine: a bookie that flaps stays in quarantine.
+        """
+        return self._quarantine.members(self._loop.time())
+
+    def note_failure(self, bookie_id: str) -> None:
+        """Put a bookie into quarantine."""
+        self._quarantine.note_failure(bookie_id, self._loop.time())
+
+    def note_refusal(self, bookie_id: str, error: BookKeeperError) -> None:
+        """Put a bookie into quarantine, unless it answered that the ledger has been deleted."""
+        if not isinstance(error, NoSuchLedgerError):
+            self.note_failure(bookie_id)
+
+    def addresses(self, bookie_id: str) -> list[str]:
+        """Return the bookie's last known addresses; none if it was never registered."""
+        record = self._last_known.get(bookie_id)
+        return list(record.addresses) if record else []
+
+    async def refresh(self) -> None:
+        """Read the registrations now.
+
+        Raises:
+            MetadataError: they cannot be read; the last ones stay in use.
+        """
+        self._available = await available_bookies(self._store)
+        self._last_known.update(self._available)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Wait until the registrations were read again, or the timeout has passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with contextlib.aclosing(self._store.watch(KEY_AVAILABLE)) as changes:
+                    async for _ in changes:
+                        await self.refresh()
+            except MetadataError as error:
+                logger.warning("the list of bookies cannot be read, the last one stays in use: %s", error)
+            await asyncio.sleep(_REFRESH_RETRY_S)
+
 
 logger = logging.getLogger(__name__)
 

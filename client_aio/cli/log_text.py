@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from client_aio.log.metadata import LogMetadata
+from client_aio.log.takeover import LogMetadata
 from metadata.model.ledger import LedgerMetadata
 from metadata.model.log import LogRow
 

@@ -14,8 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from client_aio.core.log_chain import Listing
-from client_aio.log.metadata import is_met, read_log_metadata
-from client_aio.log.takeover import TAG, recovered
+from client_aio.log.takeover import TAG, is_met, read_log_metadata, recovered
 from client_aio.log.truncation import ensure_log, finish_dropping
 from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError, NoSuchLogError
 from metadata.ids import LEDGER_ID_MAX, check_ledger_id

@@ -12,8 +12,8 @@ from client_aio.core.log_chain import ROLL_AGE_S, ROLL_BYTES, RollLimits
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings
 from client_aio.log.add_ledgers import AddedToLog, Addition, add_to_log
-from client_aio.log.metadata import LogMetadata, read_log_metadata
 from client_aio.log.reader import LogReading, Start, check_start, records_of
+from client_aio.log.takeover import LogMetadata, read_log_metadata
 from client_aio.log.truncation import SweepReport, delete_log, sweep, truncate_log
 from client_aio.log.writer import LogWriter, open_log
 from metadata.access.logs import LogStore, log_names

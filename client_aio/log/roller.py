@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from client_aio.core.log_chain import Listing
 from client_aio.ledger.create import create_ledger
-from client_aio.log.metadata import is_met
-from client_aio.log.takeover import LogLedger, discard
+from client_aio.log.takeover import LogLedger, discard, is_met
 from metadata.errors import BookKeeperError, MetadataUnavailableError, NoSuchLedgerError, NoSuchLogError
 from metadata.model.log import LogRow
 

@@ -4,12 +4,15 @@ The shell around `client_aio.core.log_chain`. Opening a log for writing and addi
 
 `LogLedger` is the writer's handle of one ledger of a log: its futures return positions, and a fence ends the
 log's writer. `client_aio.log.roller` rolls from ledger to ledger.
+
+`read_log_metadata` reads the list as an immutable view; `is_met` checks whether it holds a row.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from client_aio.admin.delete import delete_ledger
@@ -18,20 +21,72 @@ from client_aio.core.log_chain import to_recover
 from client_aio.ledger.futures import fail_all
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.ledger.writer import LedgerWriter
-from metadata.errors import BookKeeperError, LedgerFencedError, LogFencedError, NoSuchLedgerError
+from metadata.errors import (
+    BookKeeperError,
+    LedgerFencedError,
+    LogFencedError,
+    NoSuchKeyError,
+    NoSuchLedgerError,
+)
 from metadata.model.log import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from client_aio.context import ClientContext
     from client_aio.core.add_window import AddGroup
     from client_aio.core.digest import Digest
+    from client_aio.core.log_chain import Listing
     from client_aio.ledger.writer import Token
     from metadata.access.logs import LogStore
     from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, LogRow
     from metadata.store import Version
+
+
+@dataclass(frozen=True, slots=True)
+class LogMetadata:
+    """A log's metadata at the time of the read."""
+
+    name: str
+    created_ms: int
+    rows: tuple[LogRow, ...]
+    """The log's ledgers, oldest first. At most the last two are not CLOSED."""
+    begins_at: Position
+    """Records before this position have been truncated."""
+    custom: Mapping[str, bytes]
+    transactions: Mapping[str, int]
+    """The highest batch of each query whose ledgers were added by `Client.add_to_log`."""
+
+
+async def read_log_metadata(lists: LogStore) -> LogMetadata:
+    """Read a log's metadata, every page of its list included; see `Client.log_metadata`."""
+    while True:
+        head, version = await lists.read(sync=True)
+        try:
+            rows = await lists.rows(head)
+        except NoSuchKeyError as error:
+            await lists.check_changed(version, error)
+            continue
+        return LogMetadata(
+            lists.name, head.created_ms, tuple(rows), head.begins_at, head.custom, dict(head.transactions)
+        )
+
+
+async def is_met(lists: LogStore, listing: Listing, head: LogHead) -> bool:
+    """Return whether the list holds the row of a compare-and-set that met a changed list.
+
+    Its first attempt may have succeeded unnoticed. A ledger that is listed must not be discarded.
+    """
+    if listing.row_id is None or listing.is_met_by(head):
+        return listing.row_id is not None
+    while True:
+        try:
+            return await lists.lists_row(head, listing.row_id)
+        except NoSuchKeyError as error:  # The page is gone: the list has changed since, or is damaged.
+            before, (head, _) = head, await lists.read(sync=True)
+            if head == before:
+                raise lists.damaged(error) from error
 
 
 TAG = "bookie-aio.log"

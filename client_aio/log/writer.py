@@ -20,9 +20,8 @@ from client_aio.core.log_chain import Listing, RollLimits
 from client_aio.handles import ClosesOnExit
 from client_aio.ledger.create import create_ledger
 from client_aio.ledger.futures import fail_all
-from client_aio.log.metadata import is_met
 from client_aio.log.roller import Roller
-from client_aio.log.takeover import TAG, LogLedger, discard, recovered
+from client_aio.log.takeover import TAG, LogLedger, discard, is_met, recovered
 from client_aio.log.truncation import ensure_log
 from metadata.errors import (
     BackpressureError,

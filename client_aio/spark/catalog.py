@@ -25,7 +25,7 @@ from metadata.ids import NO_ENTRY
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from client_aio.log.metadata import LogMetadata
+    from client_aio.log.takeover import LogMetadata
     from client_aio.spark.options import ReadOptions
     from client_aio.spark.scan_plan import Place
     from metadata.model.ledger import LedgerMetadata

@@ -20,7 +20,7 @@ from metadata.model.passwords import check_password
 if TYPE_CHECKING:
     import client_aio
     from client_aio.core.digest import Digest
-    from client_aio.log.metadata import LogMetadata
+    from client_aio.log.takeover import LogMetadata
     from client_aio.spark.options import ReadOptions, WriteOptions
     from metadata.model.ledger import LedgerMetadata
 

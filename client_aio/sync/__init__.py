@@ -20,8 +20,6 @@ Read first: `client` (the client and the reader), `writer`, `log` and `unbounded
 """
 
 from client_aio.sync.client import Client, LedgerReader, connect
-from client_aio.sync.log import LogWriter
-from client_aio.sync.unbounded import UnboundedLedgerWriter
-from client_aio.sync.writer import LedgerWriter
+from client_aio.sync.writer import LedgerWriter, LogWriter, UnboundedLedgerWriter
 
 __all__ = ["Client", "LedgerReader", "LedgerWriter", "LogWriter", "UnboundedLedgerWriter", "connect"]

@@ -9,10 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 import client_aio
-from client_aio.sync.log import LogClient
 from client_aio.sync.loop_thread import Handle, LoopThread, get_loop_thread
-from client_aio.sync.unbounded import UnboundedClient
-from client_aio.sync.writer import LedgerWriter
+from client_aio.sync.writer import LedgerWriter, LogClient, UnboundedClient
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:

@@ -1,24 +1,32 @@
-"""The blocking writers: `WriterHandle`, which all share, and the writer of a ledger.
+"""The blocking writers of ledgers, unbounded ledgers and logs, and the client's methods that open them.
 
-A `SubmitQueue` stands before the writer on the loop; see `client_aio.ledger.writer`.
+A `SubmitQueue` stands before each writer on the loop. See `client_aio.ledger.writer`, `client_aio.unbounded`
+and `client_aio.log` for what the writers do. `WriterHandle` is what all blocking writers share.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
-from client_aio.sync.loop_thread import AddFuture, Handle, LoopThread, Room, result_of
+from client_aio.sync.loop_thread import AddFuture, ClientHandle, Handle, LoopThread, Room, result_of
 from client_aio.sync.submit_queue import SubmitQueue, Writer, as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
     from types import TracebackType
 
     import client_aio
+    from client_aio.ledger.entry_reader import Entry
+    from client_aio.log.add_ledgers import AddedToLog
+    from client_aio.log.reader import LogBatch, LogRecord, Start
+    from client_aio.log.takeover import LogMetadata
+    from client_aio.log.truncation import SweepReport
+    from client_aio.sync.loop_thread import AddFuture, LoopThread
     from metadata.model.ledger import LedgerMetadata
+    from metadata.model.log import LogRow, Position
 
 
 R = TypeVar("R")
@@ -265,3 +273,165 @@ class _Bulk:
                 self._wake.clear()
                 if not self._chunks:  # The feeding thread appends before it sets the event.
                     await self._wake.wait()
+
+
+class UnboundedLedgerWriter(LedgerWriter):
+    """Adds entries to an unbounded ledger; see `client_aio.UnboundedLedgerWriter`."""
+
+    def __init__(self, background: LoopThread, writer: client_aio.UnboundedLedgerWriter) -> None:
+        super().__init__(background, writer)
+        self._unbounded = writer
+
+    @property
+    def term(self) -> int:
+        """Return the term under which this writer writes."""
+        return self._unbounded.term
+
+    @property
+    def first_entry(self) -> int:
+        """Return the first entry that has not been trimmed."""
+        return self._unbounded.first_entry
+
+    def roll(self) -> int:
+        """Begin a new fragment, and return its first entry."""
+        return self._behind_inbox(self._unbounded.roll)
+
+    def trim(self, before_entry: int) -> int:
+        """Drop the fragments that lie before an entry, and return the first entry that is left."""
+        return self._run(self._unbounded.trim(before_entry))
+
+    def close(self, *, seal: bool = False) -> LedgerMetadata:
+        """Flush, and leave the ledger to the next takeover; with `seal` close it for good."""
+        return self._behind_inbox(lambda: self._unbounded.close(seal=seal))
+
+
+class UnboundedClient(ClientHandle):
+    """The unbounded-ledger operations of a client; a part of `Client`."""
+
+    def open_unbounded_ledger(self, name_or_id: str | int, **options: Any) -> UnboundedLedgerWriter:
+        """**Take an unbounded ledger over**, or create it, and open it for writing.
+
+        Options as for `client_aio.Client.open_unbounded_ledger`.
+        """
+
+        async def open_() -> client_aio.UnboundedLedgerWriter:
+            return await self._client.open_unbounded_ledger(name_or_id, **options)
+
+        return UnboundedLedgerWriter(self._background, self._run(open_()))
+
+    def create_unbounded_ledger(self, name: str, **options: Any) -> int:
+        """Create an unbounded ledger without a writer, and return its id."""
+        return self._run(self._client.create_unbounded_ledger(name, **options))
+
+    def read_unbounded_ledger(
+        self, name_or_id: str | int, start: int | None = 0, *, follow: bool = True, password: bytes = b""
+    ) -> Generator[Entry, None, None]:
+        """Read an unbounded ledger from an entry on; with `follow` until it is sealed. Never fences."""
+        return self._iterate(
+            lambda: self._client.read_unbounded_ledger(name_or_id, start, follow=follow, password=password)
+        )
+
+    def list_unbounded_ledgers(self) -> list[tuple[str, int]]:
+        """Return names and ids of the unbounded ledgers that have a name, in the order of the names."""
+
+        async def collect() -> list[tuple[str, int]]:
+            return [found async for found in self._client.list_unbounded_ledgers()]
+
+        return self._run(collect())
+
+
+class LogWriter(WriterHandle["Position"]):
+    """Appends records to a log; see `client_aio.LogWriter`."""
+
+    def __init__(self, background: LoopThread, writer: client_aio.LogWriter) -> None:
+        super().__init__(background, writer, lambda payload, _: writer.append(payload))
+        self._writer = writer
+
+    @property
+    def name(self) -> str:
+        """Return the log's name."""
+        return self._writer.name
+
+    @property
+    def last_add_confirmed(self) -> Position | None:
+        """Return the position of the last acknowledged record, None for none."""
+        return self._writer.last_add_confirmed
+
+    def append(self, data: bytes | bytearray | memoryview) -> Position:
+        """Append a record, wait until it is acknowledged, and return its position."""
+        self._background.check_thread()
+        return result_of(self.append_nowait(data))
+
+    def append_nowait(self, data: bytes | bytearray | memoryview) -> AddFuture[Position]:
+        """Append a record; blocks only while more than `max_in_flight_bytes` are in flight.
+
+        Returns:
+            A `concurrent.futures.Future` of its position. Cancelling it leaves the append running. Its
+            callbacks run on the background thread and must not block.
+
+        Raises:
+            BackpressureError: called in such a callback, and more than `max_in_flight_bytes` are in flight.
+        """
+        self._check_process()
+        return self._inbox.put(as_bytes(data, "a record"))
+
+    def roll(self) -> None:
+        """Roll to another ledger."""
+        self._behind_inbox(self._writer.roll)
+
+
+class LogClient(ClientHandle):
+    """The log operations of a client; a part of `Client`."""
+
+    def open_log(self, name: str, **options: Any) -> LogWriter:
+        """Open a log for writing; **takes it over**. Options as for `client_aio.Client.open_log`."""
+
+        async def open_() -> client_aio.LogWriter:
+            return await self._client.open_log(name, **options)
+
+        return LogWriter(self._background, self._run(open_()))
+
+    def read_log(
+        self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
+    ) -> Generator[LogRecord, None, None]:
+        """Read a log's records in order; with `follow` the iterator never ends."""
+        for batch in self.read_log_batches(name, start, follow=follow, password=password):
+            yield from batch
+
+    def read_log_batches(
+        self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
+    ) -> Generator[LogBatch, None, None]:
+        """Read as `read_log` does, in batches."""
+        return self._iterate(
+            lambda: self._client.read_log_batches(name, start, follow=follow, password=password)
+        )
+
+    def add_to_log(self, name: str, ledger_ids: list[int], **options: Any) -> AddedToLog:
+        """Add CLOSED ledgers to a log, all at once. Options as for `client_aio.Client.add_to_log`."""
+        return self._run(self._client.add_to_log(name, ledger_ids, **options))
+
+    def log_metadata(self, name: str) -> LogMetadata:
+        """Read a log's list of ledgers."""
+        return self._run(self._client.log_metadata(name))
+
+    def list_logs(self) -> list[str]:
+        """Return the names of all logs, sorted."""
+
+        async def collect() -> list[str]:
+            return [name async for name in self._client.list_logs()]
+
+        return self._run(collect())
+
+    def truncate_log(
+        self, name: str, before: Position | tuple[int, int] | str, *, password: bytes = b""
+    ) -> list[LogRow]:
+        """Drop a log's records before a position."""
+        return self._run(self._client.truncate_log(name, before, password=password))
+
+    def delete_log(self, name: str, *, password: bytes = b"") -> None:
+        """Delete a log with all its ledgers."""
+        self._run(self._client.delete_log(name, password=password))
+
+    def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
+        """Delete leftovers of crashed log writers."""
+        return self._run(self._client.sweep_log_orphans(older_than_s=older_than_s, password=password))

@@ -1,21 +1,27 @@
 """The client's methods that concern unbounded ledgers: arguments, checks, documentation.
 
 Owns the ledgers' names and the creation of a ledger. The other modules of this package do the other work.
+
+`UnboundedLedgerReader` follows a ledger over terms and fragments, and never fences. It is a `LedgerReader`
+whose fragments may be in pages. Rule 13: it uses a LAC statement only when the last fragment
+known here has at least the statement's content term. Else it reads the metadata again. It also reads them
+again when a bookie knows a later content term of an entry, or when no bookie has the entry.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from client_aio.context import ContextOwner
-from client_aio.core.read_plan import check_range
+from client_aio.core.read_plan import check_range, trimmed
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, new_metadata
 from client_aio.ledger.reader import LedgerReader
 from client_aio.ledger.recovery import recover_ledger
-from client_aio.unbounded.reader import UnboundedLedgerReader
+from client_aio.unbounded.paged_fragments import PagedEntries
 from client_aio.unbounded.writer import FRAGMENT_BYTES, UnboundedLedgerWriter, take_ledger_over
 from metadata.access.fragments import LedgerNames
 from metadata.errors import (
@@ -26,14 +32,72 @@ from metadata.errors import (
     NoSuchLedgerError,
     VersionConflictError,
 )
-from metadata.ids import check_ledger_id, check_name
+from metadata.ids import NO_ENTRY, check_ledger_id, check_name
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC, UnboundedRecord
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from client_aio.context import ClientContext
-    from client_aio.ledger.entry_reader import EntryStream
+    from client_aio.ledger.entry_reader import BatchStream, EntrySource, EntryStream
+
+
+class UnboundedLedgerReader(LedgerReader):
+    """Reads an unbounded ledger; made by `Client.open_ledger`. An async context manager.
+
+    `tail` follows the ledger over terms and fragments, and ends when it is sealed.
+    """
+
+    def _make_entries(self) -> EntrySource:
+        return PagedEntries(
+            self._context,
+            lambda: self._metadata,
+            self._digest,
+            on_statement=self._note,
+            refresh=self.refresh,
+        )
+
+    @property
+    def first_entry(self) -> int:
+        """Return the first entry that has not been trimmed, by the metadata as last read."""
+        return self._metadata.first_entry
+
+    async def refresh(self, *, sync: bool = True) -> None:
+        """Read the metadata again, as they are in the store now.
+
+        Raises:
+            NoSuchLedgerError: the ledger has been deleted.
+            MetadataUnavailableError: the metadata store did not answer in time.
+        """
+        await super().refresh(sync=sync)
+
+    def read_batches(self, first: int, last: int, *, known_lac: int = NO_ENTRY) -> BatchStream:
+        """Read as `read` does, in batches; see `LedgerReader.read_batches`.
+
+        Raises:
+            MetadataUnavailableError, NoSuchLedgerError: while iterating, where `last` is above this handle's
+                own LAC: the metadata, which hold each entry's content term, could not be read again.
+        """
+        batches = super().read_batches(first, last, known_lac=known_lac)
+        return batches if last <= self._lac else self._after_refresh(batches)
+
+    async def _after_refresh(self, batches: BatchStream) -> BatchStream:
+        """Read the metadata again before the entries: a LAC that another handle verified may be newer."""
+        async with aclosing(batches):
+            await self.refresh()
+            async for batch in batches:
+                yield batch
+
+    def tail_batches(self, from_entry: int = 0) -> BatchStream:
+        """Read as `tail` does, in batches.
+
+        Raises:
+            NoSuchEntryError: `from_entry` has been trimmed. While iterating: a trim has overtaken the reader.
+        """
+        if from_entry < self.first_entry:
+            raise trimmed(self._metadata, from_entry)
+        return super().tail_batches(from_entry)
+
 
 logger = logging.getLogger(__name__)
 

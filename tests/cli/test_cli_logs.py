@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from client_aio.cli.log_text import draw, link_of
-from client_aio.log.metadata import LogMetadata
+from client_aio.log.takeover import LogMetadata
 from metadata.model.ledger import LedgerMetadata
 from metadata.model.log import LogRow, Position
 from tests.support.cli import TIMEOUT_S

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX
-from client_aio.bookies.directory import BookieDirectory, Quarantine
-from client_aio.bookies.pool import BookiePool
+from client_aio.bookies.pool import BookieDirectory, BookiePool, Quarantine
 from client_aio.config import ClientConfig
 from metadata.access.bookies import BookieRecord
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from client_aio.bookies.directory import BookieDirectory
+from client_aio.bookies.pool import BookieDirectory
 from client_aio.config import ClientConfig
 from metadata.access.bookies import BookieRecord
 from metadata.backends.zookeeper.session import ConnectionLostError, NoAuthError, RefusedError

@@ -6,7 +6,7 @@ import multiprocessing
 
 import pytest
 
-from bookie_aio.storage.segment.names import CHECKPOINT, RESERVE
+from bookie_aio.storage.segment.format import CHECKPOINT, RESERVE
 from tests.sim.cluster.quiet import quiet
 from tests.sim.crash.chains import start_on_a_full_disk, sweep_chains
 from tests.sim.crash.states import HOME, Step, Sweep, by_chance, check_state, image_of, record, sweep

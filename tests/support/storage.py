@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bookie_aio.storage.disk.disk import RealDisk, RealFile, Space
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
-from bookie_aio.storage.segment import names
+from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.allocator import SpaceLimits
 from bookie_aio.wire.blocks import Block, encode_block, parse_blocks
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
@@ -176,16 +176,16 @@ def unaccounted_files(store: Store) -> set[str]:
     """Return the names of files in a settled store's directory that nothing refers to, or that are
     missing."""
     engine = store.engine
-    expected = {names.CHECKPOINT, names.RESERVE, names.LOCK}
+    expected = {form.CHECKPOINT, form.RESERVE, form.LOCK}
     for segment in engine._segments.by_id.values():
-        expected.add(names.segment_name(segment.segment_id))
+        expected.add(form.segment_name(segment.segment_id))
         if segment.sealed is not None:
-            expected.add(names.index_name(segment.segment_id))
+            expected.add(form.index_name(segment.segment_id))
     if engine._allocator.ready is not None:
-        expected.add(names.segment_name(engine._allocator.ready.segment_id))
+        expected.add(form.segment_name(engine._allocator.ready.segment_id))
     expected.update(name for _, name in engine._allocator._spares)
     if table := engine._ledgers.states.table_number:
-        expected.add(names.table_name(table))
+        expected.add(form.table_name(table))
     return set(os.listdir(store.path)) ^ expected
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from bookie_aio.storage.disk.disk import remove_files, write_file
 from bookie_aio.storage.ledgers.checkpoint import encode_checkpoint, pack_state
 from bookie_aio.storage.ledgers.ledger_table import PackedTable
-from bookie_aio.storage.segment import names
+from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.segment import SegmentRow
 from metadata.errors import DiskFullError
 
@@ -110,20 +110,20 @@ class Checkpointer:
         )  # fmt: skip
         if table is not None:
             try:
-                await self._write_home(names.CHECKPOINT, encode(table.number))
+                await self._write_home(form.CHECKPOINT, encode(table.number))
             except DiskFullError:
                 await remove_files(self._disk, [self._table_path(table.number)])  # its space may be missing
             else:
                 await self._switch_to(table)
                 return
-        await self._write_home(names.CHECKPOINT, encode(states.table_number))
+        await self._write_home(form.CHECKPOINT, encode(states.table_number))
 
     async def _write_home(self, name: str, buffers: Sequence[Buffer]) -> None:
         write = partial(write_file, self._disk, self._home, name, buffers)
         await self._allocator.make_room(self._home, write)
 
     def _table_path(self, number: int) -> str:
-        return os.path.join(self._home, names.table_name(number))
+        return os.path.join(self._home, form.table_name(number))
 
     async def _pack_states(self) -> dict[int, bytes]:
         """Pack the live states. A state that changes meanwhile is newer, and no less true."""
@@ -141,7 +141,7 @@ class Checkpointer:
             table.extend(part)
             if number % _PARTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        await write_file(self._disk, self._home, names.table_name(table.number), table.encode())
+        await write_file(self._disk, self._home, form.table_name(table.number), table.encode())
         return table
 
     async def _switch_to(self, table: PackedTable) -> None:

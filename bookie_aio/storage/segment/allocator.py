@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bookie_aio.storage.disk.disk import remove_files
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.files import create_reserve, create_segment, give_up_segment, reuse_file
 from metadata.errors import DiskFullError, StorageError
 
@@ -313,7 +312,7 @@ class SegmentAllocator:
         disk, file_cache, path = (
             self._disk,
             self._segments.file_cache,
-            os.path.join(self._home, names.RESERVE),
+            os.path.join(self._home, form.RESERVE),
         )
         # If `open` fails for lack of file descriptors, the waiting records are refused, and a new reserve is
         # made later.

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.storage.disk.disk import replacement
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.index import IndexEncoder
 from bookie_aio.storage.segment.segment import Segment, SegmentRow
 from metadata.errors import DiskFullError
@@ -40,7 +39,7 @@ async def create_segment(
     Raises:
         DiskFullError: no space; nothing is left behind.
     """
-    path = os.path.join(directory, names.segment_name(header.segment_id))
+    path = os.path.join(directory, form.segment_name(header.segment_id))
     file = await disk.create(path)
     try:
         await file.preallocate(header.capacity)
@@ -72,7 +71,7 @@ async def reuse_file(
         await file.will_not_need()
         await file.write([form.encode_segment_header(header)], 0)
         await file.sync()
-        await disk.rename(path, os.path.join(directory, names.segment_name(header.segment_id)))
+        await disk.rename(path, os.path.join(directory, form.segment_name(header.segment_id)))
         await disk.sync_directory(directory)
     except DiskFullError:  # for instance on a copy-on-write file system
         file.close()
@@ -88,7 +87,7 @@ async def create_reserve(disk: Disk, directory: str, size: int) -> None:
     Raises:
         DiskFullError: no space; nothing is left behind.
     """
-    async with replacement(disk, directory, names.RESERVE) as file:
+    async with replacement(disk, directory, form.RESERVE) as file:
         await file.preallocate(size)
     await disk.sync_directory(directory)
 
@@ -101,7 +100,7 @@ async def give_up_segment(disk: Disk, segment: Segment, *, keep_as_spare: bool) 
     """
     await segment.close()
     await disk.unlink(segment.index_path)
-    spare = names.spare_name(segment.segment_id) if keep_as_spare else None
+    spare = form.spare_name(segment.segment_id) if keep_as_spare else None
     if spare is None:
         await disk.unlink(segment.path)
     else:
@@ -138,7 +137,7 @@ async def write_index(
     encoder = IndexEncoder(
         segment.segment_id, header.generation, segment.end, segment.index.ledgers, statements
     )
-    name = names.index_name(segment.segment_id)
+    name = form.index_name(segment.segment_id)
     async with replacement(disk, segment.directory, name) as file:
         offset, pages = encoder.pages_at, list[bytes]()
         for page in encoder.pages():

@@ -51,6 +51,8 @@ Row:
 The body of a block is the block as it came (`bookie_aio.wire.blocks`). The body of a statement is its code.
 The body of a lock is the lock (`bookie_aio.core.authorisation`). Other rows have no body. So the group's
 checksum covers its header and its rows, and through the checksums in the rows the bodies as well.
+
+`segment_name` and its neighbours are the names of the files in a data directory.
 """
 
 from __future__ import annotations
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bookie_aio.wire.blocks import Block, Buffer
+
 
 VERSION = 3
 SEGMENT_MAGIC = b"BKS1"
@@ -330,3 +333,41 @@ def parse_group_rows(header: GroupHeader, data: memoryview) -> list[Row] | None:
     if header.head_bytes + sum(row.body_bytes for row in rows) != header.total_bytes:
         return None
     return rows
+
+
+COOKIE = "cookie.json"
+LOCK = "lock"
+CHECKPOINT = "checkpoint"
+RESERVE = "reserve"
+SEGMENT_SUFFIX = ".segment"
+INDEX_SUFFIX = ".index"
+SPARE_SUFFIX = ".spare"
+TABLE_SUFFIX = ".ledgers"
+
+
+def segment_name(segment_id: int) -> str:
+    """Return the name of a segment's file."""
+    return f"{segment_id:016x}{SEGMENT_SUFFIX}"
+
+
+def index_name(segment_id: int) -> str:
+    """Return the name of a sealed segment's index."""
+    return f"{segment_id:016x}{INDEX_SUFFIX}"
+
+
+def spare_name(segment_id: int) -> str:
+    """Return the name of a file that was this segment, and is kept to become another one."""
+    return f"{segment_id:016x}{SPARE_SUFFIX}"
+
+
+def table_name(number: int) -> str:
+    """Return the name of a table of ledgers."""
+    return f"{number:016x}{TABLE_SUFFIX}"
+
+
+def id_of(name: str, suffix: str) -> int | None:
+    """Return the number in a file's name, or None if it is not a file of that kind."""
+    stem = name.removesuffix(suffix)
+    if stem == name or len(stem) != 16 or not set(stem) <= set("0123456789abcdef"):
+        return None
+    return int(stem, 16)

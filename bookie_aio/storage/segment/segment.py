@@ -14,7 +14,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment import names
 from bookie_aio.storage.segment.index import (
     PAGE_BYTES,
     RUNS_PER_PAGE,
@@ -252,7 +251,7 @@ class Segment:
     ) -> None:
         """Take a segment, and its file where that is open; it stays open until `release_file`."""
         self.directory = directory
-        self.path = os.path.join(directory, names.segment_name(header.segment_id))
+        self.path = os.path.join(directory, form.segment_name(header.segment_id))
         self.header = header
         self.file_cache = file_cache
         self.file = file
@@ -276,7 +275,7 @@ class Segment:
     @property
     def index_path(self) -> str:
         """Return the path of its index, which need not exist."""
-        return os.path.join(self.directory, names.index_name(self.segment_id))
+        return os.path.join(self.directory, form.index_name(self.segment_id))
 
     async def read(self, offset: int, size: int) -> Buffer:
         """Read some of its bytes; fewer where the file ends.

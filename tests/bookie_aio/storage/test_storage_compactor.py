@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie_aio.storage.read.reader import StoredCopy, newest_copies
-from bookie_aio.storage.segment import names
+from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.index import Run
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFullError
@@ -102,7 +102,7 @@ class WithoutDescriptors(FaultyDisk):
     refusals = 0
 
     async def open(self, path: str) -> RealFile:
-        if self.refusals and path.endswith(names.SPARE_SUFFIX):
+        if self.refusals and path.endswith(form.SPARE_SUFFIX):
             self.refusals -= 1
             error = DiskFullError("too many open files")
             error.is_of_space = False
@@ -309,7 +309,7 @@ async def test_a_segment_with_a_damaged_block_stays_and_its_ledger_is_marked(tmp
     store = await store_with_dead_ledgers(tmp_path / "b1")
     (source,) = (await store.engine._lookup.sources(1, 0, 0))[:1]
     (run,) = await source.overlapping(0, 0, 1)
-    path = store.path / names.segment_name(source.segment.segment_id)
+    path = store.path / form.segment_name(source.segment.segment_id)
     with path.open("r+b") as file:
         file.seek(run.offset + run.head_bytes)
         file.write(b"?")

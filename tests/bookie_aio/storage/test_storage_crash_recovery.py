@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment.names import index_name, segment_name, spare_name
+from bookie_aio.storage.segment.format import index_name, segment_name, spare_name
 from bookie_aio.wire.blocks import LacStatement, statement_crc
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError

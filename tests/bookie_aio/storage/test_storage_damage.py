@@ -12,8 +12,8 @@ from crc32c import crc32c
 from bookie_aio.storage.data_directory import format_directory, read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment.format import CHECKPOINT, RESERVE, TABLE_SUFFIX, index_name, segment_name
 from bookie_aio.storage.segment.index import PAGE_BYTES, IndexHead
-from bookie_aio.storage.segment.names import CHECKPOINT, RESERVE, TABLE_SUFFIX, index_name, segment_name
 from bookie_aio.wire.blocks import HEADER_BYTES, Block, parse_blocks
 from bookie_aio.wire.messages import Stop
 from metadata.access.bookies import Cookie

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie_aio.storage.disk.disk import RealDisk, write_file
-from bookie_aio.storage.segment import names
+from bookie_aio.storage.segment import format as form
 from bookie_aio.wire.messages import Stop
 from metadata.errors import CorruptRecordError, DirectoryInUseError, DiskFailedError, DiskFullError
 from tests.support.storage import FaultyDisk, Store, copy_as_a_crash_leaves_it, make_block
@@ -48,7 +48,7 @@ async def test_segments_are_spread_and_found_in_any_order_of_the_directories(tmp
     counts = [segments_in(tmp_path / one) for one in "abc"]
     assert min(counts) > 3
     assert max(counts) <= min(counts) + 3
-    assert [one for one in "abc" if (tmp_path / one / names.CHECKPOINT).exists()] == ["a"]
+    assert [one for one in "abc" if (tmp_path / one / form.CHECKPOINT).exists()] == ["a"]
 
 
 async def test_space_comes_back_in_each_directory(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_a_file_that_may_or_may_not_be_replaced_ends_the_bookie(tmp_path: 
 
     disk = FullInTheEnd()
     with pytest.raises(DiskFailedError):
-        await write_file(disk, str(tmp_path), names.CHECKPOINT, [b"new"])
+        await write_file(disk, str(tmp_path), form.CHECKPOINT, [b"new"])
     disk.close()
 
 
@@ -191,7 +191,7 @@ class Unsynced(FaultyDisk):
 
     async def rename(self, old: str, new: str) -> None:
         await super().rename(old, new)
-        is_reuse = old.endswith(names.SPARE_SUFFIX) and new.startswith(self._directory)
+        is_reuse = old.endswith(form.SPARE_SUFFIX) and new.startswith(self._directory)
         self._is_due = is_reuse and not self.is_done
 
     async def sync_directory(self, path: str) -> None:
@@ -231,7 +231,7 @@ async def test_two_files_of_one_segment_are_refused(tmp_path: Path) -> None:
     store = await Store.open(of(tmp_path, "ab"))
     await fill(store, range(600))
     await store.close()
-    name = next(name for name in os.listdir(tmp_path / "b") if name.endswith(names.SEGMENT_SUFFIX))
+    name = next(name for name in os.listdir(tmp_path / "b") if name.endswith(form.SEGMENT_SUFFIX))
     shutil.copy(tmp_path / "b" / name, tmp_path / "a" / name)
     with pytest.raises(CorruptRecordError, match=f"both hold {name}"):
         await Store.open(of(tmp_path, "ab"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bookie_aio.storage.disk.disk import RealDisk, RealFile
-from bookie_aio.storage.segment.names import segment_name
+from bookie_aio.storage.segment.format import segment_name
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFullError
 from tests.support.storage import FaultyDisk, Store, copy_as_a_crash_leaves_it, make_block

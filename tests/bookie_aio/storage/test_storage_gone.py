@@ -15,8 +15,8 @@ import pytest
 from bookie_aio.storage.disk import disk as disk_module
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, RealDisk
 from bookie_aio.storage.read.reader import gather, read_block
+from bookie_aio.storage.segment.format import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, segment_name
 from bookie_aio.storage.segment.index import IndexHead
-from bookie_aio.storage.segment.names import INDEX_SUFFIX, SEGMENT_SUFFIX, index_name, segment_name
 from bookie_aio.storage.segment.segment_set import SegmentGoneError
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError

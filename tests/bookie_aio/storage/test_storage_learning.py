@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage.ledgers.checkpoint import encode_checkpoint, parse_checkpoint
-from bookie_aio.storage.segment import names
+from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.segment import SegmentRow
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, Store, make_block
@@ -31,14 +31,14 @@ async def write_segment(path: Path, entry_id: int, *, forget: bool = False) -> N
 
 def lose_the_table(path: Path, place: int) -> int:
     """Take the table away, and from the checkpoint that a segment was sealed; gives its number."""
-    checkpoint = path / names.CHECKPOINT
+    checkpoint = path / form.CHECKPOINT
     known = parse_checkpoint(checkpoint.read_bytes())
     number = sorted(known.segments)[place]
     rows = {**known.segments, number: SegmentRow(number)}
     ranges = known.deleted.packed()
     data = encode_checkpoint(known.next_segment, rows.values(), False, [], ranges, known.table)
     checkpoint.write_bytes(b"".join(map(bytes, data)))
-    (path / names.table_name(known.table)).unlink()
+    (path / form.table_name(known.table)).unlink()
     return number
 
 
@@ -62,7 +62,7 @@ async def test_what_was_stored_behind_a_forgetting_counts_though_a_later_segment
     await write_segment(tmp_path, 1, forget=True)
     await write_segment(tmp_path, 2)
     number = lose_the_table(tmp_path, 1)
-    (tmp_path / names.index_name(number)).unlink()
+    (tmp_path / form.index_name(number)).unlink()
     store = await Store.open(tmp_path)
     await store.settled()
     found = await store.read(LEDGER, 1, 2)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bookie_aio.storage.disk.disk import RealDisk, RealFile
 from bookie_aio.storage.ledgers.checkpoint import IdRanges, pack_state
 from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
-from bookie_aio.storage.segment import names
+from bookie_aio.storage.segment import format as form
 from bookie_aio.wire.messages import Stop
 from metadata.errors import DiskFullError
 from tests.support.storage import SMALL, Store, make_block
@@ -125,7 +125,7 @@ def state_of(store: Store, ledger_id: int) -> tuple[object, ...]:
 
 
 def tables(path: Path) -> list[str]:
-    return sorted(one.name for one in path.iterdir() if one.name.endswith(names.TABLE_SUFFIX))
+    return sorted(one.name for one in path.iterdir() if one.name.endswith(form.TABLE_SUFFIX))
 
 
 async def leave_fences(path: Path, config: StorageConfig = SMALL) -> None:
@@ -195,7 +195,7 @@ async def test_the_entries_of_ledgers_in_a_lost_table_are_still_there(tmp_path: 
             await store.add(make_block(one, first, [b"%d" % one * 30] * 10))
     await store.close()
     await (await Store.open(path)).close()  # most ledgers rest in the table by now
-    segments = {one.name for one in path.iterdir() if one.name.endswith(names.SEGMENT_SUFFIX)}
+    segments = {one.name for one in path.iterdir() if one.name.endswith(form.SEGMENT_SUFFIX)}
     assert len(segments) > 3
     (name,) = tables(path)
     data = bytearray((path / name).read_bytes())
@@ -216,10 +216,10 @@ async def test_a_table_that_no_checkpoint_names_is_removed(tmp_path: Path) -> No
     path = tmp_path / "data"
     await leave_fences(path)
     assert len(tables(path)) == 1
-    (path / names.table_name(77)).write_bytes(b"left over by a crash")
+    (path / form.table_name(77)).write_bytes(b"left over by a crash")
     store = await Store.open(path)
     await store.settled()
-    assert names.table_name(77) not in tables(path)
+    assert form.table_name(77) not in tables(path)
     assert store.engine.term(19) == 9
     await store.close()
     assert len(tables(path)) == 1
@@ -229,14 +229,14 @@ async def test_a_table_never_gets_the_name_of_one_that_is_to_be_removed(tmp_path
     """The next start removed the new one, which had come under the name of what a crash had left over."""
     path = tmp_path / "data"
     await leave_fences(path, dataclasses.replace(SMALL, live_ledgers_max=1000))
-    (path / names.table_name(1)).write_bytes(b"left over by a crash")
+    (path / form.table_name(1)).write_bytes(b"left over by a crash")
     for _ in range(2):
         store = await Store.open(path)
         assert not store.engine.notes
         assert [store.engine.term(one) for one in range(20)] == [9] * 20
         await store.settled()
         await store.close()
-    assert tables(path) not in ([], [names.table_name(1)])
+    assert tables(path) not in ([], [form.table_name(1)])
 
 
 async def test_a_table_leaves_its_space_to_the_checkpoint(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ async def test_a_table_leaves_its_space_to_the_checkpoint(tmp_path: Path) -> Non
         is_tight = False
 
         async def create(self, path: str) -> RealFile:
-            if self.is_tight and names.CHECKPOINT in path and len(tables(tmp_path / "data")) > 1:
+            if self.is_tight and form.CHECKPOINT in path and len(tables(tmp_path / "data")) > 1:
                 raise DiskFullError("no space left")
             return await super().create(path)
 
@@ -279,7 +279,7 @@ async def test_a_checkpoint_counts_although_the_table_before_is_not_surely_remov
 
         async def unlink(self, path: str) -> None:
             await super().unlink(path)
-            self.is_short = path.endswith(names.TABLE_SUFFIX)
+            self.is_short = path.endswith(form.TABLE_SUFFIX)
 
         async def sync_directory(self, path: str) -> None:
             if self.is_short:

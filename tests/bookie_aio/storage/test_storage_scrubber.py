@@ -10,8 +10,8 @@ import pytest
 
 from bookie_aio.storage.maintenance.scrubber import ScrubConfig
 from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment.format import index_name, segment_name
 from bookie_aio.storage.segment.index import IndexHead, MemoryIndex
-from bookie_aio.storage.segment.names import index_name, segment_name
 from bookie_aio.storage.segment.segment import SealedIndex
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block

@@ -9,7 +9,7 @@ import pytest
 
 from bookie_aio.storage.disk.disk import RealFile
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment.names import segment_name
+from bookie_aio.storage.segment.format import segment_name
 from bookie_aio.storage.segment.segment import LruCache
 from bookie_aio.wire.messages import Stop
 from tests.support.storage import SMALL, FaultyDisk, Store, make_block

@@ -15,7 +15,7 @@ import random
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment.names import RESERVE
+from bookie_aio.storage.segment.format import RESERVE
 from tests.sim.cluster.hardware import PAGE, SECTOR
 from tests.sim.cluster.quiet import quiet
 from tests.sim.crash.states import HOME, Sweep, Work, by_chance, check_state, image_of, record, record_from

@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
-from client_aio.unbounded.reader import UnboundedLedgerReader
+from client_aio.unbounded.operations import UnboundedLedgerReader
 from metadata.errors import BookKeeperError
 from metadata.ids import NO_ENTRY
 from tests.sim.checkers.unbounded_calls import EVERYTHING, Calls, Seen
