@@ -60,3 +60,38 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert file.exists(), f"{named(page)} links to {target}: there is no {file}"
         if parts.fragment and file.suffix == ".md":
             assert parts.fragment in anchors_of(file), f"{named(page)} links to {target}: no such heading"
+
+
+MODULE = re.compile(r"`((?:metadata|bookie_aio|client_aio|benchmarks|tests|examples)(?:\.[a-z_]+)+)[.:`(]")
+FILE = re.compile(r"`((?:metadata|bookie_aio|client_aio|benchmarks|tests|examples|docs)/[\w/.]*\w/?)`")
+SOURCES = sorted(
+    path
+    for folder in ("metadata", "bookie_aio", "client_aio", "benchmarks", "examples", "tests")
+    for path in (ROOT / folder).rglob("*.py")
+)
+VALUES = frozenset({"metadata.db", "metadata.py"})
+"""File names that look like modules."""
+
+
+def _is_there(dotted: str) -> bool:
+    """Return whether a dotted name is a module, or begins with one that has the next name in its text."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        path = ROOT.joinpath(*parts[:length])
+        if path.is_dir():
+            return length == len(parts) or parts[length] in (path / "__init__.py").read_text()
+        if path.with_suffix(".py").is_file():
+            return length == len(parts) or parts[length] in path.with_suffix(".py").read_text()
+    return False
+
+
+@pytest.mark.parametrize("page", [*PAGES, *SOURCES], ids=named)
+def test_modules_and_files_that_prose_names_exist(page: Path) -> None:
+    text = page.read_text()
+    missing = {name for name in MODULE.findall(text) if name not in VALUES and not _is_there(name)}
+    missing |= {
+        name
+        for name in FILE.findall(text)
+        if not any(part.isupper() for part in re.split(r"[/.]", name)) and not (ROOT / name).exists()
+    }
+    assert not missing

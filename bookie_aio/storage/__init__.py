@@ -17,8 +17,7 @@ Read in this order:
 Imports go one way: `repair_writes` → `engine` → `maintenance` → `read` → `ledgers` → `segment` → `disk` →
 `health`. `journal` is between `ledgers` and `segment`.
 
-Pure are `segment/format`, `segment/index`, `ledgers/checkpoint`, `ledgers/ledger_table`,
-`ledgers/id_ranges` and `read/copy_order`.
+Pure are `segment/format`, `segment/index`, `ledgers/checkpoint` and `ledgers/ledger_table`.
 
 docs/STORAGE.md describes the format, and the state that a crash at each point leaves.
 """

@@ -179,7 +179,7 @@ def check_root(metadata: LedgerMetadata, password: bytes, root: bytes | None) ->
     """Return the digest of a ledger that is opened, if the password is right.
 
     Args:
-        root: the result of `metadata.password.stretch`; None if the ledger or the caller has no password.
+        root: the result of `PasswordRecord.stretch`; None if the ledger or the caller has no password.
 
     Raises:
         UnauthorizedAccessError: the password is wrong or missing, or the ledger has none. If a superfluous
