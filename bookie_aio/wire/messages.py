@@ -13,6 +13,7 @@ them. Tokens are explained in `bookie_aio.core.authorisation`.
 
 from __future__ import annotations
 
+import abc
 import enum
 import struct
 from dataclasses import dataclass, fields
@@ -95,11 +96,12 @@ def _show(value: object) -> str:
     return f"a {type(value).__name__}" if isinstance(value, (list, dict)) else f"{value!r:.80}"
 
 
-class _Kind:
+class _Kind(abc.ABC):
     """A field's schema: checks and converts a value that msgpack decoded."""
 
+    @abc.abstractmethod
     def decode(self, value: object) -> Any:
-        raise NotImplementedError
+        """Return the checked value; raise ValueError with what is wrong."""
 
     def encode(self, value: Any) -> object:
         return value
