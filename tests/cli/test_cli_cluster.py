@@ -156,3 +156,26 @@ def test_bookie_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> N
         process.terminate()
         process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, found) == (0, (hard, hard))
+
+
+@pytest.mark.parametrize("umask", [0, 0o022])
+def test_nothing_of_a_cluster_is_open_to_other_users(clusters: Clusters, tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        running = clusters.start(tmp_path / "cluster", "-n", "1")
+    finally:
+        os.umask(before)
+    running.cli.run("ledger", "write", "-", "-e", "1", "-w", "1", "-a", "1", stdin=b"secret\n")
+    directory = tmp_path / "cluster"
+    modes = {path: path.stat().st_mode & 0o777 for path in [directory, *directory.rglob("*")]}
+    assert {path.name for path in modes} >= {
+        "metadata.db",
+        "metadata.db-wal",
+        "cookie.json",
+        "lock",
+        "b1.log",
+    }
+    wrong = {
+        path.name: oct(mode) for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)
+    }
+    assert not wrong

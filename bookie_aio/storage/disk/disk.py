@@ -13,6 +13,8 @@ it comes from a write or a sync (rule 2). A file that is not there is `FileNotFo
 A short write is continued; a write that makes no progress is an error.
 
 Files that are replaced as a whole: written beside the old one, synced, then renamed over it.
+
+Modes: files are 0600, and new directories 0700, under any umask. An existing directory keeps its mode.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 _IOV_MAX = 1024
 _POOL_THREADS = 4
+_FILE_MODE = 0o600
+_DIRECTORY_MODE = 0o700
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ENOUGH = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Of something else: likewise no failure of the disk."""
@@ -353,7 +357,7 @@ class RealLock:
 
     def __init__(self, disk: RealDisk, path: str) -> None:
         self._disk = disk
-        self._descriptor = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = _open_file(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -499,7 +503,7 @@ class RealDisk:
         return await self._open(path, os.O_RDWR | os.O_CLOEXEC)
 
     async def _open(self, path: str, flags: int) -> RealFile:
-        opening = asyncio.ensure_future(self.call(f"opening {path}", os.open, path, flags, 0o644))
+        opening = asyncio.ensure_future(self.call(f"opening {path}", _open_file, path, flags))
         try:
             return RealFile(self, await asyncio.shield(opening), path)
         except asyncio.CancelledError:
@@ -512,7 +516,7 @@ class RealDisk:
 
     async def make_directory(self, path: str) -> None:
         """See `Disk`."""
-        await self.call(f"creating {path}", os.makedirs, path, exist_ok=True)
+        await self.call(f"creating {path}", _make_directory, path)
 
     async def rename(self, old: str, new: str) -> None:
         """See `Disk`."""
@@ -555,6 +559,21 @@ def _close_unwanted(opening: asyncio.Task[int]) -> None:
     """Close what was opened for somebody who is gone."""
     if not opening.cancelled() and opening.exception() is None:
         os.close(opening.result())
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Open a file; one that is created gets mode 0600: entries are for no other user of the machine."""
+    descriptor = os.open(path, flags, _FILE_MODE)
+    if flags & os.O_CREAT:
+        with suppress(PermissionError):  # another user's file, or a file system without modes
+            os.fchmod(descriptor, _FILE_MODE)  # `os.open` applies the umask, which may take more away
+    return descriptor
+
+
+def _make_directory(path: str) -> None:
+    if not os.path.isdir(path):
+        os.makedirs(path, _DIRECTORY_MODE, exist_ok=True)
+        os.chmod(path, _DIRECTORY_MODE)
 
 
 def _sync_directory(path: str) -> None:

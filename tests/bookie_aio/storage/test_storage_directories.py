@@ -235,3 +235,22 @@ async def test_two_files_of_one_segment_are_refused(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "b" / name, tmp_path / "a" / name)
     with pytest.raises(CorruptRecordError, match=f"both hold {name}"):
         await Store.open(of(tmp_path, "ab"))
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o277])
+async def test_directories_and_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
+    disk, path = RealDisk(), tmp_path / "b1"
+    before = os.umask(umask)
+    try:
+        await disk.make_directory(str(path))
+        lock = disk.lock_directory(str(path))
+        await write_file(disk, str(path), "file", [b"x"])
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert {one.name: one.stat().st_mode & 0o777 for one in path.iterdir()} == {"lock": 0o600, "file": 0o600}
+    path.chmod(0o750)  # the operator's choice
+    await disk.make_directory(str(path))
+    assert path.stat().st_mode & 0o777 == 0o750
+    lock.release()
+    disk.close()
