@@ -3,16 +3,19 @@
 A message is a fixed sentence, and values go into named fields: `log.info("bookie started",
 extra=fields(bookie="b1"))`. Two formatters write records as `key=value` text, or as one JSON object per line.
 
-Invariant: one record is one line, for any values of its fields.
+Invariants
+- One record is one line, for any message and any values of its fields.
+- Text from peers and users is escaped (`escape`). It can neither drive a terminal nor forge a line.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +25,26 @@ _ATTRIBUTE = "bookie_fields"
 _PLAIN = frozenset(
     "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:-+/@[]{}(),;*%<>&#!?$^~|"
 )
+
+
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_SHORT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def escape(text: str, *, keep: str = "") -> str:
+    r"""Return text in which no character drives a terminal, ends a line or cannot be encoded.
+
+    These are C0, DEL, C1, the bidi controls, U+2028, U+2029 and surrogates (bytes that are not UTF-8). Each
+    becomes `\u001b`, or `\n`, `\r` and `\t`, as in JSON: escaped JSON is the same JSON.
+
+    Args:
+        keep: characters to leave as they are, such as the newlines of a text of several lines.
+    """
+    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    return _SHORT.get(character) or f"\\u{ord(character):04x}"
 
 
 def fields(**values: object) -> dict[str, Mapping[str, object]]:
@@ -52,7 +75,7 @@ class TextFormatter(logging.Formatter):
         parts += [f"{name}={_quote(value)}" for name, value in _fields_of(record).items()]
         if record.exc_info:
             parts.append("traceback=" + json.dumps(self.formatException(record.exc_info), ensure_ascii=False))
-        return " ".join(parts)
+        return escape(" ".join(parts))
 
 
 class JsonFormatter(TextFormatter):
@@ -68,7 +91,17 @@ class JsonFormatter(TextFormatter):
         }
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(document, default=str, ensure_ascii=False)
+        return escape(json.dumps(document, default=str, ensure_ascii=False))
+
+
+class MessageFormatter(logging.Formatter):
+    """The message alone, as Python writes a warning where logging was not configured, and escaped."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escape(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        return escape(super().formatException(ei), keep="\n")
 
 
 def configure(*, level: str = "INFO", as_json: bool = False, stream: TextIO | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.structured_logging import configure, fields
+from bookie_aio.structured_logging import MessageFormatter, configure, escape, fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,3 +63,41 @@ def test_a_traceback_stays_on_its_records_line() -> None:
         logging.getLogger("bookie_aio.x").exception("it\nfailed")
     (line,) = stream.getvalue().splitlines()
     assert "it failed traceback=" in line
+
+
+EVIL = "\x1b[2J\x9b31m\x85\u202e\u2066\u2029\udce9\nforged"
+SHOWN = r"\u001b[2J\u009b31m\u0085\u202e\u2066\u2029\udce9\nforged"
+
+
+def test_escape_leaves_what_does_no_harm() -> None:
+    assert escape(EVIL) == SHOWN
+    assert escape('größe – \U0001f642 \\ "', keep="\n") == 'größe – \U0001f642 \\ "'
+    assert escape("a\nb\t\r\x7f", keep="\n") == "a\nb\\t\\r\\u007f"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_nothing_in_a_record_drives_a_terminal_or_forges_a_line(as_json: bool) -> None:
+    stream = io.StringIO()
+    configure(as_json=as_json, stream=stream)
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        logging.getLogger("x").exception(f"m{EVIL}", extra=fields(client=EVIL))
+    (line,) = stream.getvalue().splitlines()
+    assert escape(line) == line
+    assert SHOWN in line
+    if as_json:
+        assert json.loads(line)["client"] == EVIL
+
+
+def test_the_message_alone_is_escaped_and_so_is_its_traceback() -> None:
+    stream = io.StringIO()
+    configure(stream=stream)
+    logging.getLogger().handlers[0].setFormatter(MessageFormatter())
+    try:
+        raise ValueError(EVIL)
+    except ValueError:
+        logging.getLogger("x").exception("m%s", EVIL)
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == [f"m{SHOWN}", "Traceback (most recent call last):"]
+    assert escape(stream.getvalue(), keep="\n") == stream.getvalue()
