@@ -240,6 +240,7 @@ class Bookie:
             "uptime_s": round(self._loop.time() - self._started_at, 3),
             "is_writable": self._engine.is_writable,
             "connections": len(self._connections),
+            "connections_max": self._config.limits.connections_max,
             "connections_waiting": self._backpressure.waiting,
             "bytes_pending": self._backpressure.adds.used,
             "reads_bytes": self._backpressure.reads.used,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import resource
 import signal
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -179,3 +182,36 @@ def test_nothing_of_a_cluster_is_open_to_other_users(clusters: Clusters, tmp_pat
         path.name: oct(mode) for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)
     }
     assert not wrong
+
+
+def test_peers_that_take_all_connections_leave_descriptors_for_the_storage(tmp_path: Path) -> None:
+    cli = Cli(f"sqlite://{tmp_path / 'metadata.db'}")
+    process = cli.start(
+        "bookie", "serve", "--id", "b1", "--dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "-o",
+        "jsonl", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
+    )  # fmt: skip
+    with contextlib.ExitStack() as strangers:
+        try:
+            assert process.stdout is not None
+            (address,) = json.loads(process.stdout.readline())["addresses"]
+            host, port = address.split(":")
+            connections_max = cli.rows("bookie", "info", "b1")["connections_max"]
+            assert connections_max == 128 - 128 // 4 - 64
+            connections = [
+                strangers.enter_context(socket.create_connection((host, int(port)))) for _ in range(150)
+            ]
+            # The last one has been accepted, and closed with all above the limit: the storage goes on.
+            assert connections[-1].recv(1) == b""
+            for connection in connections[:8]:
+                connection.close()
+            one = ("-e", "1", "-w", "1", "-a", "1")
+            for _ in range(3):
+                cli.run("ledger", "write", "-", *one, stdin=b"a\n")
+            assert cli.rows("bookie", "list")[0]["state"] == "writable"
+        finally:
+            process.terminate()
+            _, log = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert b"too many connections" in log
+    assert b"no space left" not in log
+    assert b"oo many open files" not in log

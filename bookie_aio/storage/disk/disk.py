@@ -14,6 +14,8 @@ A short write is continued; a write that makes no progress is an error.
 
 Files that are replaced as a whole: written beside the old one, synced, then renamed over it.
 
+Descriptors: some are kept in reserve, so that a process whose peers took all others can still open files.
+
 Modes: files are 0600, and new directories 0700, under any umask. An existing directory keeps its mode.
 """
 
@@ -41,10 +43,12 @@ if TYPE_CHECKING:
 
 _IOV_MAX = 1024
 _POOL_THREADS = 4
+_RESERVED_DESCRIPTORS = 16
 _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_NOT_ENOUGH = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NOT_ENOUGH = (*_NO_DESCRIPTOR, errno.ENOMEM)
 """Of something else: likewise no failure of the disk."""
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -420,6 +424,44 @@ class JournalThread:
         self._thread.join()
 
 
+class DescriptorReserve:
+    """Descriptors that are open on nothing, closed where a call finds no other. Used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: list[int] = []
+        self._fill()
+
+    def call(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call what opens a file; retry on EMFILE and ENFILE for as long as the reserve lasts."""
+        try:
+            while True:
+                try:
+                    return function(*args, **kwargs)
+                except OSError as error:
+                    if error.errno not in _NO_DESCRIPTOR or not self._spend():
+                        raise
+        finally:
+            self._fill()
+
+    def _spend(self) -> bool:
+        with self._lock:
+            if self._held:
+                os.close(self._held.pop())
+                return True
+        return False
+
+    def _fill(self) -> None:
+        with self._lock, suppress(OSError):  # a later call tries again
+            while len(self._held) < _RESERVED_DESCRIPTORS:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        while self._spend():
+            pass
+
+
 def _nothing(_: object) -> None:
     pass
 
@@ -439,6 +481,7 @@ class RealDisk:
     def __init__(self) -> None:
         self._journal_thread: JournalThread | None = None
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "disk")
+        self._reserve = DescriptorReserve()
 
     @property
     def journal_thread(self) -> JournalThread:
@@ -503,7 +546,9 @@ class RealDisk:
         return await self._open(path, os.O_RDWR | os.O_CLOEXEC)
 
     async def _open(self, path: str, flags: int) -> RealFile:
-        opening = asyncio.ensure_future(self.call(f"opening {path}", _open_file, path, flags))
+        opening = asyncio.ensure_future(
+            self.call(f"opening {path}", self._reserve.call, _open_file, path, flags)
+        )
         try:
             return RealFile(self, await asyncio.shield(opening), path)
         except asyncio.CancelledError:
@@ -512,7 +557,7 @@ class RealDisk:
 
     async def list_directory(self, path: str) -> list[str]:
         """See `Disk`."""
-        return sorted(await self.call(f"listing {path}", os.listdir, path))
+        return sorted(await self.call(f"listing {path}", self._reserve.call, os.listdir, path))
 
     async def make_directory(self, path: str) -> None:
         """See `Disk`."""
@@ -531,7 +576,7 @@ class RealDisk:
 
     async def sync_directory(self, path: str) -> None:
         """See `Disk`."""
-        await self.call(f"syncing {path}", _sync_directory, path)
+        await self.call(f"syncing {path}", self._reserve.call, _sync_directory, path)
 
     def lock_directory(self, path: str) -> RealLock:
         """See `Disk`."""
@@ -553,6 +598,7 @@ class RealDisk:
         if self._journal_thread is not None:
             self._journal_thread.shutdown()
         self._pool.shutdown()
+        self._reserve.close()
 
 
 def _close_unwanted(opening: asyncio.Task[int]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING
@@ -253,4 +255,31 @@ async def test_directories_and_files_are_private_under_any_umask(tmp_path: Path,
     await disk.make_directory(str(path))
     assert path.stat().st_mode & 0o777 == 0o750
     lock.release()
+    disk.close()
+
+
+async def test_a_process_without_descriptors_can_still_write_files(tmp_path: Path) -> None:
+    disk = RealDisk()
+    await write_file(disk, str(tmp_path), "before", [b"x"])  # starts a thread
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        for name in ("a", "b", "c"):
+            await write_file(disk, str(tmp_path), name, [b"x"])
+        files = [await disk.open(str(tmp_path / "a")) for _ in range(16)]
+        with pytest.raises(DiskFullError, match="Too many open files") as raised:
+            await disk.open(str(tmp_path / "a"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in taken:
+            os.close(descriptor)
+    assert not raised.value.is_of_space
+    for file in files:
+        file.close()
     disk.close()
