@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import cProfile
 import json
+import logging
 import pstats
 import random
 import struct
@@ -31,6 +32,7 @@ from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
+from bookie_aio.structured_logging import RepeatedWarnings
 from bookie_aio.wire.blocks import encode_block
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.messages import (
@@ -233,7 +235,14 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
             hello=HelloAnswer(VERSION_MAX, "b1", "", "", 1 << 20, 1 << 20),
             info=dict, authoriser=LedgerAuthoriser(engine), drop_if_deleted=cast("Any", None),
         )  # fmt: skip
-        connection = Connection(loop, limits, Backpressure(limits, loop), requests, set())
+        connection = Connection(
+            loop,
+            limits,
+            Backpressure(limits, loop),
+            requests,
+            set(),
+            RepeatedWarnings(logging.getLogger(), loop),
+        )
         connection.connection_made(cast("asyncio.Transport", Silent()))
         feed(
             connection,

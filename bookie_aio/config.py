@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 KIB = 1024
 MIB = 1024 * KIB
 
+CONNECTIONS_MAX = 10_000
+FILES_MAX = 512
+_OTHER_DESCRIPTORS = 64
+"""Of the metadata store, the journal, the event loop, the standard streams, and the reserve of the disk."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bounds on the memory and the work that peers can cause. They bound a bookie's memory under any load."""
 
-    connections_max: int = 10_000
+    connections_max: int = CONNECTIONS_MAX
     frame_bytes_max: int = FRAME_BYTES_MAX
     entry_bytes_max: int = 4 * MIB
 
@@ -83,6 +88,21 @@ class Limits:
                 raise InvalidArgumentError(
                     f"{name} {getattr(self, name):,} does not fit frames of {self.frame_bytes_max:,} bytes"
                 )
+
+
+def share_descriptors(descriptors: int) -> tuple[int, int]:
+    """Return how many connections and how many open files a process with so many descriptors may have.
+
+    Connections above their limit are accepted and closed at once. So they never use up the descriptors, and
+    neither the storage nor the metadata store finds none left.
+    """
+    files = min(FILES_MAX, descriptors // 4)
+    connections = min(CONNECTIONS_MAX, descriptors - files - _OTHER_DESCRIPTORS)
+    if connections <= 0:
+        raise InvalidArgumentError(
+            f"{descriptors} file descriptors are too few for a bookie: raise the limit (ulimit -n)"
+        )
+    return connections, files
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from bookie_aio.server.registration import BookieRegistration, establish_identity
 from bookie_aio.storage.engine import Engine, StorageConfig
-from bookie_aio.structured_logging import fields
+from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
 from metadata.access.bookies import BookieRecord, join_address, split_address
 from metadata.errors import StorageError
@@ -60,6 +60,7 @@ class Bookie:
         self._started_at = self._loop.time()
         self._backpressure = Backpressure(config.limits, self._loop)
         self._connections: set[Connection] = set()
+        self._warnings = RepeatedWarnings(log, self._loop)
         self._engine: Engine | None = None
         self._dispatcher: Dispatcher | None = None
         self._ledger_gc: LedgerGarbageCollector | None = None
@@ -170,7 +171,12 @@ class Bookie:
     def _accept(self) -> Connection:
         assert self._dispatcher is not None
         return Connection(
-            self._loop, self._config.limits, self._backpressure, self._dispatcher, self._connections
+            self._loop,
+            self._config.limits,
+            self._backpressure,
+            self._dispatcher,
+            self._connections,
+            self._warnings,
         )
 
     async def _register(self, store: MetadataStore) -> None:
@@ -239,6 +245,7 @@ class Bookie:
             "uptime_s": round(self._loop.time() - self._started_at, 3),
             "is_writable": self._engine.is_writable,
             "connections": len(self._connections),
+            "connections_max": self._config.limits.connections_max,
             "connections_waiting": self._backpressure.waiting,
             "bytes_pending": self._backpressure.adds.used,
             "reads_bytes": self._backpressure.reads.used,
@@ -279,6 +286,7 @@ class Bookie:
                 log.error("closing the storage failed", extra=fields(bookie=self.bookie_id, error=error))
         if not self.stopped.done():
             self.stopped.set_result(None)
+        self._warnings.close()
         log.info("bookie closed", extra=fields(bookie=self.bookie_id))
 
     async def _finish_accepted(self, engine: Engine) -> None:

@@ -13,7 +13,8 @@ arrived stay in the receive buffer, in order. A connection is blocked while one 
 - it has handled its frames of this event-loop iteration, and other connections come first.
 
 Invariants
-- A bad frame closes this connection, with a reason in the log, and affects no other connection.
+- A bad frame closes this connection, with a reason in the log, and affects no other connection. The log has
+  one line for each reason and minute (`RepeatedWarnings`).
 - A connection has at most one timer, for the earliest deadline. A deadline that becomes later leaves the
   timer as it is. The timer is set again when it fires.
 - The answers of one event-loop iteration leave as one write.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from bookie_aio.config import Limits
     from bookie_aio.server.backpressure import Backpressure
     from bookie_aio.server.dispatcher import Dispatcher
+    from bookie_aio.structured_logging import RepeatedWarnings
     from bookie_aio.wire.blocks import Buffer
 
 log = logging.getLogger(__name__)
@@ -58,12 +60,14 @@ class Connection(asyncio.BufferedProtocol):
         backpressure: Backpressure,
         dispatcher: Dispatcher,
         connections: set[Connection],
+        warnings: RepeatedWarnings,
     ) -> None:
         self._loop = loop
         self._limits = limits
         self._backpressure = backpressure
         self._dispatcher = dispatcher
         self._connections = connections
+        self._warnings = warnings
         self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX)
         self._transport: asyncio.Transport | None = None
         self._out: list[Buffer] = []
@@ -99,7 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
         if len(self._connections) >= self._limits.connections_max:
             self._is_closing = True
-            log.warning("connection refused", extra=fields(peer=self.peer, reason="too many connections"))
+            self._warnings.warning("connection refused", peer=self.peer, reason="too many connections")
             transport.abort()
             return
         self._connections.add(self)
@@ -378,7 +382,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _log_closed(self, reason: str) -> None:
-        log.warning("connection closed", extra=fields(peer=self.peer, client=self.client, reason=reason))
+        self._warnings.warning("connection closed", peer=self.peer, client=self.client, reason=reason)
 
     def _buffered_bytes(self) -> int:
         return 0 if self._transport is None else self._transport.get_write_buffer_size()

@@ -140,8 +140,11 @@ class Responder:
         self.after_barrier(peer, answer)
 
     def answer_storage_error(self, peer: Peer, op: Op, request_id: int, error: StorageError) -> None:
-        """Answer READ_ONLY where the disk is full, else INTERNAL_ERROR, which is logged."""
-        if isinstance(error, DiskFullError):
+        """Answer READ_ONLY where the disk is full, else INTERNAL_ERROR, which is logged.
+
+        A lack of descriptors or memory is INTERNAL_ERROR: it is no lack of space.
+        """
+        if isinstance(error, DiskFullError) and error.is_of_space:
             self.refuse(peer, op, request_id, Status.READ_ONLY, str(error))
             return
         log.error("request failed", extra=fields(peer=peer.peer, op=op.name, request=request_id, error=error))

@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Annotated
 import typer
 
 from bookie_aio import structured_logging
-from bookie_aio.config import BookieConfig
+from bookie_aio.config import BookieConfig, Limits, share_descriptors
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.server.registration import establish_identity
 from bookie_aio.storage.data_directory import read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
+from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.messages import Done, Info
 from client_aio.bookies.connection import connect
 from client_aio.cli.options import Invocation, command, usage_error
@@ -80,7 +82,7 @@ async def serve(
         usage_error(f"--log-level {log_level!r} is not one of debug, info, warning, error")
     structured_logging.configure(level=level, as_json=log_json)
     uri = invocation.new_metadata_uri
-    _allow_many_files()
+    connections_max, files_max = share_descriptors(_allow_many_files())
     disk = RealDisk()
     paths = _absolute(directories)
     config = BookieConfig(
@@ -92,6 +94,8 @@ async def serve(
         weight=weight,
         allow_remote_without_auth=allow_remote_without_auth,
         sweep_interval_s=sweep_interval,
+        limits=Limits(connections_max=connections_max),
+        storage=StorageConfig(files_max=files_max),
     )
     stopping = asyncio.create_task(_stop_event(watch_standard_input=stop_with_parent).wait())
     serving = asyncio.create_task(_serve(invocation.output, config, uri, disk))
@@ -116,14 +120,16 @@ async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk)
         raise failure
 
 
-def _allow_many_files() -> None:
-    """Raise the soft limit of file descriptors to the hard limit: each connection takes one.
+def _allow_many_files() -> int:
+    """Raise the soft limit of file descriptors to the hard limit, and return it: each connection takes one.
 
     The usual soft limit is 1,024.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _stop_event(*, watch_standard_input: bool) -> asyncio.Event:

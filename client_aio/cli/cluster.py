@@ -1,6 +1,7 @@
 """`bookie-aio cluster`: a cluster on this machine."""
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,7 @@ async def up(
     metadata = invocation.metadata
     if metadata is not None:
         parse_uri(metadata)  # a wrong URI is refused before any file is created
+    os.umask(0o077)  # logs and cluster.json, as the data, are for no other user of the machine
     cluster = LocalCluster(
         directory,
         metadata=metadata,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from bookie_aio.structured_logging import escape
 from client_aio.cli.exit_codes import Exit
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def ask(question: str, *, is_answered: bool) -> None:
     # The event loop's own handler would act on Ctrl-C only after the question was answered.
     of_the_loop = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        typer.confirm(question, abort=True, err=True)
+        typer.confirm(escape(question), abort=True, err=True)
     finally:
         signal.signal(signal.SIGINT, of_the_loop)
 

@@ -5,6 +5,7 @@ The codes are stable: scripts rely on them, and README.md lists them.
 
 import enum
 
+from bookie_aio.structured_logging import escape
 from client_aio.cli.local_cluster import BookieStartError
 from metadata import errors
 
@@ -89,7 +90,7 @@ def exit_code_of(error: BaseException) -> Exit:
 
 def describe(error: BaseException) -> str:
     """Return one line with the reason of the error and, where there is one, a hint for the user."""
-    message = " ".join(str(error).split())
+    message = escape(" ".join(str(error).split()))
     if not message:
         message = type(error).__name__
     elif not isinstance(error, errors.BookKeeperError | OSError):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from bookie_aio.structured_logging import escape
 from client_aio.admin.repair import RepairReport
 from client_aio.admin.replicas import Replica
 from metadata.errors import InvalidArgumentError
@@ -75,7 +76,7 @@ def draw(metadata: LedgerMetadata) -> str:
         span = entries_text(metadata.first_entry, metadata.last_entry)
         lines.append(f"{span}, {metadata.length or 0:,} bytes")
     if metadata.custom:
-        lines += [f"custom {key} = {value!r}" for key, value in metadata.custom.items()]
+        lines += [f"custom {escape(key)} = {value!r}" for key, value in metadata.custom.items()]
     return "\n".join([*lines, "", *_draw_fragments(metadata)])
 
 
@@ -98,7 +99,7 @@ def draw_replicas(replicas: Sequence[Replica]) -> str:
 
 def _state_of(replica: Replica) -> str:
     if replica.error:
-        return f"not known: {replica.error}"
+        return f"not known: {escape(replica.error)}"
     lost = "; it lost data of this ledger" if replica.is_damaged else ""
     if replica.entries_owed is None or replica.entries_missing is None:
         return f"what it has acknowledged so far{lost}"

@@ -108,7 +108,7 @@ class LocalCluster:
     @property
     def metadata_uri(self) -> str:
         """Return the metadata store's URI."""
-        return self._metadata or f"sqlite://{quote(str(self._directory / 'metadata.db'))}"
+        return self._metadata or f"sqlite://{quote(os.fsencode(self._directory / 'metadata.db'))}"
 
     def document(self) -> dict[str, Any]:
         """Return the content of cluster.json."""

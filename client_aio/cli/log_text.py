@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from bookie_aio.structured_logging import escape
 from client_aio.log.takeover import LogMetadata
 from metadata.model.ledger import LedgerMetadata
 from metadata.model.log import LogRow
@@ -52,8 +53,8 @@ def draw(metadata: LogMetadata, links: Sequence[dict[str, Any]]) -> str:
         f"log {metadata.name}  {count:,} {'ledger' if count == 1 else 'ledgers'}, "
         f"begins at {metadata.begins_at}"
     ]
-    lines += [f"custom {key} = {value!r}" for key, value in metadata.custom.items()]
-    lines += [f"query {query}: batch {batch}" for query, batch in metadata.transactions.items()]
+    lines += [f"custom {escape(key)} = {value!r}" for key, value in metadata.custom.items()]
+    lines += [f"query {escape(query)}: batch {batch}" for query, batch in metadata.transactions.items()]
     if not links:
         return "\n".join(lines)
     cells: list[tuple[str, ...]] = [("", "id", "state", "entries", "bytes", "ensembles", "listed")]

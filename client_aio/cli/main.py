@@ -1,5 +1,7 @@
 """`bookie-aio`: the groups of commands, put together, and how a command ends."""
 
+import io
+import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -7,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from bookie_aio.structured_logging import MessageFormatter, escape
 from client_aio.cli.exit_codes import Exit
 
 _GROUPS = ("cluster", "bookie", "ledger", "log", "spark", "bench")
@@ -48,6 +51,7 @@ def _add_groups(arguments: Sequence[str]) -> None:
 
 def main() -> NoReturn:
     """Run the command line; ends the process with a stable exit code."""
+    _prepare_streams()
     _add_groups(sys.argv[1:])
     try:
         code = app(standalone_mode=False)
@@ -56,6 +60,14 @@ def main() -> NoReturn:
     except Exception as error:
         code = _report_usage(error)
     sys.exit(code or Exit.OK)
+
+
+def _prepare_streams() -> None:
+    """Make text that the locale cannot encode an escape, and warnings of our libraries one escaped line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if logging.lastResort is not None:  # it handles warnings where logging is not configured
+        logging.lastResort.setFormatter(MessageFormatter())
 
 
 def _report_usage(error: Exception) -> int:
@@ -68,7 +80,7 @@ def _report_usage(error: Exception) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         sys.stdout.write(f"{format_message()}\n")
         return Exit.USAGE
-    message = " ".join(format_message().split())
+    message = escape(" ".join(format_message().split()))
     hint = f" (see `{context.command_path} --help`)" if context is not None else ""
     sys.stderr.write(f"bookie-aio: {message}{hint}\n")
     return int(getattr(error, "exit_code", Exit.USAGE))

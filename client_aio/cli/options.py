@@ -23,6 +23,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from bookie_aio.structured_logging import escape
 from client_aio import PlacementPolicy, RackAware, WeightedRandom
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
 from client_aio.cli.output import Format, Output
@@ -179,7 +180,7 @@ def _report(invocation: Invocation, error: Exception) -> int:
     while isinstance(error, ExceptionGroup):  # of tasks that failed together, the first is reported
         error = error.exceptions[0]
     if invocation.debug:
-        traceback.print_exception(error)
+        sys.stderr.write(escape("".join(traceback.format_exception(error)), keep="\n"))
     sys.stderr.write(f"bookie-aio: {describe(error)}\n")
     return exit_code_of(error)
 

@@ -3,7 +3,8 @@
 A result is a table, JSON, or JSON lines.
 
 Invariants: standard output holds the result and nothing else, so that it can be piped. Progress is shown only
-where standard error is a terminal.
+where standard error is a terminal. All text is escaped (`structured_logging.escape`): peers and users chose
+names, keys and values. Only the entries of a ledger are written as they are.
 """
 
 import base64
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from bookie_aio.structured_logging import escape
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,14 +97,14 @@ class Output:
 
     def note(self, message: str) -> None:
         """Print a message to the user that is not part of the result."""
-        self._errors.print(message, markup=False)
+        self._errors.print(escape(message), markup=False, emoji=False)
 
     def progress(self) -> "Progress":
         """Return a progress display on standard error, which shows nothing where that is no terminal."""
         import rich.progress
 
         return rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}"),
+            rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(bar_width=30),
             rich.progress.TaskProgressColumn(),
             rich.progress.TextColumn("{task.fields[figures]}"),
@@ -122,18 +125,18 @@ class Output:
             table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
         for row in rows:
             table.add_row(*(_cell(row.get(column)) for column in columns))
-        console = Console(highlight=False, markup=False)
+        console = Console(highlight=False, markup=False, emoji=False)
         if not console.is_terminal:
             console.width = max(200, console.width)  # wide, so that no row is folded in a pipe
         console.print(table)
 
     def _write(self, text: str) -> None:
-        sys.stdout.write(text + "\n")
+        sys.stdout.write(escape(text, keep="\n") + "\n")
         sys.stdout.flush()
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, indent=indent, default=_plain, ensure_ascii=False)
+    return escape(json.dumps(value, indent=indent, default=_plain, ensure_ascii=False), keep="\n")
 
 
 def _plain(value: Any) -> Any:
@@ -157,15 +160,15 @@ def _cell(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_cell, value))
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_cell(item)}" for key, item in value.items())
-    return str(value)
+        return ", ".join(f"{_cell(key)}={_cell(item)}" for key, item in value.items())
+    return escape(str(value))
 
 
 def _lines(document: Row, indent: str = "") -> list[str]:
     found: list[str] = []
-    width = max((len(str(key)) for key in document), default=0)
+    width = max((len(escape(str(key))) for key in document), default=0)
     for key, value in document.items():
-        label = str(key).replace("_", " ")
+        label = escape(str(key)).replace("_", " ")
         if isinstance(value, Mapping) and value:
             found += [f"{indent}{label}", *_lines(value, indent + "  ")]
         else:

@@ -6,10 +6,11 @@ sqlite:///ABSOLUTE/PATH          a file shared by processes of one machine
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 from metadata.errors import InvalidArgumentError
 from metadata.keys import check_key
@@ -90,7 +91,10 @@ def parse_uri(uri: str) -> SqliteLocation | ZooKeeperLocation:
 def _parse_sqlite(uri: str, rest: str) -> SqliteLocation:
     if "?" in rest or "#" in rest:
         raise _wrong(uri, "it takes no query and no fragment")
-    path = unquote(rest)
+    try:
+        path = os.fsdecode(unquote_to_bytes(os.fsencode(rest)))
+    except UnicodeEncodeError:
+        raise _wrong(uri, "the locale's encoding cannot write its path") from None
     if not path.startswith("/") or "\x00" in path:
         raise _wrong(uri, "its path is not absolute (three slashes: sqlite:///absolute/path)")
     if path.endswith("/"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import resource
 import signal
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -156,3 +159,59 @@ def test_bookie_may_open_as_many_files_as_the_system_allows(tmp_path: Path) -> N
         process.terminate()
         process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, found) == (0, (hard, hard))
+
+
+@pytest.mark.parametrize("umask", [0, 0o022])
+def test_nothing_of_a_cluster_is_open_to_other_users(clusters: Clusters, tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        running = clusters.start(tmp_path / "cluster", "-n", "1")
+    finally:
+        os.umask(before)
+    running.cli.run("ledger", "write", "-", "-e", "1", "-w", "1", "-a", "1", stdin=b"secret\n")
+    directory = tmp_path / "cluster"
+    modes = {path: path.stat().st_mode & 0o777 for path in [directory, *directory.rglob("*")]}
+    assert {path.name for path in modes} >= {
+        "metadata.db",
+        "metadata.db-wal",
+        "cookie.json",
+        "lock",
+        "b1.log",
+    }
+    wrong = {
+        path.name: oct(mode) for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)
+    }
+    assert not wrong
+
+
+def test_peers_that_take_all_connections_leave_descriptors_for_the_storage(tmp_path: Path) -> None:
+    cli = Cli(f"sqlite://{tmp_path / 'metadata.db'}")
+    process = cli.start(
+        "bookie", "serve", "--id", "b1", "--dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0", "-o",
+        "jsonl", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)),
+    )  # fmt: skip
+    with contextlib.ExitStack() as strangers:
+        try:
+            assert process.stdout is not None
+            (address,) = json.loads(process.stdout.readline())["addresses"]
+            host, port = address.split(":")
+            connections_max = cli.rows("bookie", "info", "b1")["connections_max"]
+            assert connections_max == 128 - 128 // 4 - 64
+            connections = [
+                strangers.enter_context(socket.create_connection((host, int(port)))) for _ in range(150)
+            ]
+            # The last one has been accepted, and closed with all above the limit: the storage goes on.
+            assert connections[-1].recv(1) == b""
+            for connection in connections[:8]:
+                connection.close()
+            one = ("-e", "1", "-w", "1", "-a", "1")
+            for _ in range(3):
+                cli.run("ledger", "write", "-", *one, stdin=b"a\n")
+            assert cli.rows("bookie", "list")[0]["state"] == "writable"
+        finally:
+            process.terminate()
+            _, log = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert b"too many connections" in log
+    assert b"no space left" not in log
+    assert b"oo many open files" not in log

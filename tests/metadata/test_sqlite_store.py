@@ -426,3 +426,30 @@ def test_a_watch_ends_when_the_interpreter_does(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WATCHED_TO_THE_END, tmp_path / "m.db"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert ended.stdout == "told\n"
+
+
+def _modes(directory: Path, pattern: str) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in directory.glob(pattern)}
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o277])
+async def test_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        async with await SqliteMetadataStore.open(tmp_path / "m.db") as store:
+            await store.register("a", b"1")
+            modes = _modes(tmp_path, "*")
+    finally:
+        os.umask(before)
+    assert len(modes) >= 6  # the store, the leases, for each its -wal and -shm, and the session's lock
+    assert set(modes.values()) == {0o600}, modes
+
+
+async def test_leases_of_a_shared_store_are_shared(tmp_path: Path) -> None:
+    async with await SqliteMetadataStore.open(tmp_path / "m.db"):
+        pass
+    (tmp_path / "m.db").chmod(0o660)
+    async with await SqliteMetadataStore.open(tmp_path / "m.db") as store:
+        await store.register("a", b"1")
+        modes = _modes(tmp_path, "m.db-leases-*")
+    assert set(modes.values()) == {0o660}, modes

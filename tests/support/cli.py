@@ -27,12 +27,12 @@ class Cli:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("BOOKIE_AIO")}
         return kept if self.metadata is None else kept | {"BOOKIE_AIO_METADATA": self.metadata}
 
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str | bytes, **options: Any) -> subprocess.Popen[bytes]:
         """Start a command; whoever does ends it."""
         return subprocess.Popen(
             [sys.executable, "-m", "client_aio.cli", *arguments],
-            env=self.environment(),
             **{
+                "env": self.environment(),
                 "stdin": subprocess.PIPE,
                 "stdout": subprocess.PIPE,
                 "stderr": subprocess.PIPE,

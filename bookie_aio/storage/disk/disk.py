@@ -21,6 +21,10 @@ made. An engine works on it, in front of the disk that the engine was given. Aft
 of a directory the system may count the directory's changes as written. Another sync, under way or later, then
 succeeds although it proves nothing. A checkpoint written after it could list a file that the next power cut
 removes. The journal keeps the rule for writes to segments by itself.
+
+Descriptors: some are kept in reserve, so that a process whose peers took all others can still open files.
+
+Modes: files are 0600, and new directories 0700, under any umask. An existing directory keeps its mode.
 """
 
 from __future__ import annotations
@@ -48,9 +52,13 @@ if TYPE_CHECKING:
 
 _IOV_MAX = 1024
 _POOL_THREADS = 4
+_RESERVED_DESCRIPTORS = 16
+_FILE_MODE = 0o600
+_DIRECTORY_MODE = 0o700
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_NOT_ENOUGH = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""A lack of descriptors or memory: no failure of the disk either."""
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NOT_ENOUGH = (*_NO_DESCRIPTOR, errno.ENOMEM)
+"""Of something else: likewise no failure of the disk."""
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FALLOCATE_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -363,7 +371,7 @@ class RealLock:
 
     def __init__(self, disk: RealDisk, path: str) -> None:
         self._disk = disk
-        self._descriptor = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = _open_file(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -426,6 +434,44 @@ class JournalThread:
         self._thread.join()
 
 
+class DescriptorReserve:
+    """Descriptors that are open on nothing, closed where a call finds no other. Used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: list[int] = []
+        self._fill()
+
+    def call(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call what opens a file; retry on EMFILE and ENFILE for as long as the reserve lasts."""
+        try:
+            while True:
+                try:
+                    return function(*args, **kwargs)
+                except OSError as error:
+                    if error.errno not in _NO_DESCRIPTOR or not self._spend():
+                        raise
+        finally:
+            self._fill()
+
+    def _spend(self) -> bool:
+        with self._lock:
+            if self._held:
+                os.close(self._held.pop())
+                return True
+        return False
+
+    def _fill(self) -> None:
+        with self._lock, suppress(OSError):  # a later call tries again
+            while len(self._held) < _RESERVED_DESCRIPTORS:
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        while self._spend():
+            pass
+
+
 def _nothing(_: object) -> None:
     pass
 
@@ -445,6 +491,7 @@ class RealDisk:
     def __init__(self) -> None:
         self._journal_thread: JournalThread | None = None
         self._pool = ThreadPoolExecutor(_POOL_THREADS, "disk")
+        self._reserve = DescriptorReserve()
 
     @property
     def journal_thread(self) -> JournalThread:
@@ -509,7 +556,9 @@ class RealDisk:
         return await self._open(path, os.O_RDWR | os.O_CLOEXEC)
 
     async def _open(self, path: str, flags: int) -> RealFile:
-        opening = asyncio.ensure_future(self.call(f"opening {path}", os.open, path, flags, 0o644))
+        opening = asyncio.ensure_future(
+            self.call(f"opening {path}", self._reserve.call, _open_file, path, flags)
+        )
         try:
             return RealFile(self, await asyncio.shield(opening), path)
         except asyncio.CancelledError:
@@ -518,11 +567,11 @@ class RealDisk:
 
     async def list_directory(self, path: str) -> list[str]:
         """See `Disk`."""
-        return sorted(await self.call(f"listing {path}", os.listdir, path))
+        return sorted(await self.call(f"listing {path}", self._reserve.call, os.listdir, path))
 
     async def make_directory(self, path: str) -> None:
         """See `Disk`."""
-        await self.call(f"creating {path}", os.makedirs, path, exist_ok=True)
+        await self.call(f"creating {path}", _make_directory, path)
 
     async def rename(self, old: str, new: str) -> None:
         """See `Disk`."""
@@ -537,7 +586,7 @@ class RealDisk:
 
     async def sync_directory(self, path: str) -> None:
         """See `Disk`."""
-        await self.call(f"syncing {path}", _sync_directory, path)
+        await self.call(f"syncing {path}", self._reserve.call, _sync_directory, path)
 
     def lock_directory(self, path: str) -> RealLock:
         """See `Disk`."""
@@ -559,12 +608,28 @@ class RealDisk:
         if self._journal_thread is not None:
             self._journal_thread.shutdown()
         self._pool.shutdown()
+        self._reserve.close()
 
 
 def _close_unwanted(opening: asyncio.Task[int]) -> None:
     """Close a file whose opener was cancelled."""
     if not opening.cancelled() and opening.exception() is None:
         os.close(opening.result())
+
+
+def _open_file(path: str, flags: int) -> int:
+    """Open a file; one that is created gets mode 0600: entries are for no other user of the machine."""
+    descriptor = os.open(path, flags, _FILE_MODE)
+    if flags & os.O_CREAT:
+        with suppress(PermissionError):  # another user's file, or a file system without modes
+            os.fchmod(descriptor, _FILE_MODE)  # `os.open` applies the umask, which may take more away
+    return descriptor
+
+
+def _make_directory(path: str) -> None:
+    if not os.path.isdir(path):
+        os.makedirs(path, _DIRECTORY_MODE, exist_ok=True)
+        os.chmod(path, _DIRECTORY_MODE)
 
 
 def _sync_directory(path: str) -> None:

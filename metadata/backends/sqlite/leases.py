@@ -12,6 +12,8 @@ Besides its lease a session holds a lock on a file of its own, `PATH-leases-BOOT
 the lock when the process ends, so that a killed process is detected at once. The lease detects a process that
 is alive and stopped. Where the lock file is missing, the lease alone decides.
 
+Both files get the mode of the store's database.
+
 Invariants:
 
 - A session has its lease before it owns any key.
@@ -26,11 +28,11 @@ import logging
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
-from metadata.backends.sqlite.tables import BusyError, connect, translated, use_wal
+from metadata.backends.sqlite.tables import PRIVATE, BusyError, connect, translated, use_wal
 from metadata.errors import InvalidArgumentError, MetadataUnavailableError
 
 log = logging.getLogger(__name__)
@@ -51,10 +53,13 @@ class Leases:
         for stale in path.parent.glob(f"{path.name}-leases-*"):
             if not stale.name.startswith(self._path.name):
                 _unlink(stale)
+        self._mode = path.stat().st_mode & 0o666 if path.exists() else PRIVATE
         self._locks: dict[str, IO[bytes]] = {}
         with translated(self._path), ExitStack() as undo:
             self._database = connect(self._path)
             undo.callback(self._database.close)
+            with suppress(OSError):  # another user's file
+                self._path.chmod(self._mode)
             use_wal(self._database, self._path, synchronous="OFF")
             self._database.execute(
                 "CREATE TABLE IF NOT EXISTS lease (session TEXT PRIMARY KEY, deadline_ns INTEGER NOT NULL)"
@@ -139,6 +144,7 @@ class Leases:
         path = self._lock_path(session)
         try:
             lock = path.open("wb")
+            path.chmod(self._mode)
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             raise MetadataUnavailableError(f"no lock on {path} can be had: {error}") from error

@@ -30,6 +30,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
+from urllib.parse import quote
 
 from metadata.backends.sqlite.leases import Leases
 from metadata.backends.sqlite.tables import BusyError, Tables
@@ -128,7 +129,7 @@ class SqliteMetadataStore(MetadataStore):
 
     def __init__(self, path: Path, *, lease_s: float, operation_timeout_s: float) -> None:
         """Prepare without opening; use `open`."""
-        self.uri = f"sqlite://{path}"
+        self.uri = f"sqlite://{quote(os.fsencode(path))}"
         self._path = path
         self._lease_s = lease_s
         self._operation_timeout_s = operation_timeout_s

@@ -6,14 +6,19 @@ alive (`metadata.backends.sqlite.leases`).
 
 The database is in WAL mode with `synchronous=FULL`: a committed transaction is on the disk.
 
+Modes: a new file is 0600 under any umask. SQLite gives `-wal` and `-shm` the mode of their database. An
+existing file keeps its mode, so that an operator may share a store with a group.
+
 Invariant: a node's row id is its incarnation, since AUTOINCREMENT never uses a row id twice.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+import threading
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from metadata import write_outcome
@@ -39,6 +44,9 @@ APPLICATION_ID = 0x626B6D64
 
 BUSY_TIMEOUT_MS = 100
 """Short: a long wait for the write lock is cut into attempts, and heartbeats run in between."""
+
+PRIVATE = 0o600
+"""The mode of a new file: metadata are for no other user of the machine."""
 
 _SCHEMA = f"""
 CREATE TABLE node (
@@ -361,8 +369,20 @@ def translate(error: sqlite3.Error, path: Path) -> MetadataError | InvalidArgume
     return MetadataUnavailableError(f"the metadata database {path} failed: {error}")
 
 
+_creating = threading.Lock()
+"""Held while this process has a descriptor of a database file that is no connection's; see `connect`."""
+
+
 def connect(path: Path) -> sqlite3.Connection:
-    """Open a database file."""
+    """Open a database file; a new file is `PRIVATE`."""
+    # Closing any descriptor of a file drops all locks that this process has on it. So a descriptor is opened
+    # only of a file that did not exist, and no connection is made meanwhile.
+    with _creating, suppress(OSError):  # the file exists; or SQLite reports why it cannot be created
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, PRIVATE)
+        try:
+            os.fchmod(descriptor, PRIVATE)  # `os.open` applies the umask, which may take more away
+        finally:
+            os.close(descriptor)
     # `isolation_level=None`: only the explicit BEGIN and COMMIT of this module begin and end transactions.
     return sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
 

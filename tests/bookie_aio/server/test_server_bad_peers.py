@@ -221,3 +221,17 @@ async def test_a_body_where_none_belongs_is_refused_and_the_connection_goes_on(c
     answer = await client.call(Ping(), b"body")
     assert answer.status is Status.BAD_REQUEST
     assert (await client.call(Ping())).status is Status.OK
+
+
+async def test_many_bad_connections_are_one_line_and_a_count(
+    bookies: Bookies, caplog: pytest.LogCaptureFixture
+) -> None:
+    bookie = await bookies.start()
+    for _ in range(20):
+        stranger = await bookies.connect(bookie, greet=False)
+        stranger.send_bytes(bytes(8))
+        await stranger.gone()
+    assert len(reasons(caplog)) == 1
+    await bookie.close()
+    counts = [vars(record).get("bookie_fields", {}).get("count") for record in caplog.records]
+    assert [count for count in counts if count is not None] == [19]

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
+import pytest
+
+from bookie_aio.metrics import RequestMetrics
+from bookie_aio.server.responder import Responder
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
-from bookie_aio.wire.messages import NO_TERM, AddFlag, Force, Ping, Read, ReadLac, Status
+from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
+from bookie_aio.wire.messages import (
+    NO_TERM,
+    AddFlag,
+    Failure,
+    Force,
+    Op,
+    Ping,
+    Read,
+    ReadLac,
+    Status,
+    decode_answer,
+)
 from metadata.access.bookies import available_bookies
-from metadata.errors import DiskFailedError
+from metadata.errors import DiskFailedError, DiskFullError
 from metadata.ids import TERM_FINAL
 
 if TYPE_CHECKING:
+    from bookie_aio.server.responder import Peer
+    from bookie_aio.storage.engine import Engine
     from tests.bookie_aio.server.conftest import Bookies
 
 KIB = 1024
@@ -116,3 +135,21 @@ async def test_a_failed_write_is_the_end_and_acknowledges_nothing(bookies: Booki
     again = await bookies.connect(await bookies.start())
     assert (await again.call(Read(7, NO_TERM, 0, 0, 0, 1, KIB))).entries == [(0, b"before")]
     assert (await again.call(Ping())).status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("is_of_space", "status"), [(True, Status.READ_ONLY), (False, Status.INTERNAL_ERROR)]
+)
+def test_a_lack_of_descriptors_is_not_answered_as_a_lack_of_space(is_of_space: bool, status: Status) -> None:
+    sent: list[bytes] = []
+    peer = SimpleNamespace(peer="p", client="c", send=lambda *frames: sent.extend(map(bytes, frames)))
+    error = DiskFullError("opening x: Too many open files")
+    error.is_of_space = is_of_space
+    responder = Responder(cast("Engine", None), RequestMetrics())
+    responder.answer_storage_error(cast("Peer", peer), Op.READ, 7, error)
+    parser = FrameParser(FRAME_BYTES_MAX)
+    parser.feed(b"".join(sent))
+    ((header, _),) = parser.frames()
+    message = decode_answer(header)[2]
+    assert isinstance(message, Failure)
+    assert message.status is status

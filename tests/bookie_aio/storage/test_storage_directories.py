@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import resource
 import shutil
 from functools import partial
 from typing import TYPE_CHECKING
@@ -235,3 +237,49 @@ async def test_two_files_of_one_segment_are_refused(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "b" / name, tmp_path / "a" / name)
     with pytest.raises(CorruptRecordError, match=f"both hold {name}"):
         await Store.open(of(tmp_path, "ab"))
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o277])
+async def test_directories_and_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
+    disk, path = RealDisk(), tmp_path / "b1"
+    before = os.umask(umask)
+    try:
+        await disk.make_directory(str(path))
+        lock = disk.lock_directory(str(path))
+        await write_file(disk, str(path), "file", [b"x"])
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert {one.name: one.stat().st_mode & 0o777 for one in path.iterdir()} == {"lock": 0o600, "file": 0o600}
+    path.chmod(0o750)  # the operator's choice
+    await disk.make_directory(str(path))
+    assert path.stat().st_mode & 0o777 == 0o750
+    lock.release()
+    disk.close()
+
+
+async def test_a_process_without_descriptors_can_still_write_files(tmp_path: Path) -> None:
+    disk = RealDisk()
+    await write_file(disk, str(tmp_path), "before", [b"x"])  # starts a thread
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open(os.devnull, os.O_RDONLY)
+        for name in ("a", "b", "c"):
+            await write_file(disk, str(tmp_path), name, [b"x"])
+        files = [await disk.open(str(tmp_path / "a")) for _ in range(16)]
+        with pytest.raises(DiskFullError, match="Too many open files") as raised:
+            await disk.open(str(tmp_path / "a"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for descriptor in taken:
+            os.close(descriptor)
+    assert not raised.value.is_of_space
+    for file in files:
+        file.close()
+    disk.close()
