@@ -8,6 +8,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from client_aio.cli.exit_codes import Exit
+from client_aio.cli.options import report
+from client_aio.cli.output import prepare_streams
 
 _GROUPS = ("cluster", "bookie", "ledger", "log", "spark", "bench")
 
@@ -48,11 +50,15 @@ def _add_groups(arguments: Sequence[str]) -> None:
 
 def main() -> NoReturn:
     """Run the command line; ends the process with a stable exit code."""
-    _add_groups(sys.argv[1:])
+    prepare_streams()
     try:
+        _add_groups(sys.argv[1:])
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except typer.Abort as abort:  # a question was answered with no, or not at all
         code = Exit.INTERRUPTED if isinstance(abort.__context__, KeyboardInterrupt) else Exit.FAILURE
+    except OSError as error:  # help, or another text that is written outside of a command
+        code = report(error)
     except Exception as error:
         code = _report_usage(error)
     sys.exit(code or Exit.OK)

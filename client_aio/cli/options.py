@@ -12,7 +12,6 @@ shell's history.
 import asyncio
 import enum
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
@@ -25,7 +24,7 @@ import typer
 
 from client_aio import PlacementPolicy, RackAware, WeightedRandom
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
-from client_aio.cli.output import Format, Output
+from client_aio.cli.output import Format, Output, silence_output
 from client_aio.config import PASSWORD_VARIABLE, password_in_environment, password_in_file
 from metadata.backends.uri import SqliteLocation, parse_uri
 from metadata.errors import InvalidArgumentError, MetadataUnavailableError
@@ -152,13 +151,10 @@ def _run(invocation: Invocation, function: Callable[..., Any], values: dict[str,
         sys.stdout.flush()
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        _silence_standard_output()
-        return Exit.BROKEN_PIPE
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
-        return _report(invocation, error)
+        return report(error, debug=invocation.debug)
     return int(result or Exit.OK)
 
 
@@ -175,18 +171,21 @@ def _run_coroutine(loop: Loop, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(coroutine)
 
 
-def _report(invocation: Invocation, error: Exception) -> int:
+def report(error: Exception, *, debug: bool = False) -> int:
+    """Write one line on standard error about an error that ended a command, and return the exit code."""
+    if isinstance(error, BrokenPipeError):
+        silence_output()
+        return Exit.BROKEN_PIPE
     while isinstance(error, ExceptionGroup):  # of tasks that failed together, the first is reported
         error = error.exceptions[0]
-    if invocation.debug:
+    if debug:
         traceback.print_exception(error)
+    try:
+        sys.stdout.flush()
+    except OSError:  # the interpreter would try again at exit, and print a traceback
+        silence_output()
     sys.stderr.write(f"bookie-aio: {describe(error)}\n")
     return exit_code_of(error)
-
-
-def _silence_standard_output() -> None:
-    # The interpreter flushes standard output at exit, and would write a BrokenPipeError to standard error.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage_error(message: str) -> NoReturn:

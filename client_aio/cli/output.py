@@ -7,13 +7,16 @@ where standard error is a terminal.
 """
 
 import base64
+import codecs
 import enum
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +31,50 @@ class Format(enum.StrEnum):
     TABLE = "table"
     JSON = "json"
     JSONL = "jsonl"
+
+
+def prepare_streams() -> None:
+    """Open closed standard streams on the null device, and print to any encoding.
+
+    The next file or socket that the process opens would otherwise get the number of the closed stream.
+    A closed standard input or output is opened for the other direction: its use fails, and the exit code
+    shows the failure. Messages for a closed standard error are dropped.
+    """
+    for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, mode)  # gets the lowest free number, which is this one
+            os.set_inheritable(descriptor, True)
+    sys.stdin = sys.stdin or _opened(0, "r")
+    sys.stdout = sys.stdout or _opened(1, "w")
+    sys.stderr = sys.stderr or _opened(2, "w")
+    codecs.register_error("bookie-aio", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="bookie-aio")
+
+
+def _opened(descriptor: int, mode: Literal["r", "w"]) -> TextIO:
+    return open(descriptor, mode, encoding="utf-8", closefd=False)
+
+
+def silence_output() -> None:
+    """Drop output that could not be written: the interpreter would try again at exit, and fail aloud."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+_ASCII = str.maketrans(
+    {"–": "-", "−": "-", "…": "...", "→": "->", "█": "#", "─": "-", "│": "|", "┬": "+", "├": "+", "└": "+"}
+)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace characters that the encoding does not have."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_ASCII)
+    return text.encode("ascii", "backslashreplace"), error.end
 
 
 class Output:
@@ -133,7 +180,8 @@ class Output:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, indent=indent, default=_plain, ensure_ascii=False)
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    return json.dumps(value, indent=indent, default=_plain, ensure_ascii=not is_unicode)
 
 
 def _plain(value: Any) -> Any:
