@@ -1,5 +1,6 @@
 """`bookie-aio ledger`: write, read and look after ledgers. Standard input and output are pipes."""
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -70,7 +71,7 @@ NewlineOfLedger = Annotated[
 
 _CUT_KEY = "bookie-aio.cut"
 _CUT_INTO_LINES = b"lines"
-"""Custom metadata of a ledger whose entries are lines without their newlines: `cat` puts the newlines back."""
+"""Custom metadata of a ledger whose entries are lines without their newlines: `cat` adds the newlines."""
 
 
 class Protection(TypedDict):
@@ -227,7 +228,14 @@ async def write(
         ) as ledger,
     ):
         output.note(f"writing ledger {ledger.ledger_id}")  # so that the id is known after an interruption
-        await _add_input(output, ledger, source, chunk_bytes, keep_newline)
+        try:
+            await _add_input(output, ledger, source, chunk_bytes, keep_newline)
+        except asyncio.CancelledError:
+            output.note(
+                f"interrupted: ledger {ledger.ledger_id} stays OPEN with what was acknowledged; "
+                f"`bookie-aio ledger recover {ledger.ledger_id}` closes it"
+            )
+            raise
         document = {
             "ledger_id": ledger.ledger_id,
             "entries": ledger.last_add_confirmed + 1,
