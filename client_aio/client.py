@@ -32,7 +32,7 @@ from client_aio.unbounded.operations import UnboundedLedgerOperations, check_nam
 from client_aio.unbounded.reader import UnboundedLedgerReader
 from metadata.access.bookies import BookieRecord, ensure_cluster
 from metadata.access.ledgers import LedgerStore
-from metadata.backends.uri import open_store
+from metadata.backends.uri import open_store, parse_uri
 from metadata.errors import (
     BookieUnavailableError,
     InvalidArgumentError,
@@ -76,7 +76,7 @@ def connect(
         An opening of a `Client`: await it, or use it with `async with`.
 
     Raises:
-        InvalidArgumentError: a setting is unknown or wrong.
+        InvalidArgumentError: the URI is wrong, or a setting is unknown or wrong.
         MetadataUnavailableError: on opening: the store does not answer.
     """
     try:
@@ -84,6 +84,8 @@ def connect(
     except TypeError as error:
         known = ", ".join(ClientConfig.__slots__)
         raise InvalidArgumentError(f"{error}; the settings are: {known}") from error
+    if isinstance(metadata, str):
+        parse_uri(metadata)  # a wrong URI is refused here, not only on opening
     source, tokens = rng or random.Random(), _tokens
     return AwaitableContext(
         lambda: Client._open(metadata, config, placement or WeightedRandom(), source, tokens)
