@@ -8,12 +8,13 @@ from typing import Annotated, NoReturn
 import typer
 
 from client_aio.cli.exit_codes import Exit
-from client_aio.cli.options import report
+from client_aio.cli.options import Group, report
 from client_aio.cli.output import prepare_streams
 
 _GROUPS = ("cluster", "bookie", "ledger", "log", "spark", "bench")
 
 app = typer.Typer(
+    cls=Group,
     name="bookie-aio",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -45,7 +46,7 @@ def _add_groups(arguments: Sequence[str]) -> None:
     """Import the group of commands that is called; without one, import all groups, to be listed."""
     is_called = arguments and arguments[0] in _GROUPS
     for name in arguments[:1] if is_called else _GROUPS:
-        app.add_typer(import_module(f"client_aio.cli.{name}").app, name=name)
+        app.add_typer(import_module(f"client_aio.cli.{name}").app, name=name, cls=Group)
 
 
 def main() -> NoReturn:

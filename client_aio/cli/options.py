@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from client_aio import PlacementPolicy, RackAware, WeightedRandom
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
@@ -95,6 +96,28 @@ _COMMON: dict[str, tuple[Any, Any]] = {
 }
 
 
+def _hide_types_of_flags(parameters: list[Any]) -> list[Any]:
+    # Newer releases of typer show the type of a flag, as in `--help <bool>`, though a flag takes no value.
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
+
+
+class Command(TyperCommand):
+    """A command whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types_of_flags(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types_of_flags(super().get_params(ctx))
+
+
 def command(
     app: typer.Typer, name: str, *, without_loop: bool = False, without_variable: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -132,7 +155,7 @@ def command(
         parameters = [*own, *added]
         call.__dict__["__signature__"] = inspect.Signature(parameters)
         call.__annotations__ = {one.name: one.annotation for one in parameters}
-        app.command(name, help=_help_of(function))(call)
+        app.command(name, cls=Command, help=_help_of(function))(call)
         return function
 
     return register
