@@ -142,6 +142,10 @@ class Client(LogOperations, UnboundedLedgerOperations):
         )
         return cls(store, context, owns_store=owns_store)
 
+    def __repr__(self) -> str:
+        state = "open" if self._closing is None else "closed"
+        return f"<Client: {state}, {len(self.bookies)} bookies>"
+
     @property
     def bookies(self) -> Mapping[str, BookieRecord]:
         """Return the running bookies, as last heard of."""

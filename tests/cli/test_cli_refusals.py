@@ -67,3 +67,20 @@ def test_the_final_term_is_told_in_words() -> None:
 def test_a_wrong_uri_is_refused_at_the_call(uri: str) -> None:
     with pytest.raises(InvalidArgumentError, match="sqlite:///absolute/path"):
         client_aio.connect(uri)
+
+
+async def test_handles_show_what_they_are_and_no_secret(cluster: RunningCluster) -> None:
+    password = b"secret-of-the-ledger"
+    async with client_aio.connect(cluster.document["metadata"]) as client:
+        assert repr(client) == "<Client: open, 3 bookies>"
+        async with client.create_ledger(digest="hmac-sha256", password=password) as writer:
+            await writer.add_entry(b"data-of-the-entry")
+            texts = [repr(writer)]
+        assert texts[0] == f"<LedgerWriter of ledger {writer.ledger_id}: LAC 0, 0 bytes in flight>"
+        assert repr(writer).endswith(", closed>")
+        async with client.open_ledger(writer.ledger_id, password=password) as reader:
+            assert repr(reader) == f"<LedgerReader of ledger {writer.ledger_id}: CLOSED, LAC 0>"
+        async with client.open_log("shown", digest="hmac-sha256", password=password) as log:
+            assert repr(log) == "<LogWriter of log 'shown': last position None>"
+    assert repr(client).startswith("<Client: closed")
+    assert "secret" not in f"{writer!r} {log!r} {client!r} {reader!r}"
