@@ -33,8 +33,10 @@ from client_aio.unbounded.operations import (
 )
 from metadata.access.bookies import BookieRecord, ensure_cluster
 from metadata.access.ledgers import LedgerStore
-from metadata.backends.uri import open_store
-from metadata.errors import InvalidArgumentError
+from metadata.backends.uri import open_store, parse_uri
+from metadata.errors import (
+    InvalidArgumentError,
+)
 from metadata.ids import check_bookie_id, check_ledger_id
 
 if TYPE_CHECKING:
@@ -72,7 +74,7 @@ def connect(
         An opening of a `Client`: await it, or use it with `async with`.
 
     Raises:
-        InvalidArgumentError: a setting is unknown or wrong.
+        InvalidArgumentError: the URI is wrong, or a setting is unknown or wrong.
         MetadataUnavailableError: on opening: the store does not answer.
     """
     try:
@@ -80,6 +82,8 @@ def connect(
     except TypeError as error:
         known = ", ".join(ClientConfig.__slots__)
         raise InvalidArgumentError(f"{error}; the settings are: {known}") from error
+    if isinstance(metadata, str):
+        parse_uri(metadata)  # a wrong URI is refused here, not only on opening
     source, tokens = rng or random.Random(), _tokens
     return AwaitableContext(
         lambda: Client._open(metadata, config, placement or WeightedRandom(), source, tokens)
@@ -135,6 +139,10 @@ class Client(LogOperations, UnboundedLedgerOperations):
             now_ms=_now_ms,
         )
         return cls(store, context, owns_store=owns_store)
+
+    def __repr__(self) -> str:
+        state = "open" if self._closing is None else "closed"
+        return f"<Client: {state}, {len(self.bookies)} bookies>"
 
     @property
     def bookies(self) -> Mapping[str, BookieRecord]:

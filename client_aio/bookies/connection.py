@@ -57,6 +57,7 @@ from metadata.errors import (
     UnauthorizedAccessError,
     UnsupportedVersionError,
 )
+from metadata.ids import TERM_FINAL
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Buffer
@@ -91,8 +92,12 @@ _ERRORS: dict[Status, type[BookKeeperError]] = {
 
 def error_of(failure: Failure, *, bookie_id: str, ledger_id: int | None = None) -> BookKeeperError:
     """Return the typed error for a bookie's failure."""
+    if failure.status is Status.INVALID_TERM and failure.value == TERM_FINAL:
+        answer = "refused: the ledger is closed or was recovered by another client"
+    else:
+        answer = f"answered {failure.status.name}: {failure.message}"
     return _ERRORS[failure.status](
-        f"bookie {bookie_id} answered {failure.status.name}: {failure.message}",
+        f"bookie {bookie_id} {answer}",
         bookie_id=bookie_id,
         ledger_id=ledger_id,
     )

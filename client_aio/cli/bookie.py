@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -25,7 +26,7 @@ from bookie_aio.wire.messages import Done, Info
 from client_aio.bookies.connection import connect
 from client_aio.cli.options import Invocation, command, usage_error
 from client_aio.cli.output import Output
-from metadata.access.bookies import available_bookies, split_address
+from metadata.access.bookies import available_bookies, join_address, split_address
 from metadata.backends.uri import open_store
 from metadata.errors import BookieUnavailableError
 from metadata.ids import KEY_COOKIES, check_bookie_id
@@ -108,6 +109,7 @@ async def serve(
 
 async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk) -> None:
     """Run a bookie until it fails, or until cancelled."""
+    await _check_port_is_free(*config.listen)
     rng = random.SystemRandom()
     async with (
         await open_store(uri) as store,
@@ -118,6 +120,24 @@ async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk)
         failure = await asyncio.shield(bookie.stopped)
     if failure is not None:
         raise failure
+
+
+async def _check_port_is_free(host: str, port: int) -> None:
+    """Refuse a port that is taken, before the bookie's identity is recorded in the metadata store.
+
+    A bookie that is formatted and never serves would be listed as down from then on.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, _, _, _, address in found:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the bookie's own socket has it
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                reason = os.strerror(error.errno or 0)
+                raise OSError(f"the bookie cannot listen on {join_address(host, port)}: {reason}") from error
 
 
 def _allow_many_files() -> int:

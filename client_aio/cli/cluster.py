@@ -18,7 +18,17 @@ app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine.")
 @command(app, "up", without_variable=True)
 async def up(
     invocation: Invocation,
-    bookies: Annotated[int, typer.Option("-n", "--bookies", min=1, max=100, help="How many bookies.")] = 3,
+    bookies: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--bookies",
+            min=1,
+            max=100,
+            help="How many bookies; default: those that DIR has, 3 at least. Fewer than DIR has are refused.",
+            show_default=False,
+        ),
+    ] = None,
     directory: Annotated[
         Path, typer.Option("--dir", file_okay=False, help="Where everything of the cluster is kept.")
     ] = Path("bookie-aio-cluster"),
@@ -45,7 +55,8 @@ async def up(
     cluster = LocalCluster(
         directory,
         metadata=metadata,
-        bookies=bookies + spares,
+        bookies=bookies,
+        spares=spares,
         base_port=base_port,
         racks=racks,
         restart=restart,

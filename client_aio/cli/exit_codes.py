@@ -4,6 +4,7 @@ The codes are stable: scripts rely on them, and README.md lists them.
 """
 
 import enum
+from errno import EBADF
 
 from bookie_aio.structured_logging import escape
 from client_aio.cli.local_cluster import BookieStartError
@@ -91,7 +92,9 @@ def exit_code_of(error: BaseException) -> Exit:
 def describe(error: BaseException) -> str:
     """Return one line with the reason of the error and, where there is one, a hint for the user."""
     message = escape(" ".join(str(error).split()))
-    if not message:
+    if isinstance(error, OSError) and error.errno == EBADF:
+        message = "a standard stream that the command needs is closed"
+    elif not message:
         message = type(error).__name__
     elif not isinstance(error, errors.BookKeeperError | OSError):
         message = f"{type(error).__name__}: {message}"

@@ -1,5 +1,6 @@
 """`bookie-aio ledger`: write, read and look after ledgers. Standard input and output are pipes."""
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -59,6 +60,18 @@ Newline = Annotated[
     bool,
     typer.Option("--newline/--no-newline", help="End each entry with a newline."),
 ]
+NewlineOfLedger = Annotated[
+    bool | None,
+    typer.Option(
+        "--newline/--no-newline",
+        help="End each entry with a newline; default: if `ledger write` cut the input into lines.",
+        show_default=False,
+    ),
+]
+
+_CUT_KEY = "bookie-aio.cut"
+_CUT_INTO_LINES = b"lines"
+"""Custom metadata of a ledger whose entries are lines without their newlines: `cat` adds the newlines."""
 
 
 class Protection(TypedDict):
@@ -197,20 +210,32 @@ async def write(
 ) -> None:
     """Create a ledger, write FILE to it line by line, close it, and print its id.
 
+    `ledger cat` prints the same bytes again, with a newline at the end of the last line.
+
     If it is interrupted, or reading or writing fails, the ledger stays OPEN with what was written.
     """
     size_of(source)  # a usage error for a missing file, before a ledger is created
     output = invocation.output
+    custom_metadata = custom_of(custom)
+    if chunk_bytes is None and not keep_newline:
+        custom_metadata[_CUT_KEY] = _CUT_INTO_LINES
     async with (
         client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
         client.create_ledger(
             **quorums(ensemble, write_quorum, ack_quorum),
             **protection(digest, password_file),
-            custom_metadata=custom_of(custom),
+            custom_metadata=custom_metadata,
         ) as ledger,
     ):
         output.note(f"writing ledger {ledger.ledger_id}")  # so that the id is known after an interruption
-        await _add_input(output, ledger, source, chunk_bytes, keep_newline)
+        try:
+            await _add_input(output, ledger, source, chunk_bytes, keep_newline)
+        except asyncio.CancelledError:
+            output.note(
+                f"interrupted: ledger {ledger.ledger_id} stays OPEN with what was acknowledged; "
+                f"`bookie-aio ledger recover {ledger.ledger_id}` closes it"
+            )
+            raise
         document = {
             "ledger_id": ledger.ledger_id,
             "entries": ledger.last_add_confirmed + 1,
@@ -250,10 +275,13 @@ async def cat(
     last: Annotated[
         int | None, typer.Option("--to", min=-1, help="The last entry; default: the LAC.")
     ] = None,
-    newline: Newline = False,
+    newline: NewlineOfLedger = None,
     password_file: PasswordFile = None,
 ) -> None:
-    """Write a ledger's entries to standard output, exactly as they are.
+    """Write a ledger's entries to standard output.
+
+    Prints what `ledger write` read: entries that were lines end with a newline again. Prints other entries
+    exactly as they are, one after another.
 
     Reads up to the last entry confirmed, also of a ledger that is being written. Never fences.
     """
@@ -261,6 +289,8 @@ async def cat(
         client_aio.connect(invocation.metadata_uri) as client,
         client.open_ledger(name_or_id(ledger_id), password=password_of(password_file)) as reader,
     ):
+        if newline is None:
+            newline = reader.metadata.custom.get(_CUT_KEY) == _CUT_INTO_LINES
         first = reader.metadata.first_entry if first is None else first
         # Raises where too few bookies answer: a lower LAC would make the output silently short.
         stop = max(await reader.read_last_add_confirmed(), first - 1) if last is None else last

@@ -30,6 +30,7 @@ from urllib.parse import quote
 
 from metadata.errors import BookKeeperError, DirectoryInUseError, InvalidArgumentError, OperationTimeoutError
 
+BOOKIES = 3  # unless another number is asked for
 START_TIMEOUT_S = 120.0  # long, since a bookie replays its journal after a crash before it serves
 STOP_TIMEOUT_S = 20.0
 RELEASE_TIMEOUT_S = 20.0
@@ -73,7 +74,8 @@ class LocalCluster:
         directory: Path,
         *,
         metadata: str | None,
-        bookies: int,
+        bookies: int | None,
+        spares: int,
         base_port: int,
         racks: int,
         restart: bool,
@@ -84,7 +86,8 @@ class LocalCluster:
 
         Args:
             metadata: URI of the metadata store; None: the embedded one in the directory.
-            bookies: the lowest number of bookies to run; all bookies that the directory has are started.
+            bookies: how many bookies to run, without spares; None: those of the directory, 3 at least.
+            spares: how many bookies to run on top of these.
             base_port: the first bookie's port, counted up from there; 0: any free ports.
             racks: the number of racks that the bookies are labelled with, r1, r2, … in turn; 0: none.
             restart: start again a bookie that died.
@@ -93,7 +96,8 @@ class LocalCluster:
         """
         self._directory = directory.resolve()
         self._metadata = metadata
-        self._wanted = bookies
+        self._asked_for = bookies
+        self._spares = spares
         self._base_port = base_port
         self._racks = racks
         self._restart = restart
@@ -116,6 +120,7 @@ class LocalCluster:
             "format": 1,
             "metadata": self.metadata_uri,
             "pid": os.getpid(),
+            "spares": self._spares,
             "bookies": [bookie.row() for bookie in self.bookies],
         }
 
@@ -124,7 +129,7 @@ class LocalCluster:
 
         Raises:
             DirectoryInUseError: a cluster runs in the directory.
-            InvalidArgumentError: the directory's cluster has another metadata store.
+            InvalidArgumentError: the directory's cluster has another metadata store, or more bookies.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         if not self._lock("supervisor.lock"):
@@ -145,7 +150,9 @@ class LocalCluster:
                 f"the cluster in {self._directory} keeps its metadata in {recorded['metadata']}, "
                 f"not in {self._metadata}"
             )
-        names += [f"b{number}" for number in range(len(names) + 1, self._wanted + 1)]
+        self._check_count(len(names), recorded.get("spares", 0))
+        wanted = (self._asked_for or BOOKIES) + self._spares
+        names += [f"b{number}" for number in range(len(names) + 1, wanted + 1)]
         self.bookies = [
             BookieProcess(
                 bookie_id=name,
@@ -156,6 +163,15 @@ class LocalCluster:
             )
             for number, name in enumerate(names)
         ]
+
+    def _check_count(self, present: int, spares: int) -> None:
+        """Refuse to start fewer bookies than the directory has: ledgers are on all of them."""
+        self._spares = max(self._spares, spares)
+        if self._asked_for is not None and self._asked_for < present - self._spares:
+            raise InvalidArgumentError(
+                f"the cluster in {self._directory} has {present} bookies, all of which are started, "
+                f"so -n {self._asked_for} is refused: leave -n out, or name another --dir"
+            )
 
     async def start(self) -> None:
         """Start all bookies, and return when all serve.

@@ -1,6 +1,5 @@
 """`bookie-aio`: the groups of commands, put together, and how a command ends."""
 
-import io
 import logging
 import sys
 from collections.abc import Sequence
@@ -11,10 +10,13 @@ import typer
 
 from bookie_aio.structured_logging import MessageFormatter, escape
 from client_aio.cli.exit_codes import Exit
+from client_aio.cli.options import Group, report
+from client_aio.cli.output import prepare_streams
 
 _GROUPS = ("cluster", "bookie", "ledger", "log", "spark", "bench")
 
 app = typer.Typer(
+    cls=Group,
     name="bookie-aio",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -46,26 +48,28 @@ def _add_groups(arguments: Sequence[str]) -> None:
     """Import the group of commands that is called; without one, import all groups, to be listed."""
     is_called = arguments and arguments[0] in _GROUPS
     for name in arguments[:1] if is_called else _GROUPS:
-        app.add_typer(import_module(f"client_aio.cli.{name}").app, name=name)
+        app.add_typer(import_module(f"client_aio.cli.{name}").app, name=name, cls=Group)
 
 
 def main() -> NoReturn:
     """Run the command line; ends the process with a stable exit code."""
-    _prepare_streams()
-    _add_groups(sys.argv[1:])
+    prepare_streams()
+    _escape_warnings()
     try:
+        _add_groups(sys.argv[1:])
         code = app(standalone_mode=False)
+        sys.stdout.flush()
     except typer.Abort as abort:  # a question was answered with no, or not at all
         code = Exit.INTERRUPTED if isinstance(abort.__context__, KeyboardInterrupt) else Exit.FAILURE
+    except OSError as error:  # help, or another text that is written outside of a command
+        code = report(error)
     except Exception as error:
         code = _report_usage(error)
     sys.exit(code or Exit.OK)
 
 
-def _prepare_streams() -> None:
-    """Make text that the locale cannot encode an escape, and warnings of our libraries one escaped line."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+def _escape_warnings() -> None:
+    """Make each warning of our libraries one escaped line."""
     if logging.lastResort is not None:  # it handles warnings where logging is not configured
         logging.lastResort.setFormatter(MessageFormatter())
 

@@ -12,7 +12,6 @@ shell's history.
 import asyncio
 import enum
 import inspect
-import os
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
@@ -22,11 +21,12 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from bookie_aio.structured_logging import escape
 from client_aio import PlacementPolicy, RackAware, WeightedRandom
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
-from client_aio.cli.output import Format, Output
+from client_aio.cli.output import Format, Output, silence_output
 from client_aio.config import PASSWORD_VARIABLE, password_in_environment, password_in_file
 from metadata.backends.uri import SqliteLocation, parse_uri
 from metadata.errors import InvalidArgumentError, MetadataUnavailableError
@@ -97,6 +97,28 @@ _COMMON: dict[str, tuple[Any, Any]] = {
 }
 
 
+def _hide_types_of_flags(parameters: list[Any]) -> list[Any]:
+    # Newer releases of typer show the type of a flag, as in `--help <bool>`, though a flag takes no value.
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
+
+
+class Command(TyperCommand):
+    """A command whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types_of_flags(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _hide_types_of_flags(super().get_params(ctx))
+
+
 def command(
     app: typer.Typer, name: str, *, without_loop: bool = False, without_variable: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -134,7 +156,7 @@ def command(
         parameters = [*own, *added]
         call.__dict__["__signature__"] = inspect.Signature(parameters)
         call.__annotations__ = {one.name: one.annotation for one in parameters}
-        app.command(name, help=_help_of(function))(call)
+        app.command(name, cls=Command, help=_help_of(function))(call)
         return function
 
     return register
@@ -153,13 +175,10 @@ def _run(invocation: Invocation, function: Callable[..., Any], values: dict[str,
         sys.stdout.flush()
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        _silence_standard_output()
-        return Exit.BROKEN_PIPE
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
-        return _report(invocation, error)
+        return report(error, debug=invocation.debug)
     return int(result or Exit.OK)
 
 
@@ -176,18 +195,21 @@ def _run_coroutine(loop: Loop, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return runner.run(coroutine)
 
 
-def _report(invocation: Invocation, error: Exception) -> int:
+def report(error: Exception, *, debug: bool = False) -> int:
+    """Write one line on standard error about an error that ended a command, and return the exit code."""
+    if isinstance(error, BrokenPipeError):
+        silence_output()
+        return Exit.BROKEN_PIPE
     while isinstance(error, ExceptionGroup):  # of tasks that failed together, the first is reported
         error = error.exceptions[0]
-    if invocation.debug:
+    if debug:
         sys.stderr.write(escape("".join(traceback.format_exception(error)), keep="\n"))
+    try:
+        sys.stdout.flush()
+    except OSError:  # the interpreter would try again at exit, and print a traceback
+        silence_output()
     sys.stderr.write(f"bookie-aio: {describe(error)}\n")
     return exit_code_of(error)
-
-
-def _silence_standard_output() -> None:
-    # The interpreter flushes standard output at exit, and would write a BrokenPipeError to standard error.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage_error(message: str) -> NoReturn:

@@ -8,13 +8,16 @@ names, keys and values. Only the entries of a ledger are written as they are.
 """
 
 import base64
+import codecs
 import enum
+import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from bookie_aio.structured_logging import escape
 
@@ -31,6 +34,50 @@ class Format(enum.StrEnum):
     TABLE = "table"
     JSON = "json"
     JSONL = "jsonl"
+
+
+def prepare_streams() -> None:
+    """Open closed standard streams on the null device, and print to any encoding.
+
+    The next file or socket that the process opens would otherwise get the number of the closed stream.
+    A closed standard input or output is opened for the other direction: its use fails, and the exit code
+    shows the failure. Messages for a closed standard error are dropped.
+    """
+    for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, mode)  # gets the lowest free number, which is this one
+            os.set_inheritable(descriptor, True)
+    sys.stdin = sys.stdin or _opened(0, "r")
+    sys.stdout = sys.stdout or _opened(1, "w")
+    sys.stderr = sys.stderr or _opened(2, "w")
+    codecs.register_error("bookie-aio", _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="bookie-aio")
+
+
+def _opened(descriptor: int, mode: Literal["r", "w"]) -> TextIO:
+    return open(descriptor, mode, encoding="utf-8", closefd=False)
+
+
+def silence_output() -> None:
+    """Drop output that could not be written: the interpreter would try again at exit, and fail aloud."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+_ASCII = str.maketrans(
+    {"–": "-", "−": "-", "…": "...", "→": "->", "█": "#", "─": "-", "│": "|", "┬": "+", "├": "+", "└": "+"}
+)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace characters that the encoding does not have."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_ASCII)
+    return text.encode("ascii", "backslashreplace"), error.end
 
 
 class Output:
@@ -136,7 +183,9 @@ class Output:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    return escape(json.dumps(value, indent=indent, default=_plain, ensure_ascii=False), keep="\n")
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    text = json.dumps(value, indent=indent, default=_plain, ensure_ascii=not is_unicode)
+    return escape(text, keep="\n")
 
 
 def _plain(value: Any) -> Any:

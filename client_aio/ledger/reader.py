@@ -74,6 +74,10 @@ class LedgerReader:
 
     # --- what is known ---
 
+    def __repr__(self) -> str:
+        state = self._metadata.state.value
+        return f"<{type(self).__name__} of ledger {self.ledger_id}: {state}, LAC {self.last_add_confirmed}>"
+
     @property
     def ledger_id(self) -> int:
         """Return the ledger's id."""

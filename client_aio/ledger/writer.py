@@ -178,6 +178,13 @@ class LedgerWriter(ClosesOnExit):
 
     # --- state ---
 
+    def __repr__(self) -> str:
+        state = ", closed" if self.is_closed else ""
+        return (
+            f"<{type(self).__name__} of ledger {self.ledger_id}: LAC {self.last_add_confirmed}, "
+            f"{self.bytes_in_flight} bytes in flight{state}>"
+        )
+
     @property
     def ledger_id(self) -> int:
         """Return the ledger's id."""

@@ -129,6 +129,10 @@ class LogWriter(ClosesOnExit):
 
     # --- what is known ---
 
+    def __repr__(self) -> str:
+        state = ", closed" if self.is_closed else ""
+        return f"<LogWriter of log {self.name!r}: last position {self.last_add_confirmed}{state}>"
+
     @property
     def name(self) -> str:
         """Return the log's name."""

@@ -33,7 +33,8 @@ def _write(cli: Cli, data: bytes = LINES, *arguments: str) -> str:
 def test_lines_from_a_pipe_come_back_as_they_were(cli: Cli) -> None:
     ledger = _write(cli)
     assert cli.run("ledger", "cat", ledger, "--newline") == LINES
-    assert cli.run("ledger", "cat", ledger) == LINES.replace(b"\n", b"")
+    assert cli.run("ledger", "cat", ledger) == LINES
+    assert cli.run("ledger", "cat", ledger, "--no-newline") == LINES.replace(b"\n", b"")
 
 
 def test_kept_newlines_come_back_without_asking_for_them(cli: Cli) -> None:

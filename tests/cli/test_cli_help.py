@@ -43,3 +43,12 @@ def test_spark_stats_names_each_column_once(cli: Cli) -> None:
 def test_bench_says_what_bounds_each_measurement() -> None:
     assert "unless --entries is given" in help_of("bench", "write")
     assert "unless --entries is given" not in help_of("bench", "read")
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("ledger",), ("ledger", "list"), ("ledger", "cat"), ("bookie", "serve")]
+)
+def test_flags_are_shown_without_a_type(command: tuple[str, ...]) -> None:
+    text = help_of(*command)
+    assert "--help" in text
+    assert "bool" not in text.lower()

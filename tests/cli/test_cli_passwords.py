@@ -59,7 +59,7 @@ def test_the_environment_gives_the_password_too(
     environment["BOOKIE_AIO_PASSWORD"] = "a guess"
     assert b"wrong password" in cli.run("ledger", "cat", ledger, code=1)
     environment["BOOKIE_AIO_PASSWORD_FILE"] = password_file
-    assert cli.run("ledger", "cat", ledger) == b"one"
+    assert cli.run("ledger", "cat", ledger, "--no-newline") == b"one"
 
 
 def test_a_password_for_a_ledger_that_has_none_is_not_passed_over(cli: Cli, password_file: str) -> None:

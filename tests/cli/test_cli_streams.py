@@ -1,0 +1,93 @@
+"""The standard streams as a user leaves them: closed, full, or in an encoding that has ASCII only."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.cli import TIMEOUT_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.cli import Cli
+
+
+def run_with(cli: Cli, redirection: str, *arguments: str, **variables: str) -> tuple[int, str, str]:
+    """Run a command in a shell, which closes streams; gives exit code, output and errors."""
+    command = [sys.executable, "-m", "client_aio.cli", *arguments]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {redirection}', "sh", *command],
+        env=cli.environment() | variables, input="a\n", capture_output=True, text=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("--version",),
+        ("ledger", "list"),
+        ("bookie", "list"),
+        ("log", "list"),
+        ("ledger", "create"),
+    ],
+)
+def test_closed_streams_end_no_command_badly(cli: Cli, arguments: tuple[str, ...]) -> None:
+    assert run_with(cli, "<&-", *arguments)[0] == 0
+    code, _, error = run_with(cli, ">&-", *arguments)
+    assert (code, error.count("\n")) == (1, 1)
+    assert "closed" in error
+    code, out, _ = run_with(cli, "2>&-", *arguments)
+    assert code == 0
+    assert out
+    assert run_with(cli, "<&- >&- 2>&-", *arguments)[0] == 1
+
+
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_wrong_usage_and_missing_ledgers_keep_their_codes(cli: Cli, redirection: str) -> None:
+    assert run_with(cli, redirection, "nosuch")[0] == 2
+    assert run_with(cli, redirection, "ledger", "show", "999999")[0] == 3
+
+
+def test_closed_streams_of_what_needs_them_are_failures(cli: Cli) -> None:
+    code, out, error = run_with(cli, "<&-", "ledger", "write", "-")
+    assert (code, out) == (1, "")
+    assert "closed" in error
+    code, out, error = run_with(cli, "2>&-", "ledger", "write", "-")
+    assert (code, error) == (0, "")
+    ledger = out.strip()
+    assert run_with(cli, ">&-", "ledger", "cat", ledger)[0] == 1
+    assert run_with(cli, "2>&-", "ledger", "cat", ledger)[0] == 0
+    assert run_with(cli, ">/dev/full", "ledger", "cat", ledger)[0] == 1
+
+
+def test_closed_streams_of_a_bookie_leave_its_files_alone(cli: Cli, tmp_path: Path) -> None:
+    serve = ("bookie", "serve", "--listen", "127.0.0.1:0", "--dir", str(tmp_path / "new"))
+    store = ("--metadata", f"sqlite://{tmp_path / 'metadata.db'}")
+    code, _, error = run_with(cli, ">&-", *serve, *store)
+    assert code == 1
+    assert "closed" in error.splitlines()[-1]
+    assert json.loads(run_with(cli, "<&-", "bookie", "list", *store, "-o", "json")[1])[0]["state"] == "down"
+
+
+def test_output_in_ascii_is_complete(cli: Cli) -> None:
+    ledger = (
+        cli.run("ledger", "write", "-", "--custom", "name=Zoë", stdin="naïve\n".encode()).decode().strip()
+    )
+    for arguments in (("ledger", "list"), ("ledger", "show", ledger), ("bookie", "list"), ("--help",)):
+        code, out, _ = run_with(cli, "", *arguments, PYTHONIOENCODING="ascii")
+        assert code == 0
+        assert out.isascii()
+        assert "\\u" not in out
+    show = ("ledger", "show", ledger, "-o", "json")
+    code, out, _ = run_with(cli, "", *show, PYTHONIOENCODING="ascii")
+    assert json.loads(out) == json.loads(cli.run(*show))
+    assert run_with(cli, "", "ledger", "cat", ledger, "-o", "jsonl", PYTHONIOENCODING="ascii")[0] == 0
