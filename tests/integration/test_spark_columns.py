@@ -79,7 +79,7 @@ def values_for(schema: StructType) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
-@pytest.mark.parametrize(("old", "new", "columns", "checkpoint_row"), OTHERS)
+@pytest.mark.parametrize(("old", "new", "columns", "said"), OTHERS)
 def test_a_query_is_refused_the_rows_of_a_log_that_was_overwritten_with_other_columns(
     given: dict[str, str], old: str, new: str, columns: StructType, said: str, is_planned: bool
 ) -> None:

@@ -159,7 +159,7 @@ def test_a_partition_whose_attempt_fails_is_written_once(spark: SparkSession, bo
 
 
 @pytest.mark.parametrize(
-    ("rows", "value", "checkpoint_row"),
+    ("rows", "value", "said"),
     [
         ([b"x", None], None, "row 1 of the partition has None"),
         (["text"], None, "has 'text', where there must be bytes"),
