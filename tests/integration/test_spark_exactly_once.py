@@ -293,3 +293,15 @@ def test_a_commit_deletes_the_leftovers_of_its_own_job_only(bookies: Bookies) ->
     assert not bookies.run(commits.commit(first, [replayed], replace=False)), "the batch was committed before"
     assert bookies.ledgers_of("query") == ({committed}, {later, foreign})
     assert dead != replayed
+
+
+def test_an_older_batch_than_the_recorded_one_is_refused_and_not_dropped(bookies: Bookies) -> None:
+    """A checkpoint restored from a copy runs old batch numbers again, perhaps with other rows."""
+    third, first = job(bookies, "set-back", "q", 3), job(bookies, "set-back", "q", 1)
+    kept = leave(bookies, third)
+    assert bookies.run(commits.commit(third, [kept], replace=False))
+    old = leave(bookies, first)
+    with pytest.raises(commits.StaleCheckpointError, match=r"batch 1 of query q was not written: .* batch 3"):
+        bookies.run(commits.commit(first, [old], replace=False, floor=0))
+    assert bookies.ledgers_of("set-back") == ({kept}, set()), "the refused batch leaves nothing"
+    assert not bookies.run(commits.commit(third, [leave(bookies, third)], replace=False))
