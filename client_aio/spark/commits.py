@@ -5,7 +5,7 @@ It is *garbage* once it can never be listed any more:
 
 - after a batch job's commit or abort: every ledger of the job that the log does not list. A job commits once.
 - after the commit of a query's batch N: every ledger of its batches up to N that the log does not list. A
-  later commit of such a batch finds the batch recorded, and drops it.
+  later commit of batch N finds the batch recorded, and drops it. A commit of an older batch is refused.
 
 The driver deletes garbage at once. A driver that dies in between leaves orphans: ledgers that bear a log's
 tag and are in no log. `sweep_orphans` deletes them after a grace period. It *condemns* each one first, so
@@ -94,10 +94,14 @@ async def draw_floor(options: WriteOptions) -> int:
         return await client._context.ledgers.allocate_id()
 
 
+class StaleCheckpointError(InvalidArgumentError):
+    """The log has recorded a later batch of the query than the batch that is to be committed."""
+
+
 async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: int | None = None) -> bool:
     """Add a job's ledgers to its log by one compare-and-set.
 
-    False for a batch that was committed before, or where `ifExists` is ignore and the log holds records.
+    False for the batch that the log recorded last, or where `ifExists` is ignore and the log holds records.
 
     Args:
         floor: an id below those of the job's ledgers; by default the last ledger listed before.
@@ -106,6 +110,8 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
         BookKeeperError: the log could not be changed, or the outcome is unknown. Nothing was deleted.
         InvalidArgumentError: the log has other columns now than when the write was planned; or it holds
             records now, and `ifExists` is error. Nothing was added, and the job's ledgers are deleted.
+        StaleCheckpointError: the log has recorded a later batch of the query. Nothing was added, and the
+            batch's ledgers are deleted. Spark replays only the last batch, so the rows may be new ones.
     """
     options = job.options
     transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
@@ -125,10 +131,28 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
                 raise InvalidArgumentError(str(error)) from None
             logger.info("%s: nothing is written", error)
             return False
-        if added.repeated:
-            logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
+        last = await last_batch(client, options.log, job.job_id) if added.repeated else None
         await _delete_leftovers(client, job, floor)
-        return not added.repeated
+        if not added.repeated:
+            return True
+        if last != job.batch_id:
+            raise StaleCheckpointError(
+                f"batch {job.batch_id} of query {job.job_id} was not written: log {options.log!r} has "
+                f"recorded batch {last} of that query, and Spark replays the last batch only. So the "
+                "checkpoint is older than the log (restored from a copy), or two drivers run the query. "
+                "Go on with the newest checkpoint, or with a new one and the option startingPosition"
+            )
+        logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
+        return False
+
+
+async def last_batch(client: client_aio.Client, log: str, job_id: str) -> int | None:
+    """Return the last batch that a log has recorded of a query; None for none, and where no log exists."""
+    try:
+        head, _ = await client._lists(log).read(sync=True)
+    except NoSuchLogError:
+        return None
+    return head.last_batch(job_id)
 
 
 class _LogIsUsedError(InvalidArgumentError):

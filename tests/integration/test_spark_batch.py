@@ -222,7 +222,7 @@ BAD_READS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "checkpoint_row"), BAD_READS, ids=[said for _, said in BAD_READS])
+@pytest.mark.parametrize(("options", "said"), BAD_READS, ids=[said for _, said in BAD_READS])
 def test_a_wrong_read_is_refused_by_the_driver(
     spark: SparkSession, bookies: Bookies, options: dict[str, str], said: str
 ) -> None:
@@ -245,9 +245,7 @@ BAD_WRITES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("schema", "options", "checkpoint_row"), BAD_WRITES, ids=[said for *_, said in BAD_WRITES]
-)
+@pytest.mark.parametrize(("schema", "options", "said"), BAD_WRITES, ids=[said for *_, said in BAD_WRITES])
 def test_a_wrong_write_is_refused_by_the_driver(
     spark: SparkSession, bookies: Bookies, schema: str, options: dict[str, str], said: str
 ) -> None:

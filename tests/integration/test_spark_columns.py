@@ -79,7 +79,7 @@ def values_for(schema: StructType) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("is_planned", [False, True])
-@pytest.mark.parametrize(("old", "new", "columns", "checkpoint_row"), OTHERS)
+@pytest.mark.parametrize(("old", "new", "columns", "said"), OTHERS)
 def test_a_query_is_refused_the_rows_of_a_log_that_was_overwritten_with_other_columns(
     given: dict[str, str], old: str, new: str, columns: StructType, said: str, is_planned: bool
 ) -> None:
@@ -152,6 +152,16 @@ def test_a_column_that_the_log_has_not_is_refused_in_a_schema_of_the_users(
     for wrong in (struct(nothing="string", entry_id="long"), struct(value="string"), struct(a="string")):
         with pytest.raises(UndecodableEntryError, match="written with other columns than are read: column"):
             load(given, wrong)
+        reader: Any = LedgerDataSource(given).reader(wrong)
+        with pytest.raises(UndecodableEntryError, match=f"{given['log']} was written with other columns"):
+            reader.partitions()  # in the driver, before any task starts
+        stream: Any = LedgerDataSource(given).streamReader(wrong)
+        start = stream.initialOffset()
+        with pytest.raises(
+            UndecodableEntryError, match="Give a schema with the columns and types of the log"
+        ):
+            stream.partitions(start, stream.latestOffset(start, ReadAllAvailable()))
+        stream.stop()
     if encoding != "binary":
         assert load(given, struct(b="string", entry_id="long")) == [{"b": "x", "entry_id": 0}]
 

@@ -159,7 +159,7 @@ def test_a_partition_whose_attempt_fails_is_written_once(spark: SparkSession, bo
 
 
 @pytest.mark.parametrize(
-    ("rows", "value", "checkpoint_row"),
+    ("rows", "value", "said"),
     [
         ([b"x", None], None, "row 1 of the partition has None"),
         (["text"], None, "has 'text', where there must be bytes"),
@@ -293,3 +293,15 @@ def test_a_commit_deletes_the_leftovers_of_its_own_job_only(bookies: Bookies) ->
     assert not bookies.run(commits.commit(first, [replayed], replace=False)), "the batch was committed before"
     assert bookies.ledgers_of("query") == ({committed}, {later, foreign})
     assert dead != replayed
+
+
+def test_an_older_batch_than_the_recorded_one_is_refused_and_not_dropped(bookies: Bookies) -> None:
+    """A checkpoint restored from a copy runs old batch numbers again, perhaps with other rows."""
+    third, first = job(bookies, "set-back", "q", 3), job(bookies, "set-back", "q", 1)
+    kept = leave(bookies, third)
+    assert bookies.run(commits.commit(third, [kept], replace=False))
+    old = leave(bookies, first)
+    with pytest.raises(commits.StaleCheckpointError, match=r"batch 1 of query q was not written: .* batch 3"):
+        bookies.run(commits.commit(first, [old], replace=False, floor=0))
+    assert bookies.ledgers_of("set-back") == ({kept}, set()), "the refused batch leaves nothing"
+    assert not bookies.run(commits.commit(third, [leave(bookies, third)], replace=False))
