@@ -35,7 +35,7 @@ from metadata.errors import (
     NoSuchKeyError,
     VersionConflictError,
 )
-from metadata.model.json_fields import MALFORMED
+from metadata.ids import MALFORMED
 from metadata.model.log import check_log_name
 from metadata.store import MetadataStore
 

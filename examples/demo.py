@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio
 from client_aio.cli.bench import Bursts, LatencyBuckets, take_oldest
-from client_aio.cli.ledger_text import draw
+from client_aio.cli.text import draw_ledger
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store
 
@@ -340,7 +340,7 @@ async def stream_and_compare(
         say(f"closed     at entry {ledger.last_add_confirmed:,}, {ledger.length:,} bytes")
     read, entries, metadata = await read_back(cluster["metadata"], ledger.ledger_id)
     say()
-    say(draw(metadata))
+    say(draw_ledger(metadata))
     say()
     say(f"written    sha256 {written}")
     say(f"read back  sha256 {read}")

@@ -2,13 +2,20 @@
 
 The layout keeps every node of the tree below 10,000 children: a ledger id is written as 19 decimal digits,
 cut 3-4-4-4-4.
+
+`integer`, `boolean`, `optional` and `one_of` check fields of stored JSON documents. Each returns the checked
+value, or raises ValueError.
 """
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from metadata.errors import InvalidArgumentError, MetadataCorruptError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LEDGER_ID_MAX = 2**63 - 1
 ENTRY_ID_MAX = 2**62 - 1
@@ -102,3 +109,29 @@ def available_key(bookie_id: str) -> str:
 def cookie_key(bookie_id: str) -> str:
     """Return the key of a bookie's cookie."""
     return f"{KEY_COOKIES}/{check_bookie_id(bookie_id)}"
+
+
+MALFORMED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)
+"""The errors that parsing a foreign document may raise: `int(1e999)` and deep nesting among others."""
+
+
+def integer(value: object, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{value!r} is not an integer from {low} to {high}")
+    return value
+
+
+def boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r} is neither true nor false")
+    return value
+
+
+def optional(value: object, low: int, high: int) -> int | None:
+    return None if value is None else integer(value, low, high)
+
+
+def one_of(value: object, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{value!r} is not one of {', '.join(allowed)}")
+    return value

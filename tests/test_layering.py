@@ -29,7 +29,7 @@ MAY_IMPORT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("metadata.access", ("metadata.access", "metadata.model", "metadata.write_outcome", *METADATA_BASE)),
     (
         "metadata.backends",
-        ("metadata.backends", "metadata.model.json_fields", "metadata.write_outcome", *METADATA_BASE),
+        ("metadata.backends", "metadata.write_outcome", *METADATA_BASE),
     ),
     ("metadata", ("metadata",)),
     ("bookie_aio.wire", ("bookie_aio.wire", "metadata")),
@@ -49,7 +49,6 @@ PURE = (
     "metadata.errors",
     "metadata.model.paged_list",
     "metadata.model.passwords",
-    "metadata.model.json_fields",
     "bookie_aio.wire",
     "bookie_aio.core",
     "bookie_aio.storage.segment.format",

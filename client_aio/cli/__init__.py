@@ -5,7 +5,7 @@ A newcomer reads, in this order:
 - `main`: the groups of commands, and how a command ends;
 - `options`: the options that every command takes, and how its coroutine is run;
 - `output` and `exit_codes`: results as tables or JSON, and the exit codes;
-- one group of commands, such as `ledger` (with its text forms in `ledger_text`).
+- one group of commands, such as `ledger` (with its text forms in `text`).
 
-`cluster` runs a `local_cluster`; `bench` measures; `spark` needs the extra of the same name.
+`cluster` runs bookies as processes of its own; `bench` measures; `spark` needs the extra of the same name.
 """

@@ -1,16 +1,315 @@
-"""`bookie-aio cluster`: a cluster on this machine."""
+"""`bookie-aio cluster`: a cluster on this machine. Each bookie is a process, watched by its starter.
+
+Owns the cluster's directory:
+
+    DIR/cluster.json        what runs: metadata URI, and id, pid, addresses, directory and log of each bookie
+    DIR/supervisor.lock     held by the process that runs `cluster up`
+    DIR/processes.lock      held by it and by all its bookies, for as long as any of them lives
+    DIR/metadata.db         the embedded metadata store, unless another one is named
+    DIR/b1, DIR/b1.log …    each bookie's data and its log
+
+Invariants:
+
+- A directory has at most one cluster running.
+- Bookies keep their ids from start to start; their ports may change.
+- Bookies stop when the process that started them ends, even by `kill -9`: their standard input then ends.
+"""
 
 import asyncio
+import contextlib
+import fcntl
+import json
 import os
 import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
-from client_aio.cli.local_cluster import LocalCluster
+from client_aio.cli.exit_codes import BookieStartError
 from client_aio.cli.options import Invocation, command
 from metadata.backends.uri import parse_uri
+from metadata.errors import BookKeeperError, DirectoryInUseError, InvalidArgumentError, OperationTimeoutError
+
+BOOKIES = 3  # unless another number is asked for
+START_TIMEOUT_S = 120.0  # long, since a bookie replays its journal after a crash before it serves
+STOP_TIMEOUT_S = 20.0
+RELEASE_TIMEOUT_S = 20.0
+RESTART_DELAY_S = 1.0
+
+
+@dataclass
+class BookieProcess:
+    """One bookie of the cluster."""
+
+    bookie_id: str
+    directory: Path
+    log: Path
+    port: int
+    rack: str
+    pid: int | None = None
+    addresses: list[str] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """Return the bookie's row of cluster.json."""
+        return {
+            "bookie_id": self.bookie_id,
+            "pid": self.pid,
+            "addresses": self.addresses,
+            "directory": str(self.directory),
+            "log": str(self.log),
+        }
+
+
+class LocalCluster:
+    """Starts, watches and stops the bookies of one directory."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        metadata: str | None,
+        bookies: int | None,
+        spares: int,
+        base_port: int,
+        racks: int,
+        restart: bool,
+        arguments: list[str],
+        report: Callable[[str], None],
+    ) -> None:
+        """Prepare; nothing happens before `prepare` and `start`.
+
+        Args:
+            metadata: URI of the metadata store; None: the embedded one in the directory.
+            bookies: how many bookies to run, without spares; None: those of the directory, 3 at least.
+            spares: how many bookies to run on top of these.
+            base_port: the first bookie's port, counted up from there; 0: any free ports.
+            racks: the number of racks that the bookies are labelled with, r1, r2, … in turn; 0: none.
+            restart: start again a bookie that died.
+            arguments: passed to every `bookie serve`.
+            report: called with each message for the user.
+        """
+        self._directory = directory.resolve()
+        self._metadata = metadata
+        self._asked_for = bookies
+        self._spares = spares
+        self._base_port = base_port
+        self._racks = racks
+        self._restart = restart
+        self._arguments = arguments
+        self._report = report
+        self._locks: list[IO[bytes]] = []
+        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._watchers: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self.bookies: list[BookieProcess] = []
+
+    @property
+    def metadata_uri(self) -> str:
+        """Return the metadata store's URI."""
+        return self._metadata or f"sqlite://{quote(os.fsencode(self._directory / 'metadata.db'))}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the content of cluster.json."""
+        return {
+            "format": 1,
+            "metadata": self.metadata_uri,
+            "pid": os.getpid(),
+            "spares": self._spares,
+            "bookies": [bookie.row() for bookie in self.bookies],
+        }
+
+    async def prepare(self) -> None:
+        """Lock the directory and read its cluster.json.
+
+        Raises:
+            DirectoryInUseError: a cluster runs in the directory.
+            InvalidArgumentError: the directory's cluster has another metadata store, or more bookies.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if not self._lock("supervisor.lock"):
+            raise DirectoryInUseError(f"a cluster is running in {self._directory} already")
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + RELEASE_TIMEOUT_S
+        while not self._lock("processes.lock"):
+            # Bookies whose starter was killed notice that, and stop. No event tells when: the lock is polled.
+            if loop.time() > deadline:
+                raise DirectoryInUseError(f"bookies of an earlier start still run in {self._directory}")
+            await asyncio.sleep(0.1)
+        recorded = self._recorded()
+        names = [row["bookie_id"] for row in recorded.get("bookies", ())]
+        if recorded and self._metadata is None and recorded["metadata"].startswith("sqlite:") is False:
+            self._metadata = recorded["metadata"]
+        if recorded and recorded["metadata"] != self.metadata_uri and self._metadata is not None:
+            raise InvalidArgumentError(
+                f"the cluster in {self._directory} keeps its metadata in {recorded['metadata']}, "
+                f"not in {self._metadata}"
+            )
+        self._check_count(len(names), recorded.get("spares", 0))
+        wanted = (self._asked_for or BOOKIES) + self._spares
+        names += [f"b{number}" for number in range(len(names) + 1, wanted + 1)]
+        self.bookies = [
+            BookieProcess(
+                bookie_id=name,
+                directory=self._directory / name,
+                log=self._directory / f"{name}.log",
+                port=self._base_port + number if self._base_port else 0,
+                rack=f"r{number % self._racks + 1}" if self._racks else "",
+            )
+            for number, name in enumerate(names)
+        ]
+
+    def _check_count(self, present: int, spares: int) -> None:
+        """Refuse to start fewer bookies than the directory has: ledgers are on all of them."""
+        self._spares = max(self._spares, spares)
+        if self._asked_for is not None and self._asked_for < present - self._spares:
+            raise InvalidArgumentError(
+                f"the cluster in {self._directory} has {present} bookies, all of which are started, "
+                f"so -n {self._asked_for} is refused: leave -n out, or name another --dir"
+            )
+
+    async def start(self) -> None:
+        """Start all bookies, and return when all serve.
+
+        Raises:
+            BookieStartError: a bookie did not start; the others have been stopped.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for bookie in self.bookies:
+                    group.create_task(self._start(bookie))
+        except BaseExceptionGroup as failures:
+            await self.stop()
+            raise failures.exceptions[0] from None
+        self._record()
+
+    async def stop(self) -> None:
+        """Stop all bookies cleanly; a bookie that does not stop in time is killed, and that is reported."""
+        self._stopping = True
+        for process in self._running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        waiting = [asyncio.create_task(process.wait()) for process in self._running.values()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=STOP_TIMEOUT_S)
+        for bookie_id, process in self._running.items():
+            if process.returncode is None:
+                self._report(f"bookie {bookie_id} did not stop within {STOP_TIMEOUT_S:.0f} s and was killed")
+                process.kill()
+                await process.wait()
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, *waiting, return_exceptions=True)
+        for bookie in self.bookies:
+            bookie.pid = None
+        if self.bookies:
+            self._record()
+        for lock in self._locks:
+            lock.close()
+        self._locks.clear()
+
+    async def _start(self, bookie: BookieProcess) -> None:
+        command = [
+            sys.executable, "-m", "client_aio.cli", "bookie", "serve",
+            "--id", bookie.bookie_id, "--dir", str(bookie.directory), "--listen", f"127.0.0.1:{bookie.port}",
+            "--rack", bookie.rack, "--metadata", self.metadata_uri, "--output", "jsonl", "--stop-with-parent",
+            *self._arguments,
+        ]  # fmt: skip
+        with bookie.log.open("ab") as log:
+            log_start = log.tell()
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                pass_fds=[lock.fileno() for lock in self._locks[1:]],
+                start_new_session=True,  # Ctrl-C reaches the starter only, which stops the bookies
+            )
+        self._running[bookie.bookie_id] = process
+        bookie.pid = process.pid
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                line = await process.stdout.readline()
+        except TimeoutError:
+            raise OperationTimeoutError(
+                f"bookie {bookie.bookie_id} does not serve after {START_TIMEOUT_S:.0f} s; see {bookie.log}",
+                bookie_id=bookie.bookie_id,
+            ) from None
+        if not line:
+            error = BookieStartError(_start_failure(bookie, log_start), bookie_id=bookie.bookie_id)
+            error.exit_code = await process.wait()
+            raise error
+        bookie.addresses = json.loads(line)["addresses"]
+        watcher = asyncio.create_task(self._watch(bookie, process))
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
+    async def _watch(self, bookie: BookieProcess, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if self._stopping:
+            return
+        self._running.pop(bookie.bookie_id, None)
+        self._report(
+            f"bookie {bookie.bookie_id} (pid {bookie.pid}) {_exit_text(code)}; its log: {bookie.log}"
+        )
+        bookie.pid = None
+        self._record()
+        while self._restart and not self._stopping:
+            await asyncio.sleep(RESTART_DELAY_S)
+            try:
+                await self._start(bookie)
+            except BookKeeperError as error:
+                self._report(f"bookie {bookie.bookie_id} could not be started again: {error}")
+            else:
+                self._record()
+                self._report(f"bookie {bookie.bookie_id} serves again (pid {bookie.pid})")
+                return
+
+    def _lock(self, name: str) -> bool:
+        file = (self._directory / name).open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return False
+        self._locks.append(file)
+        return True
+
+    def _recorded(self) -> dict[str, Any]:
+        path = self._directory / "cluster.json"
+        try:
+            document: dict[str, Any] = json.loads(path.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise InvalidArgumentError(f"{path} is not JSON: {error}") from error
+        if document.get("format") != 1:
+            raise InvalidArgumentError(f"{path} has format {document.get('format')!r}; this release reads 1")
+        return document
+
+    def _record(self) -> None:
+        path = self._directory / "cluster.json"
+        draft = path.with_suffix(".new")
+        draft.write_text(json.dumps(self.document(), indent=2) + "\n")
+        draft.replace(path)
+
+
+def _exit_text(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _start_failure(bookie: BookieProcess, log_start: int) -> str:
+    with bookie.log.open("rb") as log:
+        log.seek(log_start)
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    last = lines[-1].removeprefix("bookie-aio: ") if lines else "it left nothing in its log"
+    return f"bookie {bookie.bookie_id} did not start: {last}"
+
 
 app = typer.Typer(no_args_is_help=True, help="Run a cluster on this machine.")
 

@@ -7,7 +7,6 @@ import enum
 from errno import EBADF
 
 from bookie_aio.structured_logging import escape
-from client_aio.cli.local_cluster import BookieStartError
 from metadata import errors
 
 
@@ -80,6 +79,12 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
         "another client took the ledger over; read it back to see what was kept",
     ),
 )  # fmt: skip
+
+
+class BookieStartError(errors.BookKeeperError):
+    """A bookie's process ended before it served; `exit_code` is the process's exit code."""
+
+    exit_code = 1
 
 
 def exit_code_of(error: BaseException) -> Exit:

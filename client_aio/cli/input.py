@@ -1,17 +1,28 @@
 """The input of `ledger write` and `log append`: a file, a pipe or a terminal.
 
 Invariant: waiting for a pipe or a terminal blocks neither the event loop nor the end of the process.
+
+`ask` and `delete_each` are the common part of commands that delete: they ask first, and continue past missing
+names.
 """
 
 import asyncio
 import os
+import signal
 import stat
+import sys
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
+import typer
+
+from bookie_aio.structured_logging import escape
+from client_aio.cli.exit_codes import Exit
 from client_aio.cli.options import usage_error
+from client_aio.cli.output import Output
+from metadata.errors import BookKeeperError
 
 _CHUNK_BYTES = 1024 * 1024
 _CHUNKS_AHEAD = 4
@@ -115,3 +126,43 @@ async def read_batches(
                 yield entries
     if any(rest):
         yield [b"".join(rest)]
+
+
+def ask(question: str, *, is_answered: bool) -> None:
+    """Ask on a terminal, and abort the command unless the answer is yes."""
+    if is_answered or not sys.stdin.isatty():
+        return
+    # The event loop's own handler would act on Ctrl-C only after the question was answered.
+    of_the_loop = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        typer.confirm(escape(question), abort=True, err=True)
+    finally:
+        signal.signal(signal.SIGINT, of_the_loop)
+
+
+async def delete_each(
+    output: Output,
+    names: Sequence[str],
+    delete: Callable[[str], Awaitable[int | str]],
+    missing: type[BookKeeperError],
+) -> int:
+    """Delete one after another, and return the exit code.
+
+    A missing name raises where it is the only one; otherwise it is noted, and the exit code is NOT_FOUND.
+
+    Args:
+        delete: deletes what has a name, and returns its name or id in the output.
+    """
+    ended = Exit.OK
+    with output.stream() as put:
+        for name in names:
+            try:
+                deleted = await delete(name)
+            except missing as error:
+                if len(names) == 1:
+                    raise
+                output.note(f"bookie-aio: {error}")
+                ended = Exit.NOT_FOUND
+            else:
+                put({"deleted": deleted}, f"deleted {name}")
+    return ended

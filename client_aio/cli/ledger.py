@@ -12,19 +12,18 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 import client_aio
-from client_aio.cli.confirm_delete import ask, delete_each
-from client_aio.cli.input import read_batches, size_of
-from client_aio.cli.ledger_text import (
+from client_aio.cli.input import ask, delete_each, read_batches, size_of
+from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
+from client_aio.cli.output import Output
+from client_aio.cli.text import (
     custom_of,
-    draw,
+    draw_ledger,
     draw_replicas,
     entries_text,
-    row_of,
+    ledger_row,
     text_of,
     text_of_repair,
 )
-from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
-from client_aio.cli.output import Output
 from metadata.access.bookies import available_bookies
 from metadata.backends.uri import open_store
 from metadata.ids import KEY_COOKIES
@@ -375,7 +374,7 @@ async def list_(
             return
         async for ledger_id in ledgers:
             try:
-                rows.append(row_of(await client.ledger_metadata(ledger_id)))
+                rows.append(ledger_row(await client.ledger_metadata(ledger_id)))
             except client_aio.NoSuchLedgerError:
                 continue  # deleted meanwhile
     columns = ("ledger_id", "state", "quorums", "fragments", "last_entry", "length", "created", "name")
@@ -398,12 +397,12 @@ async def show(
     async with client_aio.connect(invocation.metadata_uri) as client:
         metadata = await client.ledger_metadata(name_or_id(ledger_id))
         replicas = await client.ledger_replicas(metadata.ledger_id) if with_replicas else []
-    text = draw(metadata)
+    text = draw_ledger(metadata)
     if with_replicas:
         text += "\n\n" + draw_replicas(replicas)
     invocation.output.document(
         {
-            **row_of(metadata),
+            **ledger_row(metadata),
             "digest": metadata.digest,
             "term": metadata.term,
             "first_entry": metadata.first_entry,

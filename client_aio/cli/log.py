@@ -7,9 +7,8 @@ from typing import Annotated, Any
 import typer
 
 import client_aio
-from client_aio.cli.confirm_delete import ask, delete_each
 from client_aio.cli.exit_codes import Exit
-from client_aio.cli.input import read_batches, size_of
+from client_aio.cli.input import ask, delete_each, read_batches, size_of
 from client_aio.cli.ledger import (
     AckQuorum,
     Custom,
@@ -22,9 +21,8 @@ from client_aio.cli.ledger import (
     quorums,
     slices,
 )
-from client_aio.cli.ledger_text import custom_of, text_of
-from client_aio.cli.log_text import draw, link_of, row_of
 from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
+from client_aio.cli.text import custom_of, draw_log, link_of, log_row, text_of
 from client_aio.core.log_chain import ROLL_BYTES
 from metadata.model.log import Position
 
@@ -183,7 +181,7 @@ async def list_(
             return
         async for name in names:
             try:
-                rows.append(row_of(name, await client.log_metadata(name)))
+                rows.append(log_row(name, await client.log_metadata(name)))
             except client_aio.NoSuchLogError:
                 continue  # deleted meanwhile
     invocation.output.rows(rows, ("log", "ledgers", "begins_at", "last_ledger", "created"))
@@ -206,12 +204,12 @@ async def show(
                 links.append(link_of(row, None))
     invocation.output.document(
         {
-            **row_of(name, metadata),
+            **log_row(name, metadata),
             "custom": {key: text_of(value).get("text", value) for key, value in metadata.custom.items()},
             "transactions": metadata.transactions,
             "chain": links,
         },
-        text=draw(metadata, links),
+        text=draw_log(metadata, links),
     )
 
 

@@ -6,6 +6,16 @@ bytes for which it owes acknowledgements. Does not own ensemble changes: those c
 
 `Replication` connects a window, its replicator and its ensemble changes (`client_aio.ledger.ensemble_change`)
 with their owner. `StallWatch` is the timeout of a window in which nothing is acknowledged.
+
+The way of an add:
+
+    add_entry        the window takes the entry, and gives it the next id
+    flush            once an event-loop iteration: the window cuts a batch per write set, and the batch leaves
+                     as one block per bookie of the write set
+    Done, Failure    a bookie's answer names one batch; the window counts it for that bookie's seat alone
+    complete         the owner completes the futures of every entry up to the new LAC, in order (rule 1)
+    failed seat      the ensemble change freezes the window, writes the new fragment, reseats, and the window
+                     sends again what the replacements lack (rule 9)
 """
 
 from __future__ import annotations

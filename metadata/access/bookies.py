@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from metadata.errors import KeyExistsError, MetadataCorruptError, NoSuchKeyError
-from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, check_bookie_id
-from metadata.model.json_fields import MALFORMED
+from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, MALFORMED, check_bookie_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable

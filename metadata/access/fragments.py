@@ -33,11 +33,12 @@ from metadata.errors import (
 from metadata.ids import (
     KEY_UNBOUNDED,
     LEDGER_ID_MAX,
+    MALFORMED,
     fragments_key,
+    integer,
     ledger_key,
     unbounded_key,
 )
-from metadata.model.json_fields import MALFORMED, integer
 from metadata.model.ledger import Fragment, LedgerMetadata
 
 if TYPE_CHECKING:

@@ -66,13 +66,17 @@ from metadata.ids import (
     BOOKIE_ID_BYTES_MAX,
     ENTRY_ID_MAX,
     LEDGER_ID_MAX,
+    MALFORMED,
     NO_ENTRY,
     TERM_COUNTED_MAX,
     TERM_FINAL,
+    boolean,
     check_bookie_id,
     check_name,
+    integer,
+    one_of,
+    optional,
 )
-from metadata.model.json_fields import MALFORMED, boolean, integer, one_of, optional
 from metadata.model.paged_list import PagedRows
 from metadata.model.passwords import PasswordRecord
 from metadata.store import VALUE_BYTES_MAX

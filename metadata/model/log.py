@@ -36,8 +36,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from metadata.errors import InvalidArgumentError, MetadataCorruptError
-from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, check_ledger_id
-from metadata.model.json_fields import MALFORMED
+from metadata.ids import ENTRY_ID_MAX, LEDGER_ID_MAX, MALFORMED, check_ledger_id
 from metadata.model.ledger import check_custom
 from metadata.model.paged_list import PagedRows, PageRef, Row, parse_rows
 

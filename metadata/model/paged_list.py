@@ -32,7 +32,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metadata.errors import InvalidArgumentError, MetadataCorruptError
-from metadata.model.json_fields import MALFORMED
+from metadata.ids import MALFORMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from client_aio.cli.log_text import draw, link_of
+from client_aio.cli.text import draw_log, link_of
 from client_aio.log.takeover import LogMetadata
 from metadata.model.ledger import LedgerMetadata
 from metadata.model.log import LogRow, Position
@@ -88,7 +88,7 @@ def test_the_chain_is_drawn(shown: int) -> None:
     ledgers = [changed, None, ledger(10)]
     metadata = LogMetadata("orders", 0, rows, Position(7, 3), {"app": b"demo"}, {"q": 4})
     links = [link_of(row, each) for row, each in zip(rows, ledgers, strict=True)]
-    text = draw(metadata, links[-shown:])
+    text = draw_log(metadata, links[-shown:])
     assert text.splitlines()[:3] == [
         "log orders  3 ledgers, begins at 7:3",
         "custom app = b'demo'",
@@ -103,4 +103,4 @@ def test_the_chain_is_drawn(shown: int) -> None:
         assert [line[0] for line in chain[1:]] == ["┬", "└"]
         assert "2 more" in chain[1]
     assert "10  OPEN" in chain[-1]
-    assert draw(LogMetadata("a", 0, (), Position(0, 0), {}, {}), []) == "log a  0 ledgers, begins at 0:0"
+    assert draw_log(LogMetadata("a", 0, (), Position(0, 0), {}, {}), []) == "log a  0 ledgers, begins at 0:0"

@@ -15,12 +15,12 @@ from client_aio.admin.replicas import Replica
 from client_aio.cli.bench import LatencyBuckets, take_oldest
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
 from client_aio.cli.input import cut
-from client_aio.cli.ledger_text import (
+from client_aio.cli.text import (
     custom_of,
-    draw,
+    draw_ledger,
     draw_replicas,
     entries_text,
-    row_of,
+    ledger_row,
     text_of,
     text_of_repair,
 )
@@ -41,7 +41,7 @@ def _ledger() -> LedgerMetadata:
 
 def test_drawing_shows_each_fragment_its_share_and_who_was_replaced() -> None:
     closed = _ledger().change_ensemble(100, ["b1", "b4", "b3"]).close(299, 30_000)
-    assert draw(closed).splitlines() == [
+    assert draw_ledger(closed).splitlines() == [
         "ledger 7  CLOSED  E=3 Qw=3 Qa=2  crc32c",
         "entries 0–299, 30,000 bytes",
         "",
@@ -69,11 +69,11 @@ def test_replicas_are_numbered_by_fragments_wherever_those_stand() -> None:
 
 
 def test_drawing_of_an_open_ledger_has_no_end() -> None:
-    assert draw(_ledger()).splitlines()[-1] == "       0  0–…      b1  b2  b3"
+    assert draw_ledger(_ledger()).splitlines()[-1] == "       0  0–…      b1  b2  b3"
 
 
 def test_drawing_of_an_empty_ledger_says_so() -> None:
-    text = draw(_ledger().close(-1, 0))
+    text = draw_ledger(_ledger().close(-1, 0))
     assert "no entries" in text
     assert text.splitlines()[-1] == "       0  none     b1  b2  b3"
 
@@ -107,11 +107,11 @@ def test_repair_names_the_way_out_of_a_last_fragment() -> None:
 
 
 def test_drawing_shows_custom_metadata() -> None:
-    assert "custom app = b'demo'" in draw(replace(_ledger(), custom={"app": b"demo"}))
+    assert "custom app = b'demo'" in draw_ledger(replace(_ledger(), custom={"app": b"demo"}))
 
 
 def test_row_names_the_time_of_creation() -> None:
-    assert row_of(_ledger())["created"] == "2026-09-21T14:13:20+00:00"
+    assert ledger_row(_ledger())["created"] == "2026-09-21T14:13:20+00:00"
 
 
 def test_custom_metadata_is_key_and_value() -> None:

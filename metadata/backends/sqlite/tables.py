@@ -30,8 +30,8 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
 )
+from metadata.ids import MALFORMED
 from metadata.keys import ancestors_of, name_of, parent_of
-from metadata.model.json_fields import MALFORMED
 from metadata.store import Version, Versioned
 
 if TYPE_CHECKING:

@@ -56,6 +56,7 @@ from metadata.errors import (
     UnauthorizedAccessError,
     is_unforeseen,
 )
+from metadata.ids import MALFORMED
 from metadata.keys import (
     ancestors_of,
     check_count,
@@ -63,7 +64,6 @@ from metadata.keys import (
     check_value,
     token_of,
 )
-from metadata.model.json_fields import MALFORMED
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The text forms of a ledger's metadata and entries. Pure: values in, text out."""
+"""The text forms of a ledger's metadata and entries, and of a log's chain of ledgers. Pure: values in, text out."""
 
 import base64
 from collections.abc import Sequence
@@ -8,8 +8,10 @@ from typing import Any
 from bookie_aio.structured_logging import escape
 from client_aio.admin.repair import RepairReport
 from client_aio.admin.replicas import Replica
+from client_aio.log.takeover import LogMetadata
 from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import LedgerMetadata
+from metadata.model.log import LogRow
 
 _BAR_WIDTH = 32
 
@@ -33,7 +35,7 @@ def text_of(data: bytes) -> dict[str, str]:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def row_of(metadata: LedgerMetadata) -> dict[str, Any]:
+def ledger_row(metadata: LedgerMetadata) -> dict[str, Any]:
     """Return the row of `ledger list`."""
     return {
         "ledger_id": metadata.ledger_id,
@@ -50,7 +52,7 @@ def row_of(metadata: LedgerMetadata) -> dict[str, Any]:
     }
 
 
-def draw(metadata: LedgerMetadata) -> str:
+def draw_ledger(metadata: LedgerMetadata) -> str:
     """Draw the ledger: its state, and for each fragment its entries, its share of them and its bookies.
 
         ledger 7  CLOSED  E=3 Qw=3 Qa=2  crc32c
@@ -186,3 +188,85 @@ def _bar(first: int, last: int | None, ledger_last: int | None) -> str:
     start = first * _BAR_WIDTH // total
     end = max(start + 1, (last + 1) * _BAR_WIDTH // total)
     return " " * start + "█" * (end - start)
+
+
+def log_row(name: str, metadata: LogMetadata) -> dict[str, Any]:
+    """Return the row of `log list`."""
+    return {
+        "log": name,
+        "ledgers": len(metadata.rows),
+        "begins_at": str(metadata.begins_at),
+        "last_ledger": metadata.rows[-1].id if metadata.rows else None,
+        "created": _time(metadata.created_ms),
+    }
+
+
+def link_of(row: LogRow, ledger: LedgerMetadata | None) -> dict[str, Any]:
+    """Return the row of `log show` for one ledger; `ledger` is None where it does not exist."""
+    return {
+        "id": row.id,
+        "ledger_id": row.ledger_id,
+        "state": "GONE" if ledger is None else ledger.state.value,
+        "entries": None if ledger is None or ledger.last_entry is None else ledger.last_entry + 1,
+        "bytes": None if ledger is None else ledger.length,
+        "ensembles": [] if ledger is None else [list(fragment.bookies) for fragment in ledger.fragments],
+        "listed": _time(row.created_ms),
+    }
+
+
+def draw_log(metadata: LogMetadata, links: Sequence[dict[str, Any]]) -> str:
+    """Draw the chain, a line for each ledger, oldest first.
+
+        log orders  3 ledgers, begins at 7:0
+        custom app = b'demo'
+
+             id  state   entries      bytes  ensembles           listed
+        ┬     7  CLOSED    1,000  1,000,000  b1 b2 b3 → b1 b4 b3  2026-01-01T00:00:00+00:00
+        ├     8  CLOSED    1,000  1,000,000  b1 b2 b3            …
+        └     9  OPEN          …          …  b2 b3 b4            …
+
+    A ledger that was added under another id than its own is written `id=ledger`. Where only the last links
+    are given, the omitted ones are counted.
+    """
+    count = len(metadata.rows)
+    lines = [
+        f"log {metadata.name}  {count:,} {'ledger' if count == 1 else 'ledgers'}, "
+        f"begins at {metadata.begins_at}"
+    ]
+    lines += [f"custom {escape(key)} = {value!r}" for key, value in metadata.custom.items()]
+    lines += [f"query {escape(query)}: batch {batch}" for query, batch in metadata.transactions.items()]
+    if not links:
+        return "\n".join(lines)
+    cells: list[tuple[str, ...]] = [("", "id", "state", "entries", "bytes", "ensembles", "listed")]
+    left_out = count - len(links)
+    for index, link in enumerate(links):
+        is_first, is_last = index == 0 and not left_out, index == len(links) - 1
+        mark = "─" if is_first and is_last else "┬" if is_first else "└" if is_last else "├"
+        cells.append((mark, *_cells_of(link)))
+    widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
+    lines.append("")
+    for index, row in enumerate(cells):
+        if index == 1 and left_out:
+            lines.append(f"┬  … {left_out:,} more, --ledgers shows them")
+        mark, name, state, entries, size, ensembles, listed = (
+            f"{cell:>{width}}" if place in (1, 3, 4) else f"{cell:<{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        lines.append("  ".join((mark, name, state, entries, size, ensembles, listed)).rstrip())
+    return "\n".join(lines)
+
+
+def _cells_of(link: dict[str, Any]) -> tuple[str, ...]:
+    name = str(link["id"]) if link["id"] == link["ledger_id"] else f"{link['id']}={link['ledger_id']}"
+    return (
+        name,
+        link["state"],
+        "…" if link["entries"] is None else f"{link['entries']:,}",
+        "…" if link["bytes"] is None else f"{link['bytes']:,}",
+        " → ".join(" ".join(bookies) for bookies in link["ensembles"]),
+        link["listed"],
+    )
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
