@@ -1,4 +1,4 @@
-"""The text forms of a ledger's metadata and entries, and of a log's chain of ledgers. Pure: values in, text out."""
+"""The text forms of a ledger's metadata and entries, and of a log's chain of ledgers. Pure."""
 
 import base64
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Futures of a writer: waiting for acknowledgements, and how the writer's failure reaches every waiter.
 
-Invariants: futures complete in the order of their entries (rule 1). A future that its application has cancelled
-is passed over: its add goes on, and the entries behind it keep their order. A failure reaches every future once.
+Invariants: futures complete in the order of their entries (rule 1). A future that its application has
+cancelled is passed over: its add goes on, and the entries behind it keep their order. A failure reaches every
+future once.
 """
 
 from __future__ import annotations
