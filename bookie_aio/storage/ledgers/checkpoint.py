@@ -244,18 +244,18 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
     """
     head = bytes(data[: _HEAD.size]).ljust(_HEAD.size, b"\0")
     _, crc, version, flags, next_segment, segments, ledgers, ranges, table = _HEAD.unpack(head)
-    if head[:4] != CHECKPOINT_MAGIC or len(data) < _HEAD.size:
-        raise CorruptRecordError("the checkpoint is damaged")
-    ranges_at = _HEAD.size + _SEGMENT.size * segments
-    ledgers_at = ranges_at + _RANGE.size * ranges
-    view = memoryview(data)
-    if crc32c(view[_COVERED_FROM:]) != crc:
+    # The version comes before the length: the head of another version may be shorter.
+    is_whole = head[:4] == CHECKPOINT_MAGIC and len(data) >= _COVERED_FROM + 4
+    if not is_whole or crc32c(memoryview(data)[_COVERED_FROM:]) != crc:
         raise CorruptRecordError("the checkpoint is damaged")
     if version != VERSION:
         raise UnknownVersionError(
             f"a checkpoint of format version {version}; this program knows {VERSION}. It cannot be taken "
             "over: start a new bookie in an empty directory, and have the ledgers of the old one repaired"
         )
+    ranges_at = _HEAD.size + _SEGMENT.size * segments
+    ledgers_at = ranges_at + _RANGE.size * ranges
+    view = memoryview(data)
     if len(data) != ledgers_at + LEDGER_BYTES * ledgers:
         raise CorruptRecordError("the checkpoint is damaged")
     found = Checkpoint(next_segment, lost_data_of_any_ledger=bool(flags & 1), table=table)

@@ -12,6 +12,7 @@ import pytest
 from crc32c import crc32c
 
 from bookie_aio.storage.engine import StorageConfig
+from bookie_aio.storage.ledgers.checkpoint import CHECKPOINT_MAGIC
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.format import index_name, segment_name, spare_name
 from bookie_aio.wire.blocks import LacStatement, statement_crc
@@ -317,3 +318,14 @@ async def test_another_format_version_is_refused(tmp_path: Path, name: str, at: 
     path.write_bytes(data)
     with pytest.raises(CorruptRecordError, match="version 9"):
         await Store.open(tmp_path / "b1")
+
+
+async def test_a_checkpoint_of_another_version_is_refused_though_its_head_is_shorter(tmp_path: Path) -> None:
+    store = await Store.open(tmp_path / "b1")
+    await store.close()
+    covered = (3).to_bytes(4, "little") + bytes(36)
+    data = CHECKPOINT_MAGIC + crc32c(covered).to_bytes(4, "little") + covered
+    (tmp_path / "b1" / "checkpoint").write_bytes(data)
+    with pytest.raises(CorruptRecordError, match="version 3"):
+        await Store.open(tmp_path / "b1")
+    assert (tmp_path / "b1" / "checkpoint").read_bytes() == data

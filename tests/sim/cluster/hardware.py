@@ -149,7 +149,7 @@ class Directory:
         """From the first change on that a failed sync was to write: all until now, and which were synced."""
 
     def change(self, *settings: Setting) -> None:
-        """Return names to files, or take them away: all of these settings together or none."""
+        """Name files, or remove names: all of these settings together or none."""
         self.changes.append(settings)
         apply(self.entries, settings)
 

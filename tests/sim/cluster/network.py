@@ -166,7 +166,7 @@ class Endpoint(asyncio.Transport):
         self._high, self._low = _HIGH_BYTES, _HIGH_BYTES // 4
 
     def begin(self, protocol: Any) -> None:
-        """Return the endpoint its protocol."""
+        """Set the protocol of the endpoint."""
         self.protocol = protocol
         protocol.connection_made(self)
         if self._inbox:

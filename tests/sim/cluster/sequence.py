@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 
 def order_by_number() -> None:
-    """Return the classes such a hash, and begin to count anew."""
+    """Install that hash in the classes, and begin to count anew."""
     global _numbers
     _numbers = itertools.count()
     for cls in NUMBERED:
