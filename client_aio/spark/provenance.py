@@ -34,7 +34,6 @@ BATCH = "spark.batch"
 
 _SCHEMA_BYTES_MAX = 4 * 1024 * 1024
 _CUSTOM_BYTES_MAX = 60 * 1024
-_WATERMARK = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,7 @@ def _schema_of(stored: bytes | None) -> str | None:
 
 
 def as_nullable(schema: str) -> str:
-    """Return the schema (Spark's JSON) with every column, item and value nullable, as file sources do.
-
-    Column metadata stay: comments and collations are in them. A watermark is the query's own, and is dropped.
-    """
+    """Return the schema (Spark's JSON) with every column, item and value nullable, as file sources do."""
     return json.dumps(_nullable(json.loads(schema)), separators=(",", ":"))
 
 
@@ -107,23 +103,11 @@ def _nullable(part: Any) -> Any:
         return [_nullable(item) for item in part]
     if not isinstance(part, dict):
         return part
-    changed = {
+    return {
         key: True if key in ("nullable", "containsNull", "valueContainsNull") else _nullable(value)
         for key, value in part.items()
         if key != "metadata"
-    }
-    if "metadata" in part:
-        changed["metadata"] = {key: value for key, value in part["metadata"].items() if key != _WATERMARK}
-    return changed
-
-
-def _bare(part: Any) -> Any:
-    """Return a part of a schema without column metadata, to compare types."""
-    if isinstance(part, list):
-        return [_bare(item) for item in part]
-    if not isinstance(part, dict):
-        return part
-    return {key: {} if key == "metadata" else _bare(value) for key, value in part.items()}
+    } | ({"metadata": {}} if "metadata" in part else {})
 
 
 def differences(wanted: str, found: str) -> list[str]:
@@ -168,7 +152,7 @@ def check_fit(wanted: Mapping[str, bytes], found: Mapping[str, bytes], *, is_use
 
 
 def _columns(schema: str) -> dict[str, Any]:
-    return {column["name"]: _bare(column["type"]) for column in json.loads(as_nullable(schema))["fields"]}
+    return {column["name"]: column["type"] for column in json.loads(as_nullable(schema))["fields"]}
 
 
 def _text(kind: Any) -> str:

@@ -121,14 +121,3 @@ def test_columns_that_differ_are_named_and_nulls_and_order_are_no_difference() -
         "column 'c' is not in the log",
         "column 'a' is long, in the log integer",
     ]
-
-
-def test_column_metadata_are_kept_and_are_no_difference() -> None:
-    """Comments and collations are in the metadata of columns; a watermark is the query's own."""
-    said = {"comment": "key", "__COLLATIONS": {"a": "icu.UTF8_LCASE"}, "nullable": False}
-    field = {"name": "a", "type": "string", "nullable": False}
-    mine = json.dumps({"type": "struct", "fields": [{**field, "metadata": said}]})
-    late = json.dumps({"type": "struct", "fields": [{**field, "metadata": {"spark.watermarkDelayMs": 1}}]})
-    assert json.loads(provenance.as_nullable(mine))["fields"][0]["metadata"] == said
-    assert json.loads(provenance.as_nullable(late))["fields"][0]["metadata"] == {}
-    assert provenance.differences(mine, late) == []
