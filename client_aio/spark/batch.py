@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from client_aio.spark import provenance, schemas
+from client_aio.spark import schemas
 from client_aio.spark.catalog import Catalog, check_written, with_catalog
-from client_aio.spark.encoding import UndecodableEntryError
 from client_aio.spark.options import ENCODINGS, ReadOptions
 from client_aio.spark.passwords import password_of
 from client_aio.spark.provenance import Written
@@ -39,27 +38,6 @@ def written_of(options: ReadOptions) -> Written:
         return check_written(await catalog.written(), options)
 
     return get_loop_thread().run(with_catalog(options, ask))
-
-
-def check_declared(options: ReadOptions, written: Written, schema: StructType) -> None:
-    """Check in the driver that the columns of a read are columns of the log, of the same types.
-
-    A permissive read is not checked: its rows say in `_error` that their columns differ. Columns that only
-    the user knows (JSON of other programs) are not checked either.
-
-    Raises:
-        UndecodableEntryError: a column is not in the log, or has another type there. Tasks would raise it.
-    """
-    decoded = schemas.BYTES if written.encoding == "binary" else written.schema
-    if decoded is None or options.mode == "permissive":
-        return
-    said = provenance.misfits(schemas.nullable_json(schemas.from_entries(schema, decoded)), decoded)
-    if said:
-        named = options.log or tuple(map(str, options.ledger or ("all",)))
-        raise UndecodableEntryError(
-            f"{', '.join(named)} was written with other columns than are read: {'; '.join(said)}. Give a "
-            "schema with the columns and types of the log, or none, and cast or add columns with select"
-        )
 
 
 class Pieces(InputPartition):
@@ -118,8 +96,6 @@ class LedgerReader(DataSourceReader):
             return await catalog.stretches(self._bounds)
 
         found = get_loop_thread().run(with_catalog(self._options, ask))
-        if found:
-            check_declared(self._options, self._written, self._schema)
         return list(partitions_of(found, self._options.partition_bytes))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:

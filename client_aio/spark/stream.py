@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 import client_aio
-from client_aio.spark.batch import check_declared, partitions_of, row_reader, written_of
+from client_aio.spark.batch import partitions_of, row_reader, written_of
 from client_aio.spark.catalog import Catalog, Found, rows_of
 from client_aio.spark.scan_plan import Bounds, Limit, Offset, Place, advance, between
 from client_aio.sync.loop_thread import get_loop_thread
@@ -207,8 +207,6 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first.place == behind.place and first.made in (None, behind.made):
             return []
         parts = self._ask(lambda catalog: self._parts(catalog, first, behind))
-        if parts:
-            check_declared(self._options, self._written, self._schema)
         return list(partitions_of(parts, self._options.partition_bytes))
 
     async def _parts(self, catalog: Catalog, start: Offset, end: Offset) -> list[Found]:

@@ -152,16 +152,6 @@ def test_a_column_that_the_log_has_not_is_refused_in_a_schema_of_the_users(
     for wrong in (struct(nothing="string", entry_id="long"), struct(value="string"), struct(a="string")):
         with pytest.raises(UndecodableEntryError, match="written with other columns than are read: column"):
             load(given, wrong)
-        reader: Any = LedgerDataSource(given).reader(wrong)
-        with pytest.raises(UndecodableEntryError, match=f"{given['log']} was written with other columns"):
-            reader.partitions()  # in the driver, before any task starts
-        stream: Any = LedgerDataSource(given).streamReader(wrong)
-        start = stream.initialOffset()
-        with pytest.raises(
-            UndecodableEntryError, match="Give a schema with the columns and types of the log"
-        ):
-            stream.partitions(start, stream.latestOffset(start, ReadAllAvailable()))
-        stream.stop()
     if encoding != "binary":
         assert load(given, struct(b="string", entry_id="long")) == [{"b": "x", "entry_id": 0}]
 
