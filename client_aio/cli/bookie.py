@@ -129,7 +129,11 @@ async def _check_port_is_free(host: str, port: int) -> None:
     """
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, _, _, _, address in found:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            continue  # the system lacks this family of addresses, and the server skips it too
+        with probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the bookie's own socket has it
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

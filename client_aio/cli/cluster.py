@@ -149,8 +149,9 @@ class LocalCluster:
                 f"the cluster in {self._directory} keeps its metadata in {recorded['metadata']}, "
                 f"not in {self._metadata}"
             )
-        self._check_count(len(names), recorded.get("spares", 0))
-        wanted = (self._asked_for or BOOKIES) + self._spares
+        spares = recorded.get("spares", 0)
+        self._check_count(len(names), spares)
+        wanted = (self._asked_for or max(BOOKIES, len(names) - spares)) + self._spares
         names += [f"b{number}" for number in range(len(names) + 1, wanted + 1)]
         self.bookies = [
             BookieProcess(

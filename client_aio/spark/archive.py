@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import hashlib
 import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ import client_aio.sync
 from client_aio.log.add_ledgers import CONDEMNED, Addition, add_to_log
 from client_aio.log.takeover import TAG
 from client_aio.spark import provenance
-from client_aio.spark.commits import fit_check, last_batch
+from client_aio.spark.commits import fit_check
 from client_aio.spark.jobs import metadata_of
 from client_aio.spark.passwords import PasswordPlace, password_of, settled_place, unlock, unlock_log
 from client_aio.sync.loop_thread import get_loop_thread
@@ -115,8 +114,7 @@ def import_(
 
     Raises:
         InvalidArgumentError: the folder holds no export of a known version. Or its ledgers had a password,
-            and none is given. Or the log has other columns. Or the same ledgers were imported into the log
-            before.
+            and none is given. Or the log has other columns.
         UnauthorizedAccessError: the password is not that of the log's present ledgers.
         BookKeeperError: the written ledgers do not have the manifest's fingerprints. Nothing was added; the
             new ledgers are deleted, or left to the sweep.
@@ -126,9 +124,9 @@ def import_(
     ledgers = {ledger["ledger_id"]: ledger for ledger in manifest["ledgers"]}
     _check_protection(ledgers, place)
     custom = {key: base64.b64decode(value) for key, value in manifest["custom"].items()}
-    job = _job_of(manifest)
-    get_loop_thread().run(_check_log(uri, log, job, custom, place))
+    get_loop_thread().run(_check_log(uri, log, custom, place))
     entries = spark.read.parquet(f"{folder}/entries")
+    job = f"import-{folder}"[:180]
     rows = (
         entries.repartition(max(1, min(len(ledgers), 200)), "ledger_id")
         .sortWithinPartitions("ledger_id", "entry_id")
@@ -148,7 +146,7 @@ def import_(
             raise BookKeeperError(
                 f"ledger {made[old]}, made of exported ledger {old}, differs from what the manifest says"
             )
-    get_loop_thread().run(_add(uri, log, job, ids, custom, password_of(place)))
+    get_loop_thread().run(_add(uri, log, ids, custom, password_of(place)))
     return _sum_up(ids, manifest)
 
 
@@ -242,24 +240,9 @@ def _check_protection(ledgers: dict[int, dict[str, Any]], place: PasswordPlace) 
         )
 
 
-def _job_of(manifest: dict[str, Any]) -> str:
-    """Return the name under which a log records the import: the same for each export of the same ledgers."""
-    text = json.dumps(manifest["ledgers"], sort_keys=True)
-    return f"import-{hashlib.sha256(text.encode()).hexdigest()}"
-
-
-def _refuse_repetition(log: str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        f"these ledgers were imported into log {log!r} before: a second import would double their records. "
-        "Import them into another log, or delete this one first"
-    )
-
-
-async def _check_log(uri: str, log: str, job: str, custom: dict[str, bytes], place: PasswordPlace) -> None:
-    """Check before anything is written: password and columns are the log's, and the import is the first."""
+async def _check_log(uri: str, log: str, custom: dict[str, bytes], place: PasswordPlace) -> None:
+    """Check before anything is written that password and columns are those of the log, if it has any."""
     async with client_aio.connect(uri) as client:
-        if await last_batch(client, log, job) is not None:
-            raise _refuse_repetition(log)
         with contextlib.suppress(NoSuchLogError):
             metadata = await client.log_metadata(log)
             provenance.check_fit(custom, metadata.custom, is_used=bool(metadata.rows))
@@ -342,12 +325,7 @@ async def _make_empty(uri: str, settings: dict[str, Any]) -> int:
         return ledger.ledger_id
 
 
-async def _add(
-    uri: str, log: str, job: str, ids: list[int], custom: dict[str, bytes], password: bytes
-) -> None:
+async def _add(uri: str, log: str, ids: list[int], custom: dict[str, bytes], password: bytes) -> None:
     async with client_aio.connect(uri) as client:
-        addition = Addition.check(ids, (job, 0), False, check_custom(custom))
-        addition = replace(addition, fits=fit_check(custom))
-        added = await add_to_log(client._context, client._lists(log), addition, password)
-        if added.repeated:  # another import ran at the same time; the sweep deletes this one's ledgers
-            raise _refuse_repetition(log)
+        addition = replace(Addition.check(ids, None, False, check_custom(custom)), fits=fit_check(custom))
+        await add_to_log(client._context, client._lists(log), addition, password)

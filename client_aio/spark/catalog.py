@@ -124,10 +124,6 @@ class Catalog:
         """Read a log's metadata; raises NoSuchLogError."""
         return await self._client.log_metadata(name)
 
-    def now_ms(self) -> int:
-        """Return the wall clock's time, by which ledgers are listed, in milliseconds since the epoch."""
-        return self._client._context.now_ms()
-
     async def written(self) -> Written | None:
         """Return the common encoding of all logs or ledgers of the options; None where untagged or different.
 

@@ -130,7 +130,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     async def _first_place(self, catalog: Catalog) -> Place:
         starting = self._starting
         if isinstance(starting, Place):
-            return await self._checked_start(catalog, starting)
+            return starting
         if starting == "latest":
             return await self._last_place(catalog)
         rows = await catalog.listed()
@@ -139,11 +139,6 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # whole. That may be the last two listed by then: a log's next ledger is listed while records
             # still go to the one before.
             at_ms = int(starting.timestamp() * 1000)
-            if at_ms > catalog.now_ms():
-                raise InvalidArgumentError(
-                    f"the option startingPosition is {self._options.starting_position!r}, a time in the "
-                    "future: set latest to read what is written from now on"
-                )
             rows = [row for row in rows if (row.created_ms or 0) <= at_ms][-2:] or rows
         if not rows:
             return await self._begin(catalog)
@@ -151,24 +146,6 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = await catalog.stretches(Bounds(), rows[:1])
             return Place(rows[0].row_id, found[0].stretch.first)
         return Place(rows[0].row_id, rows[0].first)
-
-    async def _checked_start(self, catalog: Catalog, starting: Place) -> Place:
-        """Return the start that the option names, or raise InvalidArgumentError behind the readable end.
-
-        A query that began there would drop the records that are written up to that place.
-        """
-        last = await self._last_place(catalog)
-        if starting > last:
-            raise InvalidArgumentError(
-                f"the option startingPosition is {starting.row_id}:{starting.entry_id}, and the readable "
-                f"records end at {last.row_id}:{last.entry_id}: set a position up to that one, or latest"
-            )
-        rows = [row for row in await catalog.listed() if row.row_id >= starting.row_id][:_TAIL_ROWS]
-        found = await catalog.stretches(Bounds(), rows)
-        if found and found[0].stretch.row_id == starting.row_id and found[0].stretch.is_complete:
-            end = found[0].stretch.end
-            return end if starting.entry_id > found[0].stretch.last else starting
-        return starting
 
     async def _last_place(self, catalog: Catalog) -> Place:
         rows = await catalog.listed()
@@ -261,16 +238,10 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._options.ledger is None and start < listing.begin:
             self._report_loss(start, listing.begin)
-        if listing.rows and start > Place(listing.rows[-1].row_id + 1, 0):
-            self._report_set_back(start, Place(listing.rows[-1].row_id + 1, 0))
         rows = [row for row in listing.rows if row.row_id >= start.row_id]
         if end is not None:
             rows = [row.as_of(end) for row in rows if row.row_id <= end.row_id]
         found = await catalog.stretches(Bounds(), rows)
-        if found and found[0].stretch.row_id == start.row_id and found[0].stretch.is_complete:
-            behind = Place(start.row_id, found[0].stretch.last + 1)
-            if start > max(behind, Place(start.row_id, found[0].stretch.first)):
-                self._report_set_back(start, behind)
         if self._options.ledger is not None and found:
             stretch = found[0].stretch
             if stretch.row_id == start.row_id and stretch.first > start.entry_id:
@@ -299,20 +270,6 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"{message}. To go on with what is left, set failOnDataLoss to false", ledger_id=start.row_id
             )
         logger.warning("%s: it goes on with what is left, since failOnDataLoss is false", message)
-
-    def _report_set_back(self, start: Place, end: Place) -> None:
-        """Raise InvalidArgumentError for an offset behind the end of the list, or of a complete ledger.
-
-        The offset's records were read, and the log has lost them: its metadata are older than the checkpoint.
-        A query that went on would drop the records that are written up to the offset.
-        """
-        options = self._options
-        what = f"log {options.log[0]!r}" if options.ledger is None else f"ledger {options.ledger[0]!r}"
-        raise InvalidArgumentError(
-            f"the query has read {what} up to {start.row_id}:{start.entry_id}, and there it ends at "
-            f"{end.row_id}:{end.entry_id}: the log or its metadata are older than the checkpoint (restored "
-            "from a copy). Restore the newest metadata, or start the query with a new checkpoint"
-        )
 
     def _ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
         async def ask() -> T:

@@ -84,3 +84,12 @@ async def test_handles_show_what_they_are_and_no_secret(cluster: RunningCluster)
             assert repr(log) == "<LogWriter of log 'shown': last position None>"
     assert repr(client).startswith("<Client: closed")
     assert "secret" not in f"{writer!r} {log!r} {client!r} {reader!r}"
+
+
+def test_spares_come_on_top_of_the_bookies_that_a_directory_has(tmp_path: Path) -> None:
+    assert RunningCluster(tmp_path, "-n", "4").end()[0] == 0
+    running = RunningCluster(tmp_path, "--spares", "1")
+    assert len(running.pids()) == 5
+    assert running.end()[0] == 0
+    error = Cli().run("cluster", "up", "-n", "3", "--dir", str(tmp_path), code=2).decode()
+    assert "-n 3 is refused" in error

@@ -117,9 +117,6 @@ def test_an_export_is_imported_byte_for_byte(spark: SparkSession, bookies: Booki
     rows = spark.read.format("ledger").option("metadata", bookies.uri).option("log", "imported").load()
     assert rows.count() == 510
     assert rows.schema == frame.schema
-    with pytest.raises(client_aio.InvalidArgumentError, match="were imported into log 'imported' before"):
-        import_(spark, bookies.uri, folder, log="imported")
-    assert bookies.ledgers_of("imported")[1] == set(), "the second import writes nothing"
     with pytest.raises(AnalysisException, match="already exists"):
         export(spark, bookies.uri, folder, log="exported")
 
