@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from bookie_aio.server import bookie
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
+from client_aio.cli import bookie
 from client_aio.cli.main import main
 
 SEGMENT_BYTES = 2 * 1024 * 1024
