@@ -163,9 +163,6 @@ def eligible(
     return chosen
 
 
-_STEPS_MAX = 10_000
-
-
 class RackAware:
     """Draws bookies by weight so that each write set spans at least two racks, if the candidates allow it.
 

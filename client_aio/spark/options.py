@@ -168,12 +168,6 @@ def _field_of(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
 
 
-def option_of(field: str) -> str:
-    """Turn `partition_bytes` into `partitionBytes`, as the user wrote it."""
-    first, *rest = field.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
 def _uri(name: str, text: str) -> str:
     parse_uri(text)
     return text
