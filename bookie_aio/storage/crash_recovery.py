@@ -29,13 +29,14 @@ from metadata.errors import CorruptRecordError, DiskFailedError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from bookie_aio.storage.disk.disk import Disk
+    from bookie_aio.storage.disk.disk import Disk, File
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.segment.index import IndexHead, LedgerRow
     from bookie_aio.storage.segment.segment_set import SegmentSet
     from metadata.errors import StorageError
 
 DAMAGED_SUFFIX = ".damaged"
+_SCAN_BYTES = 1024 * 1024
 
 
 @dataclass
@@ -312,8 +313,11 @@ class CrashRecovery:
                 file.close()
                 raise
             if index is None:
-                file.close()
-                if is_listed or index_name in self._at:
+                try:
+                    is_used = is_listed or index_name in self._at or await _holds_data(file)
+                finally:
+                    file.close()
+                if is_used:
                     await self._disk.rename(path, path + DAMAGED_SUFFIX)
                     await self._lose(segment_id, f"segment {segment_id}: {error}")
                 else:
@@ -526,6 +530,19 @@ class CrashRecovery:
             return
         segment.index, segment.end = result.index, result.end
         self._segments.add(segment)
+
+
+async def _holds_data(file: File) -> bool:
+    """Return whether anything was ever written behind a segment's header.
+
+    A segment is created with a durable header in front of zeros. Only then is it written to. Without this
+    check a damaged header would make a used segment look like one whose creation a crash interrupted.
+    """
+    for start, end in await file.written():
+        for at in range(max(start, form.DATA_OFFSET), end, _SCAN_BYTES):
+            if bytes(await file.read(at, min(_SCAN_BYTES, end - at))).strip(b"\0"):
+                return True
+    return False
 
 
 async def _known_already(previous: tuple[int, int]) -> tuple[int, int] | None:
