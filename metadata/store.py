@@ -113,6 +113,11 @@ class MetadataStore(abc.ABC):
         """
         return math.inf
 
+    @property
+    def registration_wait_s(self) -> float:
+        """Return the time after which the registration of a process that died has ended."""
+        return 0.0
+
     @abc.abstractmethod
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
         """Create the key, and its parents where they are missing.
@@ -203,6 +208,17 @@ class MetadataStore(abc.ABC):
     @abc.abstractmethod
     async def allocate_ids(self, name: str, count: int) -> range:
         """Draw a block of `count` ids, from 0 up, never drawn by another call. Unused ids are lost."""
+
+    @abc.abstractmethod
+    async def ids_drawn(self, name: str) -> int:
+        """Return the lowest id of a sequence that no call has drawn.
+
+        It counts every call that had returned, to any client, before this call.
+        """
+
+    @abc.abstractmethod
+    async def raise_ids(self, name: str, least: int) -> None:
+        """Let the sequence go on at `least` or higher: no lower id is drawn from now on."""
 
     @abc.abstractmethod
     async def sync(self, key: str) -> None:

@@ -14,9 +14,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Self
 
+from bookie_aio.server.age import BookieAge
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
+from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from bookie_aio.server.registration import BookieRegistration, establish_identity
 from bookie_aio.storage.engine import Engine, StorageConfig
@@ -62,6 +64,8 @@ class Bookie:
         self._connections: set[Connection] = set()
         self._warnings = RepeatedWarnings(log, self._loop)
         self._engine: Engine | None = None
+        self._age: BookieAge | None = None
+        self._given_ids: GivenIds | None = None
         self._dispatcher: Dispatcher | None = None
         self._ledger_gc: LedgerGarbageCollector | None = None
         self._server: asyncio.Server | None = None
@@ -127,6 +131,7 @@ class Bookie:
 
     async def _open(self, disk: Disk, store: MetadataStore, rng: random.Random) -> None:
         config = self._config
+        age = BookieAge(config, store, disk, rng)
         self._engine = await Engine.open(
             disk,
             config.directories,
@@ -136,10 +141,16 @@ class Bookie:
             on_failed=self._on_failed,
             on_writable=self._on_writable,
             on_warning=self._on_warning,
+            begin=age.begin,
         )
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
-        self._ledger_gc = LedgerGarbageCollector(self._engine, store, self._cookie, config.unnamed_grace_s)
+        await age.settle(self._engine)
+        self._age = age
+        self._given_ids = GivenIds(age.ids_known, age.learn_ids)
+        self._ledger_gc = LedgerGarbageCollector(
+            self._engine, store, self._cookie, age, self._given_ids, config.unnamed_grace_s
+        )
         self._dispatcher = Dispatcher(
             engine=self._engine,
             limits=config.limits,
@@ -155,6 +166,8 @@ class Bookie:
             info=self.info,
             authoriser=self._authoriser or LedgerAuthoriser(self._engine),
             drop_if_deleted=self._ledger_gc.drop_if_deleted,
+            given_ids=self._given_ids,
+            not_free_below=lambda: age.not_free_below,
         )
         self._ledger_gc.start(config.sweep_interval_s)
 
@@ -196,6 +209,8 @@ class Bookie:
         )
         # The engine may have become read-only, or writable, while the registration was under way.
         self._registration.set_writable(self._engine.is_writable)
+        assert self._age is not None
+        self._age.start(self._on_failed)
 
     # --- the engine's calls --------------------------------------------------------------------
 
@@ -235,6 +250,8 @@ class Bookie:
         assert self._engine is not None
         assert self._dispatcher is not None
         assert self._ledger_gc is not None
+        assert self._age is not None
+        assert self._given_ids is not None
         return {
             "bookie_id": self.bookie_id,
             "instance_id": self._cookie.instance_id,
@@ -254,6 +271,9 @@ class Bookie:
             "ledgers_dropped": self._ledger_gc.dropped,
             "ledgers_forgotten": self._ledger_gc.forgotten,
             "ledgers_trimmed": self._ledger_gc.trimmed,
+            "age": self._age.number,
+            "ids_given_out": self._given_ids.below,
+            "metadata_set_back": self._age.doubt_as_json(),
             "counters": self._dispatcher.metrics.to_json(),
             "storage": self._engine.metrics(),
         }
@@ -277,6 +297,10 @@ class Bookie:
             await self._ledger_gc.close()
         if self._engine is not None and not self.stopped.done():
             await self._finish_accepted(self._engine)
+        if self._age is not None:
+            await self._age.close()
+        if self._given_ids is not None:
+            await self._given_ids.close()
         await self._deregister()
         await self._close_connections()
         if self._engine is not None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DRAFT = COOKIE + TEMPORARY_SUFFIX
-_NOT_DATA = {COOKIE, _DRAFT, LOCK, "lost+found"}
+_NOT_DATA = {COOKIE, _DRAFT, LOCK, "lost+found"}  # `AGE` is data: it is written after formatting
 _OF_A_DRAFT = {CHECKPOINT, CHECKPOINT + TEMPORARY_SUFFIX}
 _COOKIE_BYTES_MAX = 64 * 1024
 _RETRY_S = 0.5

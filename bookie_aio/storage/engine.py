@@ -38,7 +38,7 @@ from metadata.errors import (
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from bookie_aio.storage.disk.disk import DirectoryLock, Disk
     from bookie_aio.storage.journal import Group
@@ -131,6 +131,7 @@ class Engine:
         on_failed: Callable[[StorageError], None],
         on_writable: Callable[[bool], None],
         on_warning: Callable[[str], None] = lambda text: None,
+        begin: Callable[[], Awaitable[int | None]] | None = None,
     ) -> Engine:
         """Lock the directories, replay what a crash left, and be ready to serve.
 
@@ -142,6 +143,8 @@ class Engine:
             on_writable: called with False when space ran out or fences may be lost, with True when there is
                 space again.
             on_warning: called with a sentence for the log, for an operator to act on.
+            begin: awaited with the directories locked, before anything is read. Returns the highest ledger id
+                that data was lost of, as the caller knows, for a mark in the first group; None for none.
 
         Raises:
             DirectoryInUseError: another process has one of the directories open.
@@ -152,7 +155,7 @@ class Engine:
         """
         engine = cls(disk, directories, config, on_indexed, on_failed, on_writable)
         try:
-            await engine._start(draw_generation, on_warning)
+            await engine._start(draw_generation, on_warning, begin)
         except BaseException:
             engine._segments.file_cache.close()
             for lock in engine._locks:
@@ -160,11 +163,19 @@ class Engine:
             raise
         return engine
 
-    async def _start(self, draw_generation: Callable[[], int], on_warning: Callable[[str], None]) -> None:
+    async def _start(
+        self,
+        draw_generation: Callable[[], int],
+        on_warning: Callable[[str], None],
+        begin: Callable[[], Awaitable[int | None]] | None,
+    ) -> None:
         config = self._config
         self._locks.extend(map(self._disk.lock_directory, self._directories))
+        lost_up_to = None if begin is None else await begin()
         recovery = CrashRecovery(self._disk, self._directories, self._segments)
         recovered = await recovery.run(spare_bytes=config.segment_bytes)
+        if lost_up_to is not None:
+            recovered.lose_all(f"the directory was set back: ledgers up to {lost_up_to} may have lost data")
         self.notes = recovered.notes
         self._health.lost_data_of_any_ledger = recovered.lost_data_of_any_ledger
         self._ledgers = LedgerStates(recovered.ledgers, recovered.deleted)
@@ -484,6 +495,25 @@ class Engine:
     def is_deleted(self, ledger_id: int) -> bool:
         """Return whether a tombstone was accepted for the ledger, perhaps not durable yet."""
         return self._ledgers.is_deleted(ledger_id)
+
+    def is_known(self, ledger_id: int) -> bool:
+        """Return whether anything was ever accepted for the ledger, a tombstone included."""
+        return self._ledgers.get(ledger_id) is not None or self._ledgers.is_deleted(ledger_id)
+
+    @property
+    def highest_ledger(self) -> int:
+        """Return the highest id of a ledger that has a state or a tombstone; −1 for none."""
+        return self._ledgers.highest()
+
+    @property
+    def groups_written(self) -> int:
+        """Return the number of groups that became durable since the start."""
+        return self._metrics.groups
+
+    @property
+    def disk(self) -> Disk:
+        """Return the disk of the directories, which is fail-stop for names."""
+        return self._disk
 
     @property
     def eviction_candidates(self) -> set[int]:

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VERSION_MIN = 3
-VERSION_MAX = 3
+VERSION_MAX = 4
+VERSION_IS_FREE = 4
+"""The first version with IS_FREE."""
 ANSWER = 0x80
 NO_TERM = -1
 """A read's `term` when it does not fence."""
@@ -52,6 +54,7 @@ class Op(enum.IntEnum):
     INFO = 9
     FORCE = 10
     DELETE = 11
+    IS_FREE = 12
 
 
 class Status(enum.IntEnum):
@@ -70,6 +73,7 @@ class Status(enum.IntEnum):
     WRONG_BOOKIE = 10
     SHUTTING_DOWN = 11
     INTERNAL_ERROR = 12
+    ID_TAKEN = 13  # the id of a new ledger was used before, or was not given out
 
 
 class Stop(enum.IntEnum):
@@ -385,13 +389,22 @@ class Delete(Message):
 
 
 @dataclass(slots=True)
+class IsFree(Message):
+    """Asks whether a new ledger may have this id: the bookie has never heard of it."""
+
+    op = Op.IS_FREE
+    schema = (_LEDGER,)
+    ledger_id: int
+
+
+@dataclass(slots=True)
 class Done(Message):
-    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO."""
+    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO, IS_FREE."""
 
     op = Op.PING
 
 
-_ALL = (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete)
+_ALL = (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete, IsFree)
 REQUESTS: dict[int, type[Message]] = {message.op: message for message in _ALL}
 ANSWERS: dict[int, type[Message]] = {
     Op.HELLO: HelloAnswer,
@@ -405,6 +418,7 @@ ANSWERS: dict[int, type[Message]] = {
     Op.INFO: Done,
     Op.FORCE: Done,
     Op.DELETE: Done,
+    Op.IS_FREE: Done,
 }
 
 

@@ -47,6 +47,7 @@ from metadata.errors import (
     EntryUnknownError,
     FrameTooLargeError,
     LedgerFencedError,
+    LedgerIdTakenError,
     MalformedFrameError,
     NoSuchLedgerError,
     NotABookieError,
@@ -87,6 +88,7 @@ _ERRORS: dict[Status, type[BookKeeperError]] = {
     Status.WRONG_BOOKIE: NotABookieError,
     Status.SHUTTING_DOWN: BookieUnavailableError,
     Status.INTERNAL_ERROR: BookieError,
+    Status.ID_TAKEN: LedgerIdTakenError,
 }
 
 
@@ -115,6 +117,7 @@ class BookieConnection(asyncio.BufferedProtocol):
     def __init__(self, bookie_id: str, on_lost: Callable[[BookieConnection], None]) -> None:
         self.bookie_id = bookie_id
         self.nonce = ""
+        self.version = 0
         self.error: BookKeeperError | None = None
         self._on_lost = on_lost
         self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX)
@@ -322,6 +325,7 @@ class BookieConnection(asyncio.BufferedProtocol):
                 f"expected bookie {self.bookie_id}, found {answer.bookie_id}", bookie_id=self.bookie_id
             )
         self.bookie_id = answer.bookie_id
+        self.version = answer.version
         self.nonce = answer.nonce
         self._parser.frame_bytes_max = (
             max(FRAME_BYTES_MAX, answer.frame_bytes_max) + HANDSHAKE_FRAME_BYTES_MAX

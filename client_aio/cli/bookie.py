@@ -67,6 +67,13 @@ async def serve(
     allow_remote_without_auth: Annotated[
         bool, typer.Option("--allow-remote-without-auth", help="Listen beyond this machine, open to anybody.")
     ] = False,
+    accept_older_copy: Annotated[
+        bool,
+        typer.Option(
+            "--accept-older-copy",
+            help="Start on an older copy of a directory that is lost; the entries written since are owed.",
+        ),
+    ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
     stop_with_parent: Annotated[
@@ -95,6 +102,7 @@ async def serve(
         weight=weight,
         allow_remote_without_auth=allow_remote_without_auth,
         sweep_interval_s=sweep_interval,
+        accept_older_copy=accept_older_copy,
         limits=Limits(connections_max=connections_max),
         storage=StorageConfig(files_max=files_max),
     )

@@ -6,12 +6,23 @@ made here.
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from bookie_aio.wire.messages import VERSION_IS_FREE, Done, IsFree
 from client_aio.core.digest import check_choice
 from client_aio.ledger.writer import LedgerWriter
-from metadata.errors import InvalidArgumentError
+from metadata.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerExistsError,
+    LedgerIdTakenError,
+    NoSuchLedgerError,
+    VersionConflictError,
+)
 from metadata.model.ledger import DIGESTS, LedgerMetadata, check_custom, check_quorums
 
 if TYPE_CHECKING:
@@ -23,6 +34,12 @@ if TYPE_CHECKING:
     from metadata.store import Version
 
 Writer = TypeVar("Writer", bound=LedgerWriter)
+
+logger = logging.getLogger(__name__)
+
+_IDS_TRIED_MAX = 8
+_ASKED_S = 1.0
+"""The time that bookies have to say whether an id is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +79,91 @@ async def create_ledger(
 
     Raises:
         NotEnoughBookiesError: fewer than E bookies can be reached.
+        LedgerIdTakenError: bookies refused every id that was drawn.
         MetadataUnavailableError: the ledger may exist, now or later. No client has its id.
     """
-    metadata, proof = await new_metadata(context, settings, id_min=id_min)
-    version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+    metadata, version, proof = await create_metadata(context, settings, id_min=id_min)
     return await start_writer(context, make(context, metadata, version, proof))
 
 
-async def new_metadata(
+async def create_metadata(
     context: ClientContext,
     settings: LedgerSettings,
     *,
     id_min: int = 0,
     unbounded: UnboundedRecord | None = None,
+) -> tuple[LedgerMetadata, Version, Digest]:
+    """Write a new ledger's metadata, under an id that the bookies chosen have never heard of.
+
+    A metadata store that was set back to an older copy gives ids out twice. A bookie that holds or has
+    dropped the former ledger says so, and another id is drawn. The bookies are asked while the metadata are
+    written.
+
+    Raises:
+        NotEnoughBookiesError: fewer than E bookies can be reached.
+        LedgerIdTakenError: bookies refused every id that was drawn.
+        MetadataUnavailableError: the ledger may exist, now or later. No client has its id.
+    """
+    refused: LedgerIdTakenError | LedgerExistsError | None = None
+    for _ in range(_IDS_TRIED_MAX):
+        metadata, proof = await _new_metadata(context, settings, id_min=id_min, unbounded=unbounded)
+        asking = asyncio.ensure_future(_refusal(context, metadata))
+        try:
+            version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+            refused = await asking
+            if refused is None:
+                return metadata, version, proof
+            with suppress(NoSuchLedgerError, VersionConflictError):
+                await context.ledgers.delete(metadata.ledger_id, version)
+        except LedgerExistsError as error:
+            refused = error
+        finally:
+            asking.cancel()
+        logger.warning("ledger=%d another id is drawn: %s", metadata.ledger_id, refused)
+        context.ledgers.discard_ids()
+    assert refused is not None
+    raise refused
+
+
+async def _refusal(context: ClientContext, metadata: LedgerMetadata) -> LedgerIdTakenError | None:
+    """Ask the bookies of a new ledger whether its id is free; return the first refusal.
+
+    A bookie that does not answer in time does not hold the creation up: it proves nothing.
+    """
+    ledger_id = metadata.ledger_id
+
+    async def ask(bookie_id: str) -> LedgerIdTakenError | None:
+        try:
+            connection = await context.pool.get(bookie_id)
+            if connection.version >= VERSION_IS_FREE:
+                timeout_s = context.config.read_timeout_s
+                await connection.call(IsFree(ledger_id), Done, timeout_s=timeout_s, ledger_id=ledger_id)
+        except LedgerIdTakenError as error:
+            return error
+        except BookKeeperError as error:
+            logger.debug("ledger=%d bookie=%s was not asked: %s", ledger_id, bookie_id, error)
+        return None
+
+    asked = [asyncio.ensure_future(ask(each)) for each in metadata.last_fragment.bookies]
+    try:
+        for answer in asyncio.as_completed(asked, timeout=_ASKED_S):
+            if (refusal := await answer) is not None:
+                return refusal
+    except TimeoutError:
+        pass
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    return None
+
+
+async def _new_metadata(
+    context: ClientContext,
+    settings: LedgerSettings,
+    *,
+    id_min: int,
+    unbounded: UnboundedRecord | None,
 ) -> tuple[LedgerMetadata, Digest]:
     """Draw an id and find an ensemble; return a new ledger's metadata, not written yet, and its digest.
 

@@ -61,6 +61,10 @@ class LedgerStore:
                 raise MetadataCorruptError(f"ledger ids are used up: the store gave out {block}")
             self._ids = iter(block)
 
+    def discard_ids(self) -> None:
+        """Drop the rest of the block that was drawn ahead: its ids may have been given out before."""
+        self._ids = iter(())
+
     async def create_ledger(self, metadata: LedgerMetadata, *, token: str | None = None) -> Version:
         """Write a new ledger's metadata.
 

@@ -372,6 +372,12 @@ class ClientStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         return await self.inner.allocate_ids(name, count)
 
+    async def ids_drawn(self, name: str) -> int:
+        return await self.inner.ids_drawn(name)
+
+    async def raise_ids(self, name: str, least: int) -> None:
+        await self.inner.raise_ids(name, least)
+
     async def sync(self, key: str) -> None:
         self.syncs += 1
         self._past.pop(key, None)

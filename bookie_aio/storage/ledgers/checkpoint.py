@@ -86,6 +86,10 @@ class IdRanges:
             self._firsts.insert(at, one)
             self._lasts.insert(at, one)
 
+    def highest(self) -> int:
+        """Return the highest id in the set; −1 for none."""
+        return self._lasts[-1] if self._lasts else -1
+
     def __contains__(self, one: int) -> bool:
         firsts = self._firsts
         if not firsts:

@@ -163,6 +163,10 @@ class LedgerStates:
         elif change.kind == form.KIND_MARK:
             state.is_damaged = True
 
+    def highest(self) -> int:
+        """Return the highest id of a ledger with a state or a tombstone; −1 for none."""
+        return max(self.states.highest(), self.deleted.highest(), *self.tombstones_pending, -1)
+
     def list(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
         """Return the ids of up to `count_max` ledgers, ascending, and where to go on or −1."""
         ids = list(islice(self.states.ids_from(from_ledger), count_max + 1))

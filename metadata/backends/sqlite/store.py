@@ -42,7 +42,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     is_unforeseen,
 )
-from metadata.keys import check_count, check_key, check_value, token_of
+from metadata.keys import check_count, check_key, check_sequence, check_value, token_of
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
@@ -191,6 +191,10 @@ class SqliteMetadataStore(MetadataStore):
         given, token = token is not None, token_of(token)
         return await self._write(lambda: self._tables.create(key, value, token, given))
 
+    @property
+    def registration_wait_s(self) -> float:
+        return self._lease_s * 2 + REMOVAL_PATIENCE_S
+
     async def read(self, key: str) -> Versioned:
         check_key(key)
         return await self._submit(lambda: self._tables.read(key))
@@ -235,7 +239,7 @@ class SqliteMetadataStore(MetadataStore):
         # `_maintain`, here or in any other process, removes the key.
         changes = self.watch(key)
         try:
-            async with asyncio.timeout(self._lease_s * 2 + REMOVAL_PATIENCE_S):
+            async with asyncio.timeout(self.registration_wait_s):
                 async for _ in changes:
                     if await registration.put():
                         break
@@ -254,6 +258,14 @@ class SqliteMetadataStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         check_count(name, count)
         return await self._write(lambda: self._tables.allocate(name, count))
+
+    async def ids_drawn(self, name: str) -> int:
+        check_sequence(name)
+        return await self._submit(lambda: self._tables.drawn(name))
+
+    async def raise_ids(self, name: str, least: int) -> None:
+        check_sequence(name, least)
+        await self._write(lambda: self._tables.raise_to(name, least))
 
     async def sync(self, key: str) -> None:
         """Do nothing: every read of this store sees the last transaction of any process."""

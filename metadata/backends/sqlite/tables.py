@@ -176,6 +176,21 @@ class Tables:
             ).fetchall()
             return range(next_id - count, next_id)
 
+    def drawn(self, name: str) -> int:
+        """Return the lowest id that was not drawn; see `MetadataStore.ids_drawn`."""
+        with self._translated():
+            rows = self._database.execute("SELECT next_id FROM counter WHERE name = ?", (name,)).fetchall()
+            return int(rows[0][0]) if rows else 0
+
+    def raise_to(self, name: str, least: int) -> None:
+        """Let a sequence go on at `least` or higher; see `MetadataStore.raise_ids`."""
+        with self._writing():
+            self._database.execute(
+                "INSERT INTO counter (name, next_id) VALUES (?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET next_id = MAX(next_id, excluded.next_id)",
+                (name, least),
+            )
+
     # Watches
 
     def signature(self, key: str) -> Signature:

@@ -61,6 +61,7 @@ from metadata.keys import (
     ancestors_of,
     check_count,
     check_key,
+    check_sequence,
     check_value,
     token_of,
 )
@@ -499,6 +500,10 @@ class ZooKeeperMetadataStore(MetadataStore):
             self._session.remove_watcher(path, changed)
             self._watching.discard(changed)
 
+    @property
+    def registration_wait_s(self) -> float:
+        return self._session.timeout_s * 2
+
     async def register(self, key: str, value: bytes) -> Registration:
         check_key(key)
         registration = ZooKeeperRegistration(self, key, check_value(value))
@@ -507,7 +512,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         try:
             # The holder may be this process from before a crash; its session then expires. Servers check for
             # expired sessions once per tick, which is at most half a session timeout.
-            async with asyncio.timeout(self._session.timeout_s * 2) as patience:
+            async with asyncio.timeout(self.registration_wait_s) as patience:
                 async for _ in changes:
                     is_held = not await registration.put()
                     if not is_held:
@@ -544,6 +549,36 @@ class ZooKeeperMetadataStore(MetadataStore):
             return range(start, start + count)
 
         return await self._settle(f"allocate ids of {name!r}", attempt)
+
+    async def ids_drawn(self, name: str) -> int:
+        check_sequence(name)
+        path = self._path(f"{KEY_IDS}/{name}")
+
+        async def attempt(state: Attempt) -> int:
+            if not state.is_synced:
+                await self._sync(state)  # a lagging server would not count the last draws
+            try:
+                data, _ = await self._session.get(path)
+            except NoNodeError:
+                return 0
+            return unseal_counter(path, data)
+
+        return await self._settle(f"read the sequence of ids {name!r}", attempt)
+
+    async def raise_ids(self, name: str, least: int) -> None:
+        check_sequence(name, least)
+        path = self._path(f"{KEY_IDS}/{name}")
+
+        async def attempt(_: Attempt) -> None:
+            try:
+                data, stat = await self._session.get(path)
+            except NoNodeError:
+                await self._session.create(path, seal_counter(least))
+                return
+            if unseal_counter(path, data) < least:
+                await self._session.set(path, seal_counter(least), stat.version)
+
+        await self._settle(f"raise the sequence of ids {name!r}", attempt)
 
     async def sync(self, key: str) -> None:
         check_key(key, root_allowed=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bookie_aio.wire.messages import Delete, ListLedgers, Status
-from metadata.access.ledgers import LedgerStore
+from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.backends.uri import open_store
 from metadata.errors import NoSuchLedgerError
 from metadata.model.ledger import LedgerMetadata
@@ -44,6 +44,7 @@ async def test_a_new_ledger_not_yet_visible_at_a_lagging_zookeeper_server_is_not
         await open_store(f"zk://{ensemble.follower.address}{root}") as behind,
     ):
         ledgers = LedgerStore(others)
+        await others.raise_ids(LEDGER_SEQUENCE, 100)
         await ledgers.create_ledger(LedgerMetadata.new(1, **SIZES))
         await behind.sync("ledgers")
         store = await open_store(behind.uri)  # closed with the bookie

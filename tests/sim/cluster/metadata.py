@@ -33,7 +33,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
 )
-from metadata.keys import check_count, check_token, check_value, name_of, parent_of
+from metadata.keys import check_count, check_sequence, check_token, check_value, name_of, parent_of
 from metadata.keys import check_key as _check_key
 from metadata.store import MetadataStore, Registration, Version, Versioned
 from tests.sim.cluster.loop import SimLoop
@@ -357,6 +357,10 @@ class SimMetadataStore(MetadataStore):
         self._seen = max(self._seen, number)
         watch.event.set()
 
+    @property
+    def registration_wait_s(self) -> float:
+        return self._session_timeout_s * 1.5
+
     async def register(self, key: str, value: bytes) -> Registration:
         check_key(key)
         registration = SimRegistration(self, key, check_value(value))
@@ -364,7 +368,7 @@ class SimMetadataStore(MetadataStore):
         self._live()
         self._watches.setdefault(key, {})[watch] = None
         try:
-            async with asyncio.timeout(self._session_timeout_s * 1.5):
+            async with asyncio.timeout(self.registration_wait_s):
                 while not await self._call(registration.create):
                     await watch.event.wait()
                     watch.event.clear()
@@ -382,6 +386,14 @@ class SimMetadataStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         check_count(name, count)
         return await self._call(lambda: self.tree.allocate(name, count))
+
+    async def ids_drawn(self, name: str) -> int:
+        check_sequence(name)
+        return await self._call(lambda: self._wrote(self.tree.drawn(name)))
+
+    async def raise_ids(self, name: str, least: int) -> None:
+        check_sequence(name, least)
+        await self._call(lambda: self._wrote(self.tree.raise_to(name, least)))
 
     async def sync(self, key: str) -> None:
         check_key(key, root_allowed=True)
