@@ -40,7 +40,7 @@ from bookie_aio.core.identity import (
 from bookie_aio.storage.disk.disk import write_file
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.structured_logging import fields
-from metadata.access.bookies import AgeRecord, SetBacks
+from metadata.access.bookies import AgeRecord, BookieRecord, SetBacks
 from metadata.access.ledgers import LEDGER_SEQUENCE
 from metadata.errors import (
     CookieMismatchError,
@@ -58,7 +58,7 @@ from metadata.ids import KEY_SET_BACKS, age_key, available_key
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from bookie_aio.config import BookieConfig
     from bookie_aio.storage.disk.disk import Disk
@@ -79,13 +79,18 @@ class BookieAge:
     `has_lost` says that the directories were found to be older than the store's record.
     """
 
-    def __init__(self, config: BookieConfig, store: MetadataStore, disk: Disk, rng: random.Random) -> None:
-        """Take what the bookie was started with; `begin` reads the directories."""
+    def __init__(
+        self, config: BookieConfig, store: MetadataStore, disk: Disk, rng: random.Random, *, token: str
+    ) -> None:
+        """Take what the bookie was started with; `begin` reads the directories.
+
+        `token` was drawn for this start.
+        """
         self._config = config
         self._bookie_id = config.bookie_id
         self._store = store
         self._disk = disk
-        self._token = f"{rng.getrandbits(64):016x}"
+        self.token = token  # after `begin`: that of the age, which an earlier start may have drawn
         self._rng = rng
         self._file = AgeFile()
         self._is_new = False
@@ -140,12 +145,12 @@ class BookieAge:
             MetadataError: the metadata store cannot be reached.
         """
         files = [await _read(self._disk, path) for path in self._config.directories]
-        await self._wait_until_unregistered()
+        await self._wait_until_unregistered([file for file in files if file is not None])
         place = list(self._config.directories)
         for _ in range(_CONFLICTS_MAX):
             stored, version = await self._read_stored()
             self._is_new = stored is None and not any(files)
-            verdict = judge_age(files, stored, place=place, token=self._token)
+            verdict = judge_age(files, stored, place=place, token=self.token)
             if verdict.is_moved and not self._config.accept_older_copy:
                 raise _is_copy(self._bookie_id, self._config.directories, stored)
             self.has_lost = verdict.file.has_lost
@@ -163,20 +168,27 @@ class BookieAge:
         else:
             raise MetadataUnavailableError(f"the age of bookie {self._bookie_id} is raised by others as well")
         if self._file.intended:
-            self._token = self._file.intended_token
+            self.token = self._file.intended_token
         return max(0, await self._store.ids_drawn(LEDGER_SEQUENCE) - 1) if self.has_lost else None
 
-    async def _wait_until_unregistered(self) -> None:
-        """Wait until no bookie of this id is registered: the age of a running bookie must not be raised.
+    async def _wait_until_unregistered(self, files: Sequence[AgeFile]) -> None:
+        """Wait until no other bookie of this id is registered: its age must not be raised.
 
-        The registration may be that of this bookie from before a crash. It then ends with its session.
+        A registration that carries a token of these directories is that of the process before this one. It is
+        dead, since the directories are locked. Another one may be that of an earlier process as well, and
+        then ends with its session.
         """
+        own = {token for file in files for token in (file.token, file.intended_token) if token}
         deadline = asyncio.get_running_loop().time() + self._store.registration_wait_s
         while True:
             try:
                 await self._store.sync(available_key(self._bookie_id))
-                await self._store.read(available_key(self._bookie_id))
+                record = BookieRecord.from_json(
+                    (await self._store.read(available_key(self._bookie_id))).value
+                )
             except NoSuchKeyError:
+                return
+            if record.nonce in own:
                 return
             if asyncio.get_running_loop().time() >= deadline:
                 raise KeyExistsError(
@@ -281,7 +293,7 @@ class BookieAge:
             if groups == self._groups_covered and not self._file.intended:
                 return
             if not self._file.intended:
-                intended = self._file.intend(self._file.number + 1, self._token)
+                intended = self._file.intend(self._file.number + 1, self.token)
                 try:
                     await self._write(intended)
                 except DiskFullError as error:
