@@ -244,6 +244,12 @@ class Bookie:
         if not self.stopped.done():
             self.stopped.set_result(error)
 
+    @property
+    def age(self) -> BookieAge:
+        """Return what the bookie knows of its age, and of set-backs of the metadata."""
+        assert self._age is not None
+        return self._age
+
     # --- metrics -------------------------------------------------------------------------------
 
     def info(self) -> dict[str, object]:
