@@ -9,7 +9,7 @@ one case: data was lost, every ledger is marked, one line tells of it, and no fi
 removed. They are:
 
 - A file names a newer checkpoint than the one there is, or no witness file is intact that could name one.
-  Such a checkpoint is *doubtful*. States are learnt from the table and the indexes, as without a checkpoint. Its
+  Such a checkpoint is *doubtful*. States are learnt from table and indexes, as without a checkpoint. Its
   own contents are lower bounds. A file that it does not list may be a good one, and stays.
 - A segment is shorter than its header says.
 - A segment is of another bookie, or of another generation than the checkpoint, the witness or its index has.
