@@ -25,13 +25,14 @@ from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, create_ledger
 from client_aio.ledger.writer import LedgerWriter
 from client_aio.log.operations import LogOperations
+from client_aio.log.ownership import delete_unlisted
 from client_aio.unbounded.operations import (
     UnboundedLedgerOperations,
     check_name_or_id,
     ledger_id_of,
     open_reader,
 )
-from metadata.access.bookies import BookieRecord, ensure_cluster
+from metadata.access.bookies import BookieRecord, find_cluster
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store, parse_uri
 from metadata.errors import (
@@ -75,6 +76,7 @@ def connect(
 
     Raises:
         InvalidArgumentError: the URI is wrong, or a setting is unknown or wrong.
+        NoSuchClusterError: on opening: the store does not exist, or holds no cluster. Nothing was made.
         MetadataUnavailableError: on opening: the store does not answer.
     """
     try:
@@ -120,9 +122,7 @@ class Client(LogOperations, UnboundedLedgerOperations):
         )
         directory = BookieDirectory(store, config)
         try:
-            cluster = await ensure_cluster(
-                store, draw_id=lambda: f"{tokens.getrandbits(128):032x}", now_ms=_now_ms()
-            )
+            cluster = await find_cluster(store)
             await directory.start()
         except BaseException:
             await directory.close()
@@ -235,15 +235,22 @@ class Client(LogOperations, UnboundedLedgerOperations):
             lambda: open_reader(self._context, ledger_id, recover=recover, password=password)
         )
 
-    async def delete_ledger(self, ledger_id: int | str, *, password: bytes = b"") -> None:
+    async def delete_ledger(
+        self, ledger_id: int | str, *, force: bool = False, password: bytes = b""
+    ) -> None:
         """Delete a ledger for good. A writer that is alive is fenced, and its late adds are refused.
 
         On return the metadata are gone, and all bookies that could be reached have dropped the ledger. The
         other bookies find out by themselves. Bookies free the space later. Cancelling leaves the ledger
         unchanged or deleted. If it was unbounded, pages may be left, which `sweep_log_orphans` deletes.
 
+        Args:
+            force: delete it even where a log lists it. Readers of that log get past it with
+                `read_log(on_gap="skip")` only.
+
         Raises:
             NoSuchLedgerError: there is no such ledger.
+            LedgerListedError: a log lists the ledger, and `force` is not given. Nothing was done.
             UnauthorizedAccessError: the password is not the ledger's. Nothing was done.
             MetadataUnavailableError: the metadata may be gone, now or later. No bookie was told.
             MetadataCorruptError: the ledger's metadata do not parse, so that the password cannot be checked.
@@ -251,7 +258,11 @@ class Client(LogOperations, UnboundedLedgerOperations):
         """
         self._context.check_open()
         check_name_or_id(ledger_id)
-        await delete_ledger(self._context, await ledger_id_of(self._context, ledger_id), password)
+        which = await ledger_id_of(self._context, ledger_id)
+        if force:
+            await delete_ledger(self._context, which, password)
+        else:
+            await delete_unlisted(self._context, self._lists, which, password)
 
     async def repair_ledger(
         self,

@@ -525,16 +525,19 @@ async def delete(
         typer.Argument(metavar="LEDGER...", help="Ids, or names of unbounded ones.", show_default=False),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete even what a log lists; its readers then meet a gap.")
+    ] = False,
     password_file: PasswordFile = None,
 ) -> int:
-    """Delete ledgers, for good. On a terminal it asks first."""
+    """Delete ledgers, for good. On a terminal it asks first. A ledger that a log lists is refused."""
     ask(f"Delete {', '.join(ledger_ids)} and every entry in it?", is_answered=yes)
     password = password_of(password_file)
     async with client_aio.connect(invocation.metadata_uri) as client:
 
         async def delete_one(text: str) -> int | str:
             which = name_or_id(text)
-            await client.delete_ledger(which, password=password)
+            await client.delete_ledger(which, force=force, password=password)
             return which
 
         return await delete_each(invocation.output, ledger_ids, delete_one, client_aio.NoSuchLedgerError)

@@ -91,6 +91,16 @@ async def append(
     output.note(f"{count:,} records")
 
 
+@command(app, "create")
+async def create(
+    invocation: Invocation, name: LogName, custom: Custom = None, password_file: PasswordFile = None
+) -> None:
+    """Create a log without a record. Disturbs nobody; a log that exists is refused."""
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        await client.create_log(name, custom_metadata=custom_of(custom), password=password_of(password_file))
+    invocation.output.document({"log": name}, text=name)
+
+
 @command(app, "cat")
 async def cat(
     invocation: Invocation,

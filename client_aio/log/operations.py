@@ -14,7 +14,7 @@ from client_aio.ledger.create import LedgerSettings
 from client_aio.log.add_ledgers import AddedToLog, Addition, add_to_log
 from client_aio.log.reader import LogReading, Start, check_start, records_of
 from client_aio.log.takeover import LogMetadata, read_log_metadata
-from client_aio.log.truncation import SweepReport, delete_log, sweep, truncate_log
+from client_aio.log.truncation import SweepReport, create_log, delete_log, sweep, truncate_log
 from client_aio.log.writer import LogWriter, open_log
 from metadata.access.logs import LogStore, log_names
 from metadata.model.ledger import check_custom
@@ -90,6 +90,30 @@ class LogOperations(ContextOwner):
         )
         limits = RollLimits(bytes=roll_bytes, entries=roll_entries, age_s=roll_age_s)
         return AwaitableContext(lambda: open_log(self._context, lists, settings, limits, create=create))
+
+    async def create_log(
+        self,
+        name: str,
+        *,
+        custom_metadata: Mapping[str, bytes] | None = None,
+        exist_ok: bool = False,
+        password: bytes = b"",
+    ) -> None:
+        """Create a log without a record. Disturbs no writer; `open_log` then opens it.
+
+        Cancelling leaves the log created or not.
+
+        Args:
+            custom_metadata: kept with the log, at most 64 KiB.
+            exist_ok: do nothing where the log exists.
+            password: of a former log of the name, whose deletion was cut off and is finished first.
+
+        Raises:
+            InvalidArgumentError: an argument is not legal.
+            LogExistsError: there is a log of that name.
+        """
+        custom = check_custom(custom_metadata or {})
+        await create_log(self._context, self._lists(name), custom, password, exist_ok=exist_ok)
 
     def read_log(
         self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
@@ -197,8 +221,8 @@ class LogOperations(ContextOwner):
             password: of the log's ledgers, and of the ledgers to add.
 
         Raises:
-            InvalidArgumentError: a ledger is not CLOSED, is given twice, or is found in the log. Or its
-                custom metadata say that it was made for another log, which may delete it.
+            InvalidArgumentError: a ledger is not CLOSED, is given twice, or is found in the log. Or it
+                belongs to another log, which may delete it.
             NoSuchLedgerError: a ledger does not exist.
             LedgerRecoveryError: too few bookies of the log's last ledgers answered; try again later.
             UnauthorizedAccessError: the password is not that of the log's last ledgers, or of a ledger to
@@ -211,6 +235,9 @@ class LogOperations(ContextOwner):
     async def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
         """Delete leftovers of crashed log writers: ledgers in no log, pages, unfinished deletions.
 
+        A ledger that was about to be added to a log by `add_to_log`, and is not in it, is kept: the sweep
+        takes the mark of the log from it.
+
         Deletes pages of deleted unbounded ledgers too. A deletion leaves a placeholder at the name of the log
         or ledger: no client then mistakes the name's next owner for the former one. Placeholders of an hour's
         age and more are deleted.
@@ -220,6 +247,7 @@ class LogOperations(ContextOwner):
 
         Args:
             older_than_s: keep younger ledgers: a writer that has just made one would have to make another.
+                Ages are by the clock of the metadata store.
             password: of ledgers that have one.
 
         Returns:

@@ -117,9 +117,9 @@ class Client(LogClient, UnboundedClient):
 
         return LedgerReader(self._background, self._run(open_()))
 
-    def delete_ledger(self, ledger_id: int | str, *, password: bytes = b"") -> None:
-        """Delete a ledger."""
-        self._run(self._client.delete_ledger(ledger_id, password=password))
+    def delete_ledger(self, ledger_id: int | str, *, force: bool = False, password: bytes = b"") -> None:
+        """Delete a ledger; with `force` even one that a log lists."""
+        self._run(self._client.delete_ledger(ledger_id, force=force, password=password))
 
     def list_ledgers(self, *, first: int = 0) -> list[int]:
         """Return the ids of all ledgers from `first` on, ascending."""

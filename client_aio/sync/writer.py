@@ -391,6 +391,10 @@ class LogClient(ClientHandle):
 
         return LogWriter(self._background, self._run(open_()))
 
+    def create_log(self, name: str, **options: Any) -> None:
+        """Create an empty log. Options as for `client_aio.Client.create_log`."""
+        self._run(self._client.create_log(name, **options))
+
     def read_log(
         self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
     ) -> Generator[LogRecord, None, None]:

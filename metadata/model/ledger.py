@@ -33,9 +33,10 @@ The stored form is a JSON object that an operator can read in a ZooKeeper shell:
      "fragments": [{"first_entry": 0, "content_term": 0, "bookies": ["b1", "b2", "b3"]}],
      "last_entry": null, "length": null, "custom": {"app": "ZGVtbw=="}}
 
-Two members are written only where they apply:
+These members are written only where they apply:
 
 - "guaranteed_write_quorum": true, for a ledger with guaranteed write quorum (rule 11);
+- "log": the log that the ledger belongs to, written before that log lists it;
 - "password", for a ledger with authentication codes (digest "hmac-sha256"): see `metadata.model.passwords`.
 
 An unbounded ledger has another "format", a member "unbounded", and as its fragments a paged list:
@@ -179,6 +180,8 @@ class LedgerMetadata:
     length: int | None = None
     custom: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     unbounded: UnboundedRecord | None = None
+    log: str = ""
+    """The log that the ledger was added to, or is being added to; empty for none."""
 
     @classmethod
     def new(
@@ -400,6 +403,10 @@ class LedgerMetadata:
         changed._check(InvalidTransitionError)
         return changed
 
+    def owned_by(self, log: str) -> LedgerMetadata:
+        """Return the ledger as that of a log; with "" as nobody's."""
+        return replace(self, log=log)
+
     def _closed_already(self, what: str) -> InvalidTransitionError:
         return InvalidTransitionError(
             f"ledger {self.ledger_id} is CLOSED at entry {self.last_entry} and cannot be {what}",
@@ -493,6 +500,7 @@ class LedgerMetadata:
                 "digest": self.digest,
                 **({} if self.password is None else {"password": self.password.to_document()}),
                 **({"guaranteed_write_quorum": True} if self.guaranteed_write_quorum else {}),
+                **({"log": self.log} if self.log else {}),
                 "created_ms": self.created_ms,
                 "term": self.term,
                 **({} if self.unbounded is None else {"unbounded": self.unbounded.to_document()}),
@@ -627,4 +635,11 @@ def _parse(cls: type[LedgerMetadata], document: dict[str, Any]) -> LedgerMetadat
             {str(key): base64.b64decode(value, validate=True) for key, value in document["custom"].items()}
         ),
         unbounded=unbounded,
+        log=_text(document.get("log", "")),
     )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a string")
+    return value
