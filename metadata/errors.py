@@ -20,6 +20,7 @@
     │   ├── LogExistsError
     │   ├── LedgerListedError           a log lists the ledger, which was to be deleted by itself
     │   ├── LogTruncatedError           the log begins behind that position
+    │   ├── RecordsLostError            a ledger of the log was closed with a loss
     │   ├── LogFencedError              another writer took the log over
     │   └── WriterAbortedError          the writer was aborted; its outstanding adds may survive
     ├── NotEnoughBookiesError
@@ -36,7 +37,7 @@
     │       └── NotABookieError
     ├── MetadataError
     │   ├── MetadataUnavailableError
-    │   ├── NoSuchClusterError          the store holds no cluster: its URI is mistyped, or nothing was made yet
+    │   ├── NoSuchClusterError          the store holds no cluster; its URI may be mistyped
     │   ├── KeyExistsError
     │   ├── NoSuchKeyError
     │   ├── VersionConflictError
@@ -100,6 +101,7 @@ __all__ = [
     "OperationTimeoutError",
     "Outcome",
     "ProtocolError",
+    "RecordsLostError",
     "StaleMetadataError",
     "StorageError",
     "TooManyRequestsError",
@@ -234,6 +236,10 @@ class LogTruncatedError(LedgerError):
     """The log has been truncated behind that position: its records before `begins_at` are gone."""
 
 
+class RecordsLostError(LedgerError):
+    """A ledger of the log was closed with a loss: records behind its end may have been acknowledged."""
+
+
 class LogFencedError(LedgerError):
     """Another writer took the log over. Outstanding appends may or may not survive."""
 
@@ -321,9 +327,9 @@ class NoSuchClusterError(MetadataError):
 
     def __init__(self, where: str, found: str) -> None:
         super().__init__(
-            f"there is no cluster at {where}: {found}. Check the URI for a typing error. A new cluster is made "
-            "by `bookie-aio cluster up`, by `bookie serve` with an empty directory, or by `bookie format "
-            "--new-cluster`"
+            f"there is no cluster at {where}: {found}. Check the URI for a typing error. A new cluster is "
+            "made by `bookie-aio cluster up`, by `bookie serve` with an empty directory, or by `bookie "
+            "format --new-cluster`"
         )
 
 

@@ -61,6 +61,7 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
         "it may have taken effect all the same: look before trying again",
     ),
     (TimeoutError, Exit.UNAVAILABLE, ""),
+    (errors.RecordsLostError, Exit.DAMAGED, "`log cat --on-gap skip` reads on behind the loss"),
     (errors.DigestMismatchError, Exit.DAMAGED, ""),
     (errors.EntryUnknownError, Exit.DAMAGED, ""),
     (errors.MetadataCorruptError, Exit.DAMAGED, ""),

@@ -105,7 +105,8 @@ class RollLimits:
             ("roll_entries", self.entries),
             ("roll_age_s", self.age_s),
         ):
-            if value is not None and (not isinstance(value, (int, float)) or not value > 0):  # nor NaN
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (is_number and value > 0):  # nor NaN
                 raise InvalidArgumentError(f"{name} {value!r} is not a positive number")
 
     def is_due(self, size: int, entries: int) -> bool:

@@ -76,7 +76,7 @@ class Addition:
         custom: Mapping[str, bytes],
     ) -> Addition:
         """Check the caller's arguments, or raise InvalidArgumentError."""
-        if not isinstance(ledger_ids, Sequence):
+        if not isinstance(ledger_ids, Sequence) or isinstance(ledger_ids, (str, bytes, bytearray)):
             raise InvalidArgumentError(f"{ledger_ids!r} is no sequence of ledger ids")
         ids = tuple(check_ledger_id(each) for each in ledger_ids)
         if len(set(ids)) != len(ids):
@@ -87,7 +87,11 @@ class Addition:
             query_id, batch_id = transaction
             if not isinstance(query_id, str) or not 1 <= len(query_id) <= 200:
                 raise InvalidArgumentError(f"query id {query_id!r} is not a string of 1 to 200 characters")
-            if not isinstance(batch_id, int) or not 0 <= batch_id <= LEDGER_ID_MAX:
+            if (
+                not isinstance(batch_id, int)
+                or isinstance(batch_id, bool)
+                or not 0 <= batch_id <= LEDGER_ID_MAX
+            ):
                 raise InvalidArgumentError(f"batch id {batch_id!r} is not an integer from 0 to 2**63 - 1")
         return cls(ids, transaction, replace, custom)
 

@@ -72,7 +72,7 @@ async def claim(
             while True:
                 check(metadata)
                 try:
-                    # Even where the log is the owner already: this makes a freeing that is under way conflict.
+                    # Even where the log is the owner already: a freeing that is under way then conflicts.
                     await context.ledgers.compare_and_set(metadata.owned_by(log_name), version, token=token)
                     return
                 except VersionConflictError:
@@ -128,8 +128,8 @@ async def _check_unlisted(lists_of: Callable[[str], LogStore], owner: str, ledge
     async def raise_version(found: LogHead) -> LogHead:
         if any(row.ledger_id == ledger_id for row in await lists.rows(found)):
             raise LedgerListedError(
-                f"log {owner!r} lists ledger {ledger_id}: without the ledger, its readers fail there. Truncate "
-                "or delete the log; or delete the ledger with force, where its records are lost already",
+                f"log {owner!r} lists ledger {ledger_id}: without the ledger, its readers fail there. "
+                "Truncate or delete the log; or use force, where the ledger's records are lost already",
                 ledger_id=ledger_id,
             )
         return found
