@@ -378,6 +378,9 @@ class ClientStore(MetadataStore):
     async def raise_ids(self, name: str, least: int) -> None:
         await self.inner.raise_ids(name, least)
 
+    async def age_s(self, key: str) -> float:
+        return await self.inner.age_s(key)
+
     async def sync(self, key: str) -> None:
         self.syncs += 1
         self._past.pop(key, None)

@@ -395,6 +395,10 @@ class SimMetadataStore(MetadataStore):
         check_sequence(name, least)
         await self._call(lambda: self._wrote(self.tree.raise_to(name, least)))
 
+    async def age_s(self, key: str) -> float:
+        check_key(key)
+        return await self._call(lambda: self._loop.time() - self.tree.find_value(key).made_at)
+
     async def sync(self, key: str) -> None:
         check_key(key, root_allowed=True)
         await self._call(lambda: self._wrote(None))
