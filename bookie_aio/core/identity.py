@@ -236,7 +236,11 @@ class AgeVerdict:
     """The conclusion of a start from the ages of all its directories."""
 
     file: AgeFile
-    """The file that each directory is to have before the age is raised in the metadata store."""
+    """The file that each directory is to have before the age is raised in the metadata store.
+
+    Where it intends the age of an earlier start, the age has to be raised once more after that. Otherwise a
+    copy from before this start would pass for the directory itself.
+    """
     is_moved: bool
     """A directory is older, and the bookie last ran somewhere else: this may be a copy of a living bookie."""
 
@@ -274,6 +278,9 @@ def judge_age(
         is_ahead=Standing.AHEAD in standings or any(file.is_ahead for file in present),
         ids_known=max(file.ids_known for file in present),
     )
+    if stored is not None and at >= file.number:
+        # A raised age is confirmed here: the next intended age takes the place of the one that proves it.
+        file = replace(file, number=at, token=stored.token)
     is_moved = has_lost and stored is not None and sorted(stored.place) != sorted(place)
     return AgeVerdict(file.intend(number, token), is_moved)
 

@@ -90,7 +90,7 @@ class BookieAge:
         self._bookie_id = config.bookie_id
         self._store = store
         self._disk = disk
-        self.token = token  # after `begin`: that of the age, which an earlier start may have drawn
+        self._token = token
         self._rng = rng
         self._file = AgeFile()
         self._is_new = False
@@ -150,7 +150,7 @@ class BookieAge:
         for _ in range(_CONFLICTS_MAX):
             stored, version = await self._read_stored()
             self._is_new = stored is None and not any(files)
-            verdict = judge_age(files, stored, place=place, token=self.token)
+            verdict = judge_age(files, stored, place=place, token=self._token)
             if verdict.is_moved and not self._config.accept_older_copy:
                 raise _is_copy(self._bookie_id, self._config.directories, stored)
             self.has_lost = verdict.file.has_lost
@@ -164,11 +164,10 @@ class BookieAge:
             files = [verdict.file for _ in files]
             with suppress(VersionConflictError):
                 await self._put(AgeRecord(self._file.intended, self._file.intended_token, place), version)
-                break
+                if self._file.intended_token == self._token:
+                    break
         else:
             raise MetadataUnavailableError(f"the age of bookie {self._bookie_id} is raised by others as well")
-        if self._file.intended:
-            self.token = self._file.intended_token
         return max(0, await self._store.ids_drawn(LEDGER_SEQUENCE) - 1) if self.has_lost else None
 
     async def _wait_until_unregistered(self, files: Sequence[AgeFile]) -> None:
@@ -293,7 +292,7 @@ class BookieAge:
             if groups == self._groups_covered and not self._file.intended:
                 return
             if not self._file.intended:
-                intended = self._file.intend(self._file.number + 1, self.token)
+                intended = self._file.intend(self._file.number + 1, self._token)
                 try:
                     await self._write(intended)
                 except DiskFullError as error:

@@ -132,6 +132,7 @@ class Bookie:
 
     async def _open(self, disk: Disk, store: MetadataStore, rng: random.Random) -> None:
         config = self._config
+        # The nonce is the token of the age: a restart knows the registration of the process before it.
         age = BookieAge(config, store, disk, rng, token=self.nonce)
         self._engine = await Engine.open(
             disk,
@@ -147,7 +148,6 @@ class Bookie:
         )
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
-        self.nonce = age.token  # so that a restart knows the registration of the process before it
         await age.settle(self._engine)
         self._age = age
         self._given_ids = GivenIds(age.ids_known, age.learn_ids)
