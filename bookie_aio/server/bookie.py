@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Self
 
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
+from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from bookie_aio.server.registration import BookieRegistration, establish_identity
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
 from metadata.access.bookies import BookieRecord, join_address, split_address
+from metadata.access.ledgers import LedgerStore
 from metadata.errors import StorageError
 
 if TYPE_CHECKING:
@@ -50,7 +51,13 @@ class Bookie:
     """
 
     def __init__(
-        self, config: BookieConfig, cookie: Cookie, *, nonce: str, authoriser: Authoriser | None
+        self,
+        config: BookieConfig,
+        cookie: Cookie,
+        *,
+        nonce: str,
+        clock: Callable[[], float] | None,
+        authoriser: Authoriser | None,
     ) -> None:
         """Use `start`."""
         self._config = config
@@ -58,12 +65,13 @@ class Bookie:
         self._authoriser = authoriser
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
-        self._backpressure = Backpressure(config.limits, self._loop)
+        self._backpressure = Backpressure(config.limits, self._loop, clock)
         self._connections: set[Connection] = set()
         self._warnings = RepeatedWarnings(log, self._loop)
         self._engine: Engine | None = None
         self._dispatcher: Dispatcher | None = None
         self._ledger_gc: LedgerGarbageCollector | None = None
+        self._passwords: PasswordLedgers | None = None
         self._server: asyncio.Server | None = None
         self._registration: BookieRegistration | None = None
         self._is_ending = False
@@ -83,6 +91,7 @@ class Bookie:
         *,
         rng: random.Random,
         now_ms: Callable[[], int],
+        clock: Callable[[], float] | None = None,
         authoriser: Authoriser | None = None,
     ) -> Self:
         """Check the identity, replay the storage, listen, register.
@@ -93,6 +102,8 @@ class Bookie:
             disk: the disk of the data directories.
             rng: source of nonces and incarnations; `random.SystemRandom()` outside simulations.
             now_ms: wall clock in milliseconds, for the cluster's record only.
+            clock: seconds, for the time that requests take; None stands for the event loop's clock, which
+                may stand still within an iteration.
             authoriser: decides on every request; None stands for a `LedgerAuthoriser`.
 
         Raises:
@@ -104,7 +115,7 @@ class Bookie:
             OSError: the address cannot be listened on.
         """
         cookie = await establish_identity(config, store, disk, rng=rng, now_ms=now_ms)
-        bookie = cls(config, cookie, nonce=f"{rng.getrandbits(64):016x}", authoriser=authoriser)
+        bookie = cls(config, cookie, nonce=f"{rng.getrandbits(64):016x}", clock=clock, authoriser=authoriser)
         try:
             await bookie._open(disk, store, rng)
             await bookie._listen()
@@ -140,6 +151,7 @@ class Bookie:
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
         self._ledger_gc = LedgerGarbageCollector(self._engine, store, self._cookie, config.unnamed_grace_s)
+        self._passwords = PasswordLedgers(LedgerStore(store))
         self._dispatcher = Dispatcher(
             engine=self._engine,
             limits=config.limits,
@@ -153,7 +165,8 @@ class Bookie:
             ),
             loop=self._loop,
             info=self.info,
-            authoriser=self._authoriser or LedgerAuthoriser(self._engine),
+            authoriser=self._authoriser or LedgerAuthoriser(self._engine, self._passwords),
+            passwords=self._passwords,
             drop_if_deleted=self._ledger_gc.drop_if_deleted,
         )
         self._ledger_gc.start(config.sweep_interval_s)
@@ -275,6 +288,8 @@ class Bookie:
             self._dispatcher.drain()
         if self._ledger_gc is not None:
             await self._ledger_gc.close()
+        if self._passwords is not None:
+            await self._passwords.close()
         if self._engine is not None and not self.stopped.done():
             await self._finish_accepted(self._engine)
         await self._deregister()
