@@ -230,7 +230,7 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
         segment = engine._journal.segment
         segment.file = cast("File", DurableAtOnce(segment.file))
         limits = Limits(connection_bytes_pending_max=1 << 30, bytes_pending_max=1 << 30)
-        passwords = PasswordLedgers(cast("Any", None))
+        passwords = PasswordLedgers(engine, cast("Any", None))
         requests = Dispatcher(
             engine=engine, limits=limits, loop=loop,
             hello=HelloAnswer(VERSION_MAX, "b1", "", "", 1 << 20, 1 << 20),

@@ -153,7 +153,7 @@ class Bookie:
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
         self._ledger_gc = LedgerGarbageCollector(self._engine, store, self._cookie, config.unnamed_grace_s)
-        self._passwords = PasswordLedgers(LedgerStore(store))
+        self._passwords = PasswordLedgers(self._engine, LedgerStore(store))
         self._dispatcher = Dispatcher(
             engine=self._engine,
             limits=config.limits,
@@ -263,6 +263,7 @@ class Bookie:
             "connections_max": self._config.limits.connections_max,
             "connections_waiting": self._backpressure.waiting,
             "bytes_pending": self._backpressure.adds.used,
+            "received_bytes": self._backpressure.received.used + self._backpressure.received_of_others.used,
             "reads_bytes": self._backpressure.reads.used,
             "reads_running": self._backpressure.running.used,
             "polls_waiting": self._dispatcher.polls_waiting,

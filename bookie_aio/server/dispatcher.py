@@ -133,7 +133,8 @@ class PasswordLedgers:
     again at the next request.
     """
 
-    def __init__(self, ledgers: LedgerStore) -> None:
+    def __init__(self, engine: Engine, ledgers: LedgerStore) -> None:
+        self._engine = engine
         self._ledgers = ledgers
         self._known: OrderedDict[int, int | None] = OrderedDict()  # the repairable end; None: no password
         self._asking: dict[int, asyncio.Task[None]] = {}
@@ -157,17 +158,20 @@ class PasswordLedgers:
     async def may_repair(self, ledger_id: int, last_entry: int) -> bool:
         """Return whether a repair without a token may store entries up to `last_entry`.
 
+        Of a ledger that is not in the metadata store it may, unless a token has locked the ledger here.
+
         Raises:
             MetadataError: the metadata store cannot be asked.
         """
-        for is_fresh in (False, True):
+        for must_ask in (False, True):
+            if must_ask:
+                await self._read(ledger_id)
             if ledger_id in self._known:
                 end = self._known[ledger_id]
                 if end is None or last_entry < end:
                     return True
-            if is_fresh:
-                break
-            await self._read(ledger_id)
+            elif must_ask:
+                return not self._engine.lock(ledger_id)
         return False
 
     async def _read(self, ledger_id: int) -> None:
