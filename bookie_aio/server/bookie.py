@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 from bookie_aio.server.age import BookieAge
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
+from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
 from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from bookie_aio.server.registration import BookieRegistration, establish_identity
@@ -26,6 +26,7 @@ from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
 from metadata.access.bookies import BookieRecord, join_address, split_address
+from metadata.access.ledgers import LedgerStore
 from metadata.errors import StorageError
 
 if TYPE_CHECKING:
@@ -53,7 +54,13 @@ class Bookie:
     """
 
     def __init__(
-        self, config: BookieConfig, cookie: Cookie, *, nonce: str, authoriser: Authoriser | None
+        self,
+        config: BookieConfig,
+        cookie: Cookie,
+        *,
+        nonce: str,
+        clock: Callable[[], float] | None,
+        authoriser: Authoriser | None,
     ) -> None:
         """Use `start`."""
         self._config = config
@@ -61,7 +68,7 @@ class Bookie:
         self._authoriser = authoriser
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
-        self._backpressure = Backpressure(config.limits, self._loop)
+        self._backpressure = Backpressure(config.limits, self._loop, clock)
         self._connections: set[Connection] = set()
         self._warnings = RepeatedWarnings(log, self._loop)
         self._engine: Engine | None = None
@@ -69,6 +76,7 @@ class Bookie:
         self._given_ids: GivenIds | None = None
         self._dispatcher: Dispatcher | None = None
         self._ledger_gc: LedgerGarbageCollector | None = None
+        self._passwords: PasswordLedgers | None = None
         self._server: asyncio.Server | None = None
         self._registration: BookieRegistration | None = None
         self._is_ending = False
@@ -88,6 +96,7 @@ class Bookie:
         *,
         rng: random.Random,
         now_ms: Callable[[], int],
+        clock: Callable[[], float] | None = None,
         authoriser: Authoriser | None = None,
     ) -> Self:
         """Check the identity, replay the storage, listen, register.
@@ -98,6 +107,8 @@ class Bookie:
             disk: the disk of the data directories.
             rng: source of nonces and incarnations; `random.SystemRandom()` outside simulations.
             now_ms: wall clock in milliseconds, for the cluster's record only.
+            clock: seconds, for the time that requests take; None stands for the event loop's clock, which
+                may stand still within an iteration.
             authoriser: decides on every request; None stands for a `LedgerAuthoriser`.
 
         Raises:
@@ -109,7 +120,7 @@ class Bookie:
             OSError: the address cannot be listened on.
         """
         cookie = await establish_identity(config, store, disk, rng=rng, now_ms=now_ms)
-        bookie = cls(config, cookie, nonce=f"{rng.getrandbits(64):016x}", authoriser=authoriser)
+        bookie = cls(config, cookie, nonce=f"{rng.getrandbits(64):016x}", clock=clock, authoriser=authoriser)
         try:
             await bookie._open(disk, store, rng)
             await bookie._listen()
@@ -154,6 +165,7 @@ class Bookie:
         self._ledger_gc = LedgerGarbageCollector(
             self._engine, store, self._cookie, age, self._given_ids, config.unnamed_grace_s
         )
+        self._passwords = PasswordLedgers(self._engine, LedgerStore(store))
         self._dispatcher = Dispatcher(
             engine=self._engine,
             limits=config.limits,
@@ -167,7 +179,8 @@ class Bookie:
             ),
             loop=self._loop,
             info=self.info,
-            authoriser=self._authoriser or LedgerAuthoriser(self._engine),
+            authoriser=self._authoriser or LedgerAuthoriser(self._engine, self._passwords),
+            passwords=self._passwords,
             drop_if_deleted=self._ledger_gc.drop_if_deleted,
             given_ids=self._given_ids,
             not_free_below=lambda: age.not_free_below,
@@ -274,6 +287,7 @@ class Bookie:
             "connections_max": self._config.limits.connections_max,
             "connections_waiting": self._backpressure.waiting,
             "bytes_pending": self._backpressure.adds.used,
+            "received_bytes": self._backpressure.received.used + self._backpressure.received_of_others.used,
             "reads_bytes": self._backpressure.reads.used,
             "reads_running": self._backpressure.running.used,
             "polls_waiting": self._dispatcher.polls_waiting,
@@ -304,6 +318,8 @@ class Bookie:
             self._dispatcher.drain()
         if self._ledger_gc is not None:
             await self._ledger_gc.close()
+        if self._passwords is not None:
+            await self._passwords.close()
         if self._engine is not None and not self.stopped.done():
             await self._finish_accepted(self._engine)
         if self._age is not None:

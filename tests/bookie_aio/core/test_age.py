@@ -1,4 +1,4 @@
-"""The age of a bookie, and its doubt in the metadata store: decisions, and histories of crashes and copies."""
+"""The age of a bookie, and its doubt in the metadata store: decisions, and histories of crashes."""
 
 from __future__ import annotations
 
