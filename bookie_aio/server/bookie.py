@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
+from bookie_aio.server.healing import Healing
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from bookie_aio.server.registration import BookieRegistration, establish_identity
 from bookie_aio.storage.engine import Engine, StorageConfig
@@ -64,6 +65,7 @@ class Bookie:
         self._engine: Engine | None = None
         self._dispatcher: Dispatcher | None = None
         self._ledger_gc: LedgerGarbageCollector | None = None
+        self._healing: Healing | None = None
         self._server: asyncio.Server | None = None
         self._registration: BookieRegistration | None = None
         self._is_ending = False
@@ -140,6 +142,9 @@ class Bookie:
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
         self._ledger_gc = LedgerGarbageCollector(self._engine, store, self._cookie, config.unnamed_grace_s)
+        self._healing = Healing(self._engine, store, config.bookie_id, self._ledger_gc.check_cluster)
+        # Rule 4: before the bookie listens, so that it never refuses an add that it takes a moment later.
+        await self._healing.bound()
         self._dispatcher = Dispatcher(
             engine=self._engine,
             limits=config.limits,
@@ -155,7 +160,9 @@ class Bookie:
             info=self.info,
             authoriser=self._authoriser or LedgerAuthoriser(self._engine),
             drop_if_deleted=self._ledger_gc.drop_if_deleted,
+            lift_mark=self._healing.lift,
         )
+        self._bound_marks()
         self._ledger_gc.start(config.sweep_interval_s)
 
     async def _listen(self) -> None:
@@ -204,13 +211,20 @@ class Bookie:
             self._dispatcher.ledgers_moved(ledger_ids)
 
     def _on_writable(self, is_writable: bool) -> None:
-        if self._engine is not None and self._engine.lost_data_of_any_ledger:
+        if self._engine is not None and self._engine.marking.is_unbounded:
             text, is_writable = "bookie is read-only: it lost data, and perhaps fences of any ledger", False
+            self._bound_marks()
         else:
             text = "bookie is writable again" if is_writable else "bookie is read-only: no space left"
         log.warning(text, extra=fields(bookie=self.bookie_id))
         if self._registration is not None:
             self._registration.set_writable(is_writable)
+
+    def _bound_marks(self) -> None:
+        """Bound the marks of all ledgers, where that is still to be done, and take new ledgers again."""
+        if self._healing is not None and self._engine is not None and self._engine.marking.is_unbounded:
+            engine = self._engine
+            self._healing.bound_soon(lambda: self._on_writable(engine.has_room))
 
     def _on_warning(self, text: str) -> None:
         log.warning(text, extra=fields(bookie=self.bookie_id))
@@ -235,6 +249,7 @@ class Bookie:
         assert self._engine is not None
         assert self._dispatcher is not None
         assert self._ledger_gc is not None
+        assert self._healing is not None
         return {
             "bookie_id": self.bookie_id,
             "instance_id": self._cookie.instance_id,
@@ -254,6 +269,7 @@ class Bookie:
             "ledgers_dropped": self._ledger_gc.dropped,
             "ledgers_forgotten": self._ledger_gc.forgotten,
             "ledgers_trimmed": self._ledger_gc.trimmed,
+            "marks_lifted": self._healing.lifted,
             "counters": self._dispatcher.metrics.to_json(),
             "storage": self._engine.metrics(),
         }
@@ -275,6 +291,8 @@ class Bookie:
             self._dispatcher.drain()
         if self._ledger_gc is not None:
             await self._ledger_gc.close()
+        if self._healing is not None:
+            await self._healing.close()
         if self._engine is not None and not self.stopped.done():
             await self._finish_accepted(self._engine)
         await self._deregister()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from bookie_aio.core.authorisation import Access, judge_token, ledger_at_stake, lock_of
 from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.handlers.add import AddHandler
-from bookie_aio.server.handlers.admin import DeleteHandler, InspectHandler
+from bookie_aio.server.handlers.admin import ConfirmedHandler, InspectHandler
 from bookie_aio.server.handlers.fence import Fence
 from bookie_aio.server.handlers.lac import LacHandler
 from bookie_aio.server.handlers.read import ReadHandler
@@ -36,6 +36,7 @@ from bookie_aio.wire.messages import (
     Hello,
     HelloAnswer,
     Info,
+    LiftMark,
     ListEntries,
     ListLedgers,
     Message,
@@ -113,6 +114,7 @@ class Dispatcher:
         info: Callable[[], dict[str, object]],
         authoriser: Authoriser,
         drop_if_deleted: Callable[[int], Awaitable[bool]],
+        lift_mark: Callable[[int, int], Awaitable[int]],
     ) -> None:
         """Make the handlers.
 
@@ -124,6 +126,7 @@ class Dispatcher:
             info: returns the metrics that INFO answers with.
             authoriser: decides on every request before its handler runs.
             drop_if_deleted: `LedgerGarbageCollector.drop_if_deleted`, for DELETE.
+            lift_mark: `Healing.lift`, for LIFT_MARK.
         """
         self.metrics = metrics = RequestMetrics()
         self.is_draining = False
@@ -135,7 +138,7 @@ class Dispatcher:
         fence = Fence(engine, responder, metrics)
         reads = ReadHandler(engine, limits, responder, fence, metrics)
         inspections = InspectHandler(engine, limits, responder, info)
-        deletions = DeleteHandler(limits, responder, drop_if_deleted)
+        confirmed = ConfirmedHandler(limits, responder, drop_if_deleted, lift_mark)
         self._adds = AddHandler(engine, limits, responder, fence, metrics)
         self._lacs = LacHandler(engine, limits, responder, fence, loop)
         self._handlers: dict[type[Message], Callable[..., None]] = {
@@ -148,7 +151,8 @@ class Dispatcher:
             ListLedgers: inspections.list_ledgers,
             Info: inspections.info,
             Ping: inspections.ping,
-            Delete: deletions.delete,
+            Delete: confirmed.delete,
+            LiftMark: confirmed.lift_mark,
         }
 
     @property

@@ -91,7 +91,7 @@ class LedgerGarbageCollector:
             await self._store.sync(ledger_key(ledger_id))
             if not await self._is_gone(ledger_id):
                 return False
-            await self._check_cluster()
+            await self.check_cluster()
         if not self._engine.is_deleted(ledger_id):
             await self._bury(ledger_id)
         await when_durable(self._engine.barrier)
@@ -147,7 +147,7 @@ class LedgerGarbageCollector:
         if not looked_at:
             return
         await self._store.sync(KEY_CLUSTER)
-        await self._check_cluster()
+        await self.check_cluster()
         now = asyncio.get_running_loop().time()
         for ledger_id in looked_at:
             if ledger_id not in eviction_candidates:
@@ -232,7 +232,7 @@ class LedgerGarbageCollector:
             return False  # the metadata exists, though it cannot be read
         return False
 
-    async def _check_cluster(self) -> None:
+    async def check_cluster(self) -> None:
         """Check that the store is that of this bookie's cluster, and not an empty one.
 
         Raises:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VERSION_MIN = 3
-VERSION_MAX = 3
+VERSION_MAX = 4
 ANSWER = 0x80
 NO_TERM = -1
 """A read's `term` when it does not fence."""
@@ -52,6 +52,7 @@ class Op(enum.IntEnum):
     INFO = 9
     FORCE = 10
     DELETE = 11
+    LIFT_MARK = 12
 
 
 class Status(enum.IntEnum):
@@ -158,6 +159,7 @@ class _Statement(_Kind):
 _U16 = _Integer(0, 2**16 - 1)
 _U32 = _Integer(0, 2**32 - 1)
 _U64 = _Integer(0, 2**64 - 1)
+_MARK = _Integer(0, 2**63 - 1)
 _LEDGER = _Integer(0, LEDGER_ID_MAX)
 _ENTRY = _Integer(0, ENTRY_ID_MAX)
 _LAC = _Integer(NO_ENTRY, ENTRY_ID_MAX)
@@ -385,13 +387,35 @@ class Delete(Message):
 
 
 @dataclass(slots=True)
+class LiftMark(Message):
+    """Asks to lift the marks of lost data of a ledger, up to the number `mark` (rule 4).
+
+    With 0 it lifts nothing, and asks for the number of the present mark.
+    """
+
+    op = Op.LIFT_MARK
+    schema = (_LEDGER, _MARK)
+    ledger_id: int
+    mark: int
+
+
+@dataclass(slots=True)
+class LiftMarkAnswer(Message):
+    """The number of the highest mark of the ledger that counts; 0: the ledger has none."""
+
+    op = Op.LIFT_MARK
+    schema = (_MARK,)
+    mark: int
+
+
+@dataclass(slots=True)
 class Done(Message):
     """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO."""
 
     op = Op.PING
 
 
-_ALL = (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete)
+_ALL = (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete, LiftMark)
 REQUESTS: dict[int, type[Message]] = {message.op: message for message in _ALL}
 ANSWERS: dict[int, type[Message]] = {
     Op.HELLO: HelloAnswer,
@@ -405,6 +429,7 @@ ANSWERS: dict[int, type[Message]] = {
     Op.INFO: Done,
     Op.FORCE: Done,
     Op.DELETE: Done,
+    Op.LIFT_MARK: LiftMarkAnswer,
 }
 
 

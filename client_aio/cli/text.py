@@ -123,6 +123,10 @@ def text_of_repair(report: RepairReport, *, is_unbounded: bool = False) -> str:
             f"{entries_text(fragment.first_entry, fragment.last_entry)}: {how}, "
             f"{fragment.entries_copied:,} entries ({fragment.bytes_copied:,} bytes) copied"
         )
+    if report.is_mark_lifted:
+        lines.append(f"{report.replaced} has all that it owes again: its mark of lost data was lifted")
+    elif report.mark_left:
+        lines.append(f"{report.replaced} keeps its mark of lost data: {escape(report.mark_left)}")
     if report.is_last_fragment_left:
         way_out = (
             "`bookie-aio ledger takeover` begins another one"

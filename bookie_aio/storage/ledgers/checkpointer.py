@@ -105,7 +105,7 @@ class Checkpointer:
         listed = self._segments.rows()
         listed += [SegmentRow(one) for one in also_listed if one not in self._segments.by_id]
         encode = partial(
-            encode_checkpoint, self._allocator.next_id, listed, self._health.lost_data_of_any_ledger, rows,
+            encode_checkpoint, self._allocator.next_id, listed, self._ledgers.marks, rows,
             self._ledgers.deleted.packed(),
         )  # fmt: skip
         if table is not None:

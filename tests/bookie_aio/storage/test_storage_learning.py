@@ -36,7 +36,7 @@ def lose_the_table(path: Path, place: int) -> int:
     number = sorted(known.segments)[place]
     rows = {**known.segments, number: SegmentRow(number)}
     ranges = known.deleted.packed()
-    data = encode_checkpoint(known.next_segment, rows.values(), False, [], ranges, known.table)
+    data = encode_checkpoint(known.next_segment, rows.values(), known.marks, [], ranges, known.table)
     checkpoint.write_bytes(b"".join(map(bytes, data)))
     (path / form.table_name(known.table)).unlink()
     return number
