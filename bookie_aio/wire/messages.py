@@ -52,7 +52,7 @@ class Op(enum.IntEnum):
     INFO = 9
     FORCE = 10
     DELETE = 11
-    LIFT_MARK = 12
+    LIFT_MARK = 13
 
 
 class Status(enum.IntEnum):

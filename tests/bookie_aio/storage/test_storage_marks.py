@@ -225,3 +225,18 @@ async def test_damage_that_is_found_after_a_client_asked_gets_a_mark_of_its_own(
     await when_durable(partial(marking.lift, 7, told, TERM_FINAL))
     assert store.engine.is_damaged(7)
     await store.close()
+
+
+async def test_a_loss_that_is_found_meanwhile_waits_for_a_bound_of_its_own(tmp_path: Path) -> None:
+    """The bookie asks which ids were given out, and finds another loss before it has the answer."""
+    store = await Store.open(tmp_path / "data")
+    marks, marking = store.engine._ledgers.marks, store.engine.marking
+    marks.learn_mark(marks.draw(), NO_LEDGER)  # as the rebuilding of an index does
+    asked = marking.number
+    marks.learn_mark(marks.draw(), NO_LEDGER)
+    await when_durable(partial(marking.bound_to, asked, 20))
+    assert marking.is_unbounded
+    assert not store.engine.is_writable
+    await when_durable(partial(marking.bound_to, marking.number, 25))
+    assert (marking.is_unbounded, marking.bound, store.engine.is_writable) == (False, 25, True)
+    await store.close()
