@@ -1,10 +1,10 @@
 """Healing: bounding the marks of lost data, and lifting them where the loss has been made good (rule 4).
 
 A start finds damage before the metadata store is asked anything. So a mark of all ledgers begins without a
-bound. It is bounded before the bookie listens: an id is drawn from the metadata store, and only lower ids had
-been given out at the time of the loss. From then on the bookie takes new ledgers as every other bookie does.
+bound. It is bounded before the bookie listens, by an id that is drawn from the metadata store. Only lower ids
+had been given out at the time of the loss. From then on the bookie takes new ledgers as every other bookie does.
 
-A client repairs a ledger in the bookie's own place, reads all entries that the bookie owes there, and then
+A client repairs a ledger in the bookie's own place, and reads there all entries that the bookie owes. Then it
 asks the bookie to lift the ledger's mark. The bookie does not take the client's word. It reads the ledger's
 metadata itself, and looks up each entry that it owes. An entry that it looks up is never denied, since it is
 listed in an index. `bookie_aio.core.healing` has the decisions.

@@ -70,7 +70,7 @@ class Marking:
     def mark_all(self, up_to: int, done: Done) -> None:
         """Accept that data of any ledger up to an id was lost, and fences as well.
 
-        Where an earlier mark has no bound yet, this one has none either, until `bound_to`: the caller may
+        Where an earlier mark has no bound yet, this one has none either, until `bound_to`. The caller may
         have asked for the id before the earlier loss.
         """
         marks = self._ledgers.marks

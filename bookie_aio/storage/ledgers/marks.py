@@ -10,12 +10,12 @@ that it lifts. So damage that is found later, under a higher number, is not lift
 
     marks of a ledger that count = marks with a number above the ledger's highest lift
 
-All values here only grow: the highest mark, the highest lift, the bound. So it does not matter in which order
-a start learns them, nor whether a checkpoint is newer than a segment that is replayed over it.
+All values here only grow: the highest mark, the highest lift, the bound. So a start may learn them in any
+order. A checkpoint may be newer than a segment that is replayed over it.
 
 The marks of all ledgers end together once nothing that was given out up to the bound can need them (`owes
 nothing` is decided by `bookie_aio.core.healing`). From then on every ledger up to the bound that has no lift
-of its own counts as *fenced* by the final term: the fences that were lost belonged to ledgers that are over.
+of its own counts as *fenced* by the final term. The fences that were lost belonged to such ledgers.
 
 A number is `segment id × 2^32` at least, for a segment id that no earlier life of the bookie has used. So
 numbers grow even where a start could not read the numbers that were given before.
