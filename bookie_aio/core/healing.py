@@ -87,4 +87,6 @@ def is_settled(metadata: LedgerMetadata, bookie_id: str) -> bool:
     """Return whether the bookie owes nothing of a ledger that is over: its marks may end with all others."""
     if metadata.is_unbounded or not metadata.is_closed:
         return False
+    if any(bookie_id == each.bookie for each in metadata.absent):
+        return False  # it may hold what a repair found nowhere else
     return all(bookie_id not in fragment.bookies for fragment in metadata.fragments)

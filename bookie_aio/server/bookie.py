@@ -272,6 +272,7 @@ class Bookie:
             "ledgers_forgotten": self._ledger_gc.forgotten,
             "ledgers_trimmed": self._ledger_gc.trimmed,
             "marks_lifted": self._healing.lifted,
+            "ledger_id_floor": self._ledger_gc.floor,
             "counters": self._dispatcher.metrics.to_json(),
             "storage": self._engine.metrics(),
         }

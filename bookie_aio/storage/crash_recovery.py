@@ -108,7 +108,7 @@ class RecoveredState:
         if self.tail is not None:
             packed = self.tail.packed_rows
             for number, row in enumerate(self.tail.rows):
-                if row.ledger_id in self.deleted and not row.is_of_all:
+                if not row.is_of_all and self.deleted.covers(row.ledger_id, row.last_ledger):
                     continue  # the checkpoint had the tombstone before the tail was durable
                 if row.kind == form.KIND_MARK and self._is_marked_anew(row):
                     continue  # or each start on a full disk would add a mark to the tail
@@ -148,6 +148,7 @@ def _event_of(row: form.Row, body: memoryview) -> Block | Change:
         lock=bytes(body) if row.kind == form.KIND_LOCK else b"",
         is_for_all=row.is_of_all,
         first=row.first if row.kind == form.KIND_TRIM else 0,
+        last=row.last_ledger,
         number=row.first if row.kind in (form.KIND_MARK, form.KIND_LIFT) else 0,
         bound=row.lac if row.is_of_all else NO_LEDGER,
     )
@@ -741,8 +742,8 @@ class CrashRecovery:
             state.term = max(state.term, term)
         for ledger_id, lock in result.locks.items():
             found.state(ledger_id).lock = lock
-        for ledger_id in result.deleted:
-            found.deleted.add(ledger_id)
+        for first, last in result.deleted:
+            found.deleted.add_range(first, last)
         for ledger_id, statement in result.statements.items():
             found.state(ledger_id).learn_statement(statement)
         for ledger_id, first in result.trims.items():

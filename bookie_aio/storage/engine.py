@@ -301,6 +301,9 @@ class Engine:
             if isinstance(event, Change) and event.is_for_all:
                 self._ledgers.accept_for_all()
                 self._journal.append(record)
+            elif isinstance(event, Change) and event.last > event.ledger_id:
+                self._ledgers.bury(event)
+                self._journal.append(record)
             else:
                 self._accept(event.ledger_id, record)
         durable: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
@@ -439,11 +442,21 @@ class Engine:
         state = self._accept_change(form.lock_row(ledger_id, lock), change, done)
         state.lock = lock
 
-    def append_tombstone(self, ledger_id: int, done: Done) -> None:
+    def append_tombstone(self, ledger_id: int, done: Done, *, last: int = -1) -> None:
         """Accept that a ledger has been deleted: from this call on nothing is accepted for it (rule 15).
 
-        The ledger's state is dropped once the tombstone is durable. Raises DiskFullError.
+        The ledger's state is dropped once the tombstone is durable. With `last`, all ledgers up to that one
+        are gone for good, and none of them has a state here. Raises DiskFullError.
         """
+        if last > ledger_id:
+            assert next(self._ledgers.states.ids_from(ledger_id), last + 1) > last
+            self._check_room(form.ROW_BYTES, 0)
+            gone = Change(form.KIND_TOMBSTONE, ledger_id, last=last)
+            self._ledgers.bury(gone)
+            self._journal.append(
+                Record(form.tombstones_row(ledger_id, last), None, gone, done, form.ROW_BYTES)
+            )
+            return
         change = Change(form.KIND_TOMBSTONE, ledger_id)
         self._accept_change(form.tombstone_row(ledger_id), change, done)
         self._ledgers.tombstones_pending.add(ledger_id)
@@ -516,6 +529,10 @@ class Engine:
     def is_deleted(self, ledger_id: int) -> bool:
         """Return whether a tombstone was accepted for the ledger, perhaps not durable yet."""
         return self._ledgers.is_deleted(ledger_id)
+
+    def is_gone(self, first: int, last: int) -> bool:
+        """Return whether all ledgers of a range have tombstones."""
+        return self._ledgers.deleted.covers(first, last)
 
     @property
     def eviction_candidates(self) -> set[int]:

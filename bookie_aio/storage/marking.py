@@ -56,6 +56,11 @@ class Marking:
         """Return the highest number of the ledger's marks that count; 0: it has none."""
         return self._ledgers.mark_of(ledger_id)
 
+    def has_lift(self, ledger_id: int, number: int) -> bool:
+        """Return whether the ledger's marks were lifted up to a number; a later mark of it may count."""
+        state = self._ledgers.get(ledger_id)
+        return state is not None and state.lifted >= number
+
     def tell(self, ledger_id: int) -> int:
         """Return what `of` returns, to a client that is going to verify the ledger.
 

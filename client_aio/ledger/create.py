@@ -6,12 +6,13 @@ made here.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from client_aio.core.digest import check_choice
 from client_aio.ledger.writer import LedgerWriter
-from metadata.errors import InvalidArgumentError
+from metadata.errors import InvalidArgumentError, LedgerExistsError
 from metadata.model.ledger import DIGESTS, LedgerMetadata, check_custom, check_quorums
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from client_aio.core.digest import Digest
     from metadata.model.ledger import UnboundedRecord
     from metadata.store import Version
+
+logger = logging.getLogger(__name__)
 
 Writer = TypeVar("Writer", bound=LedgerWriter)
 
@@ -68,8 +71,13 @@ async def create_ledger(
         NotEnoughBookiesError: fewer than E bookies can be reached.
         MetadataUnavailableError: the ledger may exist, now or later. No client has its id.
     """
-    metadata, proof = await new_metadata(context, settings, id_min=id_min)
-    version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+    while True:
+        metadata, proof = await new_metadata(context, settings, id_min=id_min)
+        try:
+            version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+            break
+        except LedgerExistsError as error:
+            logger.info("ledger=%d another id is drawn: %s", metadata.ledger_id, error)
     return await start_writer(context, make(context, metadata, version, proof))
 
 

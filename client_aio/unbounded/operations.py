@@ -273,8 +273,13 @@ class UnboundedLedgerOperations(ContextOwner):
         An interruption in between leaves a ledger without a name, which `list_ledgers` shows.
         """
         context = self._context
-        metadata, _ = await new_metadata(context, settings, unbounded=UnboundedRecord(name))
-        version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+        while True:
+            metadata, _ = await new_metadata(context, settings, unbounded=UnboundedRecord(name))
+            try:
+                version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+                break
+            except LedgerExistsError as error:
+                logger.info("ledger=%d another id is drawn: %s", metadata.ledger_id, error)
         try:
             await LedgerNames(context.ledgers).give(name, metadata.ledger_id, token=context.draw_token())
         except LedgerExistsError:

@@ -91,6 +91,20 @@ class IdRanges:
             self._firsts.insert(at, one)
             self._lasts.insert(at, one)
 
+    def add_range(self, first: int, last: int) -> None:
+        """Put all ids from `first` to `last` into the set."""
+        low = bisect_left(self._lasts, first - 1)  # the first range that touches or follows it
+        high = bisect_right(self._firsts, last + 1)  # the first range behind that does not touch it
+        if low < high:
+            first, last = min(first, self._firsts[low]), max(last, self._lasts[high - 1])
+        self._firsts[low:high] = array("q", (first,))
+        self._lasts[low:high] = array("q", (last,))
+
+    def covers(self, first: int, last: int) -> bool:
+        """Return whether all ids from `first` to `last` are in the set."""
+        at = bisect_right(self._firsts, first)
+        return at > 0 and last <= self._lasts[at - 1]
+
     def __contains__(self, one: int) -> bool:
         firsts = self._firsts
         if not firsts:

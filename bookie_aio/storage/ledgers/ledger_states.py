@@ -66,6 +66,11 @@ class LedgerStates:
         state.accepted = self._accepted
         return state
 
+    def bury(self, gone: Change) -> None:
+        """Count a record of a range of ledgers that are gone for good. It counts at once: it stays true."""
+        self.deleted.add_range(gone.ledger_id, gone.last)
+        self._accepted += 1
+
     def accept_for_all(self) -> None:
         """Count a record that concerns every ledger."""
         self._accepted += 1
@@ -82,7 +87,7 @@ class LedgerStates:
         record is smaller than a fence, so the records behind a dropped fence are dropped with it.
         """
         state = self.states.live.get(change.ledger_id)  # live, as is every state with a record under way
-        if state is None or change.is_for_all:
+        if state is None or change.is_for_all or change.last > change.ledger_id:
             return
         if change.kind in (form.KIND_TERM, form.KIND_LIFT):
             state.term = min(state.term, change.before)
@@ -142,6 +147,9 @@ class LedgerStates:
         state = self.states.live.get(change.ledger_id)
         if change.is_for_all:
             self._apply_to_all(change)
+            return
+        if change.last > change.ledger_id:
+            self.deleted.add_range(change.ledger_id, change.last)  # again, where crash recovery found it
             return
         if state is None:  # found by crash recovery behind a tombstone
             return

@@ -41,7 +41,8 @@ Group:
 Row:
 
       0  u16  kind         1 block, 2 term, 3 statement, 4 mark, 5 tombstone, 6 trim, 7 lock, 8 forget, 9 lift
-      2  u16  flags        mark, lift: 1 of all ledgers; block: 1 it states no LAC
+      2  u16  flags        mark, lift: 1 of all ledgers; block: 1 it states no LAC;
+                           tombstone: 1 of a range of ledgers
       4  u32  head_bytes   block: its head; else 0
       8  u32  rest_bytes   block: its payload; statement: its code; lock: 32; else 0
      12  u32  entries      block
@@ -53,7 +54,8 @@ Row:
      40  u64  term         block, statement: content term; term: the term; lift of one ledger: the term that
                            it is held under from then on
      48  i64  first        block: first entry; statement: LAFR; trim: the first entry that is kept; mark: its
-                           number; lift: the highest number that is lifted
+                           number; lift: the highest number that is lifted; tombstone of a range: the last
+                           ledger, where ledger_id is the first one
      56  i64  lac          block, statement; mark of all ledgers: the highest ledger concerned, −1: unknown;
                            lift of all: the highest ledger that counts as fenced
 
@@ -97,7 +99,7 @@ KIND_FORGET = 8
 KIND_LIFT = 9
 KINDS = frozenset(range(KIND_BLOCK, KIND_LIFT + 1))
 OF_ALL = 1
-"""The flag of a mark or a lift of all ledgers."""
+"""The flag of a mark or a lift of all ledgers, and of the tombstones of a range of ledgers."""
 STATES_NOTHING = 1
 """A block's flag: the bookie must not state its LAC, which is not from the writer."""
 ROW_FLAGS_AT = 2
@@ -187,6 +189,11 @@ class Row(NamedTuple):
         """Return whether the row is a mark or a lift of all ledgers."""
         return self.kind in (KIND_MARK, KIND_LIFT) and bool(self.flags & OF_ALL)
 
+    @property
+    def last_ledger(self) -> int:
+        """Return the last ledger that the row concerns: of a tombstone perhaps above the first."""
+        return self.first if self.kind == KIND_TOMBSTONE and self.flags & OF_ALL else self.ledger_id
+
     def is_plausible(self) -> bool:
         """Return whether the row is of a kind that this version knows."""
         return self.kind in KINDS
@@ -260,6 +267,11 @@ def lift_all_row(number: int, fenced: int) -> bytes:
 def tombstone_row(ledger_id: int) -> bytes:
     """Return the row of the tombstone of a ledger."""
     return _ROW.pack(KIND_TOMBSTONE, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
+
+
+def tombstones_row(first: int, last: int) -> bytes:
+    """Return the row of the tombstones of a range of ledgers."""
+    return _ROW.pack(KIND_TOMBSTONE, OF_ALL, 0, 0, 0, 0, 0, 0, 0, first, 0, last, 0)
 
 
 def lock_row(ledger_id: int, lock: bytes) -> bytes:

@@ -65,7 +65,7 @@ class Replayed:
     terms: dict[int, int] = field(default_factory=dict)
     statements: dict[int, LacStatement] = field(default_factory=dict)
     locks: dict[int, bytes] = field(default_factory=dict)
-    deleted: set[int] = field(default_factory=set)
+    deleted: list[tuple[int, int]] = field(default_factory=list)  # first and last of each range
     trims: dict[int, int] = field(default_factory=dict)
     forgotten: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
@@ -111,7 +111,7 @@ class Replayed:
                 if known is None or (row.lac, row.first) > (known.lac, known.lafr):
                     self.statements[ledger_id] = row.statement(group.bodies[number])
             elif row.kind == form.KIND_TOMBSTONE:
-                self.deleted.add(ledger_id)
+                self.deleted.append((ledger_id, row.last_ledger))
             elif row.kind == form.KIND_TRIM:
                 self.trims[ledger_id] = max(row.first, self.trims.get(ledger_id, 0))
             elif row.kind == form.KIND_FORGET:
