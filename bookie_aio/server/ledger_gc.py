@@ -26,14 +26,14 @@ fence, so a later repair may bring the ledger back.
 The sweep trims an unbounded ledger: it drops the entries below the first entry that its metadata lists.
 
 The ids of deleted ledgers are kept for ever, as ranges. Most deleted ledgers were never held here, and each
-leaves a gap between two ranges. The sweep *folds* such gaps: ids below the id floor (`metadata.access.ledgers`)
-that the metadata store does not list are gone for good, and get tombstones as one range. An id is folded only
+leaves a gap between two ranges. The sweep *folds* such gaps. Ids below the id floor (`metadata.access.ledgers`)
+that the metadata store does not list are gone for good. They get tombstones as one range. An id is folded only
 when two sweeps in a row found it unlisted, and when nothing of it is held here. So a listing that is short,
 against all rules, could cost this bookie the use of one ledger, and never data. Ids at or above the floor may
 belong to a client's block, and be created later. They are left alone.
 
-The marks of all ledgers end in a sweep in which no listed ledger up to their bound needs them any more
-(`bookie_aio.core.healing`), and the floor is above the bound.
+The marks of all ledgers end in a sweep in which no listed ledger up to their bound needs them any more. The
+floor has to be above the bound then. `bookie_aio.core.healing` has the decision.
 
 The storage frees the space (`bookie_aio.storage.maintenance.compactor`).
 """

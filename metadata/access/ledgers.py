@@ -3,8 +3,8 @@
 Owns the keys of ledgers' metadata, the walk over all ledgers, drawing ledger ids, and the *id floor*. Does not
 own the content (`metadata.model.ledger`), nor when it changes (the client's recovery and ensemble changes).
 
-The id floor. An id below the counter that no ledger has may be a deleted ledger's, or an id that a client drew
-in a block and has not used yet. Below the floor the second is ruled out, by this order:
+The id floor. An id below the counter that no ledger has may be a deleted ledger's. Or a client drew it in a
+block, and has not used it yet. Below the floor the second is ruled out, by this order:
 
 1. The floor is raised to F. It never falls.
 2. All ledgers are listed, from a state of the store behind the raise.

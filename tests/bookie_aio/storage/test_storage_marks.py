@@ -32,7 +32,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """What a bookie did, one step after another, and the rows that it wrote of it."""
+    """A bookie's marks and lifts, one step after another, and the rows that it wrote of them."""
 
     def __init__(self) -> None:
         self.marks = Marks()

@@ -165,4 +165,10 @@ MUTANTS = [
               "number, bound = self._ledgers.marks.number, self._bound(up_to)"),),
         tests=("tests/bookie_aio/storage/test_storage_marks.py", "-k", "loss_that_is_found_meanwhile"),
     ),
+    Mutant(
+        77, "a ledger is created below the id floor",
+        (Edit("metadata.access.ledgers:LedgerStore.create_ledger", "if ledger_id < floor:", "if False:"),),
+        ("recycling", "deletions", "chaos"),
+        note="an id that a client drew in a block counts as gone where no ledger has it",
+    ),
 ]  # fmt: skip
