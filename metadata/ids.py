@@ -36,6 +36,7 @@ _CUTS = (3, 7, 11, 15, 19)
 
 KEY_CLUSTER = "cluster"
 KEY_LEDGERS = "ledgers"
+KEY_ID_FLOOR = "ledger-id-floor"
 KEY_FRAGMENTS = "fragments"
 KEY_UNBOUNDED = "unbounded"
 KEY_AVAILABLE = "bookies/available"

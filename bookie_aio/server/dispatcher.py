@@ -34,7 +34,7 @@ from bookie_aio.core.authorisation import (
 )
 from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.handlers.add import AddHandler
-from bookie_aio.server.handlers.admin import ClaimHandler, DeleteHandler, InspectHandler
+from bookie_aio.server.handlers.admin import ClaimHandler, ConfirmedHandler, InspectHandler
 from bookie_aio.server.handlers.fence import Fence
 from bookie_aio.server.handlers.lac import LacHandler
 from bookie_aio.server.handlers.read import ReadHandler
@@ -51,6 +51,7 @@ from bookie_aio.wire.messages import (
     HelloAnswer,
     Info,
     IsFree,
+    LiftMark,
     ListEntries,
     ListLedgers,
     Message,
@@ -252,6 +253,7 @@ class Dispatcher:
         drop_if_deleted: Callable[[int], Awaitable[bool]],
         given_ids: GivenIds,
         not_free_below: Callable[[], int],
+        lift_mark: Callable[[int, int], Awaitable[int]],
     ) -> None:
         """Make the handlers.
 
@@ -266,6 +268,7 @@ class Dispatcher:
             drop_if_deleted: `LedgerGarbageCollector.drop_if_deleted`, for DELETE.
             given_ids: the ledger ids that have been given out. Nothing is stored for others.
             not_free_below: returns the id below which no new ledger may be made (`BookieAge`).
+            lift_mark: `Healing.lift`, for LIFT_MARK.
         """
         self.metrics = metrics = RequestMetrics()
         self.is_draining = False
@@ -277,7 +280,7 @@ class Dispatcher:
         fence = Fence(engine, responder, metrics)
         reads = ReadHandler(engine, limits, responder, fence, metrics)
         inspections = InspectHandler(engine, limits, responder, info)
-        deletions = DeleteHandler(limits, responder, drop_if_deleted)
+        confirmed = ConfirmedHandler(limits, responder, drop_if_deleted, lift_mark)
         self._given_ids = given_ids
         claims = ClaimHandler(engine, responder, given_ids, not_free_below)
         self._adds = AddHandler(engine, limits, responder, fence, metrics, passwords.may_repair)
@@ -292,7 +295,8 @@ class Dispatcher:
             ListLedgers: inspections.list_ledgers,
             Info: inspections.info,
             Ping: inspections.ping,
-            Delete: deletions.delete,
+            Delete: confirmed.delete,
+            LiftMark: confirmed.lift_mark,
             IsFree: claims.is_free,
         }
 

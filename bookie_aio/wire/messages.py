@@ -55,6 +55,7 @@ class Op(enum.IntEnum):
     FORCE = 10
     DELETE = 11
     IS_FREE = 12
+    LIFT_MARK = 13
 
 
 class Status(enum.IntEnum):
@@ -162,6 +163,7 @@ class _Statement(_Kind):
 _U16 = _Integer(0, 2**16 - 1)
 _U32 = _Integer(0, 2**32 - 1)
 _U64 = _Integer(0, 2**64 - 1)
+_MARK = _Integer(0, 2**63 - 1)
 _LEDGER = _Integer(0, LEDGER_ID_MAX)
 _ENTRY = _Integer(0, ENTRY_ID_MAX)
 _LAC = _Integer(NO_ENTRY, ENTRY_ID_MAX)
@@ -398,13 +400,38 @@ class IsFree(Message):
 
 
 @dataclass(slots=True)
+class LiftMark(Message):
+    """Asks to lift the marks of lost data of a ledger, up to the number `mark` (rule 4).
+
+    With 0 it lifts nothing, and asks for the number of the present mark.
+    """
+
+    op = Op.LIFT_MARK
+    schema = (_LEDGER, _MARK)
+    ledger_id: int
+    mark: int
+
+
+@dataclass(slots=True)
+class LiftMarkAnswer(Message):
+    """The number of the highest mark of the ledger that counts; 0: the ledger has none."""
+
+    op = Op.LIFT_MARK
+    schema = (_MARK,)
+    mark: int
+
+
+@dataclass(slots=True)
 class Done(Message):
     """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO, IS_FREE."""
 
     op = Op.PING
 
 
-_ALL = (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete, IsFree)
+_ALL = (
+    Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete, IsFree,
+    LiftMark,
+)  # fmt: skip
 REQUESTS: dict[int, type[Message]] = {message.op: message for message in _ALL}
 ANSWERS: dict[int, type[Message]] = {
     Op.HELLO: HelloAnswer,
@@ -419,6 +446,7 @@ ANSWERS: dict[int, type[Message]] = {
     Op.FORCE: Done,
     Op.DELETE: Done,
     Op.IS_FREE: Done,
+    Op.LIFT_MARK: LiftMarkAnswer,
 }
 
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from metadata.model.ledger import UnboundedRecord
     from metadata.store import Version
 
-Writer = TypeVar("Writer", bound=LedgerWriter)
-
 logger = logging.getLogger(__name__)
+
+Writer = TypeVar("Writer", bound=LedgerWriter)
 
 _IDS_TRIED_MAX = 8
 _ASKED_S = 1.0

@@ -41,6 +41,7 @@ REQUESTS = {
     wire.Info: (),
     wire.Force: (ledgers, terms),
     wire.Delete: (ledgers,),
+    wire.LiftMark: (ledgers, st.integers(0, 2**63 - 1)),
 }
 ANSWERS = {
     wire.HelloAnswer: (u16, text, text, text, u32, u32),
@@ -48,6 +49,7 @@ ANSWERS = {
     wire.ReadLacAnswer: (statements, lacs),
     wire.ListEntriesAnswer: (lacs, st.booleans()),
     wire.ListLedgersAnswer: (st.integers(-1, LEDGER_ID_MAX),),
+    wire.LiftMarkAnswer: (st.integers(0, 2**63 - 1),),
 }
 
 requests = st.one_of([st.builds(cls, *kinds) for cls, kinds in REQUESTS.items()])
