@@ -97,6 +97,8 @@ class MetadataStore(abc.ABC):
     """
 
     uri: str
+    registration_wait_s: float = 0.0
+    """The time after which the registration of a process that died has ended."""
 
     @property
     def session(self) -> str:
@@ -112,11 +114,6 @@ class MetadataStore(abc.ABC):
         answering for a while (`syncLimit`). The leader may let the session expire meanwhile.
         """
         return math.inf
-
-    @property
-    def registration_wait_s(self) -> float:
-        """Return the time after which the registration of a process that died has ended."""
-        return 0.0
 
     @abc.abstractmethod
     async def create(self, key: str, value: bytes, *, token: str | None = None) -> Version:
@@ -210,15 +207,12 @@ class MetadataStore(abc.ABC):
         """Draw a block of `count` ids, from 0 up, never drawn by another call. Unused ids are lost."""
 
     @abc.abstractmethod
-    async def ids_drawn(self, name: str) -> int:
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
         """Return the lowest id of a sequence that no call has drawn.
 
-        It counts every call that had returned, to any client, before this call.
+        It counts every call that had returned, to any client, before this call. With `least`, the sequence is
+        first raised so that it goes on at `least` or higher. It never falls.
         """
-
-    @abc.abstractmethod
-    async def raise_ids(self, name: str, least: int) -> None:
-        """Let the sequence go on at `least` or higher: no lower id is drawn from now on."""
 
     @abc.abstractmethod
     async def age_s(self, key: str) -> float:

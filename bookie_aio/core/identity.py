@@ -28,8 +28,8 @@ A cookie does not change, so a copy of the directory from the past has the right
 such a copy from the directory itself. It is a number that the bookie raises at each start, and every few
 seconds while entries come in. It stands in each directory (`AgeFile`) and in the metadata store. Where the
 directory's is the lower one, the directory was set back, and the bookie has lost data (rule 4). Where the
-store's is the lower one, the metadata store was set back. What it does not list may be a ledger that is newer
-than its copy, so nothing is dropped on its word (rule 15).
+store's is the lower one, the metadata store was set back. A ledger that it does not list may be newer than
+the copy, so nothing is dropped on its word (rule 15).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from metadata.errors import CookieMismatchError
 from metadata.ids import LEDGER_ID_MAX, MALFORMED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from metadata.access.bookies import AgeRecord, Cookie
 
@@ -151,6 +151,12 @@ Clients may have drawn more ids, before the set-back, than any running bookie ha
 """
 
 
+STARTS_KEPT = 64
+
+Ages = tuple[tuple[str, int], ...]
+"""Tokens and numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class AgeFile:
     """The content of the file `age` in each data directory, which the bookie replaces atomically.
@@ -175,6 +181,10 @@ class AgeFile:
     """The token of the newest event that no operator has answered for this bookie; empty: there is none."""
     in_doubt_below: int = 0
     """While there is a doubt: no ledger below this id is dropped on the word of the metadata store."""
+    starts: Ages = ()
+    """The ages at which the last starts ended: the token of each, and the last number that it reached."""
+    peers: tuple[tuple[str, str, int], ...] = ()
+    """The ages of other bookies, as the metadata store had them: id, token, number."""
 
     def to_bytes(self) -> bytes:
         """Return the file's bytes: one line of JSON, behind its checksum in hexadecimal."""
@@ -191,9 +201,25 @@ class AgeFile:
             document = json.loads(text)
             if document.pop("format") != AGE_FORMAT:
                 return None
-            return cls(**{**document, "set_backs": tuple(document["set_backs"])})
+            lists = {name: tuple(map(tuple, document[name])) for name in ("starts", "peers")}
+            return cls(**{**document, **lists, "set_backs": tuple(document["set_backs"])})
         except MALFORMED:
             return None
+
+    def end_start(self) -> AgeFile:
+        """Return the file with its age among those that starts have ended at."""
+        if not self.number:
+            return self
+        earlier = [each for each in self.starts if each[0] != self.token]
+        return replace(self, starts=(*earlier, (self.token, self.number))[-STARTS_KEPT:])
+
+    def has_reached(self, token: str, number: int) -> bool:
+        """Return whether the directories have seen the age that another bookie saw of this one."""
+        reached = dict(self.end_start().starts)
+        if token in reached:
+            return number <= reached[token]
+        # Its start is not among those kept. It may be older than all of them.
+        return len(reached) == STARTS_KEPT and number < min(reached.values())
 
     def intend(self, number: int, token: str) -> AgeFile:
         """Return the file to write before the age is raised in the metadata store."""
@@ -216,9 +242,9 @@ class Standing(enum.Enum):
 def compare_ages(file: AgeFile | None, stored: AgeRecord | None) -> Standing:
     """Compare one directory's age with the metadata store's record.
 
-    A bookie raises its age in three durable steps: the intended age in each directory, the compare-and-set in
-    the store, the confirmed age in each directory. So a crash between two steps leaves SAME or RAISED. Any
-    other difference proves that one of the two is a copy from the past.
+    A bookie raises its age in three durable steps. The intended age goes into each directory, then into the
+    store by compare-and-set, and then into each directory as confirmed. So a crash between two steps leaves
+    SAME or RAISED. Any other difference proves that one of the two is a copy from the past.
     """
     if stored is None:
         return Standing.AHEAD if file is not None and file.number else Standing.SAME
@@ -282,7 +308,7 @@ def judge_age(
         # A raised age is confirmed here: the next intended age takes the place of the one that proves it.
         file = replace(file, number=at, token=stored.token)
     is_moved = has_lost and stored is not None and sorted(stored.place) != sorted(place)
-    return AgeVerdict(file.intend(number, token), is_moved)
+    return AgeVerdict(file.end_start().intend(number, token), is_moved)
 
 
 # --- the ids of ledgers ------------------------------------------------------------------------
@@ -312,10 +338,10 @@ def judge_ids(
 ) -> IdVerdict:
     """Conclude whether the metadata store was set back to an older copy.
 
-    The proof is a ledger at or above the counter, a counter below its last known value, or an age in the
-    store below that of the directory. An event in the store then tells the other bookies. It is needed since
-    the first bookie that starts raises the counter above all that the others could compare it with. A bookie
-    to which an event is new is in doubt about every ledger that the store does not list.
+    There are three proofs: a ledger at or above the counter, a counter below its last known value, and an
+    age in the store below that of the directory. An event in the store then tells the other bookies. It is
+    needed since the first bookie that starts raises the counter above all that the others could compare it
+    with. A bookie to which an event is new is in doubt about every ledger that the store does not list.
 
     Args:
         file: the bookie's file.
@@ -334,6 +360,11 @@ def judge_ids(
     if floor > at or (file.is_ahead and not is_told):
         at = min(max(floor, at) + SET_BACK_JUMP, LEDGER_ID_MAX)
         found = (*events, SetBack(token, bookie_id, counter, at, []))
+    # The ages that this bookie saw of others are evidence from before. What it saw since counts for nothing.
+    found = tuple(event if event.token in known else _with_ages(event, file.peers) for event in found)
+    ended = file.end_start()
+    seen = [tuple(event.ages[bookie_id]) for event in found if bookie_id in event.ages]
+    beyond = tuple((token, number) for token, number in seen if not file.has_reached(token, number))
     doubt, below = file.doubt, file.in_doubt_below
     for event in found:
         if event.token not in known and bookie_id not in event.answered:
@@ -347,8 +378,19 @@ def judge_ids(
         set_backs=tuple(event.token for event in found),
         doubt=doubt,
         in_doubt_below=below,
+        has_lost=file.has_lost or bool(beyond),
+        starts=(*ended.starts, *beyond)[-STARTS_KEPT:] if beyond else file.starts,
     )
     return IdVerdict(found, at, after)
+
+
+def _with_ages(event: SetBack, peers: Iterable[tuple[str, str, int]]) -> SetBack:
+    """Return the event with the ages seen of other bookies, of each the highest one."""
+    ages = dict(event.ages)
+    for peer, token, number in peers:
+        if peer not in ages or ages[peer][1] < number:
+            ages[peer] = [token, number]
+    return replace(event, ages=ages)
 
 
 def not_free_below(events: Sequence[SetBack]) -> int:

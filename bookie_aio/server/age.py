@@ -23,10 +23,12 @@ every ledger that is in doubt here.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie_aio.core.identity import (
@@ -38,6 +40,7 @@ from bookie_aio.core.identity import (
     not_free_below,
 )
 from bookie_aio.storage.disk.disk import write_file
+from bookie_aio.storage.journal import when_durable
 from bookie_aio.storage.segment.format import AGE
 from bookie_aio.structured_logging import fields
 from metadata.access.bookies import AgeRecord, BookieRecord, SetBacks
@@ -54,7 +57,7 @@ from metadata.errors import (
     VersionConflictError,
     is_unforeseen,
 )
-from metadata.ids import KEY_SET_BACKS, age_key, available_key
+from metadata.ids import KEY_AGES, KEY_SET_BACKS, age_key, available_key
 
 if TYPE_CHECKING:
     import random
@@ -71,6 +74,8 @@ log = logging.getLogger(__name__)
 _AGE_BYTES_MAX = 64 * 1024
 _CONFLICTS_MAX = 16
 _LOOK_AGAIN_S = 0.05
+_PEERS_MAX = 64
+_TICKS_PER_LOOK_AT_PEERS = 8
 
 
 class BookieAge:
@@ -205,7 +210,7 @@ class BookieAge:
             MetadataError: the metadata store cannot be reached.
         """
         self._engine = engine
-        self._groups_covered = engine.groups_written
+        self._groups_covered = engine.counts.groups
         async with self._lock:
             self._file = replace(self._file, has_lost=False)
             await self._judge_ids()
@@ -221,7 +226,7 @@ class BookieAge:
                 self._file,
                 bookie_id=self._bookie_id,
                 counter=counter,
-                highest_held=self._engine.highest_ledger,
+                highest_held=self._engine.known.highest(),
                 events=found.events,
                 token=f"{self._rng.getrandbits(64):016x}",
                 is_new=self._is_new,
@@ -233,7 +238,7 @@ class BookieAge:
                 except VersionConflictError:
                     continue
             if verdict.raise_to > counter:
-                await self._store.raise_ids(LEDGER_SEQUENCE, verdict.raise_to)
+                await self._store.ids_drawn(LEDGER_SEQUENCE, least=verdict.raise_to)
             break
         else:
             raise MetadataUnavailableError(f"{KEY_SET_BACKS} is changed by others again and again")
@@ -241,11 +246,45 @@ class BookieAge:
         self._events = verdict.events
         before = self._file
         after = verdict.file.confirm() if verdict.file.intended else verdict.file
+        if after.has_lost:
+            await self._mark(counter)
+            after = replace(after, has_lost=False)
         await self._write_or_keep(after)  # kept only: the next start finds the events new once more
         if after.doubt and after.doubt != before.doubt:
             self._tell_of_doubt(counter)
         elif before.doubt and not after.doubt:
             log.warning("an operator accepted the metadata", extra=fields(bookie=self._bookie_id))
+
+    async def _mark(self, counter: int) -> None:
+        """Mark all ledgers: another bookie saw this one at a later age than its directories know of."""
+        assert self._engine is not None
+        self.has_lost = True
+        bound = max(counter, self._file.ids_known, self._engine.known.highest() + 1) - 1
+        log.error(
+            "the directory was set back, as another bookie knows: all ledgers may have lost data",
+            extra=fields(bookie=self._bookie_id, up_to=bound),
+        )
+        await when_durable(partial(self._engine.marking.mark_all, bound))
+
+    async def learn_peers(self) -> None:
+        """Read the ages of other bookies, as evidence for them after a set-back of the metadata.
+
+        Raises:
+            MetadataError: the metadata store cannot be reached.
+        """
+        names = [name for name in await self._store.children(KEY_AGES) if name != self._bookie_id]
+        if len(names) > _PEERS_MAX:
+            names = sorted(self._rng.sample(names, _PEERS_MAX))
+        seen = {peer: (token, number) for peer, token, number in self._file.peers if peer in names}
+        for name in names:
+            with suppress(NoSuchKeyError):
+                age = AgeRecord.from_json((await self._store.read(age_key(name))).value)
+                if name not in seen or seen[name][1] < age.number:
+                    seen[name] = age.token, age.number
+        async with self._lock:
+            peers = tuple((peer, *age) for peer, age in sorted(seen.items()))
+            if peers != self._file.peers:
+                await self._write_or_keep(replace(self._file, peers=peers))
 
     def _tell_of_doubt(self, counter: int) -> None:
         log.error(
@@ -288,7 +327,7 @@ class BookieAge:
         """
         assert self._engine is not None
         async with self._lock:
-            groups = self._engine.groups_written
+            groups = self._engine.counts.groups
             if groups == self._groups_covered and not self._file.intended:
                 return
             if not self._file.intended:
@@ -377,10 +416,12 @@ class BookieAge:
         )
 
     async def _raise_for_ever(self) -> None:
-        while True:
+        for tick in itertools.count():
             await asyncio.sleep(self._config.age_interval_s)
             try:
                 await self.raise_if_written()
+                if tick % _TICKS_PER_LOOK_AT_PEERS == 0:
+                    await self.learn_peers()
             except Exception as error:
                 self._warn("the age of this bookie could not be raised", error)
 

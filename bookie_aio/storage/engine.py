@@ -101,6 +101,7 @@ class Engine:
         self._on_writable = on_writable
         self._health = StorageHealth(self)
         self._disk = FailStopDisk(disk, self._health)
+        self.disk: Disk = self._disk  # for other files in the directories
         self._locks: list[DirectoryLock] = []
         self._segments = SegmentSet(
             self._disk,
@@ -109,6 +110,8 @@ class Engine:
             locations_bytes_max=config.locations_bytes_max,
         )
         self._metrics = StorageMetrics()
+        self.counts = self._metrics
+        self.known: LedgerStates
         self._is_closed = False
         self.add_watches: set[AddWatch] = set()
         self.notes: Sequence[str] = ()
@@ -190,7 +193,7 @@ class Engine:
         if lost_up_to is not None:
             recovered.lose_all(f"the directory was set back: ledgers up to {lost_up_to} may have lost data")
         self.notes = recovered.notes
-        self._ledgers = LedgerStates(recovered.ledgers, recovered.deleted, recovered.marks)
+        self._ledgers = self.known = LedgerStates(recovered.ledgers, recovered.deleted, recovered.marks)
         tail = recovered.first_records()
         tail_bytes = sum(record.size for record in tail)
         capacity = max(config.segment_bytes, tail_bytes + form.DATA_OFFSET + form.GROUP_HEADER_BYTES)
@@ -539,25 +542,6 @@ class Engine:
     def is_deleted(self, ledger_id: int) -> bool:
         """Return whether a tombstone was accepted for the ledger, perhaps not durable yet."""
         return self._ledgers.is_deleted(ledger_id)
-
-    def is_known(self, ledger_id: int) -> bool:
-        """Return whether anything was ever accepted for the ledger, a tombstone included."""
-        return self._ledgers.get(ledger_id) is not None or self._ledgers.is_deleted(ledger_id)
-
-    @property
-    def highest_ledger(self) -> int:
-        """Return the highest id of a ledger that has a state or a tombstone; −1 for none."""
-        return self._ledgers.highest()
-
-    @property
-    def groups_written(self) -> int:
-        """Return the number of groups that became durable since the start."""
-        return self._metrics.groups
-
-    @property
-    def disk(self) -> Disk:
-        """Return the disk of the directories, which is fail-stop for names."""
-        return self._disk
 
     def is_gone(self, first: int, last: int) -> bool:
         """Return whether all ledgers of a range have tombstones."""

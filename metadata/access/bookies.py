@@ -136,7 +136,8 @@ class SetBack(_Record):
 
     All ledger ids below `raised_to` may have been given out before. None of them is given out any more.
     `counter` is the lowest id that the older copy had not given out. `answered` are the bookies whose ledgers
-    an operator has looked at since.
+    an operator has looked at since. `ages` are the highest ages, token and number, that any bookie had seen
+    of another one: the records in the older copy prove nothing.
     """
 
     token: str
@@ -144,6 +145,7 @@ class SetBack(_Record):
     counter: int
     raised_to: int
     answered: list[str]
+    ages: dict[str, list[Any]] = field(default_factory=dict)
 
     def _check(self) -> None:
         _require(isinstance(self.token, str) and bool(self.token), "token")
@@ -151,6 +153,10 @@ class SetBack(_Record):
         _require(_is_count(self.counter), "counter")
         _require(_is_count(self.raised_to), "raised_to")
         _require(_is_list_of_text(self.answered), "answered")
+        _require(isinstance(self.ages, dict), "ages")
+        for age in self.ages.values():
+            _require(isinstance(age, list) and len(age) == 2, "ages")
+            _require(isinstance(age[0], str) and _is_count(age[1]), "ages")
 
 
 SET_BACKS_KEPT = 32

@@ -243,13 +243,12 @@ class MemoryMetadataStore(MetadataStore):
         check_count(name, count)
         return self._live().allocate(name, count)
 
-    async def ids_drawn(self, name: str) -> int:
-        check_sequence(name)
-        return self._live().drawn(name)
-
-    async def raise_ids(self, name: str, least: int) -> None:
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
         check_sequence(name, least)
-        self._live().raise_to(name, least)
+        tree = self._live()
+        if least:
+            tree.raise_to(name, least)
+        return tree.drawn(name)
 
     async def age_s(self, key: str) -> float:
         node = self._live().find_value(check_key(key))

@@ -137,7 +137,7 @@ class ClaimHandler:
                 responder.refuse(peer, Op.IS_FREE, request_id, Status.TOO_MANY_REQUESTS, str(error))
                 return 0
             await responder.barrier()
-            if self._engine.is_known(ledger_id):
+            if self._engine.known.is_known(ledger_id):
                 reason = f"this bookie holds or dropped a ledger {ledger_id} of before"
             elif ledger_id < self._not_free_below():
                 reason = f"the id {ledger_id} was given out before the metadata store was set back"

@@ -199,6 +199,10 @@ class LedgerStates:
         number = self.mark_of(ledger_id)
         return not number or self.marks.is_told(number)
 
+    def is_known(self, ledger_id: int) -> bool:
+        """Return whether anything was ever accepted for the ledger, a tombstone included."""
+        return self.states.get(ledger_id) is not None or self.is_deleted(ledger_id)
+
     def highest(self) -> int:
         """Return the highest id of a ledger with a state or a tombstone; −1 for none."""
         return max(self.states.highest(), self.deleted.highest(), *self.tombstones_pending, -1)

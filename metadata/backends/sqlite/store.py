@@ -132,6 +132,7 @@ class SqliteMetadataStore(MetadataStore):
         self.uri = f"sqlite://{quote(os.fsencode(path))}"
         self._path = path
         self._lease_s = lease_s
+        self.registration_wait_s = lease_s * 2 + REMOVAL_PATIENCE_S
         self._operation_timeout_s = operation_timeout_s
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-sqlite")
         self._lease_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-leases")
@@ -198,10 +199,6 @@ class SqliteMetadataStore(MetadataStore):
         given, token = token is not None, token_of(token)
         return await self._write(lambda: self._tables.create(key, value, token, given))
 
-    @property
-    def registration_wait_s(self) -> float:
-        return self._lease_s * 2 + REMOVAL_PATIENCE_S
-
     async def read(self, key: str) -> Versioned:
         check_key(key)
         return await self._submit(lambda: self._tables.read(key))
@@ -266,13 +263,11 @@ class SqliteMetadataStore(MetadataStore):
         check_count(name, count)
         return await self._write(lambda: self._tables.allocate(name, count))
 
-    async def ids_drawn(self, name: str) -> int:
-        check_sequence(name)
-        return await self._submit(lambda: self._tables.drawn(name))
-
-    async def raise_ids(self, name: str, least: int) -> None:
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
         check_sequence(name, least)
-        await self._write(lambda: self._tables.raise_to(name, least))
+        if least:
+            return await self._write(lambda: self._tables.raise_to(name, least))
+        return await self._submit(lambda: self._tables.drawn(name))
 
     async def age_s(self, key: str) -> float:
         check_key(key)

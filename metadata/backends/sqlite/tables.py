@@ -194,14 +194,15 @@ class Tables:
             rows = self._database.execute("SELECT next_id FROM counter WHERE name = ?", (name,)).fetchall()
             return int(rows[0][0]) if rows else 0
 
-    def raise_to(self, name: str, least: int) -> None:
-        """Let a sequence go on at `least` or higher; see `MetadataStore.raise_ids`."""
+    def raise_to(self, name: str, least: int) -> int:
+        """Let a sequence go on at `least` or higher; see `MetadataStore.ids_drawn`."""
         with self._writing():
-            self._database.execute(
-                "INSERT INTO counter (name, next_id) VALUES (?, ?) "
-                "ON CONFLICT (name) DO UPDATE SET next_id = MAX(next_id, excluded.next_id)",
+            ((next_id,),) = self._database.execute(
+                "INSERT INTO counter (name, next_id) VALUES (?, ?) ON CONFLICT (name) "
+                "DO UPDATE SET next_id = MAX(next_id, excluded.next_id) RETURNING next_id",
                 (name, least),
-            )
+            ).fetchall()
+            return int(next_id)
 
     def age_s(self, key: str) -> float:
         """Return a key's age; see `MetadataStore.age_s`."""

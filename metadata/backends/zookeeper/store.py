@@ -275,6 +275,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         self._root = f"/{root}" if root else ""
         self._operation_timeout_s = operation_timeout_s
         self._session = Session(servers, timeout_s=session_timeout_s, on_session=self._session_began)
+        self.registration_wait_s = session_timeout_s * 2
         self._new_session = asyncio.Event()
         self._registrar: asyncio.Task[None] | None = None
         self._registrations: set[ZooKeeperRegistration] = set()
@@ -504,10 +505,6 @@ class ZooKeeperMetadataStore(MetadataStore):
             self._session.remove_watcher(path, changed)
             self._watching.discard(changed)
 
-    @property
-    def registration_wait_s(self) -> float:
-        return self._session.timeout_s * 2
-
     async def register(self, key: str, value: bytes) -> Registration:
         check_key(key)
         registration = ZooKeeperRegistration(self, key, check_value(value))
@@ -516,7 +513,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         try:
             # The holder may be this process from before a crash; its session then expires. Servers check for
             # expired sessions once per tick, which is at most half a session timeout.
-            async with asyncio.timeout(self.registration_wait_s) as patience:
+            async with asyncio.timeout(self._session.timeout_s * 2) as patience:
                 async for _ in changes:
                     is_held = not await registration.put()
                     if not is_held:
@@ -554,35 +551,25 @@ class ZooKeeperMetadataStore(MetadataStore):
 
         return await self._settle(f"allocate ids of {name!r}", attempt)
 
-    async def ids_drawn(self, name: str) -> int:
-        check_sequence(name)
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        check_sequence(name, least)
         path = self._path(f"{KEY_IDS}/{name}")
 
         async def attempt(state: Attempt) -> int:
             if not state.is_synced:
                 await self._sync(state)  # a lagging server would not count the last draws
             try:
-                data, _ = await self._session.get(path)
-            except NoNodeError:
-                return 0
-            return unseal_counter(path, data)
-
-        return await self._settle(f"read the sequence of ids {name!r}", attempt)
-
-    async def raise_ids(self, name: str, least: int) -> None:
-        check_sequence(name, least)
-        path = self._path(f"{KEY_IDS}/{name}")
-
-        async def attempt(_: Attempt) -> None:
-            try:
                 data, stat = await self._session.get(path)
             except NoNodeError:
-                await self._session.create(path, seal_counter(least))
-                return
-            if unseal_counter(path, data) < least:
+                if least:
+                    await self._session.create(path, seal_counter(least))
+                return least
+            drawn = unseal_counter(path, data)
+            if drawn < least:
                 await self._session.set(path, seal_counter(least), stat.version)
+            return max(drawn, least)
 
-        await self._settle(f"raise the sequence of ids {name!r}", attempt)
+        return await self._settle(f"read the sequence of ids {name!r}", attempt)
 
     async def age_s(self, key: str) -> float:
         check_key(key)

@@ -52,7 +52,16 @@ def test_two_ages_are_compared(held: AgeFile | None, known: AgeRecord | None, st
 
 
 def test_a_file_reads_as_it_was_written_and_a_damaged_one_as_none() -> None:
-    whole = file(7, intended=8, intended_token="u", ids_known=64, set_backs=("a", "b"), doubt="b")
+    whole = file(
+        7,
+        intended=8,
+        intended_token="u",
+        ids_known=64,
+        set_backs=("a", "b"),
+        doubt="b",
+        starts=(("a", 1),),
+        peers=(("b2", "t", 3),),
+    )
     assert AgeFile.parse(whole.to_bytes()) == whole
     data = whole.to_bytes()
     for at in range(len(data) - 1):
@@ -316,3 +325,44 @@ def test_an_age_ahead_of_the_store_is_proof_without_any_new_ledger() -> None:
     cluster.files["b2"] = replace(cluster.files["b2"], is_ahead=True, set_backs=())
     cluster.settle("b2")
     assert len(cluster.events) == 1  # an event that is new to it tells of the same set-back
+
+
+# --- ages that other bookies have seen ---
+
+
+def test_an_age_that_another_bookie_saw_tells_of_a_directory_and_metadata_set_back_together() -> None:
+    cluster = Cluster()
+    for bookie in ("b1", "b2"):
+        cluster.settle(bookie)
+    cluster.files["b1"] = replace(cluster.files["b1"], number=40, token="start 3")
+    copy, metadata = cluster.files["b1"], (cluster.counter, cluster.events)
+    cluster.create("b2")
+    cluster.files["b2"] = replace(cluster.files["b2"], peers=(("b1", "start 5", 57),))
+    cluster.counter, cluster.events = metadata
+    cluster.files["b1"] = copy
+    assert not cluster.settle("b1").has_lost  # it starts first, and there is no evidence yet
+    cluster.settle("b2")
+    assert cluster.settle("b1").has_lost
+    cluster.files["b1"] = replace(cluster.files["b1"], has_lost=False)  # the mark is durable
+    assert not cluster.settle("b1").has_lost
+
+
+@pytest.mark.parametrize(
+    ("seen", "is_reached"),
+    [(("t1", 3), True), (("t1", 4), False), (("t2", 7), True), (("t2", 8), False), (("t9", 1), False)],
+)
+def test_an_age_is_reached_or_not(seen: tuple[str, int], is_reached: bool) -> None:
+    assert AgeFile(7, "t2", starts=(("t1", 3),)).has_reached(*seen) is is_reached
+
+
+def test_a_bookie_that_was_not_set_back_has_reached_every_age_that_was_seen_of_it() -> None:
+    bookie = Bookie(1)
+    seen: list[AgeRecord] = []
+    for _ in range(100):
+        bookie.start(99, loses_answer=False)
+        assert bookie.stored is not None
+        seen.append(bookie.stored)
+        (held,) = bookie.files
+        assert held is not None
+        assert all(held.has_reached(age.token, age.number) for age in seen)
+        assert not held.has_reached("another", held.number + 1)

@@ -354,10 +354,10 @@ async def test_requests_that_wait_are_refused_for_now_while_the_store_is_away(fr
     class Away(MemoryMetadataStore):
         is_away = False
 
-        async def ids_drawn(self, name: str) -> int:
+        async def ids_drawn(self, name: str, *, least: int = 0) -> int:
             if self.is_away:
                 raise MetadataUnavailableError("away")
-            return await super().ids_drawn(name)
+            return await super().ids_drawn(name, least=least)
 
     store = Away(fresh.tree)
     bookie = await fresh.start(store=store)

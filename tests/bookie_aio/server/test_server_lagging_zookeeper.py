@@ -45,7 +45,7 @@ async def test_a_new_ledger_not_yet_visible_at_a_lagging_zookeeper_server_is_not
     ):
         ledgers = LedgerStore(others)
         await ledgers.create_ledger(LedgerMetadata.new(1, **SIZES))
-        await others.raise_ids(LEDGER_SEQUENCE, 100)
+        await others.ids_drawn(LEDGER_SEQUENCE, least=100)
         await behind.sync("ledgers")
         store = await open_store(behind.uri, create=True)  # closed with the bookie
         bookie = await bookies.start(store=store)

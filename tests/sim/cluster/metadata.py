@@ -171,6 +171,7 @@ class SimMetadataStore(MetadataStore):
         self._stats = stats if stats is not None else {}
         self._timeout_s = timeout_s
         self._session_timeout_s = session_timeout_s
+        self.registration_wait_s = session_timeout_s * 1.5
         self._loop: Any = asyncio.get_running_loop()
         self._is_simulated = isinstance(self._loop, SimLoop)
         self._seen = 0
@@ -357,10 +358,6 @@ class SimMetadataStore(MetadataStore):
         self._seen = max(self._seen, number)
         watch.event.set()
 
-    @property
-    def registration_wait_s(self) -> float:
-        return self._session_timeout_s * 1.5
-
     async def register(self, key: str, value: bytes) -> Registration:
         check_key(key)
         registration = SimRegistration(self, key, check_value(value))
@@ -387,13 +384,15 @@ class SimMetadataStore(MetadataStore):
         check_count(name, count)
         return await self._call(lambda: self.tree.allocate(name, count))
 
-    async def ids_drawn(self, name: str) -> int:
-        check_sequence(name)
-        return await self._call(lambda: self._wrote(self.tree.drawn(name)))
-
-    async def raise_ids(self, name: str, least: int) -> None:
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
         check_sequence(name, least)
-        await self._call(lambda: self._wrote(self.tree.raise_to(name, least)))
+
+        def effect() -> int:
+            if least:
+                self.tree.raise_to(name, least)
+            return self._wrote(self.tree.drawn(name))
+
+        return await self._call(effect)
 
     async def age_s(self, key: str) -> float:
         check_key(key)
