@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import shutil
 import sqlite3
@@ -234,6 +235,7 @@ async def main() -> int:
     parser.add_argument("--kind", choices=KINDS, help="only this one")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    logging.disable(logging.ERROR)  # the clients' warnings about bookies that are killed
     total: Counter[str] = Counter()
     begun = time.monotonic()
     for number in range(arguments.rounds):

@@ -265,9 +265,8 @@ class SqliteMetadataStore(MetadataStore):
 
     async def ids_drawn(self, name: str, *, least: int = 0) -> int:
         check_sequence(name, least)
-        if least:
-            return await self._write(lambda: self._tables.raise_to(name, least))
-        return await self._submit(lambda: self._tables.drawn(name))
+        submit = self._write if least else self._submit
+        return await submit(lambda: self._tables.ids_drawn(name, least))
 
     async def age_s(self, key: str) -> float:
         check_key(key)

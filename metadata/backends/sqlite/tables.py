@@ -188,14 +188,12 @@ class Tables:
             ).fetchall()
             return range(next_id - count, next_id)
 
-    def drawn(self, name: str) -> int:
+    def ids_drawn(self, name: str, least: int) -> int:
         """Return the lowest id that was not drawn; see `MetadataStore.ids_drawn`."""
-        with self._translated():
-            rows = self._database.execute("SELECT next_id FROM counter WHERE name = ?", (name,)).fetchall()
-            return int(rows[0][0]) if rows else 0
-
-    def raise_to(self, name: str, least: int) -> int:
-        """Let a sequence go on at `least` or higher; see `MetadataStore.ids_drawn`."""
+        if not least:
+            with self._translated():
+                found = self._database.execute("SELECT next_id FROM counter WHERE name = ?", (name,))
+                return next((int(next_id) for (next_id,) in found), 0)
         with self._writing():
             ((next_id,),) = self._database.execute(
                 "INSERT INTO counter (name, next_id) VALUES (?, ?) ON CONFLICT (name) "
