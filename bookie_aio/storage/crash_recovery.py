@@ -129,7 +129,6 @@ class RecoveredState:
             records.append(Record(form.mark_row(ledger_id, number), None, change, _ignore, form.ROW_BYTES))
         return records
 
-
     def _is_marked_anew(self, row: form.Row) -> bool:
         """Return whether this start makes a mark that stands for an earlier one as well."""
         if row.is_of_all:
@@ -710,11 +709,8 @@ class CrashRecovery:
         found.tail = tail
         # The tail proves that an earlier start has seen the damage, and replay skips the damage itself from
         # now on. So the mark in the tail counts, like the records of any other group.
-        for row in tail.rows if tail is not None else ():
-            if row.is_of_all and row.kind == form.KIND_MARK:
-                found.marks.learn_mark(row.first, row.lac)
-            elif row.kind in (form.KIND_MARK, form.KIND_LIFT):
-                found.marks.learn(row.first)
+        if tail is not None:
+            found.marks.learn_rows(tail.rows)
 
     async def _named_by(self, segment: Segment) -> tuple[int, int] | None:
         """Return the segment before a sealed one, and its end; None where the first group is not intact."""
@@ -731,7 +727,7 @@ class CrashRecovery:
         found = self._found
         if result.lost_data_of_any_ledger and not found.lost_data_of_any_ledger:
             found.lose_all(f"segment {segment.segment_id} has groups that cannot be read")
-        self._apply_marks(result)
+        found.marks.learn_from(result, found.state)
         for ledger_id in result.damaged:
             if not found.state(ledger_id).is_marked:
                 found.notes.append(f"segment {segment.segment_id} has damaged data of ledger {ledger_id}")
@@ -769,23 +765,6 @@ class CrashRecovery:
             return
         segment.index, segment.end = result.index, result.end
         self._segments.add(segment)
-
-
-    def _apply_marks(self, result: Replayed) -> None:
-        """Learn the marks and the lifts that stand in a segment. Their order does not matter."""
-        found = self._found
-        for number, bound in result.marks_of_all:
-            found.marks.learn_mark(number, bound)
-        for number, fenced in result.ends_of_all:
-            found.marks.learn_end(number, fenced)
-        for ledger_id, number in result.marks.items():
-            state = found.state(ledger_id)
-            state.marked = max(state.marked, number)
-            found.marks.learn(number)
-        for ledger_id, number in result.lifts.items():
-            state = found.state(ledger_id)
-            state.lifted = max(state.lifted, number)
-            found.marks.learn(number)
 
 
 async def _holds_data(file: File) -> bool:

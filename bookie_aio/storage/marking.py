@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 class Marking:
     """The marks of one engine. Each method that accepts a record raises DiskFullError if there is no room."""
 
-    def __init__(
-        self, ledgers: LedgerStates, accept: Callable[[bytes, Change, Done], LedgerState]
-    ) -> None:
+    def __init__(self, ledgers: LedgerStates, accept: Callable[[bytes, Change, Done], LedgerState]) -> None:
         """Share the engine's ledgers; `accept` accepts a change and returns its ledger's state."""
         self._ledgers = ledgers
         self._accept = accept

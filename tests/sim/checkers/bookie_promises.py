@@ -175,7 +175,7 @@ class Words:
         self._damaged.setdefault((bookie, ledger_id), len(self._history.events))
 
     def named_mark(self, bookie: str, ledger_id: int, asked: int, mark: int) -> None:
-        """Note that a bookie named the mark of a ledger, or lifted the marks up to `asked` (0: it did not)."""
+        """Note that a bookie named the mark of a ledger, or lifted the marks up to `asked`, 0 for none."""
         key, number = (bookie, ledger_id), len(self._history.events)
         lifted, _ = self._lifted.get(key, (0, 0))
         self._history.require(
@@ -228,7 +228,9 @@ class Words:
         self._history.require(
             not lifted_at or asked_at < lifted_at or metadata is None or not metadata.is_closed,
             "LiftedIsFenced",
-            lambda: f"{bookie} took {entries} of ledger {ledger_id}, which is closed, and whose mark it lifted",
+            lambda: (
+                f"{bookie} took {entries} of ledger {ledger_id}, which is closed, and whose mark it lifted"
+            ),
         )
 
     # --- the LAC -------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ MUTANTS = [
     Mutant(
         50, "that data was lost is not heard from a tail",
         (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._take_tail",
-              "for row in tail.rows if tail is not None else ():", "for row in ():"),
+              "if tail is not None:", "if False:"),
          Edit("bookie_aio.storage.crash_recovery:RecoveredState.first_records",
               "if row.ledger_id in self.deleted and not row.is_of_all:",
               "if row.is_of_all or row.ledger_id in self.deleted:")),
