@@ -116,7 +116,7 @@ MUTANTS = [
     ),
     Mutant(
         52, "a start goes by names that are not durable",
-        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._run",
+        (Edit("bookie_aio.storage.found_files:FoundFiles.names",
               "await self._disk.sync_directory(directory)",
               "pass"),),
         tests=("tests/sim/test_sim_crashstates.py", "-k", "makes_names_durable"),
