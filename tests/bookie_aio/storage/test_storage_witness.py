@@ -373,6 +373,20 @@ async def test_each_acknowledged_group_is_claimed(tmp_path: Path) -> None:
     await store.close()
 
 
+async def test_a_group_whose_write_failed_is_not_claimed(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = await Store.open(tmp_path / "b", disk=disk)
+    await add_some(store, 1, 3)
+    await store.settled()
+    before = (tmp_path / "b" / form.WITNESS).read_bytes()
+    disk.fail_journal_write = disk.journal_writes + 1
+    disk.torn_bytes = 200
+    with pytest.raises(DiskFailedError):
+        await store.add(make_block(1, 3, [b"x"]))
+    assert (tmp_path / "b" / form.WITNESS).read_bytes() == before
+    await store.close()
+
+
 class CountingFile(RealFile):
     """A file that tells of its syncs."""
 
