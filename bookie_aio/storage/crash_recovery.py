@@ -5,8 +5,8 @@ in contradiction. Reads the witness files, the checkpoint, the table of ledgers 
 segments that it does not list as sealed. Of sealed segments only the names are read.
 
 Files *contradict* each other where one of them names something durable that is not there. All such cases are
-one case: data was lost, every ledger is marked, one line tells of it, and no file that may hold data is
-removed. They are:
+one case: data was lost, and every ledger is marked. One line tells of it, and no file that may hold data is
+removed. The cases are:
 
 - A file names a newer checkpoint than the one there is, or no witness file is intact that could name one.
   Such a checkpoint is *doubtful*. States are learnt from table and indexes, as without a checkpoint. Its

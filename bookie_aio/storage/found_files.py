@@ -1,10 +1,10 @@
 """The files of a bookie's directories, as a start finds them.
 
-Owns the names of the files and the directory of each, reading them whole or their heads, and the check that a
+Owns the names of the files and the directory of each, and reading them. Owns the check that a
 file is the one of its name. An intact file may be another one: of another bookie, of another segment, or
 of another life of the same one. Owns no conclusion: `crash_recovery` draws them.
 
-What is known of a segment beside its files are its row in the checkpoint and the claims of the witness. Both
+Two other files tell of a segment: its row in the checkpoint, and the claims of the witness. Both
 have the generation, which is random and was durable before the segment was written to.
 """
 

@@ -73,7 +73,7 @@ def good_files(path: Path) -> set[str]:
 async def assert_unknown(path: Path, *ledger_ids: int, why: str, count: int = 30, damaged: str = "") -> Store:
     """Open an engine: all is marked, a line tells why, nothing is denied, and no good file goes.
 
-    What is left of a damaged segment may be compacted.
+    The rest of a damaged segment may be compacted.
     """
     before = good_files(path) - {damaged}
     store = await Store.open(path)
