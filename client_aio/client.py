@@ -192,7 +192,9 @@ class Client(LogOperations, UnboundedLedgerOperations):
 
         Raises:
             InvalidArgumentError: at once: not E ≥ Qw ≥ Qa ≥ 1, or another argument is not legal.
-            NotEnoughBookiesError: on opening: fewer than E bookies can be reached.
+            NotEnoughBookiesError: on opening: some write set would have fewer than Qa bookies that can be
+                reached, or fewer than E bookies are registered. With guaranteed write quorum, fewer than E
+                can be reached.
         """
         self._context.check_open()
         options = WriteOptions(advanced=advanced, deferred_sync=deferred_sync)
@@ -213,7 +215,12 @@ class Client(LogOperations, UnboundedLedgerOperations):
         return AwaitableContext(lambda: create_ledger(self._context, settings, make))
 
     def open_ledger(
-        self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
+        self,
+        ledger_id: int | str,
+        *,
+        recover: bool = False,
+        at_ack_quorum: bool = False,
+        password: bytes = b"",
     ) -> AwaitableContext[LedgerReader]:
         """Open a ledger for reading, by its id; an unbounded ledger also by its name.
 
@@ -221,18 +228,27 @@ class Client(LogOperations, UnboundedLedgerOperations):
         LAC and can tail. **With `recover=True` it takes over**: an open ledger is fenced, so that its writer
         acknowledges nothing more. The ledger is then closed behind its last recoverable entry.
 
+        Args:
+            at_ack_quorum: with `recover`, close a ledger with guaranteed write quorum although some entries
+                may have fewer than Qw copies. Its metadata then record from which entry on.
+
         Raises:
             NoSuchLedgerError: on opening: there is no such ledger.
-            InvalidArgumentError: on opening, with `recover`: the ledger is unbounded. It is not recovered,
-                but taken over by `open_unbounded_ledger`.
+            InvalidArgumentError: at once: `at_ack_quorum` without `recover`. On opening, with `recover`: the
+                ledger is unbounded. It is not recovered, but taken over by `open_unbounded_ledger`.
             UnauthorizedAccessError: on opening: the password is not the ledger's. No bookie was asked, so
                 nothing has been fenced.
-            LedgerRecoveryError: on opening, with `recover`: too few bookies answered; try again later.
+            LedgerRecoveryError: on opening, with `recover`: too few bookies answered; try again later. Where
+                too few answer to find the end, a writer that is alive has not been fenced.
         """
         self._context.check_open()
         check_name_or_id(ledger_id)
+        if at_ack_quorum and not recover:
+            raise InvalidArgumentError("at_ack_quorum says how to recover a ledger: add recover=True")
         return AwaitableContext(
-            lambda: open_reader(self._context, ledger_id, recover=recover, password=password)
+            lambda: open_reader(
+                self._context, ledger_id, recover=recover, at_ack_quorum=at_ack_quorum, password=password
+            )
         )
 
     async def delete_ledger(self, ledger_id: int | str, *, password: bytes = b"") -> None:

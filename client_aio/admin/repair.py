@@ -236,10 +236,12 @@ class Repair:
     async def _target(self, metadata: LedgerMetadata, part: Part) -> BookieConnection:
         if self._by is None:
             seat = part.bookies.index(self._lost)
-            ensemble, connections = await self._context.finder.replace(
+            found = await self._context.finder.replace(
                 metadata, part.bookies, 1 << seat, excluded={self._lost, *self._unfit}
             )
-            return connections[ensemble[seat]]
+            connection = found.connections[found.bookies[seat]]
+            assert not isinstance(connection, BookKeeperError)
+            return connection
         if self._by != self._lost and self._by in part.bookies:
             raise InvalidArgumentError(
                 f"bookie {self._by} is in the fragment of ledger {self._ledger_id} at entry "

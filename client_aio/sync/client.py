@@ -108,12 +108,19 @@ class Client(LogClient, UnboundedClient):
         return LedgerWriter(self._background, self._run(create()))
 
     def open_ledger(
-        self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
+        self,
+        ledger_id: int | str,
+        *,
+        recover: bool = False,
+        at_ack_quorum: bool = False,
+        password: bytes = b"",
     ) -> LedgerReader:
         """Open a ledger for reading, an unbounded one also by name; **takes over** with `recover=True`."""
 
         async def open_() -> client_aio.LedgerReader:
-            return await self._client.open_ledger(ledger_id, recover=recover, password=password)
+            return await self._client.open_ledger(
+                ledger_id, recover=recover, at_ack_quorum=at_ack_quorum, password=password
+            )
 
         return LedgerReader(self._background, self._run(open_()))
 

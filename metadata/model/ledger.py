@@ -28,22 +28,25 @@ Invariants of the fragments:
 
 The stored form is a JSON object that an operator can read in a ZooKeeper shell:
 
-    {"format": 1, "ledger": 7, "state": "OPEN", "ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2,
+    {"format": 3, "ledger": 7, "state": "OPEN", "ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2,
      "digest": "crc32c", "created_ms": 1790000000000, "term": 0,
      "fragments": [{"first_entry": 0, "content_term": 0, "bookies": ["b1", "b2", "b3"]}],
-     "last_entry": null, "length": null, "custom": {"app": "ZGVtbw=="}}
+     "length_before": 0, "last_entry": null, "length": null, "custom": {"app": "ZGVtbw=="}}
 
-Two members are written only where they apply:
+"length_before" is the length of all entries below the last fragment. So a recovery reads no entry of an
+earlier fragment. Three members are written only where they apply:
 
 - "guaranteed_write_quorum": true, for a ledger with guaranteed write quorum (rule 11);
+- "below_write_quorum_from": the first entry that may have fewer than Qw copies, in a ledger with guaranteed
+  write quorum that was closed at its ack quorum. Repair looks for these ledgers;
 - "password", for a ledger with authentication codes (digest "hmac-sha256"): see `metadata.model.passwords`.
 
 An unbounded ledger has another "format", a member "unbounded", and as its fragments a paged list:
 
-    "format": 2, "unbounded": {"name": "payments", "length_before": 0},
+    "format": 4, "unbounded": {"name": "payments"},
     "fragments": {"pages": [["NAME", 0, 200], …], "rows": [[5000, 3, ["b1", "b2", "b3"]], …]}
 
-A release that knows bounded ledgers only refuses format 2: its recovery would fence the ledger for ever.
+A release that knows bounded ledgers only refuses format 4: its recovery would fence the ledger for ever.
 
 The fragment list of an unbounded ledger grows without end and is cut at the front. Only the newest fragments
 are in the ledger's own node, the *head*. The older ones are in pages (`metadata.model.paged_list`), as rows
@@ -93,32 +96,30 @@ class UnboundedRecord:
 
     Attributes:
         name: the name that leads to the ledger's id; empty for none.
-        length_before: payload bytes of all entries below the last fragment, trimmed ones included.
         pages: references to the pages with the fragments before the head's first one, oldest first.
     """
 
     name: str = ""
-    length_before: int = 0
     pages: tuple[PageRef, ...] = ()
 
     def to_document(self) -> dict[str, object]:
         """Return the stored form, without the pages, which are stored with the fragments."""
-        return {"name": self.name, "length_before": self.length_before}
+        return {"name": self.name}
 
     @classmethod
     def from_document(cls, document: dict[str, object], pages: tuple[PageRef, ...]) -> UnboundedRecord:
         """Parse the stored form; raises ValueError or KeyError where the document is damaged."""
-        name, length = document["name"], document["length_before"]
-        if not isinstance(name, str) or not isinstance(length, int) or isinstance(length, bool) or length < 0:
-            raise ValueError(f"an unbounded ledger of name {name!r} and length {length!r}")
-        return cls(check_name(name) if name else "", length, pages)
+        name = document["name"]
+        if not isinstance(name, str):
+            raise ValueError(f"an unbounded ledger of name {name!r}")
+        return cls(check_name(name) if name else "", pages)
 
 
-FORMAT_BOUNDED = 1
-FORMAT_UNBOUNDED = 2
+FORMAT_BOUNDED = 3
+FORMAT_UNBOUNDED = 4
 ENSEMBLE_SIZE_MAX = 64
 _CLOSE_BYTES_MAX = 256
-"""Upper bound of the bytes that closing adds to the stored form."""
+"""Upper bound of the bytes that lengths and closing add to the stored form."""
 DIGEST_CRC = "crc32c"
 DIGEST_HMAC = "hmac-sha256"
 DIGESTS = (DIGEST_CRC, DIGEST_HMAC)
@@ -162,7 +163,13 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """One ledger's metadata. Build the first one with `new`, later ones with the transition methods."""
+    """One ledger's metadata. Build the first one with `new`, later ones with the transition methods.
+
+    Attributes:
+        length_before: payload bytes of all entries below the last fragment, trimmed ones included.
+        below_write_quorum_from: with guaranteed write quorum, the first entry that may have fewer than Qw
+            copies, since the ledger was closed at its ack quorum. None for none.
+    """
 
     ledger_id: int
     ensemble_size: int
@@ -179,6 +186,8 @@ class LedgerMetadata:
     length: int | None = None
     custom: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     unbounded: UnboundedRecord | None = None
+    length_before: int = 0
+    below_write_quorum_from: int | None = None
 
     @classmethod
     def new(
@@ -275,7 +284,7 @@ class LedgerMetadata:
         """Start a new fragment, or replace the last one's ensemble if it starts at the same entry.
 
         Args:
-            length: payload bytes below `first_entry`, which an unbounded ledger keeps.
+            length: payload bytes below `first_entry`.
 
         Raises:
             InvalidTransitionError: the ledger is not OPEN, or `first_entry` lies before the last fragment.
@@ -284,7 +293,7 @@ class LedgerMetadata:
         changed = replace(
             self,
             fragments=with_ensemble(self.fragments, first_entry, bookies),
-            unbounded=None if self.unbounded is None else replace(self.unbounded, length_before=length),
+            length_before=length,
         )
         changed._check(InvalidTransitionError)
         return changed
@@ -345,24 +354,32 @@ class LedgerMetadata:
         """
         self._require(LedgerState.IN_RECOVERY, "open a term")
         self._require_bounded(False, "it has no terms to open")
-        assert self.unbounded is not None
         kept = [fragment for fragment in fragments if fragment.first_entry < first_entry]
         opened = replace(
             self,
             state=LedgerState.OPEN,
             fragments=(*kept, Fragment(first_entry, tuple(bookies), self.term)),
-            unbounded=replace(self.unbounded, length_before=length),
+            length_before=length,
         )
         opened._check(InvalidTransitionError)
         return opened
 
     def close(
-        self, last_entry: int, length: int, *, fragments: Sequence[Fragment] | None = None
+        self,
+        last_entry: int,
+        length: int,
+        *,
+        fragments: Sequence[Fragment] | None = None,
+        below_write_quorum_from: int | None = None,
     ) -> LedgerMetadata:
         """Close the ledger behind `last_entry` (−1: empty), with `length` payload bytes in all.
 
         Only its writer closes (seals) an unbounded ledger. Recovery of a bounded one passes the fragments it
         ended up with; all but the last must be the present ones.
+
+        Args:
+            below_write_quorum_from: the first entry that may have fewer than Qw copies, although they are
+                guaranteed.
 
         Raises:
             InvalidTransitionError: the ledger is closed already, or the end lies before the last fragment.
@@ -381,9 +398,14 @@ class LedgerMetadata:
             last_entry=last_entry,
             length=length,
             fragments=self.fragments if fragments is None else tuple(fragments),
+            below_write_quorum_from=below_write_quorum_from,
         )
         closed._check(InvalidTransitionError)
         return closed
+
+    def fully_replicated(self) -> LedgerMetadata:
+        """Return the ledger after a repair that found all Qw copies of all entries."""
+        return replace(self, below_write_quorum_from=None)
 
     def replace_bookie(self, index: int, old: str, new: str) -> LedgerMetadata:
         """Return the ledger with one bookie in another's place in one fragment (repair, rule 14)."""
@@ -451,6 +473,11 @@ class LedgerMetadata:
                 )
                 need(fragment.content_term >= previous.content_term, "content terms decrease")
             previous = fragment
+        need(self.length_before >= 0, f"the length before its last fragment is {self.length_before}")
+        need(
+            self.below_write_quorum_from is None or (self.guaranteed_write_quorum and self.is_closed),
+            "only a CLOSED ledger with guaranteed write quorum may have entries below its write quorum",
+        )
         closed = self.last_entry is not None and self.length is not None
         need((self.last_entry is None) == (self.length is None), "last entry and length go together")
         need(closed == self.is_closed, f"state {self.state.value} and last entry {self.last_entry} disagree")
@@ -497,6 +524,12 @@ class LedgerMetadata:
                 "term": self.term,
                 **({} if self.unbounded is None else {"unbounded": self.unbounded.to_document()}),
                 "fragments": self.rows.to_document() if self.is_unbounded else _listed(self.fragments),
+                "length_before": self.length_before,
+                **(
+                    {}
+                    if self.below_write_quorum_from is None
+                    else {"below_write_quorum_from": self.below_write_quorum_from}
+                ),
                 "last_entry": self.last_entry,
                 "length": self.length,
                 "custom": {key: base64.b64encode(value).decode() for key, value in self.custom.items()},
@@ -627,4 +660,6 @@ def _parse(cls: type[LedgerMetadata], document: dict[str, Any]) -> LedgerMetadat
             {str(key): base64.b64decode(value, validate=True) for key, value in document["custom"].items()}
         ),
         unbounded=unbounded,
+        length_before=integer(document["length_before"], 0, 2**63 - 1),
+        below_write_quorum_from=optional(document.get("below_write_quorum_from"), 0, ENTRY_ID_MAX),
     )

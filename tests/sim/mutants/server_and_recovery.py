@@ -78,8 +78,10 @@ MUTANTS = [
     Mutant(
         48, "recovery says that it has closed the ledger, and has not",
         (Edit("client_aio.ledger.recovery:recover_ledger",
-              "if await held.update("
-              "RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):", "if True:"),),
+              "if await held.update(\n"
+              "            RecoveredEnd(held.current, recovery.fragments, last_entry, length, "
+              "short_from).apply\n"
+              "        ):", "if True:"),),
         ("rolling-restarts", "chaos"),
     ),
     Mutant(
@@ -99,7 +101,7 @@ MUTANTS = [
     Mutant(
         55, "recovery writes back to Qa where the write quorum is guaranteed",
         (Edit("client_aio.ledger.recovery:Recovery._start_writing",
-              "ack_quorum=write_quorum if metadata.guaranteed_write_quorum else ack_quorum",
+              "ack_quorum=write_quorum if self._is_whole else ack_quorum",
               "ack_quorum=ack_quorum"),),
         ("guaranteed-quorum",),
     ),
