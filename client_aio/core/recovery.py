@@ -35,7 +35,7 @@ from metadata.model.ledger import LedgerState
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.core.digest import Digest
-    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import Fragment, GivenUp, LedgerMetadata
 
 
 _RUN_ENTRIES = 4096
@@ -242,3 +242,23 @@ class RecoveredEnd:
             fragments=fragments,
             below_write_quorum_from=self.below_write_quorum_from,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class LossyEnd:
+    """The change to CLOSED behind the last entry that can be read, where a loss was accepted.
+
+    Attributes:
+        known: the metadata from which the end was found.
+    """
+
+    known: LedgerMetadata
+    last_entry: int
+    length: int
+    given_up: GivenUp
+
+    def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
+        """Return the metadata to write in place of these; None if their last fragment is another one."""
+        if metadata.is_closed or metadata.last_fragment != self.known.last_fragment:
+            return None
+        return metadata.close_with_loss(self.last_entry, self.length, self.given_up)
