@@ -3,8 +3,8 @@
 The shell around `client_aio.core.placement`. A bookie counts as found only when it is connected. A dead
 bookie whose registration has not expired yet is therefore no candidate.
 
-Where fewer bookies than seats are found, seats are left to bookies that are down, as far as every write set
-keeps Qa bookies that were found (rule 9). A new ensemble names bookies that have a cookie. An ensemble change
+Where fewer bookies than seats are found, seats are left to bookies that are down (rule 9). Every write set
+keeps Qa bookies that were found. A new ensemble names bookies that have a cookie. An ensemble change
 leaves such seats as they are. The caller treats these seats as failed from the start.
 """
 

@@ -37,8 +37,8 @@ The stored form is a JSON object that an operator can read in a ZooKeeper shell:
 earlier fragment. These members are written only where they apply:
 
 - "guaranteed_write_quorum": true, for a ledger with guaranteed write quorum (rule 11);
-- "below_write_quorum_from": the first entry that may have fewer than Qw copies, in a ledger with guaranteed
-  write quorum that was closed at its ack quorum. Repair looks for these ledgers;
+- "below_write_quorum_from": the first entry that may have fewer than Qw copies. A ledger with guaranteed
+  write quorum has it if it was closed at its ack quorum, until a repair has made the copies;
 - "log": the log that the ledger belongs to, written before that log lists it;
 - "given_up": {"lac": 99, "bookies": ["b1", "b2"], "missing": 3}, for a ledger closed with a loss (`GivenUp`);
 - "absent": [[0, 1, "b2", 100], …], entries that a repair could copy from no bookie (`Absent`);
