@@ -321,3 +321,20 @@ def test_a_last_fragment_of_somebody_else_refuses_both_changes() -> None:
         EnsembleChange(9, ("b5", "b2", "b3"), known.last_fragment).apply,
     ):
         assert apply(other) is None
+
+
+def test_seats_for_which_there_is_no_bookie_stay_failed() -> None:
+    ledger = Ledger()
+    ledger.acknowledge(ledger.add("a"), 0, 1, 2)
+    ledger.add("b")
+    ledger.fail(1)
+    ledger.fail(2)
+    assert ledger.changer.next() == Find(0b110)
+    new = ("b1", "b4", "b3")
+    assert ledger.changer.found(new, 0b010) == Write(EnsembleChange(1, new, Fragment(0, BOOKIES), 1))
+    assert ledger.changer.written() == Reseat(new, 0b010)
+    sends = ledger.window.commit_change(0b010)
+    assert [(send.seat, send.batch.first_entry) for send in sends] == [(1, 1)]
+    assert ledger.window.failed == 0b100
+    assert ledger.acknowledge(sends, 1) == []  # The failed seat is no second copy,
+    assert ledger.changer.reseated() == Find(0b100)  # and a bookie is looked for again.
