@@ -295,7 +295,9 @@ class EnsembleFinder:
             if vacancy.seats[index] is None and not filled >> index & 1
         )
         for name in left:
-            outcomes[name] = BookieUnavailableError(f"bookie {name} cannot be reached", bookie_id=name)
+            outcomes[name] = BookieUnavailableError(
+                f"bookie {name} is down, or takes no adds", bookie_id=name
+            )
         if not vacancy.former:
             self._note_left_out(vacancy.ledger_id, ensemble, left)
         return Found(ensemble, filled, outcomes)
@@ -305,8 +307,8 @@ class EnsembleFinder:
         names = tuple(sorted(left))
         if names and names != self._left_out:
             logger.warning(
-                "ledger=%d ensemble=%s begins without %s, which cannot be reached: its entries lack the "
-                "copies there until `ledger repair` has made them",
+                "ledger=%d ensemble=%s begins without %s, down or read-only: its entries lack the copies "
+                "there until `ledger repair` has made them",
                 ledger_id, ",".join(ensemble), ", ".join(names),
             )  # fmt: skip
         self._left_out = names
