@@ -10,6 +10,7 @@ import pytest
 
 import client_aio
 import client_aio.sync
+from client_aio.core.log_chain import TAG
 from client_aio.log.ownership import claim
 from tests.support.cluster import Cluster
 from tests.support.replicas import lose, stored
@@ -262,6 +263,27 @@ class TestOwners:
         rows = (await client.log_metadata("a")).rows
         await client.truncate_log("a", (rows[-1].id, 0))
         assert (await client.ledger_metadata(shared)).log == "b"
+
+
+class TestSweeps:
+    @pytest.mark.parametrize("days", [2, -2])
+    async def test_a_sweeper_whose_clock_is_off_leaves_alone_what_is_being_written(
+        self, cluster: Cluster, days: int
+    ) -> None:
+        async with (
+            client_aio.connect(cluster.uri) as client,
+            client_aio.connect(cluster.uri) as sweeper,
+        ):
+            right = sweeper._context.now_ms
+            sweeper._context.now_ms = lambda: right() + days * 86_400_000
+            async with client.open_log("orders") as log:
+                await log.append(b"0")
+            writer = await client.create_ledger(custom_metadata={TAG: b"orders"})
+            await writer.add_entry(b"1")
+            report = await sweeper.sweep_log_orphans()
+            assert (report.ledgers, report.failures) == ((), ())
+            assert await writer.add_entry(b"2") == 1
+            assert (await sweeper.sweep_log_orphans(older_than_s=0)).ledgers == (writer.ledger_id,)
 
 
 class TestWaiting:
