@@ -62,7 +62,7 @@ MUTANTS = [
         64, "a ledger is freed without raising the version of the list",
         (Edit("client_aio.log.truncation:_sweep_ledgers", "return head if left_over else None",
               "return None"),),
-        ("owned-ledgers", "swept-logs"),
+        ("owned-ledgers",),
     ),
     Mutant(
         65, "a sweep takes a ledger's age from two machines' clocks",
@@ -91,7 +91,7 @@ MUTANTS = [
     ),
     Mutant(
         69, "a log that is closed with a loss ends there in silence",
-        (Edit("client_aio.log.reader:LogReading._row", "if reader.metadata.given_up is not None:",
+        (Edit("client_aio.log.reader:LogReading._row", "if is_finished and reader.metadata.given_up is not None:",
               "if False:"),),
         tests=("tests/integration/test_ways_on.py", "-k", "cannot_be_recovered"),
     ),

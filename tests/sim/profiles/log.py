@@ -119,8 +119,9 @@ def owned_ledgers(draw: Draw) -> Plan:
     if rng.random() < 0.7:
         add("owner_deleter", rest=0.5)
     add("gap_reader")
-    for kind in ("meta_slow", "meta_lossy", "meta_lag"):
+    for kind in ("meta_lossy", "meta_lag"):
         draw.some(kind, draw.clients, 5)
+    draw.some("meta_slow", draw.clients[:3], 8, lasts=(0.5, 4.0))
     draw.some("pause", draw.clients, 3)
     draw.some("kill_client", draw.clients[:2], 1)
     draw.some("kill_bookie", list(draw.bookies), 4)

@@ -65,6 +65,11 @@ class Owners:
         assert isinstance(found, cls)
         return found
 
+    def unlisted(self) -> list[int]:
+        """Return the ledgers made to be added that are there and in no log."""
+        gone = self.deleted.union(*self.rows.values())
+        return sorted(each for each in self.pool if each not in gone)
+
     def changed(self, key: str, value: bytes | None, version: Version | None) -> None:
         """Follow the metadata store."""
         if key.startswith(KEY_LEDGERS + "/") and key.count("/") == 5:
@@ -134,7 +139,8 @@ async def shared_adder(simulation: Simulation, actor: Actor, client: Client) -> 
     number = 0
     while not simulation.is_healed:
         await asyncio.sleep(actor.settings["rest"] * rng.random())
-        if rng.random() < 0.5 or not owners.pool:
+        # Few at a time, so that a sweeper is soon through with them, and clients want the same ones.
+        if len(owners.unlisted()) < 3:
             number += 1
             record = f"{actor.name}.{number}".encode()
             try:
@@ -145,7 +151,10 @@ async def shared_adder(simulation: Simulation, actor: Actor, client: Client) -> 
                 simulation.history.note(actor.name, "making a ledger:", repr(error))
                 continue
             owners.pool[ledger.ledger_id] = record
-        ledger_id, name = rng.choice(sorted(owners.pool)[-6:]), rng.choice(LOGS)
+        ledger_id = rng.choice(owners.unlisted() or sorted(owners.pool))
+        if rng.random() < 0.2:
+            ledger_id = rng.choice(sorted(owners.pool)[-6:])
+        name = rng.choice(LOGS)
         adding = asyncio.ensure_future(client.add_to_log(name, [ledger_id]))
         await asyncio.wait([adding], timeout=rng.choice((0.02, 0.1, 5.0, 5.0)))
         adding.cancel()
