@@ -62,7 +62,7 @@ MUTANTS = [
         64, "a ledger is freed without raising the version of the list",
         (Edit("client_aio.log.truncation:_sweep_ledgers", "return head if left_over else None",
               "return None"),),
-        ("owned-ledgers",),
+        tests=("tests/integration/test_ways_on.py", "-k", "while_it_is_being_listed"),
     ),
     Mutant(
         65, "a sweep takes a ledger's age from two machines' clocks",
@@ -91,8 +91,14 @@ MUTANTS = [
     ),
     Mutant(
         69, "a log that is closed with a loss ends there in silence",
-        (Edit("client_aio.log.reader:LogReading._row", "if is_finished and reader.metadata.given_up is not None:",
-              "if False:"),),
+        (Edit("client_aio.log.reader:LogReading._row",
+              "if is_finished and reader.metadata.given_up is not None:", "if False:"),),
         tests=("tests/integration/test_ways_on.py", "-k", "cannot_be_recovered"),
+    ),
+    Mutant(
+        70, "a claim that stands there already is not written again",
+        (Edit("client_aio.log.ownership:claim", "check(metadata)",
+              "check(metadata)\n                if metadata.log == log_name:\n                    return"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "listed_meanwhile"),
     ),
 ]  # fmt: skip
