@@ -77,8 +77,8 @@ class Bookie:
         self._given_ids: GivenIds | None = None
         self._dispatcher: Dispatcher | None = None
         self._ledger_gc: LedgerGarbageCollector | None = None
-        self._passwords: PasswordLedgers | None = None
         self._healing: Healing | None = None
+        self._passwords: PasswordLedgers | None = None
         self._server: asyncio.Server | None = None
         self._registration: BookieRegistration | None = None
         self._is_ending = False
@@ -336,10 +336,10 @@ class Bookie:
             self._dispatcher.drain()
         if self._ledger_gc is not None:
             await self._ledger_gc.close()
-        if self._passwords is not None:
-            await self._passwords.close()
         if self._healing is not None:
             await self._healing.close()
+        if self._passwords is not None:
+            await self._passwords.close()
         if self._engine is not None and not self.stopped.done():
             await self._finish_accepted(self._engine)
         if self._age is not None:

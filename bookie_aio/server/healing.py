@@ -2,7 +2,8 @@
 
 A start finds damage before the metadata store is asked anything. So a mark of all ledgers begins without a
 bound. It is bounded before the bookie listens, by an id that is drawn from the metadata store. Only lower ids
-had been given out at the time of the loss. From then on the bookie takes new ledgers as every other bookie does.
+had been given out at the time of the loss. From then on the bookie takes new ledgers as every other bookie
+does.
 
 A client repairs a ledger in the bookie's own place, and reads there all entries that the bookie owes. Then it
 asks the bookie to lift the ledger's mark. The bookie does not take the client's word. It reads the ledger's
@@ -206,7 +207,8 @@ class Healing:
             lacking = held.find(0)
             if lacking >= 0:
                 raise MarkStaysError(
-                    f"ledger {ledger_id} stays marked: {self._bookie_id} lacks {held.count(0)} of the entries "
-                    f"{ids[0]} to {ids[-1]} that it owes, such as {ids[lacking]}: repair it in its place",
+                    f"ledger {ledger_id} stays marked: {self._bookie_id} lacks {held.count(0)} of the "
+                    f"entries {ids[0]} to {ids[-1]} that it owes, such as {ids[lacking]}: "
+                    "repair it in its place",
                     ledger_id=ledger_id,
                 )

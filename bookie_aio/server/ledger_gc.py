@@ -27,11 +27,11 @@ fence, so a later repair may bring the ledger back.
 The sweep trims an unbounded ledger: it drops the entries below the first entry that its metadata lists.
 
 The ids of deleted ledgers are kept for ever, as ranges. Most deleted ledgers were never held here, and each
-leaves a gap between two ranges. The sweep *folds* such gaps. Ids below the id floor (`metadata.access.ledgers`)
-that the metadata store does not list are gone for good. They get tombstones as one range. An id is folded only
-when two sweeps in a row found it unlisted, and when nothing of it is held here. So a listing that is short,
-against all rules, could cost this bookie the use of one ledger, and never data. Ids at or above the floor may
-belong to a client's block, and be created later. They are left alone.
+leaves a gap between two ranges. The sweep *folds* such gaps. Ids below the id floor
+(`metadata.access.ledgers`) that the metadata store does not list are gone for good. They get tombstones as
+one range. An id is folded only when two sweeps in a row found it unlisted, and when nothing of it is held
+here. So a listing that is short, against all rules, could cost this bookie the use of one ledger, and never
+data. Ids at or above the floor may belong to a client's block, and be created later. They are left alone.
 
 The marks of all ledgers end in a sweep in which no listed ledger up to their bound needs them any more. The
 floor has to be above the bound then. `bookie_aio.core.healing` has the decision.
@@ -81,8 +81,8 @@ _LOOKED_AT_ONCE = 256
 _SETTLED_AT_ONCE = 2048
 _FOLDED_AT_ONCE = 1024
 _FLOOR_AFTER_S = 3600.0
-"""The id floor is raised to what the id counter was so long ago. A client loses the ids of a block that it drew
-before. No rule depends on the time."""
+"""The id floor is raised to the id counter of so long ago. Clients lose ids of blocks that they drew before.
+No rule depends on the time."""
 
 
 class LedgerGarbageCollector:
@@ -334,7 +334,7 @@ class LedgerGarbageCollector:
         while first <= last:
             held, _ = self._engine.list_ledgers(first, 1)
             end = min(last, held[0] - 1) if held else last
-            if first <= end and not self._engine.is_gone(first, end):
+            if first <= end and not self._engine.is_deleted(first, end):
                 waiting.append(when_durable(partial(self._engine.append_tombstone, first, last=end)))
                 self.folded += 1
             first = end + 2

@@ -539,13 +539,14 @@ class Engine:
         state = self._ledgers.get(ledger_id)
         return state.lock if state is not None else b""
 
-    def is_deleted(self, ledger_id: int) -> bool:
-        """Return whether a tombstone was accepted for the ledger, perhaps not durable yet."""
-        return self._ledgers.is_deleted(ledger_id)
+    def is_deleted(self, ledger_id: int, last: int = -1) -> bool:
+        """Return whether a tombstone was accepted for the ledger, perhaps not durable yet.
 
-    def is_gone(self, first: int, last: int) -> bool:
-        """Return whether all ledgers of a range have tombstones."""
-        return self._ledgers.deleted.covers(first, last)
+        With `last`: whether all ledgers up to that one have tombstones.
+        """
+        if last > ledger_id:
+            return self._ledgers.deleted.covers(ledger_id, last)
+        return self._ledgers.is_deleted(ledger_id)
 
     @property
     def eviction_candidates(self) -> set[int]:

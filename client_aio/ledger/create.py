@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from bookie_aio.wire.messages import VERSION_IS_FREE, Done, IsFree
+from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.core.digest import check_choice
 from client_aio.ledger.writer import LedgerWriter
 from metadata.errors import (
@@ -26,8 +27,9 @@ from metadata.errors import (
 from metadata.model.ledger import DIGESTS, LedgerMetadata, check_custom, check_quorums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
     from metadata.model.ledger import UnboundedRecord
@@ -82,12 +84,12 @@ async def create_ledger(
         id_min: the least acceptable id; lower ids are drawn and lost.
 
     Raises:
-        NotEnoughBookiesError: fewer than E bookies can be reached.
+        NotEnoughBookiesError: too few bookies can be reached; see `EnsembleFinder.find`.
         LedgerIdTakenError: bookies refused every id that was drawn.
         MetadataUnavailableError: the ledger may exist, now or later. No client has its id.
     """
-    metadata, version, proof = await create_metadata(context, settings, id_min=id_min)
-    return await start_writer(context, make(context, metadata, version, proof))
+    metadata, version, proof, connections = await create_metadata(context, settings, id_min=id_min)
+    return await start_writer(context, make(context, metadata, version, proof), connections)
 
 
 async def create_metadata(
@@ -96,27 +98,33 @@ async def create_metadata(
     *,
     id_min: int = 0,
     unbounded: UnboundedRecord | None = None,
-) -> tuple[LedgerMetadata, Version, Digest]:
+) -> tuple[LedgerMetadata, Version, Digest, dict[str, BookieConnection | BookKeeperError]]:
     """Write a new ledger's metadata, under an id that the bookies chosen have never heard of.
 
     A metadata store that was set back to an older copy gives ids out twice. A bookie that holds or has
     dropped the former ledger says so, and another id is drawn. The bookies are asked while the metadata are
     written.
 
+    Returns:
+        The metadata and their version; the ledger's digest; the connections to its bookies, with an error for
+        each bookie that is down.
+
     Raises:
-        NotEnoughBookiesError: fewer than E bookies can be reached.
+        NotEnoughBookiesError: too few bookies can be reached; see `EnsembleFinder.find`.
         LedgerIdTakenError: bookies refused every id that was drawn.
         MetadataUnavailableError: the ledger may exist, now or later. No client has its id.
     """
     refused: LedgerIdTakenError | LedgerExistsError | None = None
     for _ in range(_IDS_TRIED_MAX):
-        metadata, proof = await _new_metadata(context, settings, id_min=id_min, unbounded=unbounded)
-        asking = asyncio.ensure_future(_refusal(context, metadata))
+        metadata, proof, connections = await _new_metadata(
+            context, settings, id_min=id_min, unbounded=unbounded
+        )
+        asking = asyncio.ensure_future(_refusal(context, metadata.ledger_id, connections.values()))
         try:
             version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
             refused = await asking
             if refused is None:
-                return metadata, version, proof
+                return metadata, version, proof, connections
             with suppress(NoSuchLedgerError, VersionConflictError):
                 await context.ledgers.delete(metadata.ledger_id, version)
         except LedgerExistsError as error:
@@ -129,26 +137,29 @@ async def create_metadata(
     raise refused
 
 
-async def _refusal(context: ClientContext, metadata: LedgerMetadata) -> LedgerIdTakenError | None:
+async def _refusal(
+    context: ClientContext, ledger_id: int, connections: Iterable[BookieConnection | BookKeeperError]
+) -> LedgerIdTakenError | None:
     """Ask the bookies of a new ledger whether its id is free; return the first refusal.
 
     A bookie that does not answer in time does not hold the creation up: it proves nothing.
     """
-    ledger_id = metadata.ledger_id
 
-    async def ask(bookie_id: str) -> LedgerIdTakenError | None:
+    async def ask(connection: BookieConnection) -> LedgerIdTakenError | None:
+        timeout_s = context.config.read_timeout_s
         try:
-            connection = await context.pool.get(bookie_id)
-            if connection.version >= VERSION_IS_FREE:
-                timeout_s = context.config.read_timeout_s
-                await connection.call(IsFree(ledger_id), Done, timeout_s=timeout_s, ledger_id=ledger_id)
+            await connection.call(IsFree(ledger_id), Done, timeout_s=timeout_s, ledger_id=ledger_id)
         except LedgerIdTakenError as error:
             return error
         except BookKeeperError as error:
-            logger.debug("ledger=%d bookie=%s was not asked: %s", ledger_id, bookie_id, error)
+            logger.debug("ledger=%d bookie=%s was not asked: %s", ledger_id, connection.bookie_id, error)
         return None
 
-    asked = [asyncio.ensure_future(ask(each)) for each in metadata.last_fragment.bookies]
+    asked = [
+        asyncio.ensure_future(ask(each))
+        for each in connections
+        if not isinstance(each, BookKeeperError) and each.version >= VERSION_IS_FREE
+    ]
     try:
         for answer in asyncio.as_completed(asked, timeout=_ASKED_S):
             if (refusal := await answer) is not None:
@@ -168,24 +179,34 @@ async def _new_metadata(
     *,
     id_min: int,
     unbounded: UnboundedRecord | None,
-) -> tuple[LedgerMetadata, Digest]:
-    """Draw an id and find an ensemble; return a new ledger's metadata, not written yet, and its digest.
+) -> tuple[LedgerMetadata, Digest, dict[str, BookieConnection | BookKeeperError]]:
+    """Draw an id and find an ensemble.
+
+    The ensemble may name bookies that are down (rule 9), but not with guaranteed write quorum.
+
+    Returns:
+        A new ledger's metadata, not written yet; its digest; the connections to its bookies, with an error
+        for each bookie that is down.
 
     Raises:
-        NotEnoughBookiesError: fewer than E bookies can be reached.
+        NotEnoughBookiesError: too few bookies can be reached.
     """
     context.check_open()
     ledger_id = await context.ledgers.allocate_id(at_least=id_min)
-    bookies = await context.finder.find(
-        ledger_id, ensemble_size=settings.ensemble_size, write_quorum=settings.write_quorum
+    sizes = Sizes(
+        settings.ensemble_size,
+        settings.write_quorum,
+        settings.ack_quorum,
+        settings.guaranteed_write_quorum,
     )
+    found = await context.finder.find(ledger_id, sizes)
     record, proof = await context.lock(ledger_id, settings.password)
     metadata = LedgerMetadata.new(
         ledger_id,
         ensemble_size=settings.ensemble_size,
         write_quorum=settings.write_quorum,
         ack_quorum=settings.ack_quorum,
-        bookies=bookies,
+        bookies=found.bookies,
         digest=settings.digest,
         password=record,
         guaranteed_write_quorum=settings.guaranteed_write_quorum,
@@ -193,17 +214,22 @@ async def _new_metadata(
         custom=settings.custom_metadata,
         unbounded=unbounded,
     )
-    return metadata, proof
+    return metadata, proof, found.connections
 
 
-async def start_writer(context: ClientContext, writer: Writer) -> Writer:
+async def start_writer(
+    context: ClientContext, writer: Writer, connections: dict[str, BookieConnection | BookKeeperError]
+) -> Writer:
     """Start a new writer, and register it with the client, which aborts it when the client is closed.
 
     If the start fails, the writer is aborted, and the error is raised.
+
+    Args:
+        connections: to the bookies of its ensemble, an error for a bookie that cannot be reached.
     """
     context.keep(writer)
     try:
-        await writer.start()
+        await writer.start(connections)
     except BaseException:
         await writer.abort()
         raise

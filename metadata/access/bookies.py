@@ -22,8 +22,16 @@ from metadata.errors import (
     NoSuchClusterError,
     NoSuchKeyError,
     VersionConflictError,
+    no_cluster,
 )
-from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, KEY_SET_BACKS, MALFORMED, check_bookie_id
+from metadata.ids import (
+    KEY_AVAILABLE,
+    KEY_CLUSTER,
+    KEY_COOKIES,
+    KEY_SET_BACKS,
+    MALFORMED,
+    check_bookie_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -241,7 +249,7 @@ async def find_cluster(store: MetadataStore) -> ClusterRecord:
     try:
         return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
     except NoSuchKeyError:
-        raise NoSuchClusterError(store.uri, "the store holds none") from None
+        raise no_cluster(store.uri, "the store holds none") from None
 
 
 async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], now_ms: int) -> ClusterRecord:
@@ -259,6 +267,11 @@ async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], no
     except KeyExistsError:
         return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
     return record
+
+
+async def registered_bookies(store: MetadataStore) -> list[str]:
+    """Return the ids of all bookies that have a cookie, running or not, sorted."""
+    return await store.children(KEY_COOKIES)
 
 
 async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:

@@ -1,7 +1,8 @@
 """Ledgers in the metadata store: a typed layer over any `MetadataStore`.
 
-Owns the keys of ledgers' metadata, the walk over all ledgers, drawing ledger ids, and the *id floor*. Does not
-own the content (`metadata.model.ledger`), nor when it changes (the client's recovery and ensemble changes).
+Owns the keys of ledgers' metadata, the walk over all ledgers, drawing ledger ids, and the *id floor*. Does
+not own the content (`metadata.model.ledger`), nor when it changes (the client's recovery and ensemble
+changes).
 
 The id floor. An id below the counter that no ledger has may be a deleted ledger's. Or a client drew it in a
 block, and has not used it yet. Below the floor the second is ruled out, by this order:

@@ -1,13 +1,15 @@
 """Requests about a bookie or a ledger as a whole: listings, INFO, PING, DELETE and LIFT_MARK.
 
-The listings, INFO and PING change nothing. A listing says by omission which entries and ledgers are absent, so it waits
-for a barrier (rule 3). INFO and PING are answered at once.
+The listings, INFO and PING change nothing. A listing says by omission which entries and ledgers are absent,
+so it waits for a barrier (rule 3). INFO and PING are answered at once.
 
 DELETE says that a ledger has been deleted (rule 15). The bookie does not believe the client: it asks the
-metadata store first (`bookie_aio.server.ledger_gc`). LIFT_MARK says that the bookie holds what it owes, and is
-not believed either (`bookie_aio.server.healing`). Owns the limits on such requests that wait for the metadata
-store. While the store is away they wait, and must take no more than half of the reads of a connection and of
-the bookie. Other reads would wait for them otherwise.
+metadata store first (`bookie_aio.server.ledger_gc`). LIFT_MARK says that the bookie holds what it owes of a
+ledger, and is not believed either (`bookie_aio.server.healing`).
+
+Owns the limits on such requests that wait for the metadata store. While the store is away they wait, and must
+take no more than half of the reads of a connection and of the bookie. Other reads would wait for them
+otherwise.
 """
 
 from __future__ import annotations

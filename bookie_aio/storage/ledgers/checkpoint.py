@@ -1,9 +1,9 @@
 """The checkpoint: the state that must outlive the segments it was journaled in, in one small file. Pure.
 
 It holds the term, marks, lock, highest entry and highest LAC statement of ledgers, the marks of all ledgers,
-the ids of deleted ledgers, and the list of segments. A ledger without a row here may have one in the table that the checkpoint
-names (`ledger_table`). The checkpoint covers at least every sealed segment. State of later segments in it is
-harmless, since all of this state only grows. It is replaced atomically:
+the ids of deleted ledgers, and the list of segments. A ledger without a row here may have one in the table
+that the checkpoint names (`ledger_table`). The checkpoint covers at least every sealed segment. State of
+later segments in it is harmless, since all of this state only grows. It is replaced atomically:
 
 - before the first group of a new segment;
 - when a segment is sealed;
@@ -30,8 +30,8 @@ Little-endian:
       …  ledgers × 160 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: marked, 2: locked),
              u32 code's bytes (all ones: no statement), u64 content term, i64 LAC, i64 LAFR,
              u32 crc, u32 reserved, 32s code, 32s lock, u64 the segment from which on entries count,
-             i64 the first entry that is kept, u64 the highest number of a mark of this ledger, u64 the highest
-             number of a mark that was lifted
+             i64 the first entry that is kept, u64 the highest number of a mark of this ledger, u64 the
+             highest number of a mark that was lifted
 
 `IdRanges` is a set of ids as ranges, which is small where ids come in runs, as the ids of deleted ledgers do.
 Invariant: its ranges ascend, and between two of them at least one id is missing.

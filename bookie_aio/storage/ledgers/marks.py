@@ -1,4 +1,4 @@
-"""Marks of lost data: which ledgers a bookie lost data of, and which losses have been made good (rule 4). Pure.
+"""Marks of lost data: the ledgers that a bookie lost data of, and the losses made good since (rule 4). Pure.
 
 A *mark* has a number, which is higher than the numbers of all marks before it. There are marks of one ledger,
 and marks of all ledgers. A mark of all ledgers is *bounded* by the highest ledger id that had been given out
@@ -35,10 +35,14 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from bookie_aio.storage.segment import format as form
 from metadata.ids import LEDGER_ID_MAX
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
+    from bookie_aio.storage.segment.replay import Replayed
     from bookie_aio.wire.blocks import Buffer
 
 MARKS = struct.Struct("<QQQqQq")
@@ -135,6 +139,31 @@ class Marks:
         self.learn(number)
         self._ended, self._fenced = max(self._ended, number), max(self._fenced, fenced)
         self._settle()
+
+    # --- learning at a start -------------------------------------------------------------------
+
+    def learn_from(self, replayed: Replayed, state: Callable[[int], LedgerState]) -> None:
+        """Learn the marks and the lifts that stand in a segment; `state` returns the state of a ledger."""
+        for number, bound in replayed.marks_of_all:
+            self.learn_mark(number, bound)
+        for number, fenced in replayed.ends_of_all:
+            self.learn_end(number, fenced)
+        for ledger_id, number in replayed.marks.items():
+            one = state(ledger_id)
+            one.marked = max(one.marked, number)
+            self.learn(number)
+        for ledger_id, number in replayed.lifts.items():
+            one = state(ledger_id)
+            one.lifted = max(one.lifted, number)
+            self.learn(number)
+
+    def learn_rows(self, rows: Sequence[form.Row]) -> None:
+        """Learn the marks of all ledgers in rows that are written again, and the numbers in the others."""
+        for row in rows:
+            if row.kind == form.KIND_MARK and row.is_of_all:
+                self.learn_mark(row.first, row.lac)
+            elif row.kind in (form.KIND_MARK, form.KIND_LIFT):
+                self.learn(row.first)
 
     # --- one ledger ----------------------------------------------------------------------------
 

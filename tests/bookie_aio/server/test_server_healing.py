@@ -81,7 +81,7 @@ async def lift(client: RawClient, ledger_id: int) -> int | str:
 async def test_a_mark_is_lifted_for_what_the_bookie_owes_and_for_nothing_less(
     ledgers: LedgerStore, bookie: Bookie, client: RawClient
 ) -> None:
-    """Of three bookies with two copies of each entry, this one owes 0, 2, 3, 5, 6, 8 of ten entries, and 9."""
+    """Of three bookies with two copies of each entry, this one owes 0, 2, 3, 5, 6, 8 and 9."""
     await create(ledgers, 7, "b1", "b2", "b3", last=9)
     await lose(bookie)
     assert (await client.add(7, 0, [b"entry"])).status is Status.DATA_LOST

@@ -175,7 +175,7 @@ class Words:
         self._damaged.setdefault((bookie, ledger_id), len(self._history.events))
 
     def named_mark(self, bookie: str, ledger_id: int, asked: int, mark: int) -> None:
-        """Note that a bookie named the mark of a ledger, or lifted the marks up to `asked` (0: it did not)."""
+        """Note that a bookie named the mark of a ledger, or lifted the marks up to `asked`, 0 for none."""
         key, number = (bookie, ledger_id), len(self._history.events)
         lifted, _ = self._lifted.get(key, (0, 0))
         self._history.require(
