@@ -70,7 +70,7 @@ from metadata.keys import (
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
     from metadata.backends.zookeeper.session import Stat
 
@@ -201,7 +201,7 @@ class ZooKeeperRegistration(Registration):
             await session.create(path, data, ephemeral=True)
             return True
         except NoNodeError:
-            await self._store._create_parents(self.key)
+            await self._store._create_missing(map(self._store._path, ancestors_of(self.key)))
             raise RetryError from None
         except NodeExistsError:
             found, stat = await session.get(path)
@@ -338,7 +338,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             except NoNodeError:
                 if not ancestors_of(key):
                     raise  # the root is missing
-                await self._create_parents(key)
+                await self._create_missing(map(self._path, ancestors_of(key)))
                 raise RetryError from None
             except NodeExistsError:
                 found, stat = await self._session.get(self._path(key))
@@ -706,10 +706,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         if await self._session.exists(self._path(KEY_SYNC)) is None:
             await self._create_missing([self._path(part) for part in (KEY_OWN, KEY_IDS, KEY_SYNC)])
 
-    async def _create_parents(self, key: str) -> None:
-        await self._create_missing([self._path(part) for part in ancestors_of(key)])
-
-    async def _create_missing(self, paths: Sequence[str]) -> None:
+    async def _create_missing(self, paths: Iterable[str]) -> None:
         for path in paths:
             with suppress(NodeExistsError):
                 await self._session.create(path, b"")
