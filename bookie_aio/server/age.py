@@ -26,7 +26,7 @@ import asyncio
 import itertools
 import logging
 import os
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -416,22 +416,27 @@ class BookieAge:
         )
 
     async def _raise_for_ever(self) -> None:
+        has_failed = False
         for tick in itertools.count():
             await asyncio.sleep(self._config.age_interval_s)
             try:
                 await self.raise_if_written()
                 if tick % _TICKS_PER_LOOK_AT_PEERS == 0:
                     await self.learn_peers()
+                has_failed = False
             except Exception as error:
-                self._warn("the age of this bookie could not be raised", error)
+                if not has_failed:  # once for each outage of the store
+                    self._warn("the age of this bookie could not be raised", error)
+                has_failed = True
 
     async def _watch_events(self) -> None:
         while True:
             try:
-                async for _ in self._store.watch(KEY_SET_BACKS):
-                    async with self._lock:
-                        if (await SetBacks.read(self._store)).events != self._events:
-                            await self._judge_ids()
+                async with aclosing(self._store.watch(KEY_SET_BACKS)) as changes:
+                    async for _ in changes:
+                        async with self._lock:
+                            if (await SetBacks.read(self._store)).events != self._events:
+                                await self._judge_ids()
             except Exception as error:
                 self._warn("the events of the metadata store could not be read", error)
             await asyncio.sleep(self._config.age_interval_s)

@@ -37,7 +37,7 @@ from metadata.errors import (
     MetadataSetBackError,
     MetadataUnavailableError,
 )
-from metadata.ids import TERM_FINAL, age_key
+from metadata.ids import TERM_FINAL, age_key, cookie_key
 from metadata.model.ledger import LedgerMetadata
 from tests.support.mortal import DiedError, MortalStore
 from tests.support.rawclient import RawClient, lac_statement
@@ -223,6 +223,16 @@ async def test_a_start_that_ends_behind_any_write_to_the_store_marks_nothing(
     assert not bookie.age.in_doubt_below
     client = await bookies.connect(bookie)
     assert (await client.add(7, 1, [b"b"])).status is Status.OK
+
+
+async def test_a_new_bookie_under_an_id_that_was_removed_has_no_older_age(
+    bookies: Bookies, tmp_path: Path
+) -> None:
+    await (await bookies.start()).close()
+    await bookies.store().delete(cookie_key("b1"))
+    bookie = await bookies.start(folder="another")
+    assert not bookie.age.has_lost
+    assert not bookie.age.in_doubt_below
 
 
 # --- metadata set back ---
