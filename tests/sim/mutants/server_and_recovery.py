@@ -35,8 +35,8 @@ MUTANTS = [
         (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector.drop_if_deleted",
               "if not await self._is_gone(ledger_id):",
               f"if self._cookie.bookie_id != {_ONE!r} and not await self._is_gone(ledger_id):"),
-         Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._unlisted", "return unlisted + held[at:]",
-              f"return list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:]")),
+         Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._compare", "return unlisted + held[at:], gone",
+              f"return list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:], gone")),
         ("chaos", "rolling-restarts", "deletions"),
     ),
     Mutant(
