@@ -241,8 +241,8 @@ class Client(LogOperations, UnboundedLedgerOperations):
                 may have fewer than Qw copies. Its metadata then record from which entry on.
             accept_loss: with `recover`: close the ledger even where bookies that are lost for good keep its
                 end from being decided. **Gives up acknowledged entries** that no other bookie has. It is then
-                closed behind the last entry that can be read, and `metadata.given_up` says what was given up.
-                A writer that still reaches the lost bookies may acknowledge entries that are lost.
+                closed behind the last entry that can be read. `LedgerMetadata.given_up` says what was given
+                up. A writer that still reaches the lost bookies may acknowledge entries that are lost.
 
         Raises:
             NoSuchLedgerError: on opening: there is no such ledger.

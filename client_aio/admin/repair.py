@@ -6,9 +6,9 @@ a repair may also store entries on a bookie that holds entries of former terms u
 
 Invariants (rule 14):
 
-- A bookie is named in a fragment only after all entries that it owes there are durable on it, but for those
-  that no bookie returned. These are recorded before, with the bookie whose place it takes. That bookie keeps
-  its copies as long as the record is there, and a repair of the new bookie in its place copies from it.
+- A bookie is named in a fragment only after all entries that it owes there are durable on it. Entries that
+  no bookie returned are excepted. They are recorded before, with the bookie whose place it takes. That bookie
+  keeps its copies as long as the record is there. A repair of the new bookie in its place copies from it.
 - They are read there again after that: before, nothing kept the bookie from dropping them.
 - A fragment that may still change is not repaired.
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 import client_aio
+from client_aio.cli.exit_codes import Exit
 from client_aio.cli.input import ask, delete_each, read_batches, size_of
 from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
 from client_aio.cli.output import Output
@@ -548,7 +549,7 @@ async def repair(
         ),
     ] = None,
     password_file: PasswordFile = None,
-) -> None:
+) -> int:
     """Copy the entries that a bookie owes to another bookie, and name that bookie in the ledger's metadata.
 
     Safe beside a live writer, which is neither fenced nor disturbed. Of a ledger that is not closed, the last
@@ -556,6 +557,8 @@ async def repair(
     no password, unless the new bookie has entries of former terms in their place. Taking over a ledger that
     has a password needs it. A bookie that is in no fragment needs no repair, but one that the cluster has
     never heard of is an error.
+
+    Entries that no bookie returns are named, and the others are copied; the exit code is then 5.
     """
     output = invocation.output
     async with client_aio.connect(invocation.metadata_uri) as client:
@@ -585,6 +588,7 @@ async def repair(
     if not (report.fragments or report.is_last_fragment_left or report.was_recovered):
         await _check_known(invocation, which, replace)
     output.document(asdict(report), text=text_of_repair(report, is_unbounded=metadata.is_unbounded))
+    return Exit.DAMAGED if any(fragment.lost for fragment in report.fragments) else Exit.OK
 
 
 async def _check_known(invocation: Invocation, ledger_id: int, bookie: str) -> None:

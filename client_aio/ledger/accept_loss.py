@@ -4,7 +4,7 @@ An ordinary recovery (rule 12) fails where the bookies that answer cannot prove 
 hold the next entry. This one closes the ledger behind the last entry that can be read, and records in the
 metadata what was given up. Readers of a log then meet a gap there, and not a silent end.
 
-As much of rule 12 is kept as can be: the bookies that answer are fenced first, entries are verified, and one
+As much of rule 12 is kept as can be. The bookies that answer are fenced first. Entries are verified, and one
 compare-and-set closes the ledger. Nothing is written back, since a lost ensemble has no room for it. A repair
 makes the missing copies.
 

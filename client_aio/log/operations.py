@@ -326,8 +326,7 @@ class LogOperations(ContextOwner):
     async def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
         """Delete leftovers of crashed log writers: ledgers in no log, pages, unfinished deletions.
 
-        A ledger that was about to be added to a log by `add_to_log`, and is not in it, is kept: the sweep
-        takes the mark of the log from it.
+        A ledger that `add_to_log` was about to add, and did not, is kept. The sweep removes its owner.
 
         Deletes pages of deleted unbounded ledgers too. A deletion leaves a placeholder at the name of the log
         or ledger: no client then mistakes the name's next owner for the former one. Placeholders of an hour's

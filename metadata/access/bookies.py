@@ -14,7 +14,13 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from metadata.errors import KeyExistsError, MetadataCorruptError, NoSuchClusterError, NoSuchKeyError
+from metadata.errors import (
+    KeyExistsError,
+    MetadataCorruptError,
+    NoSuchClusterError,
+    NoSuchKeyError,
+    no_cluster,
+)
 from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, KEY_COOKIES, MALFORMED, check_bookie_id
 
 if TYPE_CHECKING:
@@ -135,7 +141,7 @@ async def find_cluster(store: MetadataStore) -> ClusterRecord:
     try:
         return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
     except NoSuchKeyError:
-        raise NoSuchClusterError(store.uri, "the store holds none") from None
+        raise no_cluster(store.uri, "the store holds none") from None
 
 
 async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], now_ms: int) -> ClusterRecord:

@@ -147,7 +147,7 @@ class Absent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """What was given up when a ledger was closed behind the last entry that could be read."""
+    """The loss that was accepted when a ledger was closed behind the last entry that could be read."""
 
     lac: int
     """The highest LAC that a bookie stated: entries up to it were acknowledged."""

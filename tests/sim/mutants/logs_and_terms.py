@@ -52,4 +52,53 @@ MUTANTS = [
               "if not is_closed:"),),
         ("truncated-logs", "versatile-logs"),
     ),
+    Mutant(
+        63, "an addition does not look whose ledger it is",
+        (Edit("client_aio.log.add_ledgers:_check_addable", 'if metadata.log not in ("", log_name):',
+              "if False:"),),
+        ("owned-ledgers",),
+    ),
+    Mutant(
+        64, "a ledger is freed without raising the version of the list",
+        (Edit("client_aio.log.truncation:_sweep_ledgers", "return head if left_over else None",
+              "return None"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "while_it_is_being_listed"),
+    ),
+    Mutant(
+        65, "a sweep takes a ledger's age from two machines' clocks",
+        (Edit("client_aio.log.truncation:_without_young",
+              "await context.ledgers.age_s(each.ledger_id) >= older_than_s",
+              "context.now_ms() - (await context.ledgers.read(each.ledger_id))[0].created_ms "
+              ">= older_than_s * 1000"),),
+        ("owned-ledgers",),
+    ),
+    Mutant(
+        66, "a gap is what cannot be read just now",
+        (Edit("client_aio.log.gaps:is_missing",
+              "isinstance(error, NoSuchLedgerError) and error.ledger_id == reader_id", "True"),),
+        ("owned-ledgers",),
+    ),
+    Mutant(
+        67, "a deletion by hand does not look whether a log lists the ledger",
+        (Edit("client_aio.log.ownership:delete_unlisted", "if owner is not None:", "if False:"),),
+        ("owned-ledgers",),
+    ),
+    Mutant(
+        68, "a repair forgets who may still hold what it found nowhere",
+        (Edit("client_aio.admin.repair:Repair._repair_part", "await self._note_absent(part, copier)",
+              "pass"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "gap_after_a_repair"),
+    ),
+    Mutant(
+        69, "a log that is closed with a loss ends there in silence",
+        (Edit("client_aio.log.reader:LogReading._row",
+              "if is_finished and reader.metadata.given_up is not None:", "if False:"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "cannot_be_recovered"),
+    ),
+    Mutant(
+        70, "a claim that stands there already is not written again",
+        (Edit("client_aio.log.ownership:claim", "check(metadata)",
+              "check(metadata)\n                if metadata.log == log_name:\n                    return"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "listed_meanwhile"),
+    ),
 ]  # fmt: skip

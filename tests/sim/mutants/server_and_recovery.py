@@ -132,6 +132,20 @@ MUTANTS = [
         ("disk-faults", "full-starts", "refusals"),
     ),
     Mutant(
+        71, "a ledger that is closed with a loss ends at the LAC that is stated",
+        (Edit("client_aio.ledger.accept_loss:_find_end",
+              "last_entry, length = await _last_readable(context, metadata, digest, holdings)",
+              "last_entry, length = max(each.lac for each in holdings), 0"),),
+        ("accepted-losses",),
+    ),
+    Mutant(
+        72, "a ledger that is closed with a loss ends where one bookie does",
+        (Edit("client_aio.ledger.accept_loss:_find_end",
+              "last_entry, length = await _last_readable(context, metadata, digest, holdings)",
+              "last_entry, length = await _last_readable(context, metadata, digest, holdings[:1])"),),
+        ("accepted-losses",),
+    ),
+    Mutant(
         61, "what a repair waits to hear of is forgotten meanwhile",
         (Edit("bookie_aio.server.handlers.admin:InspectHandler.list_entries",
               "self._engine.eviction_candidates.discard(request.ledger_id)", "pass"),),

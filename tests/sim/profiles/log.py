@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.plan import profile
-from tests.sim.workloads import log
+from tests.sim.workloads import log, log_owners
 
 if TYPE_CHECKING:
     from tests.sim.plan import Draw, Plan
 
-ROLES = (log.log_writer, log.log_follower, log.log_sweeper, log.log_adder)
+ROLES = (log.log_writer, log.log_follower, log.log_sweeper, log.log_adder, log_owners.shared_adder)
 
 
 def _writer(draw: Draw, **settings: Any) -> str:
@@ -116,4 +116,34 @@ def scarce_logs(draw: Draw) -> Plan:
     for kind in ("block_one_way", "cut_reset"):
         draw.some(kind, draw.clients, 3)
     draw.some("meta_lossy", draw.clients, 2)
+    return draw.plan()
+
+
+@profile
+def owned_ledgers(draw: Draw) -> Plan:
+    """Two logs want the same ledgers; clocks are days apart; ledgers are freed, swept, and deleted."""
+    rng = draw.rng
+    # With one copy of each entry, a bookie that is away keeps a ledger from being read.
+    sizes = rng.choice(((3, 3, 2), (1, 1, 1)))
+    quorums = dict(zip(("ensemble_size", "write_quorum", "ack_quorum"), sizes, strict=True))
+
+    def add(role: str, **settings: Any) -> None:
+        skew_s = rng.choice((0.0, log_owners.DAYS_S, -log_owners.DAYS_S))
+        drawn: dict[str, Any] = {"rest": rng.choice((0.1, 0.3)), "skew_s": skew_s, "quorums": quorums}
+        draw.actor(role, rng.uniform(0.1, 1.0), **{**drawn, **settings})
+
+    for _ in range(rng.choice((2, 3))):
+        add("shared_adder")
+    for _ in range(rng.choice((1, 2))):
+        add("owner_sweeper")
+    add("young_maker")
+    if rng.random() < 0.7:
+        add("owner_deleter", rest=0.5)
+    add("gap_reader")
+    for kind in ("meta_lossy", "meta_lag"):
+        draw.some(kind, draw.clients, 5)
+    draw.some("meta_slow", draw.clients[:3], 8, lasts=(0.5, 4.0))
+    draw.some("pause", draw.clients, 3)
+    draw.some("kill_client", draw.clients[:2], 1)
+    draw.some("kill_bookie", list(draw.bookies), 4)
     return draw.plan()
