@@ -130,7 +130,24 @@ async def check_reach(context: ClientContext, metadata: LedgerMetadata, digest: 
 
     Raises:
         LedgerRecoveryError: too few bookies answer. Nothing has been done.
+        NoSuchLedgerError: the ledger has been deleted.
     """
+    while (error := await _out_of_reach(context, metadata, digest)) is not None:
+        # The metadata may be older than the ledger's last change, or its bookies may refuse a deleted ledger.
+        known = metadata
+        try:
+            metadata, _ = await context.ledgers.read(known.ledger_id, sync=True)
+        except MetadataUnavailableError:
+            raise error from None
+        if metadata.is_closed:
+            return
+        if metadata.last_fragment == known.last_fragment:
+            raise error
+
+
+async def _out_of_reach(
+    context: ClientContext, metadata: LedgerMetadata, digest: Digest
+) -> LedgerRecoveryError | None:
     ensemble = metadata.last_fragment.bookies
     tally = FenceTally(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum, 0)
     question = ReadLac(metadata.ledger_id, NO_TERM, NO_ENTRY, 0)
@@ -162,8 +179,9 @@ async def check_reach(context: ClientContext, metadata: LedgerMetadata, digest: 
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    if not tally.is_covered:
-        raise _uncovered(metadata, errors, "Nothing was done: its writer, if it has one, goes on")
+    if tally.is_covered:
+        return None
+    return _uncovered(metadata, errors, "Nothing was done: its writer, if it has one, goes on")
 
 
 def _uncovered(metadata: LedgerMetadata, errors: dict[str, str], advice: str) -> LedgerRecoveryError:
