@@ -127,7 +127,7 @@ async def _last_readable(
     while True:
         last = max((_last_below(each.rows, above) for each in holdings), default=NO_ENTRY)
         if last < fragment.first_entry:
-            return fragment.first_entry - 1, await _length_before(context, metadata, digest)
+            return fragment.first_entry - 1, metadata.length_before
         for each in holdings:
             if _last_below(each.rows, above) == last:
                 length = await _length_at(context, metadata, digest, fragment, last, each.connection)
@@ -143,23 +143,6 @@ def _last_below(rows: list[Row], above: int) -> int:
 
 def _below(ids: range, above: int) -> range:
     return ids[: max(0, min(len(ids), -(-(above - ids.start) // ids.step)))]
-
-
-async def _length_before(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> int:
-    """Return the ledger's length before its last fragment; 0 where nobody returns the entry that has it."""
-    entry_id = metadata.last_fragment.first_entry - 1
-    if entry_id < 0:
-        return 0
-    fragment = metadata.fragment_of(entry_id)
-    for bookie_id in fragment.bookies:
-        try:
-            connection = await context.pool.get(bookie_id)
-        except BookKeeperError:
-            continue
-        length = await _length_at(context, metadata, digest, fragment, entry_id, connection)
-        if length is not None:
-            return length
-    return 0
 
 
 async def _length_at(

@@ -60,8 +60,8 @@ class LogOperations(ContextOwner):
     ) -> AwaitableContext[LogWriter]:
         """Open a log for writing. **Takes it over**: its present writer is fenced.
 
-        The takeover recovers and closes the last two ledgers of the log, and lists a new ledger behind them.
-        Only then the log takes records. The fenced writer gets LogFencedError.
+        The takeover makes a new ledger. It then recovers and closes the last two ledgers of the log, and
+        lists the new one behind them. Only then the log takes records. The fenced writer gets LogFencedError.
 
         Args:
             name: 1 to 200 letters, digits, '_', '.', ':', '@', '+' or '-'.
@@ -76,9 +76,10 @@ class LogOperations(ContextOwner):
         Raises:
             InvalidArgumentError: at the call: an argument is not legal.
             NoSuchLogError: on opening, with `create=False`: there is no such log.
-            LedgerRecoveryError: on opening: too few bookies of the log's last ledgers answered; try again
-                later.
-            NotEnoughBookiesError: on opening: fewer than `ensemble_size` bookies can be reached.
+            LedgerRecoveryError: on opening: too few bookies of the log's last ledgers answer; try again
+                later. The present writer goes on, unless bookies were lost during the takeover.
+            NotEnoughBookiesError: on opening: too few bookies can be reached for the next ledger, as for
+                `create_ledger`. The present writer goes on.
             UnauthorizedAccessError: on opening: the password is wrong. No writer has been fenced.
         """
         lists = self._lists(name)

@@ -21,7 +21,7 @@ from client_aio.handles import ClosesOnExit
 from client_aio.ledger.create import create_ledger
 from client_aio.ledger.futures import fail_all
 from client_aio.log.roller import Roller
-from client_aio.log.takeover import LogLedger, discard, is_met, recovered
+from client_aio.log.takeover import LogLedger, LogTakeover, discard, is_met
 from client_aio.log.truncation import ensure_log
 from metadata.errors import (
     BackpressureError,
@@ -98,15 +98,28 @@ class LogWriter(ClosesOnExit):
         self._before: Position | None = None
 
     async def _open(self) -> bool:
-        """Take over once: rule 12 for both ledgers, then list a new one; return False where it must retry."""
+        """Take over once: rule 12 for both ledgers, then list a new one; return False where it must retry.
+
+        The new ledger is made before the fence. A writer that is healthy is not fenced where too few bookies
+        can be reached for the next ledger.
+        """
         context, lists = self._context, self._lists
-        head, version = await recovered(context, lists, self._settings.password)
+        takeover = await LogTakeover.prepare(context, lists, self._settings.password)
+        head = takeover.head
         make = partial(LogLedger, log_name=lists.name, on_progress=self.on_progress, on_failed=self.on_failed)
         ledger = await create_ledger(context, self._settings, make, id_min=head.id_min)
+        try:
+            await takeover.fence()
+        except BookKeeperError:
+            await discard(context, ledger, self._settings.password)
+            raise
+        except BaseException:
+            await ledger.abort()
+            raise
         row = LogRow(ledger.ledger_id, ledger.ledger_id, context.now_ms())
         listing = Listing(lambda found: found.append([row]).with_custom(self._custom), row.id)
         try:
-            changed = await lists.change_now(head, version, listing.apply)
+            changed = await lists.change_now(head, takeover.version, listing.apply)
             is_listed = changed.is_done or await is_met(lists, listing, changed.head)
         except BaseException:
             await ledger.abort()  # Not discarded: the ledger may be listed, now or later.

@@ -21,7 +21,7 @@ from metadata.errors import (
     NoSuchKeyError,
     no_cluster,
 )
-from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, MALFORMED, check_bookie_id
+from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, KEY_COOKIES, MALFORMED, check_bookie_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,6 +159,11 @@ async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], no
     except KeyExistsError:
         return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
     return record
+
+
+async def registered_bookies(store: MetadataStore) -> list[str]:
+    """Return the ids of all bookies that have a cookie, running or not, sorted."""
+    return await store.children(KEY_COOKIES)
 
 
 async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:

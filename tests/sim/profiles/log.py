@@ -99,6 +99,27 @@ def added_logs(draw: Draw) -> Plan:
 
 
 @profile
+def scarce_logs(draw: Draw) -> Plan:
+    """Writers take a log over from one another, and roll, without a spare bookie."""
+    rng = draw.rng
+    draw.bookies, draw.dishonest = draw.bookies[:3], "b1"
+    quorums = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2}
+    writers = [_writer(draw, quorums=quorums, roll_entries=3) for _ in range(rng.choice((2, 3)))]
+    draw.actor("log_follower", rng.uniform(0.2, 2.0))
+    at = 0.2
+    while at < draw.duration:
+        lasts = rng.uniform(0.5, 4.0)
+        kind = rng.choice(("kill_bookie", "kill_bookie", "power_cut", "pause"))
+        draw.fault(kind, rng.choice(draw.bookies), at=at, lasts=lasts, amount=rng.random())
+        at += lasts * rng.uniform(0.8, 1.5)
+    draw.some("kill_client", writers[1:], 2)
+    for kind in ("block_one_way", "cut_reset"):
+        draw.some(kind, draw.clients, 3)
+    draw.some("meta_lossy", draw.clients, 2)
+    return draw.plan()
+
+
+@profile
 def owned_ledgers(draw: Draw) -> Plan:
     """Two logs want the same ledgers; clocks are days apart; ledgers are freed, swept, and deleted."""
     rng = draw.rng
