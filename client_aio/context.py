@@ -114,6 +114,33 @@ class ClientContext:
         return check_root(metadata, password, root)
 
 
+class Repeats:
+    """Tells when a warning that comes again and again is due: at once, then ever more rarely, with a count.
+
+    A new state begins anew. Else a writer that waits for bookies would log the same line every second.
+    """
+
+    def __init__(self, first_s: float = 60.0, longest_s: float = 3600.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._state: object = None
+        self._count = 0
+        self._pause_s = 0.0
+        self._next = 0.0
+
+    def due(self, state: object, now: float) -> int:
+        """Note one more occurrence; returns how many there were since the last report, 0 if none is due."""
+        if state != self._state:
+            self._state, self._count, self._pause_s, self._next = state, 0, self._first_s, now
+        self._count += 1
+        if now < self._next:
+            return 0
+        count, self._count = self._count, 0
+        self._next = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, self._longest_s)
+        return count
+
+
 class ContextOwner:
     """The base of `Client` and of the classes that it is made of: they share one context."""
 

@@ -49,7 +49,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
 from typing import Generic, NamedTuple, TypeVar
 
-from bookie_aio.wire.blocks import encode_block
+from bookie_aio.wire.blocks import Block, encode_block
 from client_aio.core.quorum import can_acknowledge, indexes_of, write_set_masks
 from metadata.errors import InvalidArgumentError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
@@ -389,6 +389,21 @@ class AddWindow(Generic[Token]):
     def advance(self) -> list[AddGroup[Token]]:
         """Return the groups that have become acknowledged."""
         return self._advance()
+
+    def outstanding(self) -> list[tuple[bytes, Token]]:
+        """Return payload and token of each entry behind the LAC, in order."""
+        found: list[tuple[bytes, Token]] = []
+        for group in self._groups:
+            payloads = {
+                entry_id: bytes(payload)
+                for batch in group.batches
+                for block in (Block.parse(memoryview(batch.block)),)
+                for entry_id, payload in zip(block.entry_ids, block.payloads(), strict=True)
+            }
+            found += [
+                (payloads[group.first_entry + index], token) for index, token in enumerate(group.tokens)
+            ]
+        return found + list(zip(self._payloads, self._tokens, strict=True))
 
     def abort(self) -> list[Token]:
         """Drop everything outstanding; returns its tokens in entry order."""

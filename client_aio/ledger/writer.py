@@ -596,14 +596,17 @@ class LedgerWriter(ClosesOnExit):
         if self._failure is not None:
             return
         self._failure, self._is_direct = as_unknown(error), False
-        tokens = self._window.abort()
-        queued, self._queued, self._queued_bytes = self._queued, [], 0
-        behind_gap = self._order.give_up() if self._order is not None else []
-        fail_all([*tokens, *(future for _, future in [*queued, *behind_gap])], error)
+        self._end_adds(error)
         self._waiters.fail(error)
         self._room.set()
         self._forces.moved()
         self._release()
+
+    def _end_adds(self, error: BookKeeperError) -> None:
+        tokens = self._window.abort()
+        queued, self._queued, self._queued_bytes = self._queued, [], 0
+        behind_gap = self._order.give_up() if self._order is not None else []
+        fail_all([*tokens, *(future for _, future in [*queued, *behind_gap])], error)
 
     def _release(self) -> None:
         self._replicator.stop()

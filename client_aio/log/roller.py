@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from client_aio.core.log_chain import Listing
 from client_aio.ledger.create import create_ledger
-from client_aio.log.takeover import LogLedger, discard, is_met
+from client_aio.log.takeover import discard, is_met
 from metadata.errors import BookKeeperError, MetadataUnavailableError, NoSuchLedgerError, NoSuchLogError
 from metadata.model.log import LogRow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
     from client_aio.core.log_chain import RollLimits
     from client_aio.ledger.create import LedgerSettings
+    from client_aio.log.takeover import LogLedger
     from metadata.access.logs import LogStore
+    from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead
     from metadata.store import Version
 
@@ -48,9 +52,6 @@ class RollTarget(Protocol):
         """Return the first failure."""
         ...
 
-    def on_progress(self, ledger: LogLedger) -> None:
-        """Hear that records of a ledger have been acknowledged."""
-
     def on_failed(self, ledger: LogLedger, error: BookKeeperError) -> None:
         """Hear that a ledger of the log has failed."""
 
@@ -66,6 +67,7 @@ class Roller:
 
     Args:
         head: the head of the log's list, at `version`, as this writer wrote it.
+        make: builds the writer's handle of a new ledger.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Roller:
         settings: LedgerSettings,
         limits: RollLimits,
         log: RollTarget,
+        make: Callable[[ClientContext, LedgerMetadata, Version, Digest], LogLedger],
     ) -> None:
         self._context = context
         self._lists = lists
@@ -85,6 +88,7 @@ class Roller:
         self._settings = settings
         self._limits = limits
         self._log = log
+        self._make = make
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._is_stopping = False
@@ -143,14 +147,19 @@ class Roller:
         if self._next is not None and self._log.failure is None:
             await self._next.close()
 
-    async def abort(self) -> None:
-        """End at once, in the middle of a step."""
+    def end(self) -> None:
+        """Take no further step: not even one whose condition has just come true."""
         self._is_stopping = True
         self._wake.set()
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
+
+    async def abort(self) -> None:
+        """End at once, in the middle of a step. The next ledger may be listed, now or later."""
+        self.end()
+        if self._task is not None and self._task is not asyncio.current_task():
             await asyncio.gather(self._task, return_exceptions=True)
         for ledger in (self._next, self._old):
             if ledger is not None:
@@ -214,13 +223,7 @@ class Roller:
         return None
 
     async def _create(self) -> LogLedger:
-        make = partial(
-            LogLedger,
-            log_name=self._lists.name,
-            on_progress=self._log.on_progress,
-            on_failed=self._log.on_failed,
-        )
-        return await create_ledger(self._context, self._settings, make, id_min=self._head.id_min)
+        return await create_ledger(self._context, self._settings, self._make, id_min=self._head.id_min)
 
     async def _list(self, ledger: LogLedger) -> bool:
         """List the ledger; return False where the list has changed, and this writer still has the log.

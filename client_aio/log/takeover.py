@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, cast
 from client_aio.admin.delete import delete_ledger
 from client_aio.config import WriteOptions
 from client_aio.core.log_chain import to_recover
-from client_aio.ledger.futures import fail_all
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.ledger.writer import LedgerWriter
 from metadata.errors import (
@@ -113,6 +112,8 @@ class LogLedger(LedgerWriter):
         on_failed: Callable[[LogLedger, BookKeeperError], None],
     ) -> None:
         super().__init__(context, metadata, version, digest, WriteOptions())
+        self.cut_off: list[tuple[bytes, asyncio.Future[Position]]] = []
+        """The records that were outstanding when this ledger failed, in order: those behind the LAC."""
         self._log_name = log_name
         self._on_progress = on_progress
         self._on_failed = on_failed
@@ -132,10 +133,8 @@ class LogLedger(LedgerWriter):
         return cast("asyncio.Future[Position]", self.add_entry(data))
 
     def take(self, data: bytes, future: asyncio.Future[Position]) -> None:
-        """Add a record that was held back during a roll, however many bytes are in flight."""
-        if self._failure is not None:
-            fail_all([future], self._failure)
-            return
+        """Add a record that was held back, however many bytes are in flight. The ledger has not failed."""
+        assert self._failure is None
         self._window.add(data, cast("asyncio.Future[int]", future))
         self._replicator.schedule_flush()
 
@@ -161,15 +160,28 @@ class LogLedger(LedgerWriter):
         if self._failure is None:
             if isinstance(error, (LedgerFencedError, NoSuchLedgerError)):  # taken over, or the log deleted
                 error = self.lost(str(error))
+            self.cut_off = cast("list[tuple[bytes, asyncio.Future[Position]]]", self._window.outstanding())
             super()._fail(error)
             self._on_failed(self, error)
+
+    def _end_adds(self, error: BookKeeperError) -> None:
+        self._window.abort()  # The log's writer has the records in `cut_off`, and decides about them.
 
 
 logger = logging.getLogger(__name__)
 
 
-async def recovered(context: ClientContext, lists: LogStore, password: bytes) -> tuple[LogHead, Version]:
+async def recovered(
+    context: ClientContext,
+    lists: LogStore,
+    password: bytes,
+    *,
+    check: Callable[[LogHead], None] | None = None,
+) -> tuple[LogHead, Version]:
     """Read a log's list, and bring its last two ledgers to CLOSED: this fences every earlier writer.
+
+    Args:
+        check: looks at the list before anything is fenced; its exceptions are passed on.
 
     That holds for the list as it was read. The caller changes the list by a compare-and-set from the version
     returned: where it succeeds, no other writer has listed a ledger since.
@@ -180,6 +192,8 @@ async def recovered(context: ClientContext, lists: LogStore, password: bytes) ->
         UnauthorizedAccessError: the password is not that of the log's ledgers. Nothing was fenced.
     """
     head, version = await lists.read(sync=True)
+    if check is not None:
+        check(head)
     tasks = [asyncio.create_task(_close(context, row, password)) for row in to_recover(head)]
     try:
         await asyncio.gather(*tasks)
