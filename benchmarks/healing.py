@@ -131,17 +131,13 @@ async def run(rounds: int, seed: int, directory: Path) -> list[Round]:
     rng, done = random.Random(seed), list[Round]()
     async with Cluster(directory) as cluster:
         for number in range(rounds):
-            this = Round(
-                number, WAYS[number % len(WAYS)], rng.choice(("kill", "stop")), rng.choice((1, 1, 2, 3, 5, 8, 20))
-            )  # fmt: skip
+            how, away_s = rng.choice(("kill", "stop")), rng.choice((1, 1, 2, 3, 5, 8, 20))
+            this = Round(number, WAYS[number % len(WAYS)], how, away_s)
             async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
                 await run_round(cluster, client, other, this)
             done.append(this)
-            print(
-                f"{number}: {this.way}, {this.how} for {this.away_s} s: {dict(this.counts())}, all done after "
-                f"{this.longest_s:.1f} s {'; '.join(this.faults[:3])}",
-                flush=True,
-            )
+            said = f"{number}: {this.way}, {this.how} for {this.away_s} s: {dict(this.counts())}"
+            print(f"{said}, all done after {this.longest_s:.1f} s {'; '.join(this.faults[:3])}", flush=True)
     return done
 
 

@@ -67,6 +67,7 @@ __all__ = [
     "UnboundedLedgerReader",
     "UnboundedLedgerWriter",
     "WeightedRandom",
+    "WriterState",
     "connect",
     *_errors,
 ]

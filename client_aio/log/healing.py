@@ -36,6 +36,7 @@ from metadata.errors import (
     WriterAbortedError,
 )
 from metadata.model.log import LogRow
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -281,7 +282,7 @@ class Healer:
         self.failure: BookKeeperError | None = None
         self.is_holding = False  # records are held back: the log rolls or heals
         self._switched = asyncio.Event()  # or failed
-        self._healing: asyncio.Task[None] | None = None
+        self._healing: OwnedTask | None = None
         self._is_closed = False
         self._state_changed = asyncio.Event()
         self.completed: Position | None = None  # the last record that a recovered end has completed
@@ -378,7 +379,7 @@ class Healer:
             return
         logger.warning("log=%s its ledger %d has failed, healing: %s", self._name, ledger.ledger_id, error)
         self.hold()
-        self._healing = self._loop.create_task(self._heal(ledger), name=f"healing of log {self._name}")
+        self._healing = OwnedTask(lambda: self._heal(ledger), f"healing of log {self._name}")
         self._note_state()
 
     async def _heal(self, failed: LogLedger) -> None:
@@ -419,7 +420,7 @@ class Healer:
             return
         self.failure = error
         fail_all(self.backlog.give_up(), error)
-        if self._healing is not None and self._healing is not asyncio.current_task():
+        if self._healing is not None and not self._healing.is_current:
             self._healing.cancel()
         self._switched.set()
         self._note_state()
@@ -430,7 +431,7 @@ class Healer:
         if self._timer is not None:
             self._timer.cancel()
         if self._healing is not None:
-            await asyncio.gather(self._healing, return_exceptions=True)
+            await self._healing.wait()
         self._note_state()
 
     def _note_state(self) -> None:

@@ -15,11 +15,13 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from client_aio.context import Repeats
 from client_aio.core.log_chain import Listing
 from client_aio.ledger.create import create_ledger
 from client_aio.log.takeover import discard, is_met
 from metadata.errors import BookKeeperError, MetadataUnavailableError, NoSuchLedgerError, NoSuchLogError
 from metadata.model.log import LogRow
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +91,7 @@ class Roller:
         self._limits = limits
         self._log = log
         self._make = make
+        self._repeats = Repeats()
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._is_stopping = False
@@ -97,13 +100,13 @@ class Roller:
         self._old: LogLedger | None = None
         self._age_since = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: OwnedTask | None = None
         self.rolls = 0
 
     def start(self) -> None:
         """Begin, with the log's first ledger."""
         self._note_age()
-        self._task = asyncio.create_task(self._run())
+        self._task = OwnedTask(self._run, f"rolls of log {self._lists.name}")
 
     def moved(self) -> None:
         """Check whether a step is due; called as records are acknowledged."""
@@ -141,9 +144,8 @@ class Roller:
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
-            await asyncio.wait([self._task])
-            if not self._task.cancelled():  # A cancelled task means that the log was aborted, and has failed.
-                self._task.result()
+            await self._task.wait()
+            self._task.result()
         if self._next is not None and self._log.failure is None:
             await self._next.close()
 
@@ -153,14 +155,14 @@ class Roller:
         self._wake.set()
         if self._timer is not None:
             self._timer.cancel()
-        if self._task is not None and self._task is not asyncio.current_task():
+        if self._task is not None and not self._task.is_current:
             self._task.cancel()
 
     async def abort(self) -> None:
         """End at once, in the middle of a step. The next ledger may be listed, now or later."""
         self.end()
-        if self._task is not None and self._task is not asyncio.current_task():
-            await asyncio.gather(self._task, return_exceptions=True)
+        if self._task is not None and not self._task.is_current:
+            await self._task.wait()
         for ledger in (self._next, self._old):
             if ledger is not None:
                 await ledger.abort()
@@ -210,7 +212,11 @@ class Roller:
                 ledger = await self._create()
             except BookKeeperError as error:
                 # Records go on to the current ledger, which grows above its limit meanwhile.
-                logger.warning("log=%s has no next ledger, trying again: %s", self._lists.name, error)
+                if count := self._repeats.due(type(error), self._loop.time()):
+                    logger.warning(
+                        "log=%s has no next ledger (attempts since the last report: %d): %s",
+                        self._lists.name, count, error,
+                    )  # fmt: skip
                 await self._rest()
                 continue
             try:
