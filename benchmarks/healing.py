@@ -68,7 +68,7 @@ def _outcome(future: asyncio.Future[Position]) -> str:
 async def run_round(cluster: Cluster, client: Client, other: Client, this: Round) -> None:
     """Run one round on a cluster whose bookies all run, and leave it so."""
     victims = [cluster[name] for name in random.Random(this.number).sample(sorted(cluster.bookies), 2)]
-    log = await client.open_log(LOG, roll_entries=400 if this.way == "with a roll" else None)
+    log = await _opened(client, roll_entries=400 if this.way == "with a roll" else None)
     this.append(log, APPENDS // 2)
     await asyncio.sleep(0)
     began = time.monotonic()
@@ -86,6 +86,9 @@ async def run_round(cluster: Cluster, client: Client, other: Client, this: Round
         else:
             bookie.resume()
     async with asyncio.timeout(120):
+        while taking is not None and not log.is_closed:
+            this.append(log, 5)  # until the other has the log
+            await asyncio.sleep(0.01)
         await asyncio.wait(this.futures)
         this.longest_s = time.monotonic() - began
         if taking is not None:
@@ -96,15 +99,20 @@ async def run_round(cluster: Cluster, client: Client, other: Client, this: Round
     await _check(client, this)
 
 
+async def _opened(client: Client, roll_entries: int | None = None) -> LogWriter:
+    """Open the log as soon as that can be done: a bookie that was stopped registers again a moment later."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await client.open_log(LOG, roll_entries=roll_entries)
+            except BookKeeperError:
+                await asyncio.sleep(0.05)
+
+
 async def _take_over(other: Client, this: Round) -> None:
     """Take the log over as soon as that can be done, and append a record."""
-    while True:
-        try:
-            async with other.open_log(LOG) as log:
-                await log.append(b"%d/other" % this.number)
-            return
-        except BookKeeperError:
-            await asyncio.sleep(0.05)
+    async with await _opened(other) as log:
+        await log.append(b"%d/other" % this.number)
 
 
 async def _check(client: Client, this: Round) -> None:

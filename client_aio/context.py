@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio.events import _get_running_loop
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.lac_clock import LacClock
-from metadata.errors import ClientClosedError
+from metadata.errors import ClientClosedError, InvalidArgumentError
 from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class ClientContext:
     tokens: random.Random
     now_ms: Callable[[], int]
     handles: set[Handle] = field(default_factory=set)
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     lac_clock: LacClock = field(init=False)
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -44,8 +46,18 @@ class ClientContext:
         """Mark the client as closed."""
         self._closed.set()
 
+    def check_loop(self) -> None:
+        """Raise InvalidArgumentError outside the client's event loop, where calls would wait for ever."""
+        if _get_running_loop() is not self.loop:
+            raise InvalidArgumentError(
+                "this client belongs to another event loop, or another thread: make a client in each, or use "
+                "client_aio.sync from threads"
+            )
+
     def check_open(self) -> None:
-        """Raise ClientClosedError when the client has been closed."""
+        """Raise ClientClosedError when the client has been closed, InvalidArgumentError on another loop."""
+        if _get_running_loop() is not None:  # Without a loop nothing is begun yet.
+            self.check_loop()
         if self._closed.is_set():
             raise ClientClosedError("the client is closed")
 

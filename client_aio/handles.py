@@ -6,12 +6,18 @@ open `Handle` when it is closed.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+from metadata.errors import BookKeeperError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from types import TracebackType
+
+    from client_aio.context import ClientContext
 
 
 class _Managed(Protocol):
@@ -30,6 +36,38 @@ class Handle(Protocol):
 
 
 Opened = TypeVar("Opened", bound=_Managed)
+
+
+class _OfContext(Protocol):
+    _context: ClientContext
+
+
+Owner = TypeVar("Owner", bound=type)
+
+
+def on_own_loop(*exempt: str) -> Callable[[Owner], Owner]:
+    """Have each public coroutine method of a class check that it runs on its client's event loop.
+
+    Args:
+        exempt: methods that check for themselves, since every add calls them, or that work anywhere.
+    """
+
+    def decorate(owner: Owner) -> Owner:
+        for name, method in list(vars(owner).items()):
+            if inspect.iscoroutinefunction(method) and not name.startswith("_") and name not in exempt:
+                setattr(owner, name, _checking(method))
+        return owner
+
+    return decorate
+
+
+def _checking(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(method)
+    async def checked(self: _OfContext, *arguments: Any, **options: Any) -> Any:
+        self._context.check_loop()
+        return await method(self, *arguments, **options)
+
+    return checked
 
 
 class AwaitableContext(Generic[Opened]):
@@ -59,7 +97,10 @@ class AwaitableContext(Generic[Opened]):
 
 
 class ClosesOnExit(ABC):
-    """An async context manager: leaving it normally closes; an exception or a cancellation aborts."""
+    """An async context manager: leaving it normally closes; an exception or a cancellation aborts.
+
+    A failure that the application has been told of before, by a call or a future, is not raised again.
+    """
 
     @abstractmethod
     async def close(self) -> object:
@@ -69,6 +110,11 @@ class ClosesOnExit(ABC):
     async def abort(self) -> None:
         """End at once; does nothing to a handle that has been closed."""
 
+    @property
+    @abstractmethod
+    def is_failure_known(self) -> bool:
+        """Return whether the application has been told of the handle's failure: leaving raises it no more."""
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -76,8 +122,13 @@ class ClosesOnExit(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
+            is_known = self.is_failure_known  # before `close`, which tells it too
             try:
                 await self.close()
+            except BookKeeperError:
+                await self.abort()
+                if not is_known:
+                    raise
             except BaseException:
                 await self.abort()
                 raise

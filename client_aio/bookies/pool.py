@@ -220,6 +220,12 @@ class BookiePool:
         for connection in list(self._open.values()):
             connection.close()
 
+    def abandon(self) -> None:
+        """Close all sockets from outside the event loop, which does not run any more."""
+        self._is_closed = True
+        for connection in list(self._open.values()):
+            connection.abandon()
+
     async def _connect(self, bookie_id: str) -> BookieConnection:
         addresses = self.directory.addresses(bookie_id)
         error: BookKeeperError = BookieUnavailableError(

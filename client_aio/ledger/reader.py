@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
 from client_aio.core.quorum import covers_all_write_sets
 from client_aio.core.read_plan import check_range
+from client_aio.handles import on_own_loop
 from client_aio.ledger.entry_reader import BatchStream, EntryReader, EntryStream, entries_of
 from metadata.errors import (
     BookieUnavailableError,
@@ -48,6 +49,7 @@ _POLLS = 2
 _POLL_RETRY_S = 0.2
 
 
+@on_own_loop("close")
 class LedgerReader:
     """Reads a ledger; made by `Client.open_ledger`. An async context manager that frees it on exit."""
 
@@ -346,6 +348,7 @@ class LedgerReader:
     # --- tailing ---
 
     async def _tail(self, following: int) -> AsyncGenerator[EntryBatch, None]:
+        self._context.check_loop()
         progress = _Progress(self)
         try:
             while True:

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio.events import _get_running_loop
 from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
 from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, EntryOrder
 from client_aio.core.ensemble_change import Closing
-from client_aio.handles import ClosesOnExit
+from client_aio.handles import ClosesOnExit, on_own_loop
 from client_aio.lac_clock import LacPublisher
 from client_aio.ledger.entry_reader import writers_reader
 from client_aio.ledger.futures import EntryWaiters, as_unknown, fail_all, fenced_by_metadata, with_message
@@ -103,6 +104,7 @@ class DeferredSync:
                     await self._moved.wait()
 
 
+@on_own_loop("drain", "start")
 class LedgerWriter(ClosesOnExit):
     """Adds entries to a ledger; made by `Client.create_ledger`.
 
@@ -146,6 +148,7 @@ class LedgerWriter(ClosesOnExit):
         self._window, self._replicator = replication.window, replication.replicator
         self._changes = replication.changes
         self._failure: BookKeeperError | None = None
+        self._is_known = False  # the application has been told of the failure
         self._is_closing = False
         self._has_closed = False  # this writer has closed the ledger, and not found it closed
         self._order: EntryOrder[_Given] | None = EntryOrder() if options.advanced else None
@@ -229,6 +232,12 @@ class LedgerWriter(ClosesOnExit):
         return self._is_closing or self._failure is not None
 
     @property
+    def is_failure_known(self) -> bool:
+        """Return whether a call or a future has raised this writer's failure."""
+        # Each raise gives the error a traceback; `_fail` has removed that of our own raises.
+        return self._is_known or (self._failure is not None and self._failure.__traceback__ is not None)
+
+    @property
     def failed_bookies(self) -> list[str]:
         """Return the bookies of the ensemble that failed and have not been replaced."""
         return self._replicator.failed_bookies
@@ -269,6 +278,8 @@ class LedgerWriter(ClosesOnExit):
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Not done.
         """
         # Hot path: every add runs through these lines. Rare cases are in `_add_otherwise`.
+        if _get_running_loop() is not self._loop:
+            self._context.check_loop()
         if type(data) is not bytes:
             data = self._copy(data)
         if len(data) > self._entry_bytes_max:
@@ -329,6 +340,7 @@ class LedgerWriter(ClosesOnExit):
             BookKeeperError: the writer's first failure.
         """
         while self._failure is None and self.bytes_in_flight > self._config.max_in_flight_bytes:
+            self._context.check_loop()
             if not self._window.bytes_held and not self._queued:
                 return  # All entries wait behind a gap, which only the caller can close.
             if self._options.deferred_sync:
@@ -500,6 +512,8 @@ class LedgerWriter(ClosesOnExit):
 
     def _refuse(self, future: asyncio.Future[int]) -> None:
         closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
+        if self._failure is not None:
+            self._is_known = self.is_failure_known
         fail_all([future], self._failure or closed)
 
     async def _take_all(
@@ -595,7 +609,7 @@ class LedgerWriter(ClosesOnExit):
         """Fail everything outstanding, in entry order. The first failure is that of the writer."""
         if self._failure is not None:
             return
-        self._failure, self._is_direct = as_unknown(error), False
+        self._failure, self._is_direct = as_unknown(error).with_traceback(None), False
         self._end_adds(error)
         self._waiters.fail(error)
         self._room.set()

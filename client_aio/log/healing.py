@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from client_aio.context import Repeats
 from client_aio.core.log_chain import AppendAges, Backlog, Listing, is_still_own
 from client_aio.ledger.create import create_ledger
-from client_aio.ledger.futures import fail_all
+from client_aio.ledger.futures import Failure
 from client_aio.log.takeover import LogLedger, discard, is_met, recovered
 from metadata.errors import (
     BookKeeperError,
@@ -280,6 +280,7 @@ class Healer:
         self.backlog: Backlog[asyncio.Future[Position]] = Backlog()
         self.opener = Opener(context, lists, settings, custom, log, self.backlog)
         self.failure: BookKeeperError | None = None
+        self._failure: Failure | None = None
         self.is_holding = False  # records are held back: the log rolls or heals
         self._switched = asyncio.Event()  # or failed
         self._healing: OwnedTask | None = None
@@ -289,7 +290,7 @@ class Healer:
         self.timeout_s = timeout_s
         self._ages = AppendAges(timeout_s or 0.0)
         self._timer: asyncio.TimerHandle | None = None
-        self._loss: BookKeeperError | None = None  # not raised by `check_loss` yet
+        self._loss: Failure | None = None  # not raised by `check_loss` yet
 
     # --- what is known ---
 
@@ -332,15 +333,25 @@ class Healer:
 
     def check(self) -> None:
         """Raise the failure that ended the writer."""
-        if self.failure is not None:
-            raise self.failure.with_traceback(None)
+        if self._failure is not None:
+            raise self._failure.to_raise()
 
     def check_loss(self) -> None:
         """Raise the failure that ended the writer, or, once, the error of overdue records."""
         self.check()
         loss, self._loss = self._loss, None
         if loss is not None:
-            raise loss.with_traceback(None)
+            raise loss.to_raise()
+
+    @property
+    def is_failure_known(self) -> bool:
+        """Return whether the application has been told of the failure, and of overdue records."""
+        return all(each is None or each.is_known for each in (self._failure, self._loss))
+
+    def refuse(self, future: asyncio.Future[Position]) -> None:
+        """Fail the future of a record that came after the failure."""
+        assert self._failure is not None
+        self._failure.fail([future])
 
     # --- holding back ---
 
@@ -418,8 +429,9 @@ class Healer:
         """Fail for good, with all outstanding records. The first failure is that of the writer."""
         if self.failure is not None:
             return
-        self.failure = error
-        fail_all(self.backlog.give_up(), error)
+        self._failure = Failure(error)
+        self.failure = self._failure.error
+        self._failure.fail(self.backlog.give_up())
         if self._healing is not None and not self._healing.is_current:
             self._healing.cancel()
         self._switched.set()
@@ -452,9 +464,9 @@ class Healer:
             "the log or not; records appended from now on come behind them"
         )
         logger.warning("%s", error)
-        self._loss = error
+        self._loss = Failure(error)
         # A younger record must not overtake these. Only the recovered end of their ledger keeps those that
         # are on their way from coming later.
         self._log.current.fail(error)
-        fail_all(self.backlog.give_up(), error)
+        self._loss.fail(self.backlog.give_up())
         self._stir()

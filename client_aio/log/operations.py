@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from client_aio.context import ContextOwner
 from client_aio.core.log_chain import ROLL_AGE_S, ROLL_BYTES, RollLimits
-from client_aio.handles import AwaitableContext
+from client_aio.handles import AwaitableContext, on_own_loop
 from client_aio.ledger.create import LedgerSettings
 from client_aio.log.add_ledgers import AddedToLog, Addition, add_to_log
 from client_aio.log.reader import LogReading, Start, check_start, records_of
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from client_aio.log.reader import LogBatchStream, RecordStream
 
 
+@on_own_loop()
 class LogOperations(ContextOwner):
     """The log operations of a client; a part of `Client`."""
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from client_aio.handles import ClosesOnExit
+from client_aio.handles import ClosesOnExit, on_own_loop
 from client_aio.ledger.futures import fail_all
 from client_aio.log.healing import Healer
 from client_aio.log.roller import Roller
@@ -82,6 +82,7 @@ async def open_log(
         # Another client has changed the list meanwhile, or deleted the log: start again.
 
 
+@on_own_loop("drain", "withdraw")
 class LogWriter(ClosesOnExit):
     """Appends records to a log; made by `Client.open_log`.
 
@@ -176,6 +177,11 @@ class LogWriter(ClosesOnExit):
         return self._is_closing or self._healer.failure is not None
 
     @property
+    def is_failure_known(self) -> bool:
+        """Return whether a call or a future has raised this writer's failure, or that of overdue records."""
+        return self._healer.is_failure_known
+
+    @property
     def state(self) -> WriterState:
         """Return whether this writer is writing, healing, fenced or closed."""
         return self._healer.state
@@ -211,14 +217,16 @@ class LogWriter(ClosesOnExit):
 
     def _append_otherwise(self, data: bytes | bytearray | memoryview) -> asyncio.Future[Position]:
         """Refuse a record, or hold it back for the next ledger."""
+        self._context.check_loop()
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidArgumentError(f"a record is bytes, not {type(data).__name__}")
         data = bytes(data)
         self.current.check_size(data)
         future: asyncio.Future[Position] = self._loop.create_future()
-        if self.failure is not None or self._is_closing:
-            closed = LedgerClosedError(f"log {self.name!r} has been closed by this writer")
-            fail_all([future], self.failure or closed)
+        if self.failure is not None:
+            self._healer.refuse(future)
+        elif self._is_closing:
+            fail_all([future], LedgerClosedError(f"log {self.name!r} has been closed by this writer"))
         elif self.bytes_in_flight > _HARD_LIMIT_FACTOR * self.max_in_flight_bytes:
             raise BackpressureError(
                 f"{self.bytes_in_flight:,} bytes are in flight in log {self.name!r}, more than "
@@ -236,6 +244,7 @@ class LogWriter(ClosesOnExit):
         """
         healer = self._healer
         while healer.failure is None and self.bytes_in_flight > self.max_in_flight_bytes:
+            self._context.check_loop()
             if healer.is_holding:
                 await healer.switched()
             else:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from client_aio.context import ContextOwner
 from client_aio.core.read_plan import check_range, trimmed
-from client_aio.handles import AwaitableContext
+from client_aio.handles import AwaitableContext, on_own_loop
 from client_aio.ledger.create import LedgerSettings, new_metadata
 from client_aio.ledger.reader import LedgerReader
 from client_aio.ledger.recovery import recover_ledger
@@ -102,6 +102,7 @@ class UnboundedLedgerReader(LedgerReader):
 logger = logging.getLogger(__name__)
 
 
+@on_own_loop()
 class UnboundedLedgerOperations(ContextOwner):
     """The unbounded-ledger operations of a client; a part of `Client`."""
 
