@@ -102,6 +102,9 @@ class ClosesOnExit(ABC):
     A failure that the application has been told of before, by a call or a future, is not raised again.
     """
 
+    _failure: BookKeeperError | None = None
+    _was_told = False
+
     @abstractmethod
     async def close(self) -> object:
         """Complete everything outstanding, and end."""
@@ -111,9 +114,12 @@ class ClosesOnExit(ABC):
         """End at once; does nothing to a handle that has been closed."""
 
     @property
-    @abstractmethod
     def is_failure_known(self) -> bool:
-        """Return whether the application has been told of the handle's failure: leaving raises it no more."""
+        """Return whether a call or a future has raised the handle's failure: leaving does not raise it again.
+
+        Each raise gives the error a traceback. A handle that fails removes the traceback of our own raises.
+        """
+        return self._was_told or (self._failure is not None and self._failure.__traceback__ is not None)
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,12 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bookie_aio.core.identity import Action, DirectoryState, decide
-from bookie_aio.storage.data_directory import read_cookie
-from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, write_file
-from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
-from bookie_aio.storage.segment.format import CHECKPOINT, COOKIE, LOCK
+from bookie_aio.storage.data_directory import read_cookie, write_empty_storage
+from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
+from bookie_aio.storage.segment.format import CHECKPOINT, COOKIE, LOCK, WITNESS
 from bookie_aio.structured_logging import fields
-from metadata.access.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster
+from metadata.access.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster, find_cluster
 from metadata.errors import (
     CookieMismatchError,
     KeyExistsError,
@@ -30,7 +29,7 @@ from metadata.ids import available_key, cookie_key
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from bookie_aio.config import BookieConfig
     from bookie_aio.storage.disk.disk import DirectoryLock, Disk
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _DRAFT = COOKIE + TEMPORARY_SUFFIX
 _NOT_DATA = {COOKIE, _DRAFT, LOCK, "lost+found"}
-_OF_A_DRAFT = {CHECKPOINT, CHECKPOINT + TEMPORARY_SUFFIX}
+_OF_A_DRAFT = {name + suffix for name in (CHECKPOINT, WITNESS) for suffix in ("", TEMPORARY_SUFFIX)}
 _COOKIE_BYTES_MAX = 64 * 1024
 _RETRY_S = 0.5
 
@@ -57,10 +56,15 @@ async def establish_identity(
 
     Raises:
         CookieMismatchError: they are not this bookie's (rule 6); the message names the remedy.
+        NoSuchClusterError: they are a bookie's, and the store holds no cluster.
         DirectoryInUseError: another process has one of them open.
         CorruptRecordError: a cookie does not parse.
     """
-    cluster = await ensure_cluster(store, draw_id=lambda: f"{rng.getrandbits(128):032x}", now_ms=now_ms())
+    if await is_formatted(disk, config.directories):
+        # A bookie of an existing cluster makes no other one: its metadata URI is mistyped, or they are lost.
+        cluster = await find_cluster(store)
+    else:
+        cluster = await ensure_cluster(store, draw_id=lambda: f"{rng.getrandbits(128):032x}", now_ms=now_ms())
     stored = await _read_stored(store, config.bookie_id)
     if stored is not None:
         # Decided before anything is created: the mount point of an unmounted disk must stay empty.
@@ -80,6 +84,18 @@ async def establish_identity(
             lock.release()
     assert stored is not None
     return stored
+
+
+async def is_formatted(disk: Disk, directories: Sequence[str]) -> bool:
+    """Return whether one of the directories has a cookie: it belongs to a bookie of some cluster."""
+    for path in directories:
+        try:
+            names = await disk.list_directory(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if COOKIE in names:
+            return True
+    return False
 
 
 async def _read_stored(store: MetadataStore, bookie_id: str) -> Cookie | None:
@@ -145,12 +161,7 @@ async def _format(
     for path, draft in zip(config.directories, drafts, strict=True):
         if draft != fresh:
             await _write_draft(disk, path, fresh)
-    # Before the drafts become cookies: storage with a cookie and without a checkpoint counts as damaged. The
-    # first directory has the one checkpoint of all directories.
-    for path in config.directories[1:]:
-        await disk.unlink(os.path.join(path, CHECKPOINT))
-        await disk.sync_directory(path)
-    await write_file(disk, config.directories[0], CHECKPOINT, empty_checkpoint())
+    await write_empty_storage(disk, config.directories, fresh)
     try:
         await store.create(cookie_key(config.bookie_id), fresh.to_json())
     except KeyExistsError:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
-    from client_aio.core.add_window import AddGroup, AddWindow
+    from client_aio.core.add_window import AddGroup, AddWindow, Outstanding
     from client_aio.core.digest import Digest
     from client_aio.core.ensemble_change import EnsembleChange
     from client_aio.ledger.entry_reader import EntrySource, EntryStream
@@ -147,8 +147,8 @@ class LedgerWriter(ClosesOnExit):
         # Attributes of the writer itself: every add uses the first two.
         self._window, self._replicator = replication.window, replication.replicator
         self._changes = replication.changes
-        self._failure: BookKeeperError | None = None
-        self._is_known = False  # the application has been told of the failure
+        # Gets what is outstanding when the writer fails; without it the futures fail.
+        self._on_dropped: Callable[[Outstanding[Token]], None] | None = None
         self._is_closing = False
         self._has_closed = False  # this writer has closed the ledger, and not found it closed
         self._order: EntryOrder[_Given] | None = EntryOrder() if options.advanced else None
@@ -232,12 +232,6 @@ class LedgerWriter(ClosesOnExit):
         return self._is_closing or self._failure is not None
 
     @property
-    def is_failure_known(self) -> bool:
-        """Return whether a call or a future has raised this writer's failure."""
-        # Each raise gives the error a traceback; `_fail` has removed that of our own raises.
-        return self._is_known or (self._failure is not None and self._failure.__traceback__ is not None)
-
-    @property
     def failed_bookies(self) -> list[str]:
         """Return the bookies of the ensemble that failed and have not been replaced."""
         return self._replicator.failed_bookies
@@ -314,6 +308,7 @@ class LedgerWriter(ClosesOnExit):
                 f"ledger {self.ledger_id} takes ids from its writer: use add_entry(data, entry_id)",
                 ledger_id=self.ledger_id,
             )
+        check_entries(entries)
         try:
             async with self._bulk_lock:
                 self._is_direct = False
@@ -513,7 +508,7 @@ class LedgerWriter(ClosesOnExit):
     def _refuse(self, future: asyncio.Future[int]) -> None:
         closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
         if self._failure is not None:
-            self._is_known = self.is_failure_known
+            self._was_told = self.is_failure_known
         fail_all([future], self._failure or closed)
 
     async def _take_all(
@@ -610,17 +605,17 @@ class LedgerWriter(ClosesOnExit):
         if self._failure is not None:
             return
         self._failure, self._is_direct = as_unknown(error).with_traceback(None), False
-        self._end_adds(error)
+        dropped = self._window.abort()
+        queued, self._queued, self._queued_bytes = self._queued, [], 0
+        behind_gap = self._order.give_up() if self._order is not None else []
+        if self._on_dropped is not None:
+            self._on_dropped(dropped)
+        else:
+            fail_all([*dropped.tokens(), *(future for _, future in [*queued, *behind_gap])], error)
         self._waiters.fail(error)
         self._room.set()
         self._forces.moved()
         self._release()
-
-    def _end_adds(self, error: BookKeeperError) -> None:
-        tokens = self._window.abort()
-        queued, self._queued, self._queued_bytes = self._queued, [], 0
-        behind_gap = self._order.give_up() if self._order is not None else []
-        fail_all([*tokens, *(future for _, future in [*queued, *behind_gap])], error)
 
     def _release(self) -> None:
         self._replicator.stop()
@@ -659,3 +654,13 @@ class LedgerWriter(ClosesOnExit):
         error = fenced_by_metadata(self._held.current)
         self._fail(error)
         raise error
+
+
+def check_entries(entries: object) -> None:
+    """Raise InvalidArgumentError unless this is an iterable, and not the bytes of one entry."""
+    if isinstance(entries, (bytes, bytearray, memoryview, str)) or not (
+        hasattr(entries, "__iter__") or hasattr(entries, "__aiter__")
+    ):
+        raise InvalidArgumentError(
+            f"add_entries takes an iterable of entries, not {type(entries).__name__}; add_entry adds one"
+        )

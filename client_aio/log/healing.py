@@ -437,6 +437,21 @@ class Healer:
         self._switched.set()
         self._note_state()
 
+    async def until_healed(self) -> None:
+        """Wait, for a writer that closes, until it does not heal; give up after the timeout of appends."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                while self.is_healing:
+                    await self._switched.wait()
+        except TimeoutError:
+            self.end(
+                OperationTimeoutError(
+                    f"log {self._name!r} was closed while its bookies were away; the next takeover of the "
+                    "log closes its last ledger"
+                )
+            )
+        self.check()
+
     async def stop(self) -> None:
         """Release everything; the writer has been closed, or has failed."""
         self._is_closed = True

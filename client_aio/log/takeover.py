@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from client_aio.context import ClientContext
-    from client_aio.core.add_window import AddGroup
+    from client_aio.core.add_window import AddGroup, Outstanding
     from client_aio.core.digest import Digest
     from client_aio.core.log_chain import Listing
     from client_aio.ledger.writer import Token
@@ -88,10 +88,6 @@ async def is_met(lists: LogStore, listing: Listing, head: LogHead) -> bool:
                 raise lists.damaged(error) from error
 
 
-TAG = "bookie-aio.log"
-"""The key of a ledger's custom metadata that names the log it was made for."""
-
-
 class LogLedger(LedgerWriter):
     """A ledger that is, or will be, listed in a log under its own id.
 
@@ -117,6 +113,7 @@ class LogLedger(LedgerWriter):
         self._log_name = log_name
         self._on_progress = on_progress
         self._on_failed = on_failed
+        self._on_dropped = self._keep_dropped  # The log's writer decides about these records.
 
     @property
     def bytes_taken(self) -> int:
@@ -160,12 +157,11 @@ class LogLedger(LedgerWriter):
         if self._failure is None:
             if isinstance(error, (LedgerFencedError, NoSuchLedgerError)):  # taken over, or the log deleted
                 error = self.lost(str(error))
-            self.cut_off = cast("list[tuple[bytes, asyncio.Future[Position]]]", self._window.outstanding())
             super()._fail(error)
             self._on_failed(self, error)
 
-    def _end_adds(self, error: BookKeeperError) -> None:
-        self._window.abort()  # The log's writer has the records in `cut_off`, and decides about them.
+    def _keep_dropped(self, dropped: Outstanding[Token]) -> None:
+        self.cut_off = cast("list[tuple[bytes, asyncio.Future[Position]]]", dropped.entries())
 
 
 logger = logging.getLogger(__name__)

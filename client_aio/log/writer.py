@@ -14,11 +14,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from client_aio.core.log_chain import TAG
 from client_aio.handles import ClosesOnExit, on_own_loop
 from client_aio.ledger.futures import fail_all
 from client_aio.log.healing import Healer
 from client_aio.log.roller import Roller
-from client_aio.log.takeover import TAG, LogLedger
 from client_aio.log.truncation import ensure_log
 from metadata.errors import (
     BackpressureError,
@@ -28,7 +28,6 @@ from metadata.errors import (
     LedgerFencedError,
     NoSuchLedgerError,
     NoSuchLogError,
-    OperationTimeoutError,
     WriterAbortedError,
 )
 from metadata.model.log import Position
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from client_aio.core.log_chain import RollLimits
     from client_aio.ledger.create import LedgerSettings
     from client_aio.log.healing import Listed, WriterState
+    from client_aio.log.takeover import LogLedger
     from metadata.access.logs import LogStore
 
 APPEND_TIMEOUT_S = 60.0
@@ -310,7 +310,7 @@ class LogWriter(ClosesOnExit):
         await self.flush()
         self._is_closing = True
         while not self._is_closed:
-            await self._until_healed()
+            await self._healer.until_healed()
             roller = self._roller
             assert roller is not None
             try:
@@ -327,22 +327,6 @@ class LogWriter(ClosesOnExit):
         self._context.forget(self)
         await self._healer.stop()
         self._healer.check_loss()
-
-    async def _until_healed(self) -> None:
-        """Wait until the writer does not heal; give up after the timeout of appends."""
-        healer = self._healer
-        try:
-            async with asyncio.timeout(healer.timeout_s):
-                while healer.is_healing:
-                    await healer.switched()
-        except TimeoutError:
-            healer.end(
-                OperationTimeoutError(
-                    f"log {self.name!r} was closed while its bookies were away; the next takeover of the log "
-                    "closes its last ledger"
-                )
-            )
-        healer.check()
 
     def _check_closed(self, error: BookKeeperError) -> None:
         """Raise the error that ended a call to `close`, unless another call has closed the log meanwhile."""

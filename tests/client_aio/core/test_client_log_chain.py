@@ -182,5 +182,8 @@ def test_a_window_returns_what_is_outstanding(
         for send in sent:
             window.acknowledged(send)
     window.add(b"not sent", number)
-    expected = [*payloads, b"not sent"][window.lac + 1 :]
-    assert window.outstanding() == list(zip(expected, range(window.lac + 1, number + 1), strict=True))
+    first = window.lac + 1
+    expected = [*payloads, b"not sent"][first:]
+    dropped = window.abort()
+    assert dropped.entries() == list(zip(expected, range(first, number + 1), strict=True))
+    assert dropped.tokens() == list(range(first, number + 1))
