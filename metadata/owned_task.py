@@ -55,8 +55,9 @@ class OwnedTask:
         self._task.cancel()
 
     def done(self) -> bool:
-        """Return whether the task has ended for good."""
-        return self._ended.is_set()
+        """Return whether the task has ended for good: at once, not only when its callbacks have run."""
+        has_ended = self._task.done() and (self.is_cancelled or not self._task.cancelled())
+        return has_ended or self._ended.is_set()
 
     @property
     def is_current(self) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from client_aio.context import Repeats
 from client_aio.core.log_chain import Listing
@@ -24,7 +24,7 @@ from metadata.model.log import LogRow
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RETRY_S = 1.0
 
@@ -172,15 +174,31 @@ class Roller:
     async def _run(self) -> None:
         log = self._log
         try:
-            while await self._is_wanted():
-                self._next = await self._list_next()
+            # The next ledger is there already if the application has cancelled an earlier task of this kind.
+            while self._next is not None or await self._is_wanted():
+                if self._next is None:
+                    self._next = await self._in_step(self._list_next())
                 if self._next is not None and self._next.failure is not None:
                     log.on_failed(self._next, self._next.failure)  # It failed before it was listed.
                 if self._next is None or not await self._is_due():
                     return
-                await self._switch(self._next)
+                await self._in_step(self._switch(self._next))
         except BookKeeperError as error:
             log.current.fail(error)
+
+    async def _in_step(self, step: Coroutine[Any, Any, T]) -> T:
+        """Take a step; if somebody else than the log's writer cancels it, the log is opened again.
+
+        A row that was being listed may be there, now or later. A second one behind it would break the rule
+        that only two ledgers are not CLOSED.
+        """
+        try:
+            return await step
+        except asyncio.CancelledError:
+            if self._task is not None and not self._task.is_cancelled:
+                why = f"a roll of log {self._lists.name!r} was cancelled half-way"
+                self._log.current.fail(MetadataUnavailableError(why))
+            raise
 
     async def _is_wanted(self) -> bool:
         """Wait until the next ledger should be listed; return False where the log ends before."""

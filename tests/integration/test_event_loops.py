@@ -86,6 +86,28 @@ async def test_a_log_rolls_and_is_followed_after_all_tasks_were_cancelled(cluste
         await asyncio.gather(following, return_exceptions=True)
 
 
+async def test_a_roll_that_is_cancelled_at_any_step_loses_nothing(cluster: Cluster) -> None:
+    kept = asyncio.all_tasks()
+    async with client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("a")
+        appended: list[bytes] = []
+        async with asyncio.timeout(2 * LASTS_S):
+            for steps in (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144):
+                appended.append(b"%d" % steps)
+                appending = log.append(appended[-1])
+                rolling = asyncio.create_task(log.roll())
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                await cancel_all_but({*kept, rolling})
+                await appending
+                await rolling
+            await log.close()
+        assert [bytes(record.data) async for record in client.read_log("a")] == appended
+        metadata = await client.log_metadata("a")
+        states = [(await client.ledger_metadata(row.ledger_id)).is_closed for row in metadata.rows]
+        assert all(states)
+
+
 async def test_a_writer_heals_and_a_candidate_is_elected_after_all_tasks_were_cancelled(
     cluster: Cluster,
 ) -> None:
