@@ -31,7 +31,7 @@ WAYS = ("alone", "with a roll", "with a takeover")
 
 @dataclass
 class Round:
-    """What one round did."""
+    """One round, and the outcomes of its appends."""
 
     number: int
     way: str

@@ -127,7 +127,7 @@ class ClientContext:
 
 
 class Repeats:
-    """Tells when a warning that comes again and again is due: at once, then ever more rarely, with a count.
+    """The rhythm of a warning that comes again and again: at once, then ever more rarely, with a count.
 
     A new state begins anew. Else a writer that waits for bookies would log the same line every second.
     """

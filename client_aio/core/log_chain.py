@@ -211,7 +211,7 @@ def _size(data: bytes) -> int:
 
 
 class AppendAges:
-    """Tells when the oldest outstanding append is older than the timeout.
+    """The age of the oldest outstanding append, compared with the timeout.
 
     Counts appends instead of dating each: an append takes part in no work of this class. The answer is late
     by up to the time between two looks.

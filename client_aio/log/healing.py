@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from client_aio.context import Repeats
@@ -66,7 +67,7 @@ _FINAL = (
 
 
 class WriterState(enum.StrEnum):
-    """What a writer of a log is doing."""
+    """The state of a log's writer."""
 
     WRITING = "writing"
     HEALING = "healing"
@@ -186,9 +187,15 @@ class Opener:
     async def _try_again(self, on_settled: Callable[[int], None]) -> Listed | None:
         """Open the log again once; returns None if the list was changed meanwhile."""
         try:
-            head, version = await recovered(
-                self._context, self._lists, self._settings.password, check=self._check_own
-            )
+            try:
+                head, version = await recovered(
+                    self._context, self._lists, self._settings.password, check=self._check_own
+                )
+            except LogFencedError:
+                # A takeover closes this writer's ledgers before it lists another: the end is known.
+                with suppress(BookKeeperError):
+                    await self._settle(on_settled)
+                raise
             await self._settle(on_settled)
             return await self._list_next(head, version)
         except NoSuchLogError as error:
