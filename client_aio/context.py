@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from asyncio.events import _get_running_loop
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.lac_clock import LacClock
@@ -14,7 +16,7 @@ from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password,
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Coroutine
 
     from client_aio.bookies.ensemble_finder import EnsembleFinder
     from client_aio.bookies.pool import BookiePool
@@ -158,3 +160,31 @@ class ContextOwner:
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
+
+
+Owner = TypeVar("Owner", bound=type)
+
+
+def on_own_loop(*exempt: str) -> Callable[[Owner], Owner]:
+    """Have each public coroutine method of a class check that it runs on its client's event loop.
+
+    Args:
+        exempt: methods that check for themselves, since every add calls them, or that work anywhere.
+    """
+
+    def decorate(owner: Owner) -> Owner:
+        for name, method in list(vars(owner).items()):
+            if inspect.iscoroutinefunction(method) and not name.startswith("_") and name not in exempt:
+                setattr(owner, name, _checking(method))
+        return owner
+
+    return decorate
+
+
+def _checking(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(method)
+    async def checked(self: ContextOwner, *arguments: Any, **options: Any) -> Any:
+        self._context.check_loop()
+        return await method(self, *arguments, **options)
+
+    return checked

@@ -6,8 +6,6 @@ open `Handle` when it is closed.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
@@ -16,8 +14,6 @@ from metadata.errors import BookKeeperError
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from types import TracebackType
-
-    from client_aio.context import ClientContext
 
 
 class _Managed(Protocol):
@@ -36,38 +32,6 @@ class Handle(Protocol):
 
 
 Opened = TypeVar("Opened", bound=_Managed)
-
-
-class _OfContext(Protocol):
-    _context: ClientContext
-
-
-Owner = TypeVar("Owner", bound=type)
-
-
-def on_own_loop(*exempt: str) -> Callable[[Owner], Owner]:
-    """Have each public coroutine method of a class check that it runs on its client's event loop.
-
-    Args:
-        exempt: methods that check for themselves, since every add calls them, or that work anywhere.
-    """
-
-    def decorate(owner: Owner) -> Owner:
-        for name, method in list(vars(owner).items()):
-            if inspect.iscoroutinefunction(method) and not name.startswith("_") and name not in exempt:
-                setattr(owner, name, _checking(method))
-        return owner
-
-    return decorate
-
-
-def _checking(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    @functools.wraps(method)
-    async def checked(self: _OfContext, *arguments: Any, **options: Any) -> Any:
-        self._context.check_loop()
-        return await method(self, *arguments, **options)
-
-    return checked
 
 
 class AwaitableContext(Generic[Opened]):

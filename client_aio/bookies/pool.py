@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from client_aio.bookies.connection import BookieConnection, connect
-from metadata.access.bookies import BookieRecord, available_bookies
+from metadata.access.bookies import BookieRecord, available_bookies, registered_bookies
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -126,6 +126,14 @@ class BookieDirectory:
         self._last_known.update(self._available)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    async def registered(self) -> list[str]:
+        """Return the bookies that have a cookie, running or not; none if the store cannot be reached."""
+        try:
+            return await registered_bookies(self._store)
+        except MetadataError as error:
+            logger.warning("which bookies are registered cannot be read: %s", error)
+            return []
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Wait until the registrations were read again, or the timeout has passed."""

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.context import Repeats
 from client_aio.core.ensemble_change import (
     Abandon,
@@ -79,13 +80,19 @@ class EnsembleSeats(Protocol[Token]):
     def describe_failed(self) -> str: ...
 
     def seat_replacements(
-        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+        self,
+        bookies: Sequence[str],
+        replaced: int,
+        connections: dict[str, BookieConnection | BookKeeperError],
     ) -> None: ...
 
     def abandon(self) -> None: ...
 
     def reseat(
-        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+        self,
+        bookies: Sequence[str],
+        replaced: int,
+        connections: dict[str, BookieConnection | BookKeeperError],
     ) -> None: ...
 
     def flush(self) -> None: ...
@@ -105,12 +112,12 @@ class EnsembleChangeTask(Generic[Token]):
         self._changer = changer
         self._replicator = replicator
         self._owner = owner
-        self._connections: dict[str, BookieConnection] = {}
+        self._connections: dict[str, BookieConnection | BookKeeperError] = {}
         self._disowning: set[str] = set()  # bookies that tombstoned the id of the ledger, though it exists
         self._seated_at: dict[str, float] = {}  # when each bookie took its seat, by the loop's clock
         self._progress = asyncio.Event()
         self._is_finishing = asyncio.Event()
-        self._patience = _Patience(context.config.ensemble_change_timeout_s)
+        self._patience = Patience(context.config.ensemble_change_timeout_s)
         self._rolls: list[asyncio.Future[None]] = []
         self._later_rolls: list[asyncio.Future[None]] = []  # requested when a roll had begun
         self._task: OwnedTask | None = None
@@ -150,6 +157,7 @@ class EnsembleChangeTask(Generic[Token]):
     async def finish(self) -> None:
         """Begin no further change, and wait until none is under way. The owner needs no bookies any more."""
         self._is_finishing.set()
+        self._progress.set()
         if self._task is not None:
             await self._task.wait()
 
@@ -225,6 +233,8 @@ class EnsembleChangeTask(Generic[Token]):
             case Copy(bookies, seats):
                 replicator.seat_replacements(bookies, seats, self._connections)
                 await self._copy()
+                if not self._owner._needs_bookies():
+                    return None  # Closed at the ack quorum: nobody has been told of the replacements.
                 if replicator.disowning:
                     await self._check_that_it_exists()
                 self._note_seated(bookies, replicator.window.replacements)
@@ -282,8 +292,8 @@ class EnsembleChangeTask(Generic[Token]):
     async def _find(self, seats: int) -> Step:
         changer = self._changer
         try:
-            bookies, connections = await self._context.finder.replace(
-                self._owner.metadata, changer.target, seats, excluded=self._disowning
+            found = await self._context.finder.replace(
+                self._owner.metadata, changer.target, seats, excluded=self._disowning, may_leave=True
             )
         except NotEnoughBookiesError as error:
             step = changer.not_found()
@@ -297,14 +307,15 @@ class EnsembleChangeTask(Generic[Token]):
                         count, error,
                     )  # fmt: skip
             return step
-        if any(self._has_just_been_seated(bookie_id) for bookie_id in connections):
+        filled = indexes_of(found.filled)
+        if any(self._has_just_been_seated(found.bookies[index]) for index in filled):
             # A bookie that accepts connections and refuses adds would be resent everything, without end.
             await self._wait(is_frozen=self._is_stuck)
             return changer.next()
         if not self._owner._needs_bookies():
             return None  # Everything is acknowledged by now: the window must not be frozen for no change.
-        self._connections |= connections
-        return changer.found(bookies)
+        self._connections |= found.connections
+        return changer.found(found.bookies, found.filled)
 
     async def _find_all(self) -> Step:
         changer, metadata = self._changer, self._owner.metadata
@@ -325,13 +336,14 @@ class EnsembleChangeTask(Generic[Token]):
             self._end_rolls(crowded)
             return changer.roll_later()
         try:
-            bookies, self._connections = await self._context.finder.find_next(
-                metadata, excluded=self._disowning
+            found = await self._context.finder.find(
+                metadata.ledger_id, Sizes.of(metadata), excluded=self._disowning
             )
         except NotEnoughBookiesError as error:
             logger.warning("ledger=%d its next fragment has the same bookies: %s", metadata.ledger_id, error)
             return changer.not_found_all()
-        return changer.found_all(bookies)
+        self._connections = found.connections
+        return changer.found_all(found.bookies)
 
     async def _drain(self, failed: int) -> None:
         window = self._replicator.window
@@ -387,7 +399,7 @@ class EnsembleChangeTask(Generic[Token]):
         )
 
 
-class _Patience:
+class Patience:
     """The timeout of a stuck window. Bookies that come, refuse adds and come again do not restart it."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -396,7 +408,7 @@ class _Patience:
         self._lac: int | None = None
 
     def is_over(self, now: float, lac: int) -> bool:
-        """Return whether the window has been stuck at this LAC for the whole timeout."""
+        """Return whether the window has been stuck at this LAC (or LAFR) for the whole timeout."""
         if lac != self._lac or now > self._asked_at + self._timeout_s:
             self._since, self._lac = now, lac
         self._asked_at = now

@@ -15,9 +15,9 @@ import logging
 from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
+from client_aio.context import on_own_loop
 from client_aio.core.quorum import covers_all_write_sets
 from client_aio.core.read_plan import check_range
-from client_aio.handles import on_own_loop
 from client_aio.ledger.entry_reader import BatchStream, EntryReader, EntryStream, entries_of
 from metadata.errors import (
     BookieUnavailableError,

@@ -22,7 +22,7 @@ from client_aio.context import Repeats
 from client_aio.core.log_chain import AppendAges, Backlog, Listing, is_still_own
 from client_aio.ledger.create import create_ledger
 from client_aio.ledger.futures import Failure
-from client_aio.log.takeover import LogLedger, discard, is_met, recovered
+from client_aio.log.takeover import LogLedger, LogTakeover, discard, is_met
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -152,8 +152,18 @@ class Opener:
         Raises:
             NoSuchLogError: there is no such log. Otherwise as `Client.open_log`.
         """
-        head, version = await recovered(self._context, self._lists, self._settings.password)
-        return await self._list_next(head, version)
+        takeover = await LogTakeover.prepare(self._context, self._lists, self._settings.password)
+        ledger = await self._create(takeover.head)
+        # Not before there is a ledger to go on in: else a healthy writer would be fenced in vain.
+        try:
+            await takeover.fence()
+        except BookKeeperError:
+            await discard(self._context, ledger, self._settings.password)
+            raise
+        except BaseException:
+            await ledger.abort()
+            raise
+        return await self._list(ledger, takeover)
 
     async def open_again(self, on_settled: Callable[[int], None]) -> Listed:
         """Open the log again, trying until it succeeds.
@@ -188,7 +198,7 @@ class Opener:
         """Open the log again once; returns None if the list was changed meanwhile."""
         try:
             try:
-                head, version = await recovered(
+                takeover = await LogTakeover.prepare(
                     self._context, self._lists, self._settings.password, check=self._check_own
                 )
             except LogFencedError:
@@ -196,8 +206,9 @@ class Opener:
                 with suppress(BookKeeperError):
                     await self._settle(on_settled)
                 raise
+            await takeover.fence()
             await self._settle(on_settled)
-            return await self._list_next(head, version)
+            return await self._list(await self._create(takeover.head), takeover)
         except NoSuchLogError as error:
             raise self._lost(str(error)) from error
 
@@ -222,18 +233,20 @@ class Opener:
             )
         on_settled(metadata.last_entry)
 
-    async def _list_next(self, head: LogHead, version: Version) -> Listed | None:
-        """Create a ledger, and list it behind the rows of a head that was read before.
+    async def _create(self, head: LogHead) -> LogLedger:
+        return await create_ledger(self._context, self._settings, self.make, id_min=head.id_min)
+
+    async def _list(self, ledger: LogLedger, takeover: LogTakeover) -> Listed | None:
+        """List a new ledger behind the rows of a head that was read before the ledger was made.
 
         Returns:
             None if the list has been changed since.
         """
         context, lists = self._context, self._lists
-        ledger = await create_ledger(context, self._settings, self.make, id_min=head.id_min)
         row = LogRow(ledger.ledger_id, ledger.ledger_id, context.now_ms())
         listing = Listing(lambda found: found.append([row]).with_custom(self._custom), row.id)
         try:
-            changed = await lists.change_now(head, version, listing.apply)
+            changed = await lists.change_now(takeover.head, takeover.version, listing.apply)
             is_listed = changed.is_done or await is_met(lists, listing, changed.head)
         except BaseException:
             await ledger.abort()  # Not discarded: the ledger may be listed, now or later.

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, overload
 
 from client_aio.config import check_flags, check_seconds
-from client_aio.context import ContextOwner
+from client_aio.context import ContextOwner, on_own_loop
 from client_aio.core.log_chain import ROLL_AGE_S, ROLL_BYTES, RollLimits
-from client_aio.handles import AwaitableContext, on_own_loop
+from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings
 from client_aio.log.add_ledgers import AddedToLog, Addition, add_to_log
 from client_aio.log.gaps import OnGap, check_on_gap
@@ -62,8 +62,8 @@ class LogOperations(ContextOwner):
     ) -> AwaitableContext[LogWriter]:
         """Open a log for writing. **Takes it over**: its present writer is fenced.
 
-        The takeover recovers and closes the last two ledgers of the log, and lists a new ledger behind them.
-        Only then the log takes records. The fenced writer gets LogFencedError.
+        The takeover makes a new ledger. It then recovers and closes the last two ledgers of the log, and
+        lists the new one behind them. Only then the log takes records. The fenced writer gets LogFencedError.
 
         A writer that loses its bookies and not its log heals itself: it recovers its own last ledger, and
         appends go on in another one.
@@ -83,9 +83,10 @@ class LogOperations(ContextOwner):
         Raises:
             InvalidArgumentError: at the call: an argument is not legal.
             NoSuchLogError: on opening, with `create=False`: there is no such log.
-            LedgerRecoveryError: on opening: too few bookies of the log's last ledgers answered; try again
-                later.
-            NotEnoughBookiesError: on opening: fewer than `ensemble_size` bookies can be reached.
+            LedgerRecoveryError: on opening: too few bookies of the log's last ledgers answer; try again
+                later. The present writer goes on, unless bookies were lost during the takeover.
+            NotEnoughBookiesError: on opening: too few bookies can be reached for the next ledger, as for
+                `create_ledger`. The present writer goes on.
             UnauthorizedAccessError: on opening: the password is wrong. No writer has been fenced.
         """
         lists = self._lists(name)
@@ -337,8 +338,7 @@ class LogOperations(ContextOwner):
     async def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
         """Delete leftovers of crashed log writers: ledgers in no log, pages, unfinished deletions.
 
-        A ledger that was about to be added to a log by `add_to_log`, and is not in it, is kept: the sweep
-        takes the mark of the log from it.
+        A ledger that `add_to_log` was about to add, and did not, is kept. The sweep removes its owner.
 
         Deletes pages of deleted unbounded ledgers too. A deletion leaves a placeholder at the name of the log
         or ledger: no client then mistakes the name's next owner for the former one. Placeholders of an hour's

@@ -361,7 +361,8 @@ class LogReading:
             async with contextlib.aclosing(source) as batches:
                 async for batch in batches:
                     yield LogBatch(row.id, batch)
-            if reader.metadata.given_up is not None:
+            is_finished = cursor.at.ledger_id > row.id
+            if is_finished and reader.metadata.given_up is not None:
                 yield self._given_up(row, reader.metadata)
         except MetadataUnavailableError as error:
             if not self._follow:

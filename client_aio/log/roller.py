@@ -19,7 +19,13 @@ from client_aio.context import Repeats
 from client_aio.core.log_chain import Listing
 from client_aio.ledger.create import create_ledger
 from client_aio.log.takeover import discard, is_met
-from metadata.errors import BookKeeperError, MetadataUnavailableError, NoSuchLedgerError, NoSuchLogError
+from metadata.errors import (
+    BookKeeperError,
+    MetadataUnavailableError,
+    NoSuchLedgerError,
+    NoSuchLogError,
+    NotEnoughBookiesError,
+)
 from metadata.model.log import LogRow
 from metadata.owned_task import OwnedTask
 
@@ -305,7 +311,8 @@ class Roller:
                 # ledger since. Where the whole log was deleted, the next ledger fails by itself.
                 logger.warning("ledger=%d is gone: %s", old.ledger_id, error)
                 return
-            except MetadataUnavailableError as error:
+            except (MetadataUnavailableError, NotEnoughBookiesError) as error:
+                # The latter with guaranteed write quorum only: an entry waits for its last copy.
                 if self._is_stopping:
                     raise  # The next takeover of the log closes the ledger.
                 logger.warning("ledger=%d is not closed yet: %s", old.ledger_id, error)

@@ -14,8 +14,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from client_aio.context import on_own_loop
 from client_aio.core.log_chain import TAG
-from client_aio.handles import ClosesOnExit, on_own_loop
+from client_aio.handles import ClosesOnExit
 from client_aio.ledger.futures import fail_all
 from client_aio.log.healing import Healer
 from client_aio.log.roller import Roller

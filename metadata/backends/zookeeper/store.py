@@ -31,6 +31,7 @@ import asyncio
 import json
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from metadata import write_outcome
@@ -52,10 +53,10 @@ from metadata.errors import (
     KeyExistsError,
     MetadataCorruptError,
     MetadataUnavailableError,
-    NoSuchClusterError,
     NoSuchKeyError,
     UnauthorizedAccessError,
     is_unforeseen,
+    no_cluster,
 )
 from metadata.ids import MALFORMED
 from metadata.keys import (
@@ -309,7 +310,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         )
         store._session.start()
         try:
-            await store._settle("open", store._create_own_nodes if create else store._check_own_nodes)
+            await store._settle("open", partial(store._prepare_own_nodes, create))
         except BaseException:
             store._abandon()
             raise
@@ -670,14 +671,14 @@ class ZooKeeperMetadataStore(MetadataStore):
         value, writers, born = unseal(key, data)
         return Versioned(value, _version(stat, writers, born))
 
-    async def _check_own_nodes(self, _: Attempt) -> None:
-        # By a write: a lagging server may not have heard of a store that has just been made.
-        try:
-            await self._session.set(self._path(KEY_SYNC), b"", -1)
-        except NoNodeError:
-            raise NoSuchClusterError(self.uri, f"ZooKeeper has no store below {self._root or '/'}") from None
-
-    async def _create_own_nodes(self, _: Attempt) -> None:
+    async def _prepare_own_nodes(self, create: bool, _: Attempt) -> None:
+        if not create:
+            try:
+                # A write: a lagging server may not have heard of a store that has just been made.
+                await self._session.set(self._path(KEY_SYNC), b"", -1)
+            except NoNodeError:
+                raise no_cluster(self.uri, f"ZooKeeper has no store below {self._root or '/'}") from None
+            return
         if self._root and await self._session.exists(self._root) is None:
             root = self._root[1:]
             await self._create_missing([f"/{part}" for part in (*ancestors_of(root), root)])
