@@ -202,9 +202,9 @@ class Engine:
             health=self._health,
         )
         if witness.is_absent and not recovered.lost_data_of_any_ledger:
-            await (
-                witness.make_missing()
-            )  # of a new bookie: before the first checkpoint, which proves the loss
+            # A new bookie. A checkpoint without a witness would look like a lost witness.
+            await witness.make_missing()
+        await witness.catch_up()
         self._make_background_parts(recovered, witness)
         try:
             await self._begin(recovered, tail, tail_bytes, witness)
