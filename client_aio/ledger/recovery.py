@@ -36,6 +36,7 @@ from client_aio.ledger.futures import fenced_by_term
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.replication import Replication
 from metadata.errors import (
+    BookieUnavailableError,
     BookKeeperError,
     InvalidArgumentError,
     LedgerFencedError,
@@ -380,6 +381,11 @@ class Recovery:
             self._events.put_nowait((ask, (checked_blocks(wanted, answer, body, self._digest), answer)))
         except BookKeeperError as error:
             self._events.put_nowait((ask, error))
+        except asyncio.CancelledError:
+            # The application may have cancelled all tasks: `_search` must not wait for this one.
+            cut_off = BookieUnavailableError("the read was cancelled", bookie_id=bookie_id)
+            self._events.put_nowait((ask, cut_off))
+            raise
 
     def _inconclusive(self, entry_id: int, seats: list[int]) -> LedgerRecoveryError:
         names = ", ".join(self._ensemble[seat] for seat in seats)
