@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 0.5
+_GRACE_S = 0.3
+"""How long a bookie may let the others wait that suffice without it."""
 _DRAWS = 8
 """How often seats are drawn for bookies that are down, while the policy warns of the result."""
 
