@@ -11,7 +11,9 @@ never matched to a wrong request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -244,6 +246,16 @@ class BookieConnection(asyncio.BufferedProtocol):
             raise error_of(outcome, bookie_id=self.bookie_id, ledger_id=ledger_id)
         assert isinstance(outcome, BookKeeperError)
         raise outcome.__class__(str(outcome), bookie_id=self.bookie_id, ledger_id=ledger_id)
+
+    def abandon(self) -> None:
+        """Close the socket from outside the event loop, which does not run any more."""
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        with contextlib.suppress(RuntimeError, OSError, AttributeError):
+            transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            transport.abort()
 
     def close(self, error: BookKeeperError | None = None) -> None:
         """End the connection; outstanding requests get the error, or BookieUnavailableError."""
