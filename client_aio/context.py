@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.lac_clock import LacClock
+from client_aio.tails import Tails
 from metadata.errors import ClientClosedError
 from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
@@ -35,14 +36,17 @@ class ClientContext:
     now_ms: Callable[[], int]
     handles: set[Handle] = field(default_factory=set)
     lac_clock: LacClock = field(init=False)
+    tails: Tails = field(init=False)
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
+        self.tails = Tails(self)
 
     def close(self) -> None:
-        """Mark the client as closed."""
+        """Mark the client as closed. All tails end."""
         self._closed.set()
+        self.tails.close()
 
     def check_open(self) -> None:
         """Raise ClientClosedError when the client has been closed."""

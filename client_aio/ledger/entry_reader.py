@@ -38,7 +38,7 @@ from metadata.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.context import ClientContext
@@ -133,6 +133,7 @@ class EntryReader:
             None: the metadata never change, and a failed read ends at once.
         turn: the rotation at which the first read starts; see `ReadPlan`.
         absent_at: how many bookies of a write set must deny an entry to prove it absent; by default all.
+        asked_last: bookies that the caller asks after the others, beside those that the pool knows.
     """
 
     def __init__(
@@ -145,8 +146,10 @@ class EntryReader:
         refresh: Callable[[], Awaitable[None]] | None,
         turn: int = 0,
         absent_at: int | None = None,
+        asked_last: Collection[str] = (),
     ) -> None:
         self._context = context
+        self._asked_last = asked_last
         self._config = context.config
         self._metadata = metadata
         self._digest = digest
@@ -272,13 +275,18 @@ class EntryReader:
 
     async def _ask_in_turn(self, read: RangeRead) -> list[Block]:
         """Ask one bookie after the other, and the next bookie early when an answer is slow."""
-        read.begin_round(self._context.pool.directory.quarantined())
+        pool = self._context.pool
+        read.begin_round({*self._asked_last, *pool.asked_last()})
         asking: set[asyncio.Task[list[Block]]] = set()
+        asked: dict[asyncio.Task[list[Block]], str] = {}
         try:
             while True:
-                bookie_id = read.next_bookie()
+                doubtful = pool.asked_last() if asking else ()
+                bookie_id = read.next_bookie(sum(asked[task] in doubtful for task in asking))
                 if bookie_id is not None:
-                    asking.add(asyncio.create_task(self._ask(bookie_id, read.wanted)))
+                    task = asyncio.create_task(self._ask(bookie_id, read.wanted))
+                    asking.add(task)
+                    asked[task] = bookie_id
                 timeout = self._config.speculative_read_s if read.has_unasked else None
                 done, asking = await asyncio.wait(
                     asking, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
@@ -298,8 +306,8 @@ class EntryReader:
                 task.cancel()
 
     async def _ask(self, bookie_id: str, wanted: ClassRange) -> list[Block]:
-        connection = await self._context.pool.get(bookie_id)
-        answer, body = await connection.call(
+        answer, body = await self._context.pool.ask(
+            bookie_id,
             wanted.request(self._config.read_ahead_bytes),
             ReadAnswer,
             timeout_s=self._config.read_timeout_s,
