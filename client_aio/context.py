@@ -41,7 +41,7 @@ class ClientContext:
 
     def __post_init__(self) -> None:
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
-        self.tails = Tails(self)
+        self.tails = Tails(self.pool, self.ledgers, self.config)
 
     def close(self) -> None:
         """Mark the client as closed. All tails end."""

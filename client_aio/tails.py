@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from bookie_aio.wire.blocks import LacStatement
     from bookie_aio.wire.watching import Moved
     from client_aio.bookies.connection import BookieConnection, Outcome
-    from client_aio.context import ClientContext
+    from client_aio.bookies.pool import BookiePool
+    from client_aio.config import ClientConfig
+    from metadata.access.ledgers import LedgerStore
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
 
@@ -128,8 +130,10 @@ class Tail:
 class Tails:
     """All tails of a client."""
 
-    def __init__(self, context: ClientContext) -> None:
-        self._context = context
+    def __init__(self, pool: BookiePool, ledgers: LedgerStore, config: ClientConfig) -> None:
+        self._pool = pool
+        self._store = ledgers
+        self._config = config
         self._ledgers: dict[int, FollowedLedger] = {}
         self._bookies: dict[str, WatchedBookie] = {}
         self._doubtful: list[str] = []
@@ -146,7 +150,7 @@ class Tails:
             raise ClientClosedError("the client is closed")
         ledger = self._ledgers.get(reader.ledger_id)
         if ledger is None:
-            ledger = self._ledgers[reader.ledger_id] = FollowedLedger(self, self._context, reader.ledger_id)
+            ledger = self._ledgers[reader.ledger_id] = FollowedLedger(self, self._store, reader.ledger_id)
         if self._timer is None:
             self._look_later()
         return ledger.join(reader)
@@ -155,7 +159,7 @@ class Tails:
         """Return the bookie's watched ledgers."""
         found = self._bookies.get(bookie_id)
         if found is None:
-            found = self._bookies[bookie_id] = WatchedBookie(self, self._context, bookie_id)
+            found = self._bookies[bookie_id] = WatchedBookie(self, self._pool, self._config, bookie_id)
         return found
 
     def ledger(self, ledger_id: int) -> FollowedLedger | None:
@@ -181,7 +185,7 @@ class Tails:
     def asked_last(self) -> list[str]:
         """Return the bookies where ledgers are watched only if there are no others."""
         failing = [name for name, bookie in self._bookies.items() if bookie.is_failing]
-        return [*self._context.pool.doubtful(), *failing]
+        return [*self._pool.doubtful(), *failing]
 
     def look(self) -> None:
         """Choose other places for the ledgers, if other bookies are doubtful now."""
@@ -202,10 +206,10 @@ class Tails:
 class FollowedLedger:
     """A ledger with tails."""
 
-    def __init__(self, tails: Tails, context: ClientContext, ledger_id: int) -> None:
+    def __init__(self, tails: Tails, store: LedgerStore, ledger_id: int) -> None:
         self.ledger_id = ledger_id
         self._of_client = tails
-        self._context = context
+        self._store = store
         self._tails: dict[Tail, None] = {}
         self._places: list[str] = []
         self._avoided: dict[str, asyncio.TimerHandle] = {}
@@ -345,7 +349,7 @@ class FollowedLedger:
     # --- metadata ---
 
     async def _refresh(self, *, sync: bool) -> None:
-        self._known = await self._context.ledgers.read(self.ledger_id, sync=sync)
+        self._known = await self._store.read(self.ledger_id, sync=sync)
         for tail in self._tails:
             tail.reader._learn(*self._known)
         self.place()
@@ -364,7 +368,7 @@ class FollowedLedger:
         try:
             while True:
                 try:
-                    async with contextlib.aclosing(self._context.ledgers.watch(self.ledger_id)) as changes:
+                    async with contextlib.aclosing(self._store.watch(self.ledger_id)) as changes:
                         async for _ in changes:
                             await self._refresh(sync=False)
                             if self._known is not None and self._known[0].is_closed:
@@ -403,11 +407,11 @@ class FollowedLedger:
 class WatchedBookie:
     """The ledgers that are watched at one bookie, by one WATCH that is outstanding there."""
 
-    def __init__(self, tails: Tails, context: ClientContext, bookie_id: str) -> None:
+    def __init__(self, tails: Tails, pool: BookiePool, config: ClientConfig, bookie_id: str) -> None:
         self.bookie_id = bookie_id
         self._tails = tails
-        self._context = context
-        self._config = context.config
+        self._pool = pool
+        self._config = config
         self._loop = asyncio.get_running_loop()
         self._armed: dict[int, int] = {}  # known LACs of the ledgers that are watched or to be watched
         self._unsent: dict[int, int] = {}  # rows that the bookie has not been sent
@@ -486,7 +490,7 @@ class WatchedBookie:
 
     async def _connect(self) -> None:
         try:
-            connection = await self._context.pool.get(self.bookie_id)
+            connection = await self._pool.get(self.bookie_id)
         except ClientClosedError:
             return
         except BookKeeperError as error:
