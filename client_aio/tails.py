@@ -38,11 +38,12 @@ from metadata.errors import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from bookie_aio.wire.blocks import LacStatement
+    from bookie_aio.wire.blocks import Block, LacStatement
     from bookie_aio.wire.watching import Moved
     from client_aio.bookies.connection import BookieConnection, Outcome
     from client_aio.bookies.pool import BookiePool
     from client_aio.config import ClientConfig
+    from client_aio.core.read_plan import ClassRange
     from metadata.access.ledgers import LedgerStore
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
@@ -127,8 +128,30 @@ class Tail:
         await self._ledger.leave(self)
 
 
+class SharedRead:
+    """A read that several tails wait for. It ends when nobody waits for it any more."""
+
+    def __init__(self, task: asyncio.Task[list[Block]]) -> None:
+        self.task = task
+        self._waiting = 0
+
+    async def result(self) -> list[Block]:
+        """Wait for the blocks; raises as the read does."""
+        self._waiting += 1
+        try:
+            return await asyncio.shield(self.task)
+        finally:
+            self._waiting -= 1
+            if not self._waiting and not self.task.done():
+                self.task.cancel()
+
+
 class Tails:
-    """All tails of a client."""
+    """All tails of a client.
+
+    Attributes:
+        reads: the reads under way of tails that have woken together.
+    """
 
     def __init__(self, pool: BookiePool, ledgers: LedgerStore, config: ClientConfig) -> None:
         self._pool = pool
@@ -139,6 +162,7 @@ class Tails:
         self._doubtful: list[str] = []
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
+        self.reads: dict[ClassRange, SharedRead] = {}
 
     def follow(self, reader: Following) -> Tail:
         """Begin a tail; the caller closes it.

@@ -344,7 +344,7 @@ class LedgerReader:
             while True:
                 if following <= self._lac:
                     async with contextlib.aclosing(
-                        self._entries.batches(following, self._lac, self._lac)
+                        self._entries.batches(following, self._lac, self._lac, is_tail=True)
                     ) as run:
                         async for batch in run:
                             following = batch.last_entry_id + 1
