@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 import client_aio
-from bookie_aio.wire.messages import Failure, Message, Status, Watch
-from client_aio.tails import places
+from bookie_aio.wire.messages import Failure, Message, Read, Status, Watch
+from client_aio.tails import SharedRead, places
 from tests.support.scriptedbookies import LEDGER, Scene, ScriptedBookie, scene
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+
+    from bookie_aio.wire.blocks import Block
 
 WAIT_S = 20.0
 
@@ -93,6 +95,48 @@ async def test_tails_go_on_though_the_application_cancels_all_tasks() -> None:
         await now.change(lambda metadata: metadata.close(0, 1))
         assert (await waiting).data == b"0"
         assert [entry.data async for entry in tail] == []
+
+
+async def test_a_read_that_tails_share_ends_with_the_last_of_them() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def read() -> list[Block]:
+        begun.set()
+        try:
+            return await asyncio.Event().wait() and []
+        finally:
+            ended.set()
+
+    shared = SharedRead(asyncio.ensure_future(read()))
+    first, second = (asyncio.ensure_future(shared.result()) for _ in range(2))
+    await begun.wait()
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert not shared.task.done()
+    second.cancel()
+    await asyncio.gather(second, shared.task, return_exceptions=True)
+    assert ended.is_set()
+
+
+async def test_tails_that_wake_together_read_once() -> None:
+    reads = 0
+
+    async def count(request: Message) -> None:
+        nonlocal reads
+        reads += isinstance(request, Read)
+
+    async with scene() as now, asyncio.timeout(WAIT_S):
+        await now.create(copies=3)
+        tails = [(await now.client.open_ledger(LEDGER)).tail() for _ in range(50)]
+        for bookie in now.bookies:
+            bookie.script = count
+        waiting = [asyncio.ensure_future(anext(tail)) for tail in tails]
+        await asyncio.sleep(0)
+        write(now, now.bookies)
+        assert {(await each).data for each in waiting} == {b"0"}
+        for tail in tails:
+            await tail.aclose()
+    assert reads < 10
 
 
 async def test_a_tail_ends_when_its_client_is_closed() -> None:
