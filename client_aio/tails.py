@@ -34,6 +34,7 @@ from metadata.errors import (
     MalformedFrameError,
     MetadataUnavailableError,
 )
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -242,7 +243,7 @@ class FollowedLedger:
         self._error: BookKeeperError | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._has_ended = False
-        self._watch = self._begin_watch()
+        self._watch = OwnedTask(self._follow_metadata, f"metadata of ledger {ledger_id}")
 
     def join(self, reader: Following) -> Tail:
         """Add a tail."""
@@ -258,10 +259,10 @@ class FollowedLedger:
         if self._tails:
             return
         self._end()
-        tasks = [task for task in (self._watch, self._catching_up) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+            await asyncio.gather(self._catching_up, return_exceptions=True)
+        await self._watch.wait()
 
     def check(self) -> None:
         """Raise the error that has ended the tails of this ledger."""
@@ -277,6 +278,8 @@ class FollowedLedger:
 
     def _end(self) -> None:
         self._has_ended = True
+        if not self._watch.is_current:
+            self._watch.cancel()
         self._of_client.forget(self)
         self._watch_nowhere()
         for timer in self._avoided.values():
@@ -378,15 +381,6 @@ class FollowedLedger:
             tail.reader._learn(*self._known)
         self.place()
         self._wake_all()
-
-    def _begin_watch(self) -> asyncio.Task[None]:
-        task = asyncio.create_task(self._follow_metadata(), name=f"metadata of ledger {self.ledger_id}")
-        task.add_done_callback(self._watch_ended)
-        return task
-
-    def _watch_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() and not self._has_ended:
-            self._watch = self._begin_watch()  # The application has cancelled all tasks, and tails go on.
 
     async def _follow_metadata(self) -> None:
         try:

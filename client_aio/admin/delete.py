@@ -71,7 +71,7 @@ async def delete_ledger(
     ensemble = metadata.last_fragment.bookies
 
     def is_fenced(done: set[asyncio.Task[bool]]) -> bool:
-        told = {telling[task] for task in done if task.result()}
+        told = {telling[task] for task in done if not task.cancelled() and task.result()}
         mask = sum(1 << seat for seat, bookie_id in enumerate(ensemble) if bookie_id in told)
         sizes = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
         return covers_all_write_sets(mask, *sizes)

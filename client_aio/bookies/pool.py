@@ -29,6 +29,7 @@ from metadata.errors import (
     ProtocolError,
 )
 from metadata.ids import KEY_AVAILABLE
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -79,7 +80,7 @@ class BookieDirectory:
         self._quarantine = Quarantine(config.quarantine_s)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task: OwnedTask | None = None
 
     async def start(self) -> None:
         """Read the registrations, and follow them from now on.
@@ -88,13 +89,13 @@ class BookieDirectory:
             MetadataError: they cannot be read.
         """
         await self.refresh()
-        self._task = self._loop.create_task(self._follow(), name="bookie directory")
+        self._task = OwnedTask(self._follow, "bookie directory")
 
     async def close(self) -> None:
         """Stop following."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.wait()
 
     @property
     def available(self) -> Mapping[str, BookieRecord]:
@@ -308,6 +309,7 @@ class BookiePool:
         await asyncio.wait([opening])
         if opening.cancelled():
             self._check_open()
+            raise BookieUnavailableError("connecting was cancelled by the application: try again")
         return opening.result()
 
     def _check_open(self) -> None:
@@ -336,7 +338,7 @@ class BookiePool:
                     task.exception()  # retrieved: asyncio logs no error if this call was cancelled
         result: dict[str, BookieConnection | BookKeeperError] = {}
         for task, name in tasks.items():
-            if task in waiting:
+            if task in waiting or task.cancelled():
                 result[name] = too_slow(name)
                 continue
             error = task.exception()
@@ -357,6 +359,12 @@ class BookiePool:
         await asyncio.gather(*opening, return_exceptions=True)
         for connection in list(self._open.values()):
             connection.close()
+
+    def abandon(self) -> None:
+        """Close all sockets from outside the event loop, which does not run any more."""
+        self._is_closed = True
+        for connection in list(self._open.values()):
+            connection.abandon()
 
     async def _connect(self, bookie_id: str) -> BookieConnection:
         addresses = self.directory.addresses(bookie_id)

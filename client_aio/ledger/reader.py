@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.messages import NO_TERM, ReadLac, ReadLacAnswer
+from client_aio.context import on_own_loop
 from client_aio.core.quorum import covers_all_write_sets
 from client_aio.core.read_plan import check_range
 from client_aio.ledger.entry_reader import BatchStream, EntryReader, EntryStream, entries_of
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@on_own_loop("close")
 class LedgerReader:
     """Reads a ledger; made by `Client.open_ledger`. An async context manager that frees it on exit."""
 
@@ -339,6 +341,7 @@ class LedgerReader:
     # --- tailing ---
 
     async def _tail(self, following: int) -> AsyncGenerator[EntryBatch, None]:
+        self._context.check_loop()
         tail = self._context.tails.follow(self)
         try:
             while True:

@@ -37,6 +37,7 @@ from client_aio.ledger.futures import fenced_by_term
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.replication import Replication
 from metadata.errors import (
+    BookieUnavailableError,
     BookKeeperError,
     InvalidArgumentError,
     LedgerFencedError,
@@ -130,7 +131,24 @@ async def check_reach(context: ClientContext, metadata: LedgerMetadata, digest: 
 
     Raises:
         LedgerRecoveryError: too few bookies answer. Nothing has been done.
+        NoSuchLedgerError: the ledger has been deleted.
     """
+    while (error := await _out_of_reach(context, metadata, digest)) is not None:
+        # The metadata may be older than the ledger's last change, or its bookies may refuse a deleted ledger.
+        known = metadata
+        try:
+            metadata, _ = await context.ledgers.read(known.ledger_id, sync=True)
+        except MetadataUnavailableError:
+            raise error from None
+        if metadata.is_closed:
+            return
+        if metadata.last_fragment == known.last_fragment:
+            raise error
+
+
+async def _out_of_reach(
+    context: ClientContext, metadata: LedgerMetadata, digest: Digest
+) -> LedgerRecoveryError | None:
     ensemble = metadata.last_fragment.bookies
     tally = FenceTally(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum, 0)
     question = ReadLac(metadata.ledger_id, NO_TERM, NO_ENTRY, 0)
@@ -162,8 +180,9 @@ async def check_reach(context: ClientContext, metadata: LedgerMetadata, digest: 
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    if not tally.is_covered:
-        raise _uncovered(metadata, errors, "Nothing was done: its writer, if it has one, goes on")
+    if tally.is_covered:
+        return None
+    return _uncovered(metadata, errors, "Nothing was done: its writer, if it has one, goes on")
 
 
 def _uncovered(metadata: LedgerMetadata, errors: dict[str, str], advice: str) -> LedgerRecoveryError:
@@ -366,6 +385,11 @@ class Recovery:
             self._events.put_nowait((ask, (checked_blocks(wanted, answer, body, self._digest), answer)))
         except BookKeeperError as error:
             self._events.put_nowait((ask, error))
+        except asyncio.CancelledError:
+            # The application may have cancelled all tasks: `_search` must not wait for this one.
+            cut_off = BookieUnavailableError("the read was cancelled", bookie_id=bookie_id)
+            self._events.put_nowait((ask, cut_off))
+            raise
 
     def _inconclusive(self, entry_id: int, seats: list[int]) -> LedgerRecoveryError:
         names = ", ".join(self._ensemble[seat] for seat in seats)

@@ -66,6 +66,7 @@ from metadata.keys import (
     check_value,
     token_of,
 )
+from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         self._operation_timeout_s = operation_timeout_s
         self._session = Session(servers, timeout_s=session_timeout_s, on_session=self._session_began)
         self._new_session = asyncio.Event()
-        self._registrar: asyncio.Task[None] | None = None
+        self._registrar: OwnedTask | None = None
         self._registrations: set[ZooKeeperRegistration] = set()
         self._watching: set[asyncio.Event] = set()
         self._closed = False
@@ -313,7 +314,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         except BaseException:
             store._abandon()
             raise
-        store._registrar = asyncio.create_task(store._register_anew())
+        store._registrar = OwnedTask(store._register_anew, "ZooKeeper registrations")
         return store
 
     @property
@@ -576,7 +577,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             changed.set()
         if self._registrar is not None:
             self._registrar.cancel()
-            await asyncio.gather(self._registrar, return_exceptions=True)
+            await self._registrar.wait()
         await self._session.close()
 
     def _abandon(self) -> None:
@@ -706,6 +707,7 @@ class ZooKeeperMetadataStore(MetadataStore):
 
     async def _register_anew(self) -> None:
         """Bring every registration to the present session, whenever a session has begun."""
+        self._new_session.set()  # An earlier task may have been cancelled half-way.
         while True:
             await self._new_session.wait()
             self._new_session.clear()
