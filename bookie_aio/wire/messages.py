@@ -30,11 +30,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 VERSION_MIN = 3
-VERSION_MAX = 3
+VERSION_MAX = 4
 ANSWER = 0x80
 NO_TERM = -1
 """A read's `term` when it does not fence."""
 REQUEST_ID_MAX = 2**32 - 1
+ALIVE_ID = REQUEST_ID_MAX
+"""No request has this id. A PING's answer under it says: the bookie lives, and reads no requests for now."""
+VERSION_ALIVE = 4
+"""From this version on, bookies send that answer, and have WATCH."""
 WAIT_MS_MAX = 30_000
 
 
@@ -52,6 +56,7 @@ class Op(enum.IntEnum):
     INFO = 9
     FORCE = 10
     DELETE = 11
+    WATCH = 12
 
 
 class Status(enum.IntEnum):
@@ -385,13 +390,26 @@ class Delete(Message):
 
 
 @dataclass(slots=True)
+class Watch(Message):
+    """Watches the LACs of many ledgers, which are rows in the body (`bookie_aio.wire.watching`).
+
+    The answer waits until the LAC of a watched ledger has moved, for `wait_ms`, or until this connection's
+    next WATCH. Each row adds a ledger to those that the connection watches, or takes one out.
+    """
+
+    op = Op.WATCH
+    schema = (_Integer(0, WAIT_MS_MAX),)
+    wait_ms: int
+
+
+@dataclass(slots=True)
 class Done(Message):
-    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO."""
+    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO, WATCH."""
 
     op = Op.PING
 
 
-_ALL = (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete)
+_ALL = (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete, Watch)
 REQUESTS: dict[int, type[Message]] = {message.op: message for message in _ALL}
 ANSWERS: dict[int, type[Message]] = {
     Op.HELLO: HelloAnswer,
@@ -405,6 +423,7 @@ ANSWERS: dict[int, type[Message]] = {
     Op.INFO: Done,
     Op.FORCE: Done,
     Op.DELETE: Done,
+    Op.WATCH: Done,
 }
 
 
