@@ -61,6 +61,7 @@ from metadata.errors import (
     EntryUnknownError,
     FrameTooLargeError,
     LedgerFencedError,
+    LedgerIdTakenError,
     MalformedFrameError,
     NoSuchLedgerError,
     NotABookieError,
@@ -104,6 +105,7 @@ _ERRORS: dict[Status, type[BookKeeperError]] = {
     Status.WRONG_BOOKIE: NotABookieError,
     Status.SHUTTING_DOWN: BookieUnavailableError,
     Status.INTERNAL_ERROR: BookieError,
+    Status.ID_TAKEN: LedgerIdTakenError,
 }
 
 
@@ -195,6 +197,7 @@ class BookieConnection(asyncio.BufferedProtocol):
     ) -> None:
         self.bookie_id = bookie_id
         self.nonce = ""
+        self.version = 0
         self.error: BookKeeperError | None = None
         self._on_lost = on_lost
         self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX)
@@ -425,6 +428,7 @@ class BookieConnection(asyncio.BufferedProtocol):
             )
         self._is_greeted = True
         self.bookie_id = answer.bookie_id
+        self.version = answer.version
         self.nonce = answer.nonce
         self._parser.frame_bytes_max = (
             max(FRAME_BYTES_MAX, answer.frame_bytes_max) + HANDSHAKE_FRAME_BYTES_MAX

@@ -274,6 +274,12 @@ class Simulation:
             self.history.require(
                 name not in self.wiped, "WipedBookiesDoNotServe", lambda: f"{name} serves from an empty disk"
             )
+            age = bookie.age
+            # A damaged file of the age counts as one that is missing; the dishonest disk alone damages files.
+            is_sound = name == self.dishonest or not (age.has_lost or age.in_doubt_below)
+            self.history.require(
+                is_sound, "NothingWasSetBack", lambda: f"{name} takes a copy for the original"
+            )
             error = await bookie.stopped
             self.history.note(name, "stopped:", repr(error))
             self._check_reason(name, error)

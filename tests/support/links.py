@@ -391,6 +391,9 @@ class ClientStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         return await self.inner.allocate_ids(name, count)
 
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        return await self.inner.ids_drawn(name, least=least)
+
     async def age_s(self, key: str) -> float:
         return await self.inner.age_s(key)
 

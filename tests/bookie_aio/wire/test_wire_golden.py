@@ -57,6 +57,7 @@ def frames() -> dict[str, bytes]:
         (wire.Force(7, 0), None, b""),
         (wire.Delete(7), bytes(range(32)), b""),
         (wire.Watch(10_000), None, encode_asked([(7, 41), (8, UNWATCH)])),
+        (wire.LiftMark(7, 2**33 + 1), None, b""),
     ]
     answers: list[tuple[wire.Message, wire.Op, bytes]] = [
         (wire.HelloAnswer(4, "b1", "an instance", "a nonce", 5 << 20, 4 << 20), wire.Op.HELLO, b""),
@@ -71,6 +72,7 @@ def frames() -> dict[str, bytes]:
         (wire.Done(), wire.Op.FORCE, b""),
         (wire.Done(), wire.Op.DELETE, b""),
         (wire.Done(), wire.Op.WATCH, encode_moved([Moved(7, STATEMENT), Moved(8, None)])),
+        (wire.LiftMarkAnswer(2**33 + 2), wire.Op.LIFT_MARK, b""),
     ]
     found = {}
     for request, auth, body in requests:

@@ -42,6 +42,7 @@ REQUESTS = {
     wire.Force: (ledgers, terms),
     wire.Delete: (ledgers,),
     wire.Watch: (st.integers(0, wire.WAIT_MS_MAX),),
+    wire.LiftMark: (ledgers, st.integers(0, 2**63 - 1)),
 }
 ANSWERS = {
     wire.HelloAnswer: (u16, text, text, text, u32, u32),
@@ -49,6 +50,7 @@ ANSWERS = {
     wire.ReadLacAnswer: (statements, lacs),
     wire.ListEntriesAnswer: (lacs, st.booleans()),
     wire.ListLedgersAnswer: (st.integers(-1, LEDGER_ID_MAX),),
+    wire.LiftMarkAnswer: (st.integers(0, 2**63 - 1),),
 }
 
 requests = st.one_of([st.builds(cls, *kinds) for cls, kinds in REQUESTS.items()])

@@ -20,6 +20,7 @@ from bookie_aio.wire.messages import (
     Delete,
     Failure,
     Force,
+    LiftMark,
     ListEntries,
     Read,
     ReadAnswer,
@@ -149,6 +150,8 @@ class Tap:
             for ledger_id, held, at in self._deferred:
                 if ledger_id == request.ledger_id and at < asked_at:
                     words.added(bookie, ledger_id, held.entries, content_term=held.content_term, term=None)
+        elif isinstance(request, LiftMark):
+            words.named_mark(bookie, request.ledger_id, request.mark, answer.mark)
         elif isinstance(request, ListEntries) and answer.is_damaged:
             words.is_damaged(bookie, request.ledger_id)
         elif isinstance(request, (Read, ReadLac)):

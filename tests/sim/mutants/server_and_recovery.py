@@ -35,8 +35,9 @@ MUTANTS = [
         (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector.drop_if_deleted",
               "if not await self._is_gone(ledger_id):",
               f"if self._cookie.bookie_id != {_ONE!r} and not await self._is_gone(ledger_id):"),
-         Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._unlisted", "return unlisted + held[at:]",
-              f"return list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:]")),
+         Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._compare",
+              "return unlisted + held[at:], gone",
+              f"return (list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:]), gone")),
         ("chaos", "rolling-restarts", "deletions"),
     ),
     Mutant(
@@ -244,5 +245,53 @@ MUTANTS = [
               "        raise sealed(held.current)\n"
               "    found = await context.finder.find(ledger_id, Sizes.of(metadata))"),),
         tests=("tests/integration/test_scarce_bookies.py", "-k", "fences_nobody"),
+    ),
+    Mutant(
+        140, "a start takes an older directory for the newest one",
+        (Edit("bookie_aio.core.identity:compare_ages",
+              "return Standing.AHEAD if file.number > stored.number else Standing.OLDER",
+              "return Standing.AHEAD if file.number > stored.number else Standing.SAME"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "directory_set_back"),
+    ),
+    Mutant(
+        141, "an intended age that an earlier start wrote to the store is not known again",
+        (Edit("bookie_aio.core.identity:compare_ages",
+              "if (stored.number, stored.token) == (file.intended, file.intended_token):", "if False:"),),
+        ("rolling-restarts", "power-cuts", "metadata-faults", "chaos"),
+    ),
+    Mutant(
+        142, "a start draws an age of its own while an earlier one is on its way",
+        (Edit("bookie_aio.core.identity:judge_age", "if pending:", "if False:"),),
+        tests=("tests/bookie_aio/core/test_age.py", "-k", "no_history"),
+    ),
+    Mutant(
+        143, "the first bookie that notices a set-back of the metadata tells no other",
+        (Edit("bookie_aio.core.identity:judge_ids",
+              "found = (*events, SetBack(token, bookie_id, counter, at, []))", "found = tuple(events)"),),
+        tests=("tests/bookie_aio/core/test_age.py", "-k", "every_order"),
+    ),
+    Mutant(
+        144, "a bookie in doubt of the metadata drops what they do not list",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._check_droppable",
+              "if ledger_id < self._age.in_doubt_below:", "if False:"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "until_an_operator_answers"),
+    ),
+    Mutant(
+        145, "an id that was drawn a moment ago is refused without another look at the counter",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
+              "self._given_ids.hold(peer, ledger_id, len(body), go_on)", 'go_on("")'),),
+        ("chaos", "all-uses"),
+    ),
+    Mutant(
+        146, "fences of ids that were not given out are stored",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
+              "if ledger_id is not None and ledger_id >= self._given_ids.below and _stores(request):",
+              "if False:"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "nothing_is_stored"),
+    ),
+    Mutant(
+        147, "a creation does not listen to a bookie that knows the id",
+        (Edit("client_aio.ledger.create:create_metadata", "if refused is None:", "if True:"),),
+        tests=("tests/integration/test_set_back.py", "-k", "draws_others"),
     ),
 ]  # fmt: skip
