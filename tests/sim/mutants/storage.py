@@ -109,8 +109,8 @@ MUTANTS = [
         (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._take_tail",
               "if tail is not None:", "if False:"),
          Edit("bookie_aio.storage.crash_recovery:RecoveredState.first_records",
-              "if row.ledger_id in self.deleted and not row.is_of_all:",
-              "if row.is_of_all or row.ledger_id in self.deleted:")),
+              "if not row.is_of_all and self.deleted.covers(row.ledger_id, row.last_ledger):",
+              "if row.is_of_all or self.deleted.covers(row.ledger_id, row.last_ledger):")),
         ("full-starts",),
     ),
     Mutant(
