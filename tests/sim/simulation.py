@@ -27,6 +27,7 @@ import client_aio.client
 import client_aio.core.add_window
 import client_aio.ledger.writer
 import metadata.model.paged_list
+import tests.sim.faults.files
 from bookie_aio.config import BookieConfig
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
@@ -133,6 +134,10 @@ class Simulation:
         self.upkeep = Upkeep(self)
         self.script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
         self.wiped: set[str] = set()
+        self.served: set[str] = set()
+        """Bookies that have come to serve once: they are formatted."""
+        self.damaged_files: list[str] = []
+        """What `tests.sim.faults.files` did to files of the dishonest bookie."""
         self._meta_faults: dict[str, MetadataFaults] = {}
         self._boots: Counter[str] = Counter()
         self._absent: dict[str, None] = {}  # bookies that are to stay down until something starts them
@@ -270,6 +275,7 @@ class Simulation:
                 now_ms=lambda: self._wall_ms(process),
             )
             self.bookies[name] = bookie
+            self.served.add(name)
             self.history.note(name, "serves")
             self.history.require(
                 name not in self.wiped, "WipedBookiesDoNotServe", lambda: f"{name} serves from an empty disk"

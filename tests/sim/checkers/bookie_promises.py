@@ -105,6 +105,11 @@ class Words:
         """Return what a bookie has acknowledged of a ledger under a content term."""
         return self._promised_under.get((bookie, ledger_id, content_term), {})
 
+    def fenced_or_deleted(self, bookie: str) -> list[int]:
+        """Return the ledgers of which a bookie has answered a term above 0, or that they are deleted."""
+        fenced = {ledger_id for (name, ledger_id), terms in self._fenced.items() if name == bookie and max(terms)}
+        return sorted(fenced | {ledger_id for name, ledger_id in self._deleted if name == bookie})
+
     # --- terms ---------------------------------------------------------------------------------
 
     def answered(self, bookie: str, ledger_id: int, term: int, asked_at: int, *, raises: bool = True) -> None:
