@@ -28,6 +28,7 @@ import client_aio.core.add_window
 import client_aio.ledger.writer
 import metadata.model.paged_list
 import tests.sim.faults.files
+import tests.sim.faults.older_store
 from bookie_aio.config import BookieConfig
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
@@ -129,6 +130,8 @@ class Simulation:
         self.bookies: dict[str, Bookie] = {}
         self.ledger_ids: list[int] = []
         self._ids_by: dict[str, list[int]] = defaultdict(list)
+        self._given: dict[int, str] = {}  # every ledger that was created, and by whom
+        self.when_healing: list[Callable[[], None]] = []
         self.is_healed = False
         self.lasting = Lasting(self.after)
         self.upkeep = Upkeep(self)
@@ -204,6 +207,8 @@ class Simulation:
     def _heal(self) -> None:
         self.history.note("phase", "healing")
         self.lasting.forget()
+        for callback in self.when_healing:
+            callback()
         self.network.open_all()
         for name, faults in self._meta_faults.items():
             self._meta_faults[name] = MetadataFaults()
@@ -417,6 +422,7 @@ class Simulation:
     def created(self, who: str, ledger_id: int) -> None:
         """Note a new ledger, and wake those who wait for one."""
         self.history.note(who, "created ledger", ledger_id)
+        self.given(who, ledger_id)
         self.ledger_ids.append(ledger_id)
         self._ids_by[who].append(ledger_id)
         waiters, self._ledger_waiters = self._ledger_waiters, []
@@ -426,6 +432,22 @@ class Simulation:
     def deleting(self, ledger_id: int) -> None:
         """Note that a ledger is about to be deleted: from now on it may be gone."""
         self.history.ledger(ledger_id).may_be_deleted = True
+
+    def given(self, who: str, ledger_id: int) -> None:
+        """Check that nobody else was given this ledger's id."""
+        holder = self._given.setdefault(ledger_id, who)
+        self.history.require(
+            holder == who,
+            "IdsAreGivenOnce",
+            lambda: f"{who} was given ledger {ledger_id}, which {holder} had been given",
+        )
+
+    def forget_ledgers(self, ids: list[int]) -> None:
+        """Have nobody choose a ledger that was created until now. These ids may be given out again."""
+        self.ledger_ids.clear()
+        self._ids_by.clear()
+        for ledger_id in ids:
+            self._given.pop(ledger_id, None)
 
     async def newest_ledger(self, *, after: int, by: str = "") -> int:
         """Wait until there is a ledger above `after` (created by that client), and give the newest."""

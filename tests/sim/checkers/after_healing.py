@@ -52,7 +52,8 @@ def _there(simulation: Simulation) -> Iterator[LedgerRecord]:
     """Yield the ledgers that are there when it is their turn, but for those that other checkers check."""
     history = simulation.history
     for record in list(history.ledgers.values()):
-        if record.metadata is not None and not record.is_gone and record.ledger_id not in history.ignored:
+        is_there = record.metadata is not None and not record.is_gone and not record.is_of_before
+        if is_there and record.ledger_id not in history.ignored:
             yield record
 
 
@@ -126,5 +127,7 @@ async def _count_copies(simulation: Simulation, client: Client) -> None:
     for record in list(simulation.history.ledgers.values()):
         metadata, last = record.metadata, record.closed_last
         if metadata is None or metadata.is_unbounded or last is None or record.is_gone:
+            continue
+        if record.is_of_before:
             continue
         await copies.count(metadata, metadata.fragments, 0, last)

@@ -1,24 +1,33 @@
 """Profiles in which a bookie loses data without a checksum that fails: files and directories of another time.
 
-Owns the check that follows them:
+Owns the checks that follow them:
 
+- LogsOpenAgain: once faults stop, a log whose list was set back with the metadata store opens, and takes and
+  returns a record.
 - FencesHold and TombstonesHold: after healing, an ordinary add of the lowest term is sent to the bookie whose
   files were damaged, for each ledger that it has fenced or dropped. `bookie_promises` judges the answers.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import encode_block
 from bookie_aio.wire.messages import Add, Done
 from metadata.errors import BookKeeperError
+from metadata.ids import KEY_LEDGERS, ledger_id_of
+from metadata.model.ledger import LedgerMetadata
 from tests.sim.checkers.after_healing import CHECKERS
+from tests.sim.checkers.log import TAG
 from tests.sim.plan import profile
+from tests.sim.workloads.ledger import role
 
 if TYPE_CHECKING:
     from client_aio import Client
-    from tests.sim.plan import Draw, Plan
+    from metadata.store import Version
+    from tests.sim.plan import Actor, Draw, Plan
     from tests.sim.simulation import Simulation
 
 _ONE_FILE = (
@@ -50,6 +59,66 @@ async def check_fences(simulation: Simulation, client: Client) -> None:
 
 
 CHECKERS.append(check_fences)
+
+
+LOG = "restored"
+_OPENS_WITHIN_S = 20.0
+
+
+@role
+async def restored_log_writer(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Open a log, append records that name their writer, close it, and open it again."""
+    _leave_ledgers_of_logs_out(simulation)
+    rng, life = random.Random(f"{simulation.plan.seed}/{actor.name}/restored"), 0
+    while not simulation.is_healed:
+        life += 1
+        try:
+            async with client.open_log(LOG, roll_entries=4) as log:
+                for number in range(rng.randrange(1, 10)):
+                    await log.append(f"{actor.name}.{life}.{number}".encode())
+                    simulation.given(f"{actor.name}, life {life}", log.ledger_id)
+        except BookKeeperError as error:
+            simulation.history.note(actor.name, "the log:", repr(error))
+        await asyncio.sleep(0.5 * rng.random())
+
+
+def _leave_ledgers_of_logs_out(simulation: Simulation) -> None:
+    """Have the history check only the bookies' answers of ledgers that are made for logs."""
+    if "ledgers of logs" in simulation.shared:
+        return
+    simulation.shared["ledgers of logs"] = True
+
+    def changed(key: str, value: bytes | None, version: Version | None) -> None:
+        is_ledger = key.startswith(KEY_LEDGERS + "/") and key.count("/") == 5
+        if is_ledger and value is not None and TAG in LedgerMetadata.from_json(value).custom:
+            simulation.history.ignore(ledger_id_of(key))
+
+    simulation.tree.watchers.append(changed)
+
+
+async def check_restored_log(simulation: Simulation, client: Client) -> None:
+    """Open the log, append to it, and read it."""
+    if all(actor.role != restored_log_writer.__name__ for actor in simulation.plan.actors):
+        return
+    history, loop = simulation.history, simulation.loop
+    give_up_at = loop.now + _OPENS_WITHIN_S
+    while True:
+        try:
+            async with client.open_log(LOG) as log:
+                position = await log.append(b"judge.0.0")
+            found = [record async for record in client.read_log(LOG, position)]
+            break
+        except BookKeeperError as error:
+            if loop.now > give_up_at:
+                history.fail("LogsOpenAgain", f"the log cannot be opened and read: {error!r}")
+                return
+            await asyncio.sleep(0.5)
+    history.require(
+        [record.data for record in found] == [b"judge.0.0"], "LogsOpenAgain", lambda: f"{found} was read"
+    )
+
+
+CHECKERS.append(check_restored_log)
 
 
 def _crowd(draw: Draw) -> None:
@@ -111,3 +180,27 @@ def set_back_bookie(draw: Draw) -> Plan:
         at += draw.rng.uniform(2.0, 6.0)
     _also(draw)
     return draw.plan(segment_bytes=draw.rng.choice((24, 32, 64)) * 1024)
+
+
+@profile
+def set_back_metadata(draw: Draw) -> Plan:
+    """The metadata store is set back to a copy, and ledgers and a log are written before and afterwards."""
+    rng = draw.rng
+    copied_at, lasts = rng.uniform(0.5, 2.0), rng.uniform(0.6, 3.0)
+    back_at = copied_at + lasts
+    for at in (0.0, back_at + 0.1):
+        for _ in range(rng.choice((1, 2))):
+            name = draw.writer(ack_at_least=2, entries=rng.choice((3, 8)), rest=0.1, gap=0.05)
+            draw.starts(name, at + rng.uniform(0.0, 0.8))
+        if rng.random() < 0.7:
+            draw.actor("restored_log_writer", at + rng.uniform(0.0, 0.8))
+        draw.actor("reader", at + rng.uniform(0.5, 1.0))
+        draw.actor("recoverer", at + rng.uniform(0.5, 1.5))
+    draw.actor("deleter", back_at + 0.5)
+    draw.fault(
+        "metadata_set_back", "", at=copied_at, lasts=lasts, amount=rng.random(),
+        other=rng.choice(("newest comes back", "")),
+    )  # fmt: skip
+    draw.some("kill_bookie", list(draw.bookies), 2)
+    draw.some("disk_slow", list(draw.bookies), 2)
+    return draw.plan(power_cut_at_end=rng.random() < 0.5)
