@@ -19,6 +19,7 @@ from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from bookie_aio.server.registration import BookieRegistration, establish_identity
+from bookie_aio.storage.data_directory import owner_of
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
@@ -136,6 +137,7 @@ class Bookie:
             on_failed=self._on_failed,
             on_writable=self._on_writable,
             on_warning=self._on_warning,
+            owner=owner_of(self._cookie),
         )
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))

@@ -13,10 +13,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bookie_aio.core.identity import Action, DirectoryState, decide
-from bookie_aio.storage.data_directory import read_cookie
-from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, write_file
-from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
-from bookie_aio.storage.segment.format import CHECKPOINT, COOKIE, LOCK
+from bookie_aio.storage.data_directory import read_cookie, write_empty_storage
+from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
+from bookie_aio.storage.segment.format import CHECKPOINT, COOKIE, LOCK, WITNESS
 from bookie_aio.structured_logging import fields
 from metadata.access.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster
 from metadata.errors import (
@@ -40,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _DRAFT = COOKIE + TEMPORARY_SUFFIX
 _NOT_DATA = {COOKIE, _DRAFT, LOCK, "lost+found"}
-_OF_A_DRAFT = {CHECKPOINT, CHECKPOINT + TEMPORARY_SUFFIX}
+_OF_A_DRAFT = {name + suffix for name in (CHECKPOINT, WITNESS) for suffix in ("", TEMPORARY_SUFFIX)}
 _COOKIE_BYTES_MAX = 64 * 1024
 _RETRY_S = 0.5
 
@@ -145,12 +144,7 @@ async def _format(
     for path, draft in zip(config.directories, drafts, strict=True):
         if draft != fresh:
             await _write_draft(disk, path, fresh)
-    # Before the drafts become cookies: storage with a cookie and without a checkpoint counts as damaged. The
-    # first directory has the one checkpoint of all directories.
-    for path in config.directories[1:]:
-        await disk.unlink(os.path.join(path, CHECKPOINT))
-        await disk.sync_directory(path)
-    await write_file(disk, config.directories[0], CHECKPOINT, empty_checkpoint())
+    await write_empty_storage(disk, config.directories, fresh)
     try:
         await store.create(cookie_key(config.bookie_id), fresh.to_json())
     except KeyExistsError:

@@ -1,8 +1,19 @@
 """Crash recovery: from the directories to the state that the engine starts with. Every start runs it.
 
-Owns the order in which the directories are read, and the conclusions from files that are missing or damaged.
-Reads the checkpoint, the table of ledgers that it names, and the segments that it does not list as sealed. Of
-sealed segments only the names are read.
+Owns the order in which the directories are read, and the conclusions from files that are missing, damaged or
+in contradiction. Reads the witness files, the checkpoint, the table of ledgers that it names, and the
+segments that it does not list as sealed. Of sealed segments only the names are read.
+
+Files *contradict* each other where one of them names something durable that is not there. All such cases are
+one case: data was lost, every ledger is marked, one line tells of it, and no file that may hold data is
+removed. They are:
+
+- A file names a newer checkpoint than the one there is, or no witness file is intact that could name one.
+  Such a checkpoint is *doubtful*. States are learnt from the table and the indexes, as without a checkpoint. Its
+  own contents are lower bounds. A file that it does not list may be a good one, and stays.
+- A segment is shorter than its header says.
+- A segment is of another bookie, or of another generation than the checkpoint, the witness or its index has.
+- The witness names a segment that is missing, or a later end of its groups than a later file does.
 
 Makes the names that it finds durable, and renames only files that it cannot use. Everything else is written
 by the engine afterwards. First the tail and the marks go into a new segment, before the bookie serves. Then
@@ -12,17 +23,18 @@ the checkpoint is written, and only then are useless files removed.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
 from bookie_aio.storage.journal import Change, Record
-from bookie_aio.storage.ledgers.checkpoint import Checkpoint, IdRanges, parse_checkpoint
+from bookie_aio.storage.ledgers.checkpoint import Checkpoint, IdRanges, parse_checkpoint, unpack_state
 from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.replay import Group, Replayed, replay_segment
-from bookie_aio.storage.segment.segment import Segment, SegmentRow, UnreadIndexError, read_head
+from bookie_aio.storage.segment.segment import HAS_INDEX, Segment, SegmentRow, UnreadIndexError, read_head
 from bookie_aio.wire.blocks import Block
 from metadata.errors import CorruptRecordError, DiskFailedError
 
@@ -33,6 +45,8 @@ if TYPE_CHECKING:
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.segment.index import IndexHead, LedgerRow
     from bookie_aio.storage.segment.segment_set import SegmentSet
+    from bookie_aio.storage.witness import WitnessFiles
+    from bookie_aio.wire.blocks import Buffer
     from metadata.errors import StorageError
 
 DAMAGED_SUFFIX = ".damaged"
@@ -51,9 +65,12 @@ class RecoveredState:
     tail: Group | None = None  # the last group, if nothing proves that it was durable
     previous: tuple[int, int] = (0, 0)  # the newest segment, and the end of its durable groups
     next_id: int = 1
+    checkpoint_number: int = 0  # of the newest checkpoint that was ever durable, as far as is known
     used: list[tuple[str, int]] = field(default_factory=list)  # replayed files, and the end of what counts
     reserve_bytes: int = 0  # 0: there is no reserve
-    needed: set[int] = field(default_factory=set)  # useless segments, listed until the tail is rewritten
+    needed: set[SegmentRow] = field(
+        default_factory=set
+    )  # useless segments, listed until the tail is rewritten
     useless: list[str] = field(default_factory=list)  # paths of files to remove after the start
     unlisted: list[str] = field(default_factory=list)  # likewise, of files that no start needs
     notes: list[str] = field(default_factory=list)  # for the log: the damage found
@@ -120,17 +137,47 @@ def _ignore(error: StorageError | None) -> None:
     """Nobody waits for one of these records: the engine awaits a barrier behind them."""
 
 
+class _NewerCheckpointError(Exception):
+    """A group names a newer checkpoint than the one that was believed until then."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class _ForeignFileError(CorruptRecordError):
+    """An intact file is in the place of another one."""
+
+
 class CrashRecovery:
     """Reads the directories of one bookie."""
 
-    def __init__(self, disk: Disk, directories: Sequence[str], segments: SegmentSet) -> None:
-        """Take the directories, and the set that the segments found are added to."""
+    def __init__(
+        self,
+        disk: Disk,
+        directories: Sequence[str],
+        segments: SegmentSet,
+        witness: WitnessFiles,
+        *,
+        newest: int = 0,
+    ) -> None:
+        """Take the directories, and the set that the segments found are added to.
+
+        Args:
+            witness: the claims of an earlier run, and the owner of all files.
+            newest: the number of a checkpoint that is known to have been durable.
+        """
         self._disk = disk
         self._directories = directories
         self._segments = segments
+        self._witness = witness
+        self._newest = max([newest, *(claim.checkpoint for claim in witness.claims)])
+        self._is_doubtful = False  # the checkpoint may not be the newest one
+        self._rows: dict[int, SegmentRow] = {}  # of the checkpoint
         self._at: dict[str, str] = {}  # the directory of each file's name
         self._checkpoint: Checkpoint | None = None
         self._is_table_lost = False
+        self._heads: dict[str, IndexHead] = {}
         self._unread_indexes: dict[int, DiskFailedError] = {}
         self._learnt: set[int] = set()  # ledgers whose `since` is known from indexes only
         self._found = RecoveredState(home=directories[0])
@@ -152,6 +199,10 @@ class CrashRecovery:
         """
         try:
             return await self._run(spare_bytes)
+        except _NewerCheckpointError as error:
+            self._segments.clear()
+            parts = (self._disk, self._directories, self._segments, self._witness)
+            return await CrashRecovery(*parts, newest=error.number).run(spare_bytes=spare_bytes)
         except DiskFailedError as error:
             raise DiskFailedError(
                 f"{error}. Nothing is concluded from what cannot be read: start again, and replace this "
@@ -186,17 +237,28 @@ class CrashRecovery:
         if self._at.get(form.RESERVE) == found.home:
             found.reserve_bytes = await self._size_of(form.RESERVE)
         on_disk = self._ids(form.SEGMENT_SUFFIX) | self._ids(form.INDEX_SUFFIX)
-        rows = self._checkpoint.segments if self._checkpoint is not None else {}
         # Without a checkpoint only names tell which ids were used, also the names of spare files. A new
         # segment with a spare file's id would be renamed over it when given up.
         used = on_disk | self._ids(form.SPARE_SUFFIX)
         found.next_id = max([found.next_id, *(one + 1 for one in used)])
-        await self._open(sorted(on_disk | set(rows)), rows)
+        self._check_claims(on_disk | set(self._rows))
+        await self._open(sorted(on_disk | set(self._rows)))
         found.drop_deleted()
         is_empty = not self._segments.by_id and found.tail is None
-        if self._checkpoint is None and (not is_empty or form.COOKIE in self._at):
+        if self._checkpoint is None and not (is_empty and self._is_new):
             found.lose_all("there is no good checkpoint")
+        found.checkpoint_number = self._witness.checkpoint = self._newest
         return found
+
+    @property
+    def _is_new(self) -> bool:
+        """Return whether nothing tells that there ever was a checkpoint."""
+        return self._newest == 0 and self._checkpoint is None and form.COOKIE not in self._at
+
+    @property
+    def _is_trusted(self) -> bool:
+        """Return whether there is a checkpoint, and nothing tells that it is not the newest one."""
+        return self._checkpoint is not None and not self._is_doubtful
 
     def _ids(self, suffix: str) -> set[int]:
         return {one for name in self._at if (one := form.id_of(name, suffix)) is not None}
@@ -219,59 +281,188 @@ class CrashRecovery:
             file.close()
 
     async def _read_checkpoint(self) -> None:
+        found = self._found
+        self._checkpoint = await self._load_checkpoint()
+        checkpoint = self._checkpoint or Checkpoint()
+        self._rows = checkpoint.segments
+        await self._find_newest(checkpoint)
+        if self._checkpoint is not None:
+            self._judge(checkpoint)
+        found.deleted = checkpoint.deleted
+        found.ledgers = LedgerTable(found.deleted)
+        table = await self._read_table(checkpoint.table)
+        if table.number != checkpoint.table:  # the checkpoint is an older one, or there is none
+            for ledger_id, state in checkpoint.ledgers.items():
+                if (row := table.row(ledger_id)) is not None:
+                    state.raise_to(unpack_state(row))
+        found.ledgers.load(checkpoint.ledgers, table, max(self._ids(form.TABLE_SUFFIX), default=0))
+        if checkpoint.lost_data_of_any_ledger:
+            found.lose_all("data was lost before this start, and nobody knows of which ledgers")
+        found.next_id = checkpoint.next_segment
+
+    async def _load_checkpoint(self) -> Checkpoint | None:
+        """Read the checkpoint; None where there is none that is intact and of this bookie."""
         if form.CHECKPOINT not in self._at:
-            return
+            return None
         self._found.home = self._at[form.CHECKPOINT]
         file = await self._disk.open(self._path(form.CHECKPOINT))
         try:
-            self._checkpoint = parse_checkpoint(await file.read(0, file.size()))
+            checkpoint = parse_checkpoint(await file.read(0, file.size()))
+            if checkpoint.owner != self._witness.owner:
+                raise CorruptRecordError("the checkpoint is of another bookie")
         except form.UnknownVersionError:
             raise
         except CorruptRecordError as error:
             # Rule 4: the checkpoint may have held fences that are nowhere else.
             self._found.lose_all(str(error))
-            return
+            return None
         finally:
             file.close()
-        found = self._found
-        found.deleted = self._checkpoint.deleted
-        found.ledgers = LedgerTable(found.deleted)
-        table = await self._read_table(self._checkpoint.table)
-        found.ledgers.load(self._checkpoint.ledgers, table, max(self._ids(form.TABLE_SUFFIX), default=0))
-        if self._checkpoint.lost_data_of_any_ledger:
-            self._found.lose_all("data was lost before this start, and nobody knows of which ledgers")
-        self._found.next_id = self._checkpoint.next_segment
+        return checkpoint
+
+    async def _find_newest(self, checkpoint: Checkpoint) -> None:
+        """Find the newest checkpoint that a header, an index or a table names, of files that are not listed.
+
+        A file that cannot be read, or is damaged, is judged where it is opened.
+        """
+        named = [checkpoint.number]
+        for segment_id in sorted(self._ids(form.SEGMENT_SUFFIX) | self._ids(form.INDEX_SUFFIX)):
+            name, index_name = form.segment_name(segment_id), form.index_name(segment_id)
+            row = self._rows.get(segment_id)
+            if row is not None and row.is_sealed and name in self._at and index_name in self._at:
+                continue
+            if name in self._at:
+                with suppress(CorruptRecordError, DiskFailedError):
+                    header = form.parse_segment_header(await self._read(name, form.SECTOR_BYTES))
+                    named.append(header.checkpoint if header.owner == self._witness.owner else 0)
+            if index_name in self._at:
+                with suppress(CorruptRecordError, DiskFailedError):
+                    head = await self._read_head(index_name)
+                    named.append(head.checkpoint if head.owner == self._witness.owner else 0)
+        for number in self._ids(form.TABLE_SUFFIX):
+            if number > checkpoint.table:
+                with suppress(CorruptRecordError, DiskFailedError):
+                    named.append((await self._load_table(number)).checkpoint)
+        self._newest = max(self._newest, *named)
+
+    def _judge(self, checkpoint: Checkpoint) -> None:
+        """Decide whether the checkpoint is the newest one."""
+        witness, found = self._witness, self._found
+        damage = "; ".join(witness.damage.values())
+        if checkpoint.number < self._newest:
+            why = (
+                f"the checkpoint is number {checkpoint.number}, and number {self._newest} was durable: a "
+                "file or a directory was set back"
+            )
+        elif not witness.is_whole_somewhere:
+            why = f"nothing tells which checkpoint and which groups were durable last: {damage}"
+        else:
+            if damage:
+                found.notes.append(f"{damage}. Another directory has the same claims, and nothing is lost")
+            return
+        self._is_doubtful = True
+        found.lose_all(f"{why}. No segment, index or table is removed")
+
+    async def _read(self, name: str, size: int | None = None) -> Buffer:
+        file = await self._disk.open(self._path(name))
+        try:
+            return await file.read(0, file.size() if size is None else size)
+        finally:
+            file.close()
+
+    async def _read_head(self, name: str) -> IndexHead:
+        """Read the head of an index, once. Raises CorruptRecordError."""
+        if name not in self._heads:
+            file = await self._disk.open(self._path(name))
+            try:
+                self._heads[name] = await read_head(file, name)
+            finally:
+                file.close()
+        return self._heads[name]
+
+    async def _load_table(self, number: int) -> PackedTable:
+        return PackedTable.parse(number, self._witness.owner, await self._read(form.table_name(number)))
 
     async def _read_table(self, number: int) -> PackedTable:
-        """Read the table of ledgers that the checkpoint names; all other tables are useless."""
-        wanted = form.table_name(number)
-        others = map(form.table_name, sorted(self._ids(form.TABLE_SUFFIX) - {number}))
-        self._found.useless += map(self._path, others)
+        """Read the table of ledgers that the checkpoint names; all other tables are useless.
+
+        Where the checkpoint is not known to be the newest one, read the newest table that is intact.
+        """
+        found, numbers = self._found, self._ids(form.TABLE_SUFFIX)
+        if not self._is_trusted:
+            for one in sorted(numbers, reverse=True):
+                try:
+                    return await self._load_table(one)
+                except CorruptRecordError as error:
+                    found.notes.append(str(error))
+            return PackedTable()
+        found.useless += map(self._path, map(form.table_name, sorted(numbers - {number})))
         if not number:
             return PackedTable()
         try:
-            if wanted not in self._at:
+            if number not in numbers:
                 raise CorruptRecordError(f"ledger table {number} is missing")
-            file = await self._disk.open(self._path(wanted))
-            try:
-                return PackedTable.parse(number, await file.read(0, file.size()))
-            finally:
-                file.close()
+            return await self._load_table(number)
         except CorruptRecordError as error:
             # Rule 4: the table may have held fences that are nowhere else.
-            self._found.lose_all(str(error))
+            found.lose_all(str(error))
             self._is_table_lost = True
             return PackedTable()
 
-    async def _open(self, segment_ids: list[int], rows: dict[int, SegmentRow]) -> None:
+    # --- what the witness claims ---
+
+    def _check_claims(self, known: set[int]) -> None:
+        """Compare the claims about groups with the list of segments; `known` has the ids that are left."""
+        checkpoint, found = self._checkpoint, self._found
+        for claim in self._witness.claims:
+            segment_id = claim.segment_id
+            if not segment_id:
+                continue
+            found.next_id = max(found.next_id, segment_id + 1)
+            row = self._rows.get(segment_id)
+            if segment_id not in known:
+                # Below the checkpoint's next id it was given up. A doubtful checkpoint has marked everything.
+                if self._is_trusted and checkpoint is not None and segment_id >= checkpoint.next_segment:
+                    found.lose_all(f"segment {segment_id} is missing, and was written to")
+            elif row is not None and row.generation not in (0, claim.generation):
+                found.lose_all(f"segment {segment_id} is another one in the checkpoint than in the witness")
+            elif row is not None and row.end and row.end < claim.end:
+                found.lose_all(f"segment {segment_id} ends before {claim.end}, where durable groups ended")
+
+    def _claimed_end(self, segment_id: int) -> int:
+        """Return where the durable groups of a segment ended at least; 0: nothing is claimed."""
+        claims = self._witness.claims
+        return max((claim.end for claim in claims if claim.segment_id == segment_id), default=0)
+
+    def _generations(self, segment_id: int) -> set[int]:
+        """Return the generations that checkpoint and witness have of a segment: one, or none."""
+        row = self._rows.get(segment_id)
+        known = {row.generation} if row is not None and row.generation else set()
+        return known | {one.generation for one in self._witness.claims if one.segment_id == segment_id}
+
+    def _check_identity(self, segment_id: int, found: form.SegmentHeader | IndexHead) -> None:
+        """Check that a segment or an index is the one of that id. Raises _ForeignFileError."""
+        generations = self._generations(segment_id)
+        if found.segment_id != segment_id:
+            raise _ForeignFileError(f"the file is of segment {found.segment_id}")
+        if found.owner != self._witness.owner:
+            raise _ForeignFileError("the file is of another bookie")
+        if generations and found.generation not in generations:
+            raise _ForeignFileError(
+                "the file is of another generation than the checkpoint or the witness has"
+            )
+
+    # --- segments ---
+
+    async def _open(self, segment_ids: list[int]) -> None:
         """Take over the sealed segments, and replay all others, newest first."""
         opened: dict[int, Segment] = {}
         for segment_id in segment_ids:
-            row = rows.get(segment_id)
+            row = self._rows.get(segment_id)
             name = form.segment_name(segment_id)
             is_sealed = row is not None and row.is_sealed and form.index_name(segment_id) in self._at
             if row is not None and is_sealed and name in self._at and await self._learn_from(row):
-                header = form.SegmentHeader(segment_id, row.generation, row.end)
+                header = form.SegmentHeader(segment_id, row.generation, row.end, self._witness.owner)
                 self._segments.add_sealed(Segment(self._at[name], header, self._segments.file_cache), row)
                 continue
             segment = await self._open_unsealed(segment_id, is_listed=row is not None)
@@ -288,7 +479,8 @@ class CrashRecovery:
         """Open a segment; None where it is useless or lost."""
         checkpoint = self._checkpoint
         name, index_name = form.segment_name(segment_id), form.index_name(segment_id)
-        if not is_listed and checkpoint is not None and segment_id < checkpoint.next_segment:
+        is_trusted = self._is_trusted
+        if not is_listed and is_trusted and checkpoint and segment_id < checkpoint.next_segment:
             # It was given up, and the crash came before its file was removed.
             self._found.unlisted += [self._path(one) for one in (name, index_name) if one in self._at]
             return None
@@ -299,8 +491,7 @@ class CrashRecovery:
         file = await self._disk.open(path)
         try:
             header = form.parse_segment_header(await file.read(0, form.DATA_OFFSET))
-            if header.segment_id != segment_id:
-                raise CorruptRecordError(f"it is segment {header.segment_id}")
+            self._check_identity(segment_id, header)
         except (form.UnknownVersionError, DiskFailedError):
             file.close()
             raise
@@ -308,33 +499,35 @@ class CrashRecovery:
             # An intact index has the generation as well, and every block has its own checksums.
             try:
                 index = await self._index_head(segment_id)
+                group = await file.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
             except DiskFailedError:
                 file.close()
                 raise
             if index is None:
                 file.close()
-                if is_listed or index_name in self._at:
+                may_be_new = is_trusted or self._is_new
+                is_used = form.is_first_group(group, segment_id) or self._claimed_end(segment_id) > 0
+                is_foreign = isinstance(error, _ForeignFileError)
+                if is_listed or is_used or is_foreign or index_name in self._at or not may_be_new:
                     await self._disk.rename(path, path + DAMAGED_SUFFIX)
                     await self._lose(segment_id, f"segment {segment_id}: {error}")
                 else:
                     self._found.useless.append(path)  # the crash came while it was created
                 return None
-            header = form.SegmentHeader(segment_id, index.generation, file.size())
+            header = form.SegmentHeader(segment_id, index.generation, file.size(), self._witness.owner)
         return Segment(self._at[name], header, self._segments.file_cache, file)
 
     async def _index_head(self, segment_id: int) -> IndexHead | None:
         name = form.index_name(segment_id)
         if name not in self._at:
             return None
-        file = await self._disk.open(self._path(name))
         try:
-            head = await read_head(file, name)
+            head = await self._read_head(name)
+            self._check_identity(segment_id, head)
         except CorruptRecordError as error:
             self._found.notes.append(f"{name}: {error}")
             return None
-        finally:
-            file.close()
-        return head if head.segment_id == segment_id else None
+        return head
 
     async def _lose(self, segment_id: int, why: str) -> None:
         """Conclude what is lost with a segment: the ledgers in its index, or without an index any ledger."""
@@ -342,7 +535,8 @@ class CrashRecovery:
         found.next_id = max(found.next_id, segment_id + 1)
         head = await self._index_head(segment_id)
         if head is None:
-            found.lose_all(why)
+            if not self._is_doubtful:  # an older checkpoint lists segments that were given up since
+                found.lose_all(why)
             return
         path = self._path(form.index_name(segment_id))
         try:
@@ -363,7 +557,11 @@ class CrashRecovery:
         except DiskFailedError as error:
             self._unread_indexes[segment.segment_id] = error
             return
-        if head is None or head.generation != segment.header.generation:
+        if head is None or head.end < self._claimed_end(segment.segment_id):
+            return
+        if head.generation != segment.header.generation:
+            if not self._generations(segment.segment_id):  # else the segment is right, and the index is not
+                self._found.lose_all(f"segment {segment.segment_id} and its index have two generations")
             return
         row = _row_of(head)
         if not await self._learn_from(row):
@@ -374,8 +572,8 @@ class CrashRecovery:
 
     @property
     def _is_learning(self) -> bool:
-        """Return whether the checkpoint or its table is lost, and with it states of ledgers."""
-        return self._checkpoint is None or self._is_table_lost
+        """Return whether the newest checkpoint or its table is lost, and with it states of ledgers."""
+        return not self._is_trusted or self._is_table_lost
 
     async def _learn_from(self, row: SegmentRow) -> bool:
         """Learn states from an index, if the checkpoint or the table is lost; False where it cannot be read.
@@ -433,16 +631,8 @@ class CrashRecovery:
             if known is None and is_over:
                 # From the checkpoint, or from an index whose head is intact and whose pages are not.
                 known = segment.end
-            assert segment.file is not None
             # A tail behind a known end has been written elsewhere, and may be outdated.
-            result = await replay_segment(
-                segment.file, segment.header, proven_end=known, is_last=is_last and not is_over
-            )
-            if result.unread is not None:
-                # It may hold acknowledged records, or not: neither lost nor torn may be concluded.
-                raise result.unread
-            if segment_id in self._unread_indexes and (result.damaged or result.lost_data_of_any_ledger):
-                raise self._unread_indexes[segment_id]  # the index may list what was there
+            result = await self._replay_one(segment, known, is_last=is_last and not is_over)
             if result.previous is not None:
                 ask = partial(_known_already, result.previous)
                 # A torn first group names the end of the segment before, but may be that segment's tail on
@@ -466,6 +656,30 @@ class CrashRecovery:
                 found.used.append((segment.path, result.written))
         for segment, result in reversed(replayed):
             await self._apply(segment, result)
+
+    async def _replay_one(self, segment: Segment, known: int | None, *, is_last: bool) -> Replayed:
+        """Replay a segment whose groups end at `known`, and compare it with what is claimed of it."""
+        segment_id, found = segment.segment_id, self._found
+        claimed = self._claimed_end(segment_id)
+        if known is not None and claimed > known:
+            found.lose_all(f"segment {segment_id} ends at {known}, and had durable groups up to {claimed}")
+        if claimed and (known is not None or is_last):
+            known = max(known or 0, claimed)
+        assert segment.file is not None
+        result = await replay_segment(segment.file, segment.header, proven_end=known, is_last=is_last)
+        if result.unread is not None:
+            # It may hold acknowledged records, or not: neither lost nor torn may be concluded.
+            raise result.unread
+        size, capacity = segment.file.size(), segment.header.capacity
+        if size < capacity and (segment_id in self._rows or result.previous is not None):
+            found.lose_all(f"segment {segment_id} has {size} bytes, and its header says {capacity}")
+            result.lost_data_of_any_ledger = True
+        if segment_id in self._unread_indexes and (result.damaged or result.lost_data_of_any_ledger):
+            raise self._unread_indexes[segment_id]  # the index may list what was there
+        if result.checkpoint > self._newest and self._is_trusted:
+            raise _NewerCheckpointError(result.checkpoint)
+        self._newest = max(self._newest, result.checkpoint)
+        return result
 
     def _take_tail(self, tail: Group | None) -> None:
         found = self._found
@@ -522,7 +736,7 @@ class CrashRecovery:
         if not result.groups and not result.lost_data_of_any_ledger:
             await segment.close()  # only a torn group, or a tail, which is rewritten elsewhere
             found.useless.append(segment.path)
-            found.needed.add(segment.segment_id)
+            found.needed.add(SegmentRow(segment.segment_id, segment.header.generation))
             return
         segment.index, segment.end = result.index, result.end
         self._segments.add(segment)
@@ -533,4 +747,6 @@ async def _known_already(previous: tuple[int, int]) -> tuple[int, int] | None:
 
 
 def _row_of(head: IndexHead) -> SegmentRow:
-    return SegmentRow(head.segment_id, head.generation, head.end, head.lowest_ledger, head.highest_ledger)
+    return SegmentRow(
+        head.segment_id, head.generation, head.end, head.lowest_ledger, head.highest_ledger, HAS_INDEX
+    )

@@ -4,6 +4,7 @@
     DIR/lock                     flocked by the process that has the directory open
     DIR/checkpoint               `bookie_aio.storage.ledgers.checkpoint`
     DIR/NUMBER.ledgers           the table that the checkpoint names (`ledgers.ledger_table`)
+    DIR/witness                  what was durable last (`bookie_aio.storage.witness`)
     DIR/reserve                  preallocated space for fences and recovery adds
     DIR/ID.segment, DIR/ID.index a segment (ID: 16 hexadecimal digits), and the index of a sealed one
     DIR/ID.spare                 a file that was segment ID, kept to be made a segment again
@@ -18,6 +19,7 @@ whether a cookie is the right one: the server does at its start, with the metada
 from __future__ import annotations
 
 import os
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, write_file
@@ -31,8 +33,10 @@ from bookie_aio.storage.segment.format import (
     SEGMENT_SUFFIX,
     SPARE_SUFFIX,
     TABLE_SUFFIX,
+    WITNESS,
     id_of,
 )
+from bookie_aio.storage.witness import encode_witness
 from metadata.access.bookies import Cookie
 from metadata.errors import (
     CookieMismatchError,
@@ -41,6 +45,8 @@ from metadata.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bookie_aio.storage.disk.disk import Disk
 
 
@@ -73,6 +79,25 @@ async def write_cookie(disk: Disk, directory: str, cookie: Cookie) -> None:
     await write_file(disk, directory, COOKIE, [cookie.to_json()])
 
 
+def owner_of(cookie: Cookie) -> int:
+    """Return the number by which a bookie's files name it: 64 bits that are drawn at each formatting."""
+    return int.from_bytes(blake2b(cookie.incarnation.encode(), digest_size=8).digest(), "little")
+
+
+async def write_empty_storage(disk: Disk, directories: Sequence[str], cookie: Cookie) -> None:
+    """Write the witness files and the checkpoint of a new bookie, durable on return.
+
+    The first directory is the home. They come before the cookies: a start takes a directory that has a
+    cookie and lacks them for damaged.
+    """
+    owner = owner_of(cookie)
+    for path in directories[1:]:
+        await disk.unlink(os.path.join(path, CHECKPOINT))
+    for path in directories:
+        await write_file(disk, path, WITNESS, encode_witness(owner))
+    await write_file(disk, directories[0], CHECKPOINT, empty_checkpoint(owner))
+
+
 async def is_empty(disk: Disk, directory: str) -> bool:
     """Return whether a directory is missing, or holds nothing but perhaps a lock."""
     try:
@@ -100,8 +125,7 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
             for name in await disk.list_directory(directory):
                 if name != LOCK and _is_ours(name):
                     await disk.unlink(os.path.join(directory, name))
-        # The checkpoint first: a start takes a directory with a cookie and no checkpoint for damaged.
-        await write_file(disk, directory, CHECKPOINT, empty_checkpoint())
+        await write_empty_storage(disk, [directory], cookie)
         await write_cookie(disk, directory, cookie)
         await disk.sync_directory(os.path.join(directory, os.pardir))
     finally:
@@ -110,5 +134,5 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
 
 def _is_ours(name: str) -> bool:
     stem = name.removesuffix(TEMPORARY_SUFFIX)
-    known = (COOKIE, CHECKPOINT, RESERVE)
+    known = (COOKIE, CHECKPOINT, RESERVE, WITNESS)
     return stem in known or any(id_of(stem, suffix) is not None for suffix in _SUFFIXES)

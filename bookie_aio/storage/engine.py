@@ -11,6 +11,7 @@ All methods are called on the event loop's thread. Accepting never blocks.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,9 @@ from bookie_aio.storage.read.lookup import Lookup
 from bookie_aio.storage.read.reader import ReadResult
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.allocator import SegmentAllocator, SpaceLimits
+from bookie_aio.storage.segment.segment import SegmentRow
 from bookie_aio.storage.segment.segment_set import SegmentSet
+from bookie_aio.storage.witness import WitnessFiles
 from metadata.errors import (
     DiskFailedError,
     DiskFullError,
@@ -108,6 +111,7 @@ class Engine:
         self._is_closed = False
         self.add_watches: set[AddWatch] = set()
         self.notes: Sequence[str] = ()
+        self._witness: WitnessFiles | None = None
         self._ledgers: LedgerStates
         self._allocator: SegmentAllocator
         self._checkpointer: Checkpointer
@@ -131,6 +135,7 @@ class Engine:
         on_failed: Callable[[StorageError], None],
         on_writable: Callable[[bool], None],
         on_warning: Callable[[str], None] = lambda text: None,
+        owner: int = 0,
     ) -> Engine:
         """Lock the directories, replay what a crash left, and be ready to serve.
 
@@ -142,6 +147,7 @@ class Engine:
             on_writable: called with False when space ran out or fences may be lost, with True when there is
                 space again.
             on_warning: called with a sentence for the log, for an operator to act on.
+            owner: of which bookie the files are (`data_directory.owner_of`); others do not count.
 
         Raises:
             DirectoryInUseError: another process has one of the directories open.
@@ -152,18 +158,24 @@ class Engine:
         """
         engine = cls(disk, directories, config, on_indexed, on_failed, on_writable)
         try:
-            await engine._start(draw_generation, on_warning)
+            await engine._start(draw_generation, on_warning, owner)
         except BaseException:
             engine._segments.file_cache.close()
+            if engine._witness is not None:
+                await engine._witness.close()
             for lock in engine._locks:
                 lock.release()
             raise
         return engine
 
-    async def _start(self, draw_generation: Callable[[], int], on_warning: Callable[[str], None]) -> None:
+    async def _start(
+        self, draw_generation: Callable[[], int], on_warning: Callable[[str], None], owner: int
+    ) -> None:
         config = self._config
         self._locks.extend(map(self._disk.lock_directory, self._directories))
-        recovery = CrashRecovery(self._disk, self._directories, self._segments)
+        witness = await WitnessFiles.open(self._disk, self._directories, owner, self._health)
+        self._witness = witness
+        recovery = CrashRecovery(self._disk, self._directories, self._segments, witness)
         recovered = await recovery.run(spare_bytes=config.segment_bytes)
         self.notes = recovered.notes
         self._health.lost_data_of_any_ledger = recovered.lost_data_of_any_ledger
@@ -186,16 +198,23 @@ class Engine:
             list_segment=self._list_segment,
             on_ready=self._ready,
             on_warning=on_warning,
+            witness=witness,
             health=self._health,
         )
-        self._make_background_parts(recovered)
+        if witness.is_absent and not recovered.lost_data_of_any_ledger:
+            await (
+                witness.make_missing()
+            )  # of a new bookie: before the first checkpoint, which proves the loss
+        self._make_background_parts(recovered, witness)
         try:
-            await self._begin(recovered, tail, tail_bytes)
+            await self._begin(recovered, tail, tail_bytes, witness)
         except BaseException:
             await self._allocator.close()
             raise
 
-    async def _begin(self, recovered: RecoveredState, tail: list[Record], tail_bytes: int) -> None:
+    async def _begin(
+        self, recovered: RecoveredState, tail: list[Record], tail_bytes: int, witness: WitnessFiles
+    ) -> None:
         """Make the first segment, write the last run's tail into it, and start the background work."""
         config = self._config
         replayed = list(self._segments.in_memory.values())
@@ -210,11 +229,14 @@ class Engine:
             on_group=self._index_group,
             on_dropped=self._drop,
             on_rolled=self._rolled,
+            witness=witness,
             health=self._health,
         )
         if tail_bytes > self._journal.room:
             raise DiskFullError(f"no room for the {tail_bytes} bytes that the last run left to be rewritten")
         await self._rewrite(tail)
+        with suppress(DiskFullError):  # the next start finds the loss again, and is marked already
+            await witness.make_missing()
         self._allocator.segment_bytes = config.segment_bytes
         largest = config.segment_bytes - form.DATA_OFFSET - form.GROUP_HEADER_BYTES
         self._journal.limit_groups(min(config.group_bytes_max, largest))
@@ -224,7 +246,7 @@ class Engine:
             self._allocator.begin()
         self._scrubber.start()
 
-    def _make_background_parts(self, recovered: RecoveredState) -> None:
+    def _make_background_parts(self, recovered: RecoveredState, witness: WitnessFiles) -> None:
         """Make the parts that work in the background, each after the parts that it uses."""
         config, disk, health = self._config, self._disk, self._health
         segments, ledgers, allocator = self._segments, self._ledgers, self._allocator
@@ -239,6 +261,8 @@ class Engine:
             health,
             live_ledgers_max=config.live_ledgers_max,
             needed=recovered.needed,
+            witness=witness,
+            number=recovered.checkpoint_number,
         )
         self._sealer = SegmentSealer(
             disk,
@@ -286,7 +310,7 @@ class Engine:
             raise error
 
     async def _list_segment(self, segment: Segment) -> None:
-        await self._checkpointer.write(segment.segment_id)
+        await self._checkpointer.write(SegmentRow(segment.segment_id, segment.header.generation))
 
     def _ready(self) -> None:
         self._sealer.retry()
@@ -623,8 +647,12 @@ class Engine:
         if error is None and self._health.error is None:
             try:
                 await self._sealer.finish(self._journal.segment)
+                if self._witness is not None:
+                    await self._witness.sync()
             except (DiskFailedError, DiskFullError) as failure:
                 self._metrics.close_error = str(failure)  # the next start replays instead
+        if self._witness is not None:
+            await self._witness.close()
         await self._segments.close()
         for lock in self._locks:
             lock.release()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
+    from bookie_aio.storage.witness import WitnessFiles
     from bookie_aio.wire.blocks import Block, Buffer, LacStatement
 
 Done = Callable[[StorageError | None], None]
@@ -106,6 +107,7 @@ class Journal:
         on_group: Callable[[Group], None],
         on_dropped: Callable[[Sequence[Record], StorageError], None],
         on_rolled: Callable[[Segment], None],
+        witness: WitnessFiles,
         health: StorageHealth,
     ) -> None:
         """Start with an empty segment.
@@ -114,6 +116,7 @@ class Journal:
             on_group: a group is durable.
             on_dropped: these records will not be written: there was no space, or the disk failed.
             on_rolled: nothing more will be written to this segment.
+            witness: claims each group once it is durable, before the group's records are acknowledged.
             health: is told of a failed write; its listener then calls `stop`.
         """
         self._loop = asyncio.get_running_loop()
@@ -122,6 +125,7 @@ class Journal:
         self._on_group = on_group
         self._on_dropped = on_dropped
         self._on_rolled = on_rolled
+        self._witness = witness
         self._health = health
         self._queue: deque[Record] = deque()
         self._barriers = 0  # in the queue
@@ -241,9 +245,11 @@ class Journal:
         offset = form.group_start(self._offset, total)
         if offset + total > header.capacity:
             offset = self._offset
+        witness = self._witness
         group = form.GroupHeader(
-            header.segment_id, header.generation, self._number, offset, *segment.previous, total, len(rows)
-        )
+            header.segment_id, header.generation, self._number, offset, *segment.previous, total,
+            witness.checkpoint, len(rows),
+        )  # fmt: skip
         self._in_flight = Group(segment, records, offset, offset + head_bytes, total, self._loop.time())
         try:
             buffers: list[Buffer] = [form.encode_group_head(group, rows)]
@@ -251,7 +257,8 @@ class Journal:
             buffers.append(form.padding(offset + total, header.capacity))
             assert segment.file is not None
             assert offset + total <= header.capacity
-            future = segment.file.write_and_sync(buffers, offset)
+            claim = witness.of_group(header.segment_id, header.generation, offset + total)
+            future = segment.file.write_and_sync(buffers, offset, claim)
         except Exception as error:  # no memory, or no thread
             self._health.fail(error, "writing a group")
             return
@@ -267,6 +274,7 @@ class Journal:
             return
         group.synced_s = self._loop.time() - group.started_s
         self._in_flight = None
+        self._witness.group_claimed(is_first=self._number == 0)
         self._number += 1
         self._offset = group.offset + group.size
         group.segment.end = self._offset

@@ -16,6 +16,7 @@ from metadata.errors import DiskFailedError, DiskFullError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from bookie_aio.storage.disk.disk import File
     from bookie_aio.wire.blocks import Buffer
 
 
@@ -26,10 +27,14 @@ class HeldFile(RealFile):
         super().__init__(disk, descriptor, path)
         self._held_disk = disk
 
-    def write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
-        return asyncio.ensure_future(self._gated(buffers, offset))
+    def write_and_sync(
+        self, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]] = ()
+    ) -> asyncio.Future[None]:
+        return asyncio.ensure_future(self._gated(buffers, offset, then))
 
-    async def _gated(self, buffers: Sequence[Buffer], offset: int) -> None:
+    async def _gated(
+        self, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]]
+    ) -> None:
         disk = self._held_disk
         disk.waiting += 1
         disk.arrived.set()
@@ -39,7 +44,7 @@ class HeldFile(RealFile):
             disk.waiting -= 1
         if disk.is_failing:
             raise DiskFailedError("the test makes this write fail")
-        await super().write_and_sync(buffers, offset)
+        await super().write_and_sync(buffers, offset, then)
 
     async def preallocate(self, size: int) -> None:
         await self._held_disk.gate.wait()

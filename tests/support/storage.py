@@ -11,11 +11,13 @@ import time
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from bookie_aio.storage.data_directory import owner_of, read_cookie
 from bookie_aio.storage.disk.disk import RealDisk, RealFile, Space
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.allocator import SpaceLimits
+from bookie_aio.storage.witness import CHECKPOINTS_PAGE, PAGE_BYTES, encode_witness, parse_page
 from bookie_aio.wire.blocks import Block, encode_block, parse_blocks
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 
@@ -65,7 +67,7 @@ class Store:
     async def open(
         cls, paths: Path | list[Path], config: StorageConfig = SMALL, disk: RealDisk | None = None
     ) -> Store:
-        """Open the engine on a directory, or several, which are created."""
+        """Open the engine on a directory, or several, which are created. A cookie in it is heeded."""
         disk = disk or RealDisk()
         path, *more = paths if isinstance(paths, list) else [paths]
         for one in (path, *more):
@@ -76,6 +78,7 @@ class Store:
         writable: list[bool] = []
         warnings: list[str] = []
         try:
+            cookie = await read_cookie(disk, str(path))
             engine = await Engine.open(
                 disk,
                 [str(path), *map(str, more)],
@@ -85,6 +88,7 @@ class Store:
                 on_failed=failures.append,
                 on_writable=writable.append,
                 on_warning=warnings.append,
+                owner=owner_of(cookie) if cookie is not None else 0,
             )
         except BaseException:
             disk.close()
@@ -172,11 +176,22 @@ def copy_as_a_crash_leaves_it(path: Path, to: Path) -> Path:
         shutil.rmtree(to, ignore_errors=True)
 
 
+def lose_claims(path: Path) -> Path:
+    """Take back what a directory's witness says of groups, as a power cut may; returns the directory.
+
+    Else the last group of a killed process is proven.
+    """
+    file = path / form.WITNESS
+    claim = parse_page(CHECKPOINTS_PAGE, file.read_bytes()[PAGE_BYTES:])
+    file.write_bytes(b"".join(encode_witness(claim.owner, claim.checkpoint)))
+    return path
+
+
 def unaccounted_files(store: Store) -> set[str]:
     """Return the names of files in a settled store's directory that nothing refers to, or that are
     missing."""
     engine = store.engine
-    expected = {form.CHECKPOINT, form.RESERVE, form.LOCK}
+    expected = {form.CHECKPOINT, form.RESERVE, form.LOCK, form.WITNESS}
     for segment in engine._segments.by_id.values():
         expected.add(form.segment_name(segment.segment_id))
         if segment.sealed is not None:
@@ -218,7 +233,8 @@ class FaultyFile(RealFile):
         super()._write_and_sync(buffers, offset)
 
     async def write(self, buffers: Sequence[Buffer], offset: int) -> None:
-        if self._is_refused() and not self._path.endswith("reserve"):
+        is_in_place = offset + sum(map(len, buffers)) <= self.size()
+        if self._is_refused() and not self._path.endswith("reserve") and not is_in_place:
             raise DiskFullError("the test says there is no space")
         await super().write(buffers, offset)
         self._faulty.on_step("write", self._path)

@@ -39,7 +39,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 from metadata.errors import DirectoryInUseError, DiskFailedError, DiskFullError, StorageError
 
@@ -77,10 +77,16 @@ class Space(NamedTuple):
 class File(Protocol):
     """An open file. Offsets and sizes are bytes."""
 
-    def write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+    def write_and_sync(
+        self, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]] = ()
+    ) -> asyncio.Future[None]:
         """Write the buffers one after another from `offset` on, and fdatasync: the journal's path.
 
         The buffers must not change before the future is done. Calls are executed in order.
+
+        Args:
+            then: once the sync has returned, these bytes are written at the beginning of these files, without
+                a sync. They are files of the same disk.
         """
 
     async def write(self, buffers: Sequence[Buffer], offset: int) -> None:
@@ -224,11 +230,32 @@ class RealFile:
         self._begin_change()
         await self._disk.call_until(self._end_change, what, function, *args, **more)
 
-    def write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+    def write_and_sync(
+        self, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]] = ()
+    ) -> asyncio.Future[None]:
         """See `File`."""
         thread = self._disk.journal_thread
         self._begin_change()
-        return thread.call(self._write_and_sync, buffers, offset)
+        if not then:
+            return thread.call(self._write_and_sync, buffers, offset)
+        files = [(cast("RealFile", file), data) for file, data in then]
+        for file, _ in files:
+            file._begin_change()
+        return thread.call(partial(self._write_sync_and_write, files), buffers, offset)
+
+    def _write_sync_and_write(
+        self, then: list[tuple[RealFile, Buffer]], buffers: Sequence[Buffer], offset: int
+    ) -> None:
+        try:
+            self._write_and_sync(buffers, offset)
+            for file, data in then:
+                try:
+                    _write_all(file._descriptor, [data], 0)
+                except OSError as error:
+                    raise _typed(error, f"writing {file._path}") from error
+        finally:
+            for file, _ in then:
+                file._end_change()
 
     def _write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> None:
         try:

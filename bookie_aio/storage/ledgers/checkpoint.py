@@ -13,16 +13,18 @@ Little-endian:
 
       0  4s   magic b"BKC1"
       4  u32  crc            CRC32C of byte 8 up to the end
-      8  u32  version        5
+      8  u32  version        6
      12  u32  flags          1: data was lost that may concern any ledger
      16  u64  next_segment   the lowest segment id that was never used
      24  u64  segments
      32  u64  ledgers
      40  u64  ranges
      48  u64  table          the number of the table of ledgers, 0: there is none
-     56  segments × 40 bytes: u64 id, u64 generation (0: it is not sealed, and what follows the end is 0), u64
-             where its groups end (0: it is written to, or nothing is known), u64 lowest, u64 highest ledger
-             in its index
+     56  u64  number         of this checkpoint: each one has the next number
+     64  u64  owner          of which bookie it is, 0: of none with a cookie
+     72  segments × 48 bytes: u64 id, u64 generation (0: not known), u64 where its groups end (0: it is
+             written to, or nothing is known), u64 lowest, u64 highest ledger in its index, u64 flags (1: it
+             is sealed; else both ledgers are 0)
       …  ranges × 16 bytes:  u64 first, u64 last id of deleted ledgers, ascending
       …  ledgers × 144 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: damaged, 2: locked),
              u32 code's bytes (all ones: no statement), u64 content term, i64 LAC, i64 LAFR,
@@ -116,10 +118,10 @@ class IdRanges:
             yield self._firsts[at], self._lasts[at]
 
 
-VERSION = 5
+VERSION = 6
 CHECKPOINT_MAGIC = b"BKC1"
-_HEAD = struct.Struct("<4sIIIQQQQQ")
-_SEGMENT = struct.Struct("<QQQQQ")
+_HEAD = struct.Struct("<4sIIIQQQQQQQ")
+_SEGMENT = struct.Struct("<QQQQQQ")
 _RANGE = struct.Struct("<QQ")
 _LEDGER = struct.Struct("<QQqIIQqqII32s32sQq")
 _COVERED_FROM = 8
@@ -128,7 +130,7 @@ _FLAG_DAMAGED = 1
 _FLAG_LOCKED = 2
 _NO_STATEMENT = 0xFFFFFFFF
 LEDGER_BYTES = _LEDGER.size
-assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (56, 40, 144)
+assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (72, 48, 144)
 
 
 class LedgerState:
@@ -146,6 +148,17 @@ class LedgerState:
         self.since = 0  # the segment from which on its entries count; 0: from the first
         self.first = 0  # entries below are not kept
 
+    def raise_to(self, other: LedgerState) -> None:
+        """Take in another state of the same ledger, older or newer: each value only grows."""
+        self.term = max(self.term, other.term)
+        self.last_entry = max(self.last_entry, other.last_entry)
+        self.is_damaged |= other.is_damaged
+        self.lock = self.lock or other.lock
+        self.since = max(self.since, other.since)
+        self.first = max(self.first, other.first)
+        if other.statement is not None:
+            self.learn_statement(other.statement)
+
     def learn_statement(self, statement: LacStatement) -> None:
         """Keep the statement with the higher LAC; of equal LACs the statement with the higher LAFR."""
         known = self.statement
@@ -155,7 +168,10 @@ class LedgerState:
 
 @dataclass
 class Checkpoint:
-    """The contents of a checkpoint; `table` is the number of the table of ledgers, 0 for none."""
+    """The contents of a checkpoint; `table` is the number of the table of ledgers, 0 for none.
+
+    `number` is its own, and `owner` the bookie's.
+    """
 
     next_segment: int = 1
     segments: dict[int, SegmentRow] = field(default_factory=dict)
@@ -163,6 +179,8 @@ class Checkpoint:
     ledgers: dict[int, LedgerState] = field(default_factory=dict)
     deleted: IdRanges = field(default_factory=IdRanges)
     table: int = 0
+    number: int = 0
+    owner: int = 0
 
 
 def pack_state(ledger_id: int, state: LedgerState) -> bytes:
@@ -200,6 +218,8 @@ def encode_checkpoint(
     rows: Sequence[bytes],
     deleted: bytes = b"",
     table: int = 0,
+    number: int = 0,
+    owner: int = 0,
 ) -> list[bytes]:
     """Return the file's bytes, in parts.
 
@@ -208,6 +228,8 @@ def encode_checkpoint(
             differs from its row there.
         deleted: the deleted ledgers, as `IdRanges.packed` returns them.
         table: the number of the table.
+        number: the number of this checkpoint.
+        owner: of which bookie it is.
     """
     segment_rows = [_SEGMENT.pack(*row) for row in sorted(segments)]
     flags = _FLAG_ALL_DAMAGED if lost_data_of_any_ledger else 0
@@ -222,6 +244,8 @@ def encode_checkpoint(
         count,
         len(deleted) // _RANGE.size,
         table,
+        number,
+        owner,
     )
     covered = [b"".join((head[_COVERED_FROM:], *segment_rows, deleted)), *rows]
     crc = 0
@@ -230,9 +254,9 @@ def encode_checkpoint(
     return [CHECKPOINT_MAGIC + crc.to_bytes(4, "little"), *covered]
 
 
-def empty_checkpoint() -> list[bytes]:
+def empty_checkpoint(owner: int) -> list[bytes]:
     """Return the checkpoint of a new bookie."""
-    return encode_checkpoint(1, (), False, ())
+    return encode_checkpoint(1, (), False, (), owner=owner)
 
 
 def parse_checkpoint(data: Buffer) -> Checkpoint:
@@ -243,7 +267,7 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
         UnknownVersionError: the checkpoint is of another version.
     """
     head = bytes(data[: _HEAD.size]).ljust(_HEAD.size, b"\0")
-    _, crc, version, flags, next_segment, segments, ledgers, ranges, table = _HEAD.unpack(head)
+    _, crc, version, flags, next_segment, segments, ledgers, ranges, table, number, owner = _HEAD.unpack(head)
     # The version comes before the length: the head of another version may be shorter.
     is_whole = head[:4] == CHECKPOINT_MAGIC and len(data) >= _COVERED_FROM + 4
     if not is_whole or crc32c(memoryview(data)[_COVERED_FROM:]) != crc:
@@ -258,7 +282,9 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
     view = memoryview(data)
     if len(data) != ledgers_at + LEDGER_BYTES * ledgers:
         raise CorruptRecordError("the checkpoint is damaged")
-    found = Checkpoint(next_segment, lost_data_of_any_ledger=bool(flags & 1), table=table)
+    found = Checkpoint(
+        next_segment, lost_data_of_any_ledger=bool(flags & 1), table=table, number=number, owner=owner
+    )
     rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[_HEAD.size : ranges_at]))
     found.segments = {row.segment_id: row for row in rows}
     found.deleted = IdRanges(_RANGE.iter_unpack(view[ranges_at:ledgers_at]))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment_set import SegmentSet
+    from bookie_aio.storage.witness import WitnessFiles
     from bookie_aio.wire.blocks import Buffer
 
 _LEDGERS_AT_ONCE = 512
@@ -54,7 +55,9 @@ class Checkpointer:
         health: StorageHealth,
         *,
         live_ledgers_max: int,
-        needed: Collection[int],
+        needed: Collection[SegmentRow],
+        witness: WitnessFiles,
+        number: int,
     ) -> None:
         """Share the engine's segments and ledgers.
 
@@ -62,6 +65,8 @@ class Checkpointer:
             home: the directory of the checkpoint and the table.
             live_ledgers_max: `StorageConfig.live_ledgers_max`.
             needed: segments to list although they are not among `segments`, until `release_needed`.
+            witness: is told of each checkpoint that is durable.
+            number: the number of the newest checkpoint that was ever durable.
         """
         self._disk = disk
         self._home = home
@@ -71,22 +76,24 @@ class Checkpointer:
         self._health = health
         self._live_ledgers_max = live_ledgers_max
         self._needed = needed
+        self._witness = witness
+        self.number = number  # of the newest checkpoint that is durable
         self.list_lock = asyncio.Lock()
 
     def release_needed(self) -> None:
         """List the segments no more that were needed until crash recovery was complete."""
         self._needed = ()
 
-    async def write(self, *segment_ids: int) -> None:
+    async def write(self, *more: SegmentRow) -> None:
         """Write a checkpoint that lists these segments as well; it is durable on return.
 
         Raises:
             DiskFullError: no space; the checkpoint is what it was.
         """
         async with self.list_lock:
-            await self.write_locked(segment_ids)
+            await self.write_locked(more)
 
-    async def write_locked(self, segment_ids: Collection[int] = ()) -> None:
+    async def write_locked(self, more: Collection[SegmentRow] = ()) -> None:
         """Write as `write` does, for a caller that holds `list_lock`."""
         states = self._ledgers.states
         table, packed = None, await self._pack_states()
@@ -99,24 +106,32 @@ class Checkpointer:
                 packed = await self._pack_states()
         rows = await _joined(packed)
         # The list of segments and the next id are taken together, in one step.
-        also_listed = {*self._needed, *segment_ids}
-        if self._allocator.ready is not None:
-            also_listed.add(self._allocator.ready.segment_id)
+        also_listed = {row.segment_id: row for row in (*self._needed, *more)}
+        if (ready := self._allocator.ready) is not None:
+            also_listed[ready.segment_id] = SegmentRow(ready.segment_id, ready.header.generation)
         listed = self._segments.rows()
-        listed += [SegmentRow(one) for one in also_listed if one not in self._segments.by_id]
+        listed += [row for one, row in also_listed.items() if one not in self._segments.by_id]
+        number = self.number + 1
         encode = partial(
             encode_checkpoint, self._allocator.next_id, listed, self._health.lost_data_of_any_ledger, rows,
-            self._ledgers.deleted.packed(),
+            self._ledgers.deleted.packed(), number=number, owner=self._witness.owner,
         )  # fmt: skip
         if table is not None:
             try:
-                await self._write_home(form.CHECKPOINT, encode(table.number))
+                await self._write_home(form.CHECKPOINT, encode(table=table.number))
             except DiskFullError:
                 await remove_files(self._disk, [self._table_path(table.number)])  # its space may be missing
             else:
+                await self._note(number)
                 await self._switch_to(table)
                 return
-        await self._write_home(form.CHECKPOINT, encode(states.table_number))
+        await self._write_home(form.CHECKPOINT, encode(table=states.table_number))
+        await self._note(number)
+
+    async def _note(self, number: int) -> None:
+        """Have the witness name a checkpoint that is durable, before anything is given up by it."""
+        self.number = number
+        await self._witness.note_checkpoint(number)
 
     async def _write_home(self, name: str, buffers: Sequence[Buffer]) -> None:
         write = partial(write_file, self._disk, self._home, name, buffers)
@@ -136,12 +151,14 @@ class Checkpointer:
     async def _write_table(self, packed: dict[int, bytes]) -> PackedTable:
         """Write a new table of ledgers, which counts once a checkpoint names it."""
         states = self._ledgers.states
-        table = PackedTable(states.next_table_number)
+        table = PackedTable(states.next_table_number, checkpoint=self.number)
         for number, part in enumerate(states.new_rows(packed), 1):
             table.extend(part)
             if number % _PARTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        await write_file(self._disk, self._home, form.table_name(table.number), table.encode())
+        await write_file(
+            self._disk, self._home, form.table_name(table.number), table.encode(self._witness.owner)
+        )
         return table
 
     async def _switch_to(self, table: PackedTable) -> None:

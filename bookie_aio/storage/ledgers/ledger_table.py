@@ -18,11 +18,13 @@ The table's file, little-endian:
 
       0  4s   magic b"BKT1"
       4  u32  crc            CRC32C of byte 8 up to the end
-      8  u32  version        1
+      8  u32  version        2
      12  u32  reserved, 0
      16  u64  number         of the table, as in the file's name
      24  u64  ledgers
-     32  ledgers × 144 bytes, ascending, as in the checkpoint
+     32  u64  owner          of which bookie it is
+     40  u64  checkpoint     the number of a checkpoint that was durable before
+     48  ledgers × 144 bytes, ascending, as in the checkpoint
 """
 
 from __future__ import annotations
@@ -45,22 +47,23 @@ if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Buffer
 
 TABLE_MAGIC = b"BKT1"
-VERSION = 1
-_HEAD = struct.Struct("<4sIIIQQ")
+VERSION = 2
+_HEAD = struct.Struct("<4sIIIQQQQ")
 _COVERED_FROM = 8
 _FLAGS_AT = 24 // 4
 _ROWS_AT_ONCE = 512
-assert _HEAD.size == 32
+assert _HEAD.size == 48
 
 
 class PackedTable:
     """Packed rows, ascending by ledger."""
 
-    __slots__ = ("damaged", "ids", "number", "rows")
+    __slots__ = ("checkpoint", "damaged", "ids", "number", "rows")
 
-    def __init__(self, number: int = 0, rows: Buffer = b"") -> None:
-        """Take the rows; table number 0 is the table without any."""
+    def __init__(self, number: int = 0, rows: Buffer = b"", checkpoint: int = 0) -> None:
+        """Take the rows, and a checkpoint that was durable before; table 0 is the table without any rows."""
         self.number = number
+        self.checkpoint = checkpoint
         self.rows: Buffer = rows or bytearray()
         self.ids = array("Q")
         self.damaged: set[int] = set()
@@ -86,28 +89,31 @@ class PackedTable:
             return None
         return memoryview(self.rows)[at * LEDGER_BYTES : (at + 1) * LEDGER_BYTES]
 
-    def encode(self) -> list[Buffer]:
+    def encode(self, owner: int) -> list[Buffer]:
         """Return the file's bytes, in parts."""
-        head = _HEAD.pack(TABLE_MAGIC, 0, VERSION, 0, self.number, len(self.ids))[_COVERED_FROM:]
+        fields = (self.number, len(self.ids), owner, self.checkpoint)
+        head = _HEAD.pack(TABLE_MAGIC, 0, VERSION, 0, *fields)[_COVERED_FROM:]
         crc = crc32c(self.rows, crc32c(head))
         return [TABLE_MAGIC + crc.to_bytes(4, "little"), head, self.rows]
 
     @classmethod
-    def parse(cls, number: int, data: Buffer) -> PackedTable:
+    def parse(cls, number: int, owner: int, data: Buffer) -> PackedTable:
         """Parse and check the file's bytes.
 
         Raises:
-            CorruptRecordError: the bytes do not parse, or are of another version or table.
+            CorruptRecordError: the bytes do not parse, or are of another version, table or bookie.
         """
         view = memoryview(data)
         if len(view) < _HEAD.size or view[:4] != TABLE_MAGIC:
             raise CorruptRecordError(f"ledger table {number} is damaged")
-        _, crc, version, _, own_number, count = _HEAD.unpack_from(view)
+        _, crc, version, _, own_number, count, own_owner, checkpoint = _HEAD.unpack_from(view)
         rows = view[_HEAD.size :]
         is_whole = crc32c(view[_COVERED_FROM:]) == crc and len(rows) == count * LEDGER_BYTES
         if not is_whole or version != VERSION or own_number != number:
             raise CorruptRecordError(f"ledger table {number} is damaged, or of another version")
-        return cls(number, rows)
+        if own_owner != owner:
+            raise CorruptRecordError(f"ledger table {number} is of another bookie")
+        return cls(number, rows, checkpoint)
 
 
 class LedgerTable:

@@ -88,7 +88,9 @@ class SegmentSealer:
     def add_unsealed(self, *segments: Segment) -> None:
         """Add segments that the next `seal_all` seals."""
         for segment in segments:
-            segment.checkpoint_row = segment.checkpoint_row or SegmentRow(segment.segment_id, end=segment.end)
+            segment.checkpoint_row = segment.checkpoint_row or SegmentRow(
+                segment.segment_id, segment.header.generation, segment.end
+            )
         self._unsealed += segments
 
     def clean_up(self, segments: list[Segment], useless: list[str]) -> None:
@@ -147,7 +149,7 @@ class SegmentSealer:
         ledgers = segment.index.ledgers
         for ledger_id in [one for one in ledgers if not self._counts(one, segment.segment_id)]:
             del ledgers[ledger_id]
-        write = partial(write_index, self._disk, segment, self._statement)
+        write = partial(write_index, self._disk, segment, self._checkpointer.number, self._statement)
         try:
             row = await self._allocator.make_room(segment.directory, write)
         except DiskFullError as full:

@@ -23,8 +23,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bookie_aio.storage.disk.disk import remove_files
 from bookie_aio.storage.segment import format as form
-from bookie_aio.storage.segment.files import create_reserve, create_segment, give_up_segment, reuse_file
-from metadata.errors import DiskFullError, StorageError
+from bookie_aio.storage.segment.files import (
+    create_reserve,
+    create_segment,
+    cut_file,
+    give_up_segment,
+    reuse_file,
+)
+from metadata.errors import CorruptRecordError, DiskFullError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
+    from bookie_aio.storage.witness import WitnessFiles
 
 _T = TypeVar("_T")
 _GIB = 1024**3
@@ -75,6 +82,7 @@ class SegmentAllocator:
         list_segment: Callable[[Segment], Awaitable[None]],
         on_ready: Callable[[], None],
         on_warning: Callable[[str], None],
+        witness: WitnessFiles,
         health: StorageHealth,
     ) -> None:
         """Take the state that crash recovery found; nothing happens before `first_segment` or `begin`.
@@ -94,6 +102,7 @@ class SegmentAllocator:
             list_segment: writes the checkpoint that lists a segment that is about to be used.
             on_ready: called when a segment is ready to be taken, or when there will be none for now.
             on_warning: called with a text when space gets tight, once each time.
+            witness: knows the bookie and the newest checkpoint, which each header names.
             health: is told of failures, and of the room for ordinary adds.
         """
         self._disk = disk
@@ -108,6 +117,7 @@ class SegmentAllocator:
         self._list_segment = list_segment
         self._on_ready = on_ready
         self._on_warning = on_warning
+        self._witness = witness
         self._health = health
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -182,7 +192,10 @@ class SegmentAllocator:
             file = await self._disk.open(path)
             try:
                 if file.size() > end:
-                    await file.truncate(end)
+                    header = form.parse_segment_header(await file.read(0, form.DATA_OFFSET))
+                    await cut_file(file, header, end)
+            except (CorruptRecordError, DiskFullError):
+                continue  # a header that fails is not replaced, and one that has no room stays
             finally:
                 file.close()
 
@@ -238,8 +251,13 @@ class SegmentAllocator:
         A segment that could not be made may have left a file of its name, or a power cut may bring that file
         back. The same id in another directory would then name two files.
         """
+        witness = self._witness
         try:
-            return await make(form.SegmentHeader(self.next_id, self._draw_generation(), capacity))
+            return await make(
+                form.SegmentHeader(
+                    self.next_id, self._draw_generation(), capacity, witness.owner, witness.checkpoint
+                )
+            )
         except DiskFullError:
             self.next_id += 1
             raise

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from bookie_aio.storage.disk.disk import replacement
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.index import IndexEncoder
-from bookie_aio.storage.segment.segment import Segment, SegmentRow
+from bookie_aio.storage.segment.segment import HAS_INDEX, Segment, SegmentRow
 from metadata.errors import DiskFullError
 
 if TYPE_CHECKING:
@@ -114,12 +114,27 @@ async def settle_segment(segment: Segment) -> None:
     """Make a segment's bytes durable, and cut its file if much of it was not used. Raises DiskFullError."""
     assert segment.file is not None
     if segment.file.size() - segment.end > segment.header.capacity // _SLACK:
-        await segment.file.truncate(segment.end)
+        segment.header = await cut_file(segment.file, segment.header, segment.end)
     await segment.file.sync()
 
 
+async def cut_file(file: File, header: form.SegmentHeader, end: int) -> form.SegmentHeader:
+    """Cut a segment's file, and return the segment's header from then on.
+
+    The header with the new capacity is durable first: a file shorter than its header says has lost data.
+
+    Raises:
+        DiskFullError: no space to rewrite the header; the file is as long as it was.
+    """
+    header = header._replace(capacity=end)
+    await file.write([form.encode_header_sector(header)], 0)
+    await file.sync()
+    await file.truncate(end)
+    return header
+
+
 async def write_index(
-    disk: Disk, segment: Segment, statements: Callable[[int], LacStatement | None]
+    disk: Disk, segment: Segment, checkpoint: int, statements: Callable[[int], LacStatement | None]
 ) -> SegmentRow:
     """Write a segment's index, durable on return; returns the segment's row for the checkpoint.
 
@@ -127,6 +142,7 @@ async def write_index(
     The segment's index in memory must not change meanwhile.
 
     Args:
+        checkpoint: the number of the newest durable checkpoint.
         statements: returns the highest LAC statement of a ledger.
 
     Raises:
@@ -134,9 +150,7 @@ async def write_index(
     """
     assert segment.index is not None
     header = segment.header
-    encoder = IndexEncoder(
-        segment.segment_id, header.generation, segment.end, segment.index.ledgers, statements
-    )
+    encoder = IndexEncoder(header, segment.end, checkpoint, segment.index.ledgers, statements)
     name = form.index_name(segment.segment_id)
     async with replacement(disk, segment.directory, name) as file:
         offset, pages = encoder.pages_at, list[bytes]()
@@ -149,5 +163,10 @@ async def write_index(
         await file.write([encoder.head()], 0)
     await disk.sync_directory(segment.directory)
     return SegmentRow(
-        segment.segment_id, header.generation, segment.end, encoder.lowest_ledger, encoder.highest_ledger
+        segment.segment_id,
+        header.generation,
+        segment.end,
+        encoder.lowest_ledger,
+        encoder.highest_ledger,
+        HAS_INDEX,
     )

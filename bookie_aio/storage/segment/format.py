@@ -9,12 +9,17 @@ earlier life.
 Segment header, in the first 4,096 bytes of the file, durable before the first group is written:
 
       0  4s   magic b"BKS1"
-      4  u32  crc          CRC32C of bytes 8 … 39
-      8  u32  version      3
+      4  u32  crc          CRC32C of bytes 8 … 55
+      8  u32  version      4
      12  u32  reserved, 0
      16  u64  segment_id   1, 2, …: in the order of writing, never used twice
      24  u64  generation   random, drawn for this life of the file, never told to anybody
-     32  u64  capacity     bytes of the file, this header included
+     32  u64  capacity     bytes of the file, this header included: the file is never shorter
+     40  u64  owner        of which bookie the segment is, 0: of none with a cookie
+     48  u64  checkpoint   the number of a checkpoint that was durable before
+
+All fields lie in one sector. A segment that is cut gets its new capacity first, and a power cut leaves the
+old header or the new one.
 
 Group:
 
@@ -27,9 +32,10 @@ Group:
      40  u64  previous_segment  the segment written before this one, 0: none
      48  u64  previous_end      and where that one's durable groups end
      56  u64  total_bytes  of the whole group
-     64  u32  rows
-     68  u32  reserved, 0
-     72  rows × 64 bytes
+     64  u64  checkpoint   the number of a checkpoint that was durable before
+     72  u32  rows
+     76  u32  reserved, 0
+     80  rows × 64 bytes
       …  the bodies, in the order of the rows
 
 Row:
@@ -71,7 +77,7 @@ if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block, Buffer
 
 
-VERSION = 3
+VERSION = 4
 SEGMENT_MAGIC = b"BKS1"
 GROUP_MAGIC = b"BKG1"
 DATA_OFFSET = 4096
@@ -94,8 +100,9 @@ ROW_FLAGS_AT = 2
 _PAGE_BYTES = 4096
 _ZEROS = bytes(_PAGE_BYTES)
 _ALIGNED_BYTES_MAX = 64 * 1024
-_SEGMENT = struct.Struct("<4sIIIQQQ")
-_GROUP_COVERED = struct.Struct("<QQQQQQQII")
+_SEGMENT = struct.Struct("<4sIIIQQQQQ")
+SECTOR_BYTES = 512
+_GROUP_COVERED = struct.Struct("<QQQQQQQQII")
 _GROUP_START = struct.Struct("<4sI")
 _ROW = struct.Struct("<HHIIIIIIIQQqq")
 _BLOCK_HEAD_COVERED_FROM = 8
@@ -103,7 +110,7 @@ _BLOCK_LAFR = struct.Struct("<q")
 _BLOCK_LAFR_AT = 56
 GROUP_HEADER_BYTES = _GROUP_START.size + _GROUP_COVERED.size
 ROW_BYTES = _ROW.size
-assert (_SEGMENT.size, GROUP_HEADER_BYTES, ROW_BYTES) == (40, 72, 64)
+assert (_SEGMENT.size, GROUP_HEADER_BYTES, ROW_BYTES) == (56, 80, 64)
 
 
 class UnknownVersionError(CorruptRecordError):
@@ -116,12 +123,19 @@ class SegmentHeader(NamedTuple):
     segment_id: int
     generation: int
     capacity: int
+    owner: int = 0
+    checkpoint: int = 0
 
 
 def encode_segment_header(header: SegmentHeader) -> bytes:
     """Return the first 4,096 bytes of a segment."""
+    return encode_header_sector(header).ljust(DATA_OFFSET, b"\0")
+
+
+def encode_header_sector(header: SegmentHeader) -> bytes:
+    """Return the first sector of a segment, for a header that is replaced in place."""
     fixed = _SEGMENT.pack(SEGMENT_MAGIC, 0, VERSION, 0, *header)
-    return (SEGMENT_MAGIC + crc32c(fixed[8:]).to_bytes(4, "little") + fixed[8:]).ljust(DATA_OFFSET, b"\0")
+    return (SEGMENT_MAGIC + crc32c(fixed[8:]).to_bytes(4, "little") + fixed[8:]).ljust(SECTOR_BYTES, b"\0")
 
 
 def parse_segment_header(data: Buffer) -> SegmentHeader:
@@ -133,12 +147,12 @@ def parse_segment_header(data: Buffer) -> SegmentHeader:
     """
     if len(data) < _SEGMENT.size:
         raise CorruptRecordError(f"a segment ends after {len(data)} bytes")
-    magic, crc, version, _, segment_id, generation, capacity = _SEGMENT.unpack_from(data)
+    magic, crc, version, _, *fields = _SEGMENT.unpack_from(data)
     if magic != SEGMENT_MAGIC or crc32c(memoryview(data)[8 : _SEGMENT.size]) != crc:
         raise CorruptRecordError("a segment's header is damaged")
     if version != VERSION:
         raise UnknownVersionError(f"a segment of format version {version}; this program knows {VERSION}")
-    return SegmentHeader(segment_id, generation, capacity)
+    return SegmentHeader(*fields)
 
 
 class Row(NamedTuple):
@@ -280,6 +294,7 @@ class GroupHeader(NamedTuple):
     previous_segment: int
     previous_end: int
     total_bytes: int
+    checkpoint: int
     row_count: int
 
     @property
@@ -322,6 +337,17 @@ def peek_group_header(data: Buffer, segment: SegmentHeader, offset: int, end: in
     return header
 
 
+def is_first_group(data: Buffer, segment_id: int) -> bool:
+    """Return whether bytes from `DATA_OFFSET` on begin with a group of that segment, of whatever generation.
+
+    For a segment whose header is damaged: it was written to. Only the group's header is looked at.
+    """
+    if len(data) < GROUP_HEADER_BYTES or bytes(data[:4]) != GROUP_MAGIC:
+        return False
+    header = GroupHeader(*_GROUP_COVERED.unpack_from(data, _GROUP_START.size)[:-1])
+    return (header.segment_id, header.number, header.offset) == (segment_id, 0, DATA_OFFSET)
+
+
 def parse_group_rows(header: GroupHeader, data: memoryview) -> list[Row] | None:
     """Return the rows of a group from its head's bytes; None where the checksum or a size is wrong."""
     if len(data) < header.head_bytes:
@@ -339,6 +365,7 @@ COOKIE = "cookie.json"
 LOCK = "lock"
 CHECKPOINT = "checkpoint"
 RESERVE = "reserve"
+WITNESS = "witness"
 SEGMENT_SUFFIX = ".segment"
 INDEX_SUFFIX = ".index"
 SPARE_SUFFIX = ".spare"

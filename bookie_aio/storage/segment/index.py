@@ -8,7 +8,7 @@ checksum. Its pages are read as they are needed, and checked by checksums in the
 
       0  4s   magic b"BKI1"
       4  u32  crc           CRC32C of byte 8 up to the end of the head
-      8  u32  version       2
+      8  u32  version       3
      12  u32  reserved, 0
      16  u64  segment_id
      24  u64  generation    of the segment
@@ -18,7 +18,9 @@ checksum. Its pages are read as they are needed, and checked by checksums in the
      56  u32  ledger_pages
      60  u32  run_pages
      64  u64  highest_ledger
-     72  u32[pages]         CRC32C of each page
+     72  u64  owner         of which bookie the segment is
+     80  u64  checkpoint    the number of a checkpoint that was durable before
+     88  u32[pages]         CRC32C of each page
       …  u64[ledger_pages]  first ledger of each page of ledgers
       …  u64[run_pages]     first entry of each page of runs
       …  (zeros up to a multiple of 4,096)
@@ -47,9 +49,10 @@ from metadata.errors import CorruptRecordError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from bookie_aio.storage.segment.format import SegmentHeader
     from bookie_aio.wire.blocks import Buffer
 
-VERSION = 2
+VERSION = 3
 INDEX_MAGIC = b"BKI1"
 PAGE_BYTES = 4096
 RUNS_PER_STEP = 2048
@@ -58,7 +61,7 @@ RUNS_PER_STEP = 2048
 _RUN = struct.Struct("<QQQIIII")
 _LEDGER = struct.Struct("<QQQQQQQQqqII32s")
 _SHARE = struct.Struct("<Q16xQQ8xQ64x")  # of a ledger: id, lowest, highest, bytes
-_HEAD = struct.Struct("<4sIIIQQQQQIIQ")
+_HEAD = struct.Struct("<4sIIIQQQQQIIQQQ")
 _U64 = struct.Struct("<Q")
 _COVERED_FROM = 8
 _NO_STATEMENT = 0xFFFFFFFF
@@ -66,7 +69,7 @@ RUN_BYTES = _RUN.size
 LEDGER_BYTES = _LEDGER.size
 RUNS_PER_PAGE = PAGE_BYTES // RUN_BYTES
 LEDGERS_PER_PAGE = PAGE_BYTES // LEDGER_BYTES
-assert (RUN_BYTES, LEDGER_BYTES, _SHARE.size, _HEAD.size) == (40, 120, 120, 72)
+assert (RUN_BYTES, LEDGER_BYTES, _SHARE.size, _HEAD.size) == (40, 120, 120, 88)
 
 pack_run = _RUN.pack
 
@@ -270,9 +273,9 @@ class IndexEncoder:
 
     def __init__(
         self,
-        segment_id: int,
-        generation: int,
+        header: SegmentHeader,
         end: int,
+        checkpoint: int,
         ledgers: dict[int, Runs],
         statements: Callable[[int], LacStatement | None],
     ) -> None:
@@ -282,8 +285,9 @@ class IndexEncoder:
         self._ledger_pages = -(-len(self._ledgers) // LEDGERS_PER_PAGE)
         self._page_count = self._ledger_pages + -(-run_count // RUNS_PER_PAGE)
         self._fixed = (
-            INDEX_MAGIC, 0, VERSION, 0, segment_id, generation, end, len(self._ledgers), run_count,
-            self._ledger_pages, self._page_count - self._ledger_pages, self.highest_ledger,
+            INDEX_MAGIC, 0, VERSION, 0, header.segment_id, header.generation, end, len(self._ledgers),
+            run_count, self._ledger_pages, self._page_count - self._ledger_pages, self.highest_ledger,
+            header.owner, checkpoint,
         )  # fmt: skip
         self._crcs = array("I")
         self._fences: list[bytes] = []
@@ -336,16 +340,16 @@ class IndexHead:
     """The part of a sealed segment's index that stays in memory: 12 bytes for each 4,096 of the file."""
 
     __slots__ = (
-        "crcs", "end", "generation", "highest_ledger", "ledger_count", "ledger_fences", "ledger_pages",
-        "pages_at", "run_count", "run_fences", "segment_id",
+        "checkpoint", "crcs", "end", "generation", "highest_ledger", "ledger_count", "ledger_fences",
+        "ledger_pages", "owner", "pages_at", "run_count", "run_fences", "segment_id",
     )  # fmt: skip
 
     @staticmethod
     def size(data: Buffer) -> int:
-        """Return the size of a head, from its first 72 bytes; raises CorruptRecordError."""
+        """Return the size of a head, from its first 88 bytes; raises CorruptRecordError."""
         if len(data) < _HEAD.size or bytes(data[:4]) != INDEX_MAGIC:
             raise CorruptRecordError("the index of a segment is damaged")
-        *_, ledger_pages, run_pages, _ = _HEAD.unpack_from(data)
+        *_, ledger_pages, run_pages, _, _, _ = _HEAD.unpack_from(data)
         return _HEAD.size + 12 * int(ledger_pages + run_pages)
 
     def __init__(self, data: Buffer) -> None:
@@ -360,6 +364,7 @@ class IndexHead:
         (
             _, crc, version, _, self.segment_id, self.generation, self.end,
             self.ledger_count, self.run_count, self.ledger_pages, run_pages, self.highest_ledger,
+            self.owner, self.checkpoint,
         ) = _HEAD.unpack_from(data)  # fmt: skip
         if crc32c(memoryview(data)[_COVERED_FROM:size]) != crc or version != VERSION:
             raise CorruptRecordError("the index of a segment is damaged, or of another version")

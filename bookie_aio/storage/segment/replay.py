@@ -1,12 +1,13 @@
 """Replay: walking the groups of a segment that has no intact index.
 
 Owns the decision between torn and damaged (rule 5). The groups of a segment were made durable one after
-another. So a proof that a later group was begun proves that all earlier groups were durable. There are three
+another. So a proof that a later group was begun proves that all earlier groups were durable. There are four
 such proofs:
 
 - a later group of the segment;
 - any group of a later segment, since each group names the end of the segment before its own;
-- the head of the sealed index.
+- the head of the sealed index;
+- the claim of a witness file, which was written behind the group's fdatasync.
 
 Then:
 
@@ -59,6 +60,7 @@ class Replayed:
     groups: int = 0  # the number of proven groups
     written: int = form.DATA_OFFSET  # the end of the last group with an intact head, proven or not
     previous: tuple[int, int] | None = None  # as any group names it, proven or not
+    checkpoint: int = 0  # the newest that a group names, proven or not: it was durable before
     tail: Group | None = None
     terms: dict[int, int] = field(default_factory=dict)
     statements: dict[int, LacStatement] = field(default_factory=dict)
@@ -289,6 +291,7 @@ async def replay_segment(
     first = await beginning.group_at(form.DATA_OFFSET)
     if first is not None:  # even if it was rewritten elsewhere, and nothing here counts any more
         found.previous = (first.header.previous_segment, first.header.previous_end)
+        found.checkpoint = first.header.checkpoint
     unproven: Group | None = None
     offset, number = form.DATA_OFFSET, 0
     while offset < limit and walk.failure is None:
@@ -307,6 +310,7 @@ async def replay_segment(
             found.apply(unproven)
         unproven = group
         found.previous = (group.header.previous_segment, group.header.previous_end)
+        found.checkpoint = max(found.checkpoint, group.header.checkpoint)
         found.written = group.header.end
         offset, number = group.header.end, group.header.number + 1
     if unproven is not None:

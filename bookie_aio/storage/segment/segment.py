@@ -85,19 +85,23 @@ class LruCache(Generic[K, V]):
         self.cost = 0
 
 
+HAS_INDEX = 1
+
+
 class SegmentRow(NamedTuple):
-    """The checkpoint's row of a segment. A segment that is not sealed has an id and perhaps an end in it."""
+    """The checkpoint's row of a segment. One that is not sealed has no ledgers in it, and perhaps no end."""
 
     segment_id: int
     generation: int = 0
     end: int = 0
     lowest_ledger: int = 0
     highest_ledger: int = 0
+    flags: int = 0
 
     @property
     def is_sealed(self) -> bool:
-        """Return whether the segment has an index. (A generation drawn as 0 costs a look at its index.)"""
-        return self.generation != 0
+        """Return whether the segment has an index."""
+        return bool(self.flags & HAS_INDEX)
 
 
 class UnreadIndexError(CorruptRecordError):

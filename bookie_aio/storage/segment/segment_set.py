@@ -178,7 +178,7 @@ class SegmentSet:
         return [
             segment.sealed.row
             if segment.sealed is not None
-            else segment.checkpoint_row or SegmentRow(segment.segment_id)
+            else segment.checkpoint_row or SegmentRow(segment.segment_id, segment.header.generation)
             for segment in self.by_id.values()
         ]
 
@@ -262,6 +262,16 @@ class SegmentSet:
             "index_head_bytes": self._heads.cost,
             "places_bytes": self._locations.cost,
         }
+
+    def clear(self) -> None:
+        """Take out all segments, before any is used: crash recovery starts over."""
+        self.file_cache.close()
+        self.by_id.clear()
+        self.in_memory.clear()
+        self._sealed.clear()
+        self._heads.clear()
+        self._evict_locations()
+        self._highest = 0
 
     async def close(self) -> None:
         """Close all files."""

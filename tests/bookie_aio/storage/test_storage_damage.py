@@ -18,7 +18,7 @@ from bookie_aio.wire.blocks import HEADER_BYTES, Block, parse_blocks
 from bookie_aio.wire.messages import Stop
 from metadata.access.bookies import Cookie
 from metadata.errors import CookieMismatchError, CorruptRecordError, DirectoryInUseError, DiskFailedError
-from tests.support.storage import FaultyDisk, Store, entries_of, make_block
+from tests.support.storage import FaultyDisk, Store, entries_of, lose_claims, make_block
 
 
 def flip(path: Path, at: int) -> None:
@@ -213,7 +213,7 @@ async def test_that_data_was_lost_is_still_known_after_a_start_on_a_full_disk(
     tmp_path: Path, is_known_whose: bool
 ) -> None:
     """No checkpoint had room to say so, and all that does is a mark in the tail."""
-    path = await crashed_store(tmp_path, 2)
+    path = lose_claims(await crashed_store(tmp_path, 2))
     first = groups_of(path / segment_name(1))[0]
     flip(path / segment_name(1), first.offset + (first.head_bytes + 40 if is_known_whose else 0))
     for number, is_full in enumerate((True, False, False)):
@@ -226,7 +226,7 @@ async def test_that_data_was_lost_is_still_known_after_a_start_on_a_full_disk(
         assert (await store.read(1, 0, 0))[1] is Stop.UNKNOWN
         (group,) = groups_of(Path(store.engine._journal.segment.path))
         assert group.row_count == 2  # the fence and the mark, and no more of them each time
-        path = await store.crash_into(tmp_path / str(number))
+        path = lose_claims(await store.crash_into(tmp_path / str(number)))
         await store.close()
 
 
@@ -400,10 +400,10 @@ async def test_a_payload_that_looks_like_a_group_is_not_taken_for_one(tmp_path: 
     header = store.engine._journal.segment.header
     offset = store.engine._journal._offset
     # All that a client could know or guess, but not the generation.
-    fake = form.GroupHeader(header.segment_id, 0, 5, offset + 500, 0, 0, 136, 1)
+    fake = form.GroupHeader(header.segment_id, 0, 5, offset + 500, 0, 0, 144, 0, 1)
     forged = form.encode_group_head(fake, [form.term_row(1, 99)])
     await store.add(make_block(1, 1, [forged * 40]))
-    path = await store.crash_into(tmp_path / "crashed")
+    path = lose_claims(await store.crash_into(tmp_path / "crashed"))
     await store.close()
     second = groups_of(path / segment_name(1))[1]
     flip(path / segment_name(1), second.offset + 10)
@@ -446,7 +446,7 @@ async def test_a_directory_is_formatted_once(tmp_path: Path) -> None:
     other = Cookie("b1", "cluster", "another", 1)
     await format_directory(disk, path, other, force=True)
     assert await read_cookie(disk, path) == other
-    assert sorted(os.listdir(path)) == ["checkpoint", "cookie.json", "lock"]
+    assert sorted(os.listdir(path)) == ["checkpoint", "cookie.json", "lock", "witness"]
     store = await Store.open(tmp_path / "b1")
     assert store.engine.list_ledgers(0, 10) == ([], -1)
     assert not store.engine.is_damaged(1)

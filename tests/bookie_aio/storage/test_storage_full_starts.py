@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from bookie_aio.storage.disk.disk import File
     from bookie_aio.wire.blocks import Buffer
 
 
@@ -51,9 +52,11 @@ class SizedFile(RealFile):
         await super().truncate(size)
         self._sized.on_cut()
 
-    def write_and_sync(self, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+    def write_and_sync(
+        self, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]] = ()
+    ) -> asyncio.Future[None]:
         self._sized.on_cut = lambda: None
-        return super().write_and_sync(buffers, offset)
+        return super().write_and_sync(buffers, offset, then)
 
 
 class SizedDisk(RealDisk):

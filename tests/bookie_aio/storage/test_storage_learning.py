@@ -34,9 +34,10 @@ def lose_the_table(path: Path, place: int) -> int:
     checkpoint = path / form.CHECKPOINT
     known = parse_checkpoint(checkpoint.read_bytes())
     number = sorted(known.segments)[place]
-    rows = {**known.segments, number: SegmentRow(number)}
-    ranges = known.deleted.packed()
-    data = encode_checkpoint(known.next_segment, rows.values(), False, [], ranges, known.table)
+    rows = {**known.segments, number: SegmentRow(number, known.segments[number].generation)}
+    data = encode_checkpoint(
+        known.next_segment, rows.values(), False, [], known.deleted.packed(), known.table, known.number
+    )
     checkpoint.write_bytes(b"".join(map(bytes, data)))
     (path / form.table_name(known.table)).unlink()
     return number

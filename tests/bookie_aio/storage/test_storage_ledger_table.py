@@ -69,7 +69,7 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
             made = PackedTable(number)
             for part in states.new_rows(packed):
                 made.extend(part)
-            parsed = PackedTable.parse(number, b"".join(made.encode()))
+            parsed = PackedTable.parse(number, 3, b"".join(made.encode(3)))
             assert (parsed.ids, parsed.damaged) == (made.ids, made.damaged)
             states.use_table(parsed)
             # One of them has something on its way to the disk.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from bookie_aio.storage.disk.disk import File
     from bookie_aio.wire.blocks import Buffer
 
 TIGHT = replace(SMALL, files_max=3, heads_bytes_max=1, locations_bytes_max=1)
@@ -51,9 +52,9 @@ async def test_a_start_reads_nothing_of_sealed_segments_but_their_names(tmp_path
     again = await Store.open(tmp_path / "b1", disk=disk)
     sealed = len(again.engine._segments.sealed())
     assert sealed > 10
-    # The checkpoint (144 bytes for each ledger, 40 for each segment), and of the one segment that was sealed
-    # after it the header and the head of the index.
-    assert disk.bytes_read < 48 + 10 * 144 + 40 * (sealed + 1) + 3 * 4096 + 1000
+    # The checkpoint (144 bytes for each ledger, 48 for each segment), the witness, and of the one segment
+    # that was sealed after it the header and the head of the index.
+    assert disk.bytes_read < 72 + 10 * 144 + 48 * (sealed + 1) + 5 * 4096 + 1000
     await assert_reads(again, range(10), range(300))
     await again.close()
 
@@ -100,9 +101,11 @@ async def test_groups_are_written_up_to_the_end_of_a_page(
     ends: list[int] = []
     write_and_sync = RealFile.write_and_sync
 
-    def noted(file: RealFile, buffers: Sequence[Buffer], offset: int) -> asyncio.Future[None]:
+    def noted(
+        file: RealFile, buffers: Sequence[Buffer], offset: int, then: Sequence[tuple[File, Buffer]]
+    ) -> asyncio.Future[None]:
         ends.append(offset + sum(map(len, buffers)))
-        return write_and_sync(file, buffers, offset)
+        return write_and_sync(file, buffers, offset, then)
 
     monkeypatch.setattr(RealFile, "write_and_sync", noted)
     store = await Store.open(tmp_path / "b1")

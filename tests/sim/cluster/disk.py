@@ -33,7 +33,9 @@ class SimFile:
         self.inode = inode
         self._path = path
 
-    def write_and_sync(self, buffers: Sequence[Any], offset: int) -> asyncio.Future[None]:
+    def write_and_sync(
+        self, buffers: Sequence[Any], offset: int, then: Sequence[tuple[Any, Any]] = ()
+    ) -> asyncio.Future[None]:
         """See `File`."""
         disk, hardware, inode = self._disk, self._hardware, self.inode
         loop = disk.loop
@@ -59,6 +61,12 @@ class SimFile:
             inode.make_durable(snapshot)
             hardware.group_durable(inode, offset, end)
             hardware.lie(inode, offset, before, content)
+            for file, data in then:
+                if hardware.next_write_fails():
+                    _settle(future, DiskFailedError(f"writing {file._path}: {_EIO}"))
+                    return
+                file.inode.write([data], 0)
+                disk.note("write", file._path, 0, data)
             _settle(future, None)
 
         loop.post(disk.process, write_time, write)

@@ -268,7 +268,7 @@ def states(step: Step, rng: random.Random) -> Iterator[tuple[str, Build]]:
     for mask in range(1 << min(len(changes), 6)) if changes else ():
         yield f"subset {mask:b} of {len(changes)} changes of names", partial(_renamed, step, mask)
     call = step.call
-    if call[0] in ("write_and_sync", "write"):
+    if call[0] in ("write_and_sync", "write") and not _is_atomic(call):
         yield from _prefixes(step, *call[1:4], rng)
         first, name = call[2] // SECTOR, call[1].rpartition("/")[2]
         for size in sorted({_filled(call[3]), len(call[3])}):  # without the zeros behind it as well
@@ -277,6 +277,11 @@ def states(step: Step, rng: random.Random) -> Iterator[tuple[str, Build]]:
     for name, inode in sorted(step.hardware.directories[HOME].entries.items()):
         if inode.dirty:
             yield from _subsets(step, name, sorted(inode.dirty), PAGE, rng)
+
+
+def _is_atomic(call: tuple[Any, ...]) -> bool:
+    """Return whether a write changes one sector: a page of a witness file, or the header of a segment."""
+    return call[1].endswith("/witness") or (call[2] == 0 and len(call[3]) <= SECTOR)
 
 
 def by_chance(step: Step, seed: str) -> Hardware:
