@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from metadata.errors import *  # noqa: F403
 from metadata.errors import __all__ as _errors
-from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState
+from metadata.model.ledger import Fragment, GivenUp, LedgerMetadata, LedgerState
 from metadata.model.log import LogRow, Position
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from client_aio.ledger.reader import LedgerReader
     from client_aio.ledger.writer import LedgerWriter
     from client_aio.log.add_ledgers import AddedToLog
+    from client_aio.log.gaps import LogGap
     from client_aio.log.reader import LogBatch, LogRecord
     from client_aio.log.takeover import LogMetadata
     from client_aio.log.truncation import SweepReport
@@ -44,12 +45,14 @@ __all__ = [
     "Entry",
     "EntryBatch",
     "Fragment",
+    "GivenUp",
     "LeaderElection",
     "LedgerMetadata",
     "LedgerReader",
     "LedgerState",
     "LedgerWriter",
     "LogBatch",
+    "LogGap",
     "LogMetadata",
     "LogRecord",
     "LogRow",
@@ -78,6 +81,7 @@ _OF_MODULES = {
     "client_aio.ledger.entry_reader": ("Entry", "EntryBatch"),
     "client_aio.log.add_ledgers": ("AddedToLog",),
     "client_aio.log.takeover": ("LogMetadata",),
+    "client_aio.log.gaps": ("LogGap",),
     "client_aio.log.reader": ("LogBatch", "LogRecord"),
     "client_aio.log.truncation": ("SweepReport",),
     "client_aio.log.writer": ("LogWriter",),

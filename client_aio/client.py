@@ -18,26 +18,28 @@ from client_aio.admin.repair import Repair, RepairProgress, RepairReport
 from client_aio.admin.replicas import Replica, list_replicas
 from client_aio.bookies.ensemble_finder import EnsembleFinder
 from client_aio.bookies.pool import BookieDirectory, BookiePool
-from client_aio.config import ClientConfig, WriteOptions
+from client_aio.config import ClientConfig, WriteOptions, check_flags, check_seconds
 from client_aio.context import ClientContext
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, create_ledger
 from client_aio.ledger.writer import LedgerWriter
 from client_aio.log.operations import LogOperations
+from client_aio.log.ownership import delete_unlisted
 from client_aio.unbounded.operations import (
     UnboundedLedgerOperations,
     check_name_or_id,
     ledger_id_of,
     open_reader,
 )
-from metadata.access.bookies import BookieRecord, ensure_cluster
+from metadata.access.bookies import BookieRecord, find_cluster
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store, parse_uri
 from metadata.errors import (
     InvalidArgumentError,
 )
 from metadata.ids import check_bookie_id, check_ledger_id
+from metadata.store import MetadataStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
 
     from client_aio.ledger.reader import LedgerReader
     from metadata.model.ledger import LedgerMetadata
-    from metadata.store import MetadataStore
 
 _CONFIG = ClientConfig()
 _tokens: random.Random = random.SystemRandom()
@@ -75,6 +76,7 @@ def connect(
 
     Raises:
         InvalidArgumentError: the URI is wrong, or a setting is unknown or wrong.
+        NoSuchClusterError: on opening: the store does not exist, or holds no cluster. Nothing was made.
         MetadataUnavailableError: on opening: the store does not answer.
     """
     try:
@@ -82,8 +84,12 @@ def connect(
     except TypeError as error:
         known = ", ".join(ClientConfig.__slots__)
         raise InvalidArgumentError(f"{error}; the settings are: {known}") from error
-    if isinstance(metadata, str):
+    if not isinstance(metadata, MetadataStore):
         parse_uri(metadata)  # a wrong URI is refused here, not only on opening
+    if placement is not None and not callable(getattr(placement, "choose", None)):
+        raise InvalidArgumentError(f"placement {placement!r} has no method `choose`")
+    if rng is not None and not isinstance(rng, random.Random):
+        raise InvalidArgumentError(f"rng {rng!r} is no random.Random")
     source, tokens = rng or random.Random(), _tokens
     return AwaitableContext(
         lambda: Client._open(metadata, config, placement or WeightedRandom(), source, tokens)
@@ -120,9 +126,7 @@ class Client(LogOperations, UnboundedLedgerOperations):
         )
         directory = BookieDirectory(store, config)
         try:
-            cluster = await ensure_cluster(
-                store, draw_id=lambda: f"{tokens.getrandbits(128):032x}", now_ms=_now_ms()
-            )
+            cluster = await find_cluster(store)
             await directory.start()
         except BaseException:
             await directory.close()
@@ -195,6 +199,9 @@ class Client(LogOperations, UnboundedLedgerOperations):
             NotEnoughBookiesError: on opening: fewer than E bookies can be reached.
         """
         self._context.check_open()
+        check_flags(
+            advanced=advanced, deferred_sync=deferred_sync, guaranteed_write_quorum=guaranteed_write_quorum
+        )
         options = WriteOptions(advanced=advanced, deferred_sync=deferred_sync)
         if deferred_sync and guaranteed_write_quorum:
             raise InvalidArgumentError(
@@ -213,13 +220,24 @@ class Client(LogOperations, UnboundedLedgerOperations):
         return AwaitableContext(lambda: create_ledger(self._context, settings, make))
 
     def open_ledger(
-        self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
+        self,
+        ledger_id: int | str,
+        *,
+        recover: bool = False,
+        accept_loss: bool = False,
+        password: bytes = b"",
     ) -> AwaitableContext[LedgerReader]:
         """Open a ledger for reading, by its id; an unbounded ledger also by its name.
 
         Without `recover` this never fences: a writer continues undisturbed, and the handle reads up to the
         LAC and can tail. **With `recover=True` it takes over**: an open ledger is fenced, so that its writer
         acknowledges nothing more. The ledger is then closed behind its last recoverable entry.
+
+        Args:
+            accept_loss: with `recover`: close the ledger even where bookies that are lost for good keep its
+                end from being decided. **Gives up acknowledged entries** that no other bookie has. It is then
+                closed behind the last entry that can be read, and `metadata.given_up` says what was given up.
+                A writer that still reaches the lost bookies may acknowledge entries that are lost.
 
         Raises:
             NoSuchLedgerError: on opening: there is no such ledger.
@@ -230,20 +248,32 @@ class Client(LogOperations, UnboundedLedgerOperations):
             LedgerRecoveryError: on opening, with `recover`: too few bookies answered; try again later.
         """
         self._context.check_open()
+        check_flags(recover=recover, accept_loss=accept_loss)
+        if accept_loss and not recover:
+            raise InvalidArgumentError("accept_loss goes with recover=True: only a recovery closes a ledger")
         check_name_or_id(ledger_id)
         return AwaitableContext(
-            lambda: open_reader(self._context, ledger_id, recover=recover, password=password)
+            lambda: open_reader(
+                self._context, ledger_id, recover=recover, accept_loss=accept_loss, password=password
+            )
         )
 
-    async def delete_ledger(self, ledger_id: int | str, *, password: bytes = b"") -> None:
+    async def delete_ledger(
+        self, ledger_id: int | str, *, force: bool = False, password: bytes = b""
+    ) -> None:
         """Delete a ledger for good. A writer that is alive is fenced, and its late adds are refused.
 
         On return the metadata are gone, and all bookies that could be reached have dropped the ledger. The
         other bookies find out by themselves. Bookies free the space later. Cancelling leaves the ledger
         unchanged or deleted. If it was unbounded, pages may be left, which `sweep_log_orphans` deletes.
 
+        Args:
+            force: delete it even where a log lists it. Readers of that log get past it with
+                `read_log(on_gap="skip")` only.
+
         Raises:
             NoSuchLedgerError: there is no such ledger.
+            LedgerListedError: a log lists the ledger, and `force` is not given. Nothing was done.
             UnauthorizedAccessError: the password is not the ledger's. Nothing was done.
             MetadataUnavailableError: the metadata may be gone, now or later. No bookie was told.
             MetadataCorruptError: the ledger's metadata do not parse, so that the password cannot be checked.
@@ -251,7 +281,12 @@ class Client(LogOperations, UnboundedLedgerOperations):
         """
         self._context.check_open()
         check_name_or_id(ledger_id)
-        await delete_ledger(self._context, await ledger_id_of(self._context, ledger_id), password)
+        check_flags(force=force)
+        which = await ledger_id_of(self._context, ledger_id)
+        if force:
+            await delete_ledger(self._context, which, password)
+        else:
+            await delete_unlisted(self._context, self._lists, which, password)
 
     async def repair_ledger(
         self,
@@ -269,6 +304,10 @@ class Client(LogOperations, UnboundedLedgerOperations):
         CLOSED its last fragment is left unchanged, unless `recover_after_s` is given. May be run again at any
         time. Cancelling leaves the ledger unchanged, or partly repaired.
 
+        Entries that no bookie returns are passed over, reported (`RepairedFragment.lost`), and recorded in
+        the ledger's metadata with `replace`. That bookie keeps its copies as long as they are recorded. When
+        it is back, a repair of the new bookie in its own place copies them and removes the record.
+
         Args:
             replace: the bookie that is lost, damaged, or to be relieved; it need not answer.
             by: the bookie to copy to; by default one that the placement chooses. If it is `replace` itself,
@@ -284,7 +323,8 @@ class Client(LogOperations, UnboundedLedgerOperations):
             InvalidArgumentError: `by` holds a part of one of the fragments already; or `recover_after_s` is
                 given for an unbounded ledger, which is taken over instead.
             NotEnoughBookiesError: there is no bookie to copy to.
-            LedgerRepairError: no bookie could return some entry; the message contains their answers.
+            LedgerRepairError: no bookie could return any entry, and some did not answer; or a copy was not
+                kept.
             LedgerRecoveryError: the ledger was to be recovered, and the recovery was inconclusive.
             UnauthorizedAccessError: the ledger's password is needed, and is missing or wrong.
         """
@@ -293,6 +333,10 @@ class Client(LogOperations, UnboundedLedgerOperations):
         check_bookie_id(replace)
         if by is not None:
             check_bookie_id(by)
+        if recover_after_s is not None:
+            check_seconds("recover_after_s", recover_after_s)
+        if not callable(on_progress):
+            raise InvalidArgumentError(f"on_progress {on_progress!r} cannot be called")
         repair = Repair(
             self._context,
             ledger_id,
@@ -319,11 +363,10 @@ class Client(LogOperations, UnboundedLedgerOperations):
         self._context.check_open()
         return await list_replicas(self._context, check_ledger_id(ledger_id))
 
-    async def list_ledgers(self, *, first: int = 0) -> AsyncGenerator[int, None]:
+    def list_ledgers(self, *, first: int = 0) -> AsyncGenerator[int, None]:
         """Yield the ids of all ledgers from `first` on, ascending."""
         self._context.check_open()
-        async for ledger_id in self._context.ledgers.ledger_ids(first=first):
-            yield ledger_id
+        return self._context.ledgers.ledger_ids(first=check_ledger_id(first))
 
     async def ledger_metadata(self, ledger_id: int | str) -> LedgerMetadata:
         """Read a ledger's metadata, by its id or name.

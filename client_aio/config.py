@@ -18,6 +18,20 @@ from metadata.model.passwords import PASSWORD_BYTES_MAX
 MIB = 1024 * 1024
 
 
+def check_flags(**flags: bool) -> None:
+    """Raise InvalidArgumentError for an argument that is neither True nor False: "no" would count as True."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidArgumentError(f"{name} {value!r} is neither True nor False")
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Raise InvalidArgumentError unless a time in seconds is a finite number, 0 or more."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:  # nor NaN
+        raise InvalidArgumentError(f"{name} {value!r} is not a number of seconds, 0 or more")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
     """Settings of one client. Times are in seconds, sizes in bytes."""

@@ -106,7 +106,7 @@ class ClientContext:
             UnauthorizedAccessError: the password (b"" for none) is not that of the ledger.
         """
         root = None
-        if password:
+        if password or not isinstance(password, bytes):
             password = check_password(password)
         if metadata.password is not None and password:
             loop = asyncio.get_running_loop()

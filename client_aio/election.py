@@ -82,6 +82,8 @@ class LeaderElection:
         Raises:
             InvalidArgumentError: the name or the value is not legal.
         """
+        if not isinstance(client, MetadataStore) and not hasattr(client, "_context"):
+            raise InvalidArgumentError(f"{client!r} is neither a client nor a metadata store")
         self._store = client if isinstance(client, MetadataStore) else client._context.ledgers.store
         self._key = f"{KEY_ELECTIONS}/{check_log_name(name)}"
         if not isinstance(value, bytes) or len(value) > VALUE_BYTES_MAX:

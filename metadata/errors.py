@@ -17,7 +17,10 @@
     │   ├── NoSuchEntryError
     │   ├── DigestMismatchError         no replica returned intact bytes
     │   ├── NoSuchLogError
+    │   ├── LogExistsError
+    │   ├── LedgerListedError           a log lists the ledger, which was to be deleted by itself
     │   ├── LogTruncatedError           the log begins behind that position
+    │   ├── RecordsLostError            a ledger of the log was closed with a loss
     │   ├── LogFencedError              another writer took the log over
     │   └── WriterAbortedError          the writer was aborted; its outstanding adds may survive
     ├── NotEnoughBookiesError
@@ -34,6 +37,7 @@
     │       └── NotABookieError
     ├── MetadataError
     │   ├── MetadataUnavailableError
+    │   ├── NoSuchClusterError          the store holds no cluster; its URI may be mistyped
     │   ├── KeyExistsError
     │   ├── NoSuchKeyError
     │   ├── VersionConflictError
@@ -77,14 +81,17 @@ __all__ = [
     "LedgerError",
     "LedgerExistsError",
     "LedgerFencedError",
+    "LedgerListedError",
     "LedgerRecoveryError",
     "LedgerRepairError",
+    "LogExistsError",
     "LogFencedError",
     "LogTruncatedError",
     "MalformedFrameError",
     "MetadataCorruptError",
     "MetadataError",
     "MetadataUnavailableError",
+    "NoSuchClusterError",
     "NoSuchEntryError",
     "NoSuchKeyError",
     "NoSuchLedgerError",
@@ -94,6 +101,7 @@ __all__ = [
     "OperationTimeoutError",
     "Outcome",
     "ProtocolError",
+    "RecordsLostError",
     "StaleMetadataError",
     "StorageError",
     "TooManyRequestsError",
@@ -216,8 +224,20 @@ class NoSuchLogError(LedgerError):
     """The metadata store has no such log."""
 
 
+class LogExistsError(LedgerError):
+    """A log of that name exists already."""
+
+
+class LedgerListedError(LedgerError):
+    """A log lists the ledger: its readers would fail for ever. Truncate the log, or force the deletion."""
+
+
 class LogTruncatedError(LedgerError):
     """The log has been truncated behind that position: its records before `begins_at` are gone."""
+
+
+class RecordsLostError(LedgerError):
+    """A ledger of the log was closed with a loss: records behind its end may have been acknowledged."""
 
 
 class LogFencedError(LedgerError):
@@ -295,6 +315,22 @@ class MetadataUnavailableError(MetadataError):
     """The metadata store cannot be reached. A write in progress may have taken effect."""
 
     outcome = Outcome.UNKNOWN
+
+
+class NoSuchClusterError(MetadataError):
+    """The metadata store does not exist, or holds no cluster. Opening makes neither.
+
+    Args:
+        where: the store, as it was named.
+        found: what is there instead.
+    """
+
+    def __init__(self, where: str, found: str) -> None:
+        super().__init__(
+            f"there is no cluster at {where}: {found}. Check the URI for a typing error. A new cluster is "
+            "made by `bookie-aio cluster up`, by `bookie serve` with an empty directory, or by `bookie "
+            "format --new-cluster`"
+        )
 
 
 class KeyExistsError(MetadataError):

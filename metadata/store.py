@@ -205,6 +205,17 @@ class MetadataStore(abc.ABC):
         """Draw a block of `count` ids, from 0 up, never drawn by another call. Unused ids are lost."""
 
     @abc.abstractmethod
+    async def age_s(self, key: str) -> float:
+        """Return how long ago the key was created, in seconds, by the store's own clock.
+
+        Sweeps go by this age. An age by two machines' clocks would have a sweeper whose clock is ahead delete
+        what was made a moment ago.
+
+        Raises:
+            NoSuchKeyError: there is no such key.
+        """
+
+    @abc.abstractmethod
     async def sync(self, key: str) -> None:
         """Make this store's next read of the key see every change completed anywhere before this call."""
 

@@ -184,6 +184,8 @@ class LedgerGarbageCollector:
         if not metadata.is_closed:
             return False
         mine = self._cookie.bookie_id
+        if any(mine == each.bookie for each in metadata.absent):
+            return False  # it may hold what a repair found nowhere else
         return all(mine not in fragment.bookies for fragment in metadata.fragments)
 
     async def _trim(self, metadata: LedgerMetadata) -> None:

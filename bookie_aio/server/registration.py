@@ -17,7 +17,7 @@ from bookie_aio.storage.data_directory import read_cookie, write_empty_storage
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
 from bookie_aio.storage.segment.format import CHECKPOINT, COOKIE, LOCK, WITNESS
 from bookie_aio.structured_logging import fields
-from metadata.access.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster
+from metadata.access.bookies import BookieRecord, ClusterRecord, Cookie, ensure_cluster, find_cluster
 from metadata.errors import (
     CookieMismatchError,
     KeyExistsError,
@@ -29,7 +29,7 @@ from metadata.ids import available_key, cookie_key
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from bookie_aio.config import BookieConfig
     from bookie_aio.storage.disk.disk import DirectoryLock, Disk
@@ -56,10 +56,15 @@ async def establish_identity(
 
     Raises:
         CookieMismatchError: they are not this bookie's (rule 6); the message names the remedy.
+        NoSuchClusterError: they are a bookie's, and the store holds no cluster.
         DirectoryInUseError: another process has one of them open.
         CorruptRecordError: a cookie does not parse.
     """
-    cluster = await ensure_cluster(store, draw_id=lambda: f"{rng.getrandbits(128):032x}", now_ms=now_ms())
+    if await is_formatted(disk, config.directories):
+        # A bookie of an existing cluster makes no other one: its metadata URI is mistyped, or they are lost.
+        cluster = await find_cluster(store)
+    else:
+        cluster = await ensure_cluster(store, draw_id=lambda: f"{rng.getrandbits(128):032x}", now_ms=now_ms())
     stored = await _read_stored(store, config.bookie_id)
     if stored is not None:
         # Decided before anything is created: the mount point of an unmounted disk must stay empty.
@@ -79,6 +84,18 @@ async def establish_identity(
             lock.release()
     assert stored is not None
     return stored
+
+
+async def is_formatted(disk: Disk, directories: Sequence[str]) -> bool:
+    """Return whether one of the directories has a cookie: it belongs to a bookie of some cluster."""
+    for path in directories:
+        try:
+            names = await disk.list_directory(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if COOKIE in names:
+            return True
+    return False
 
 
 async def _read_stored(store: MetadataStore, bookie_id: str) -> Cookie | None:

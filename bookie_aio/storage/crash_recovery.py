@@ -9,7 +9,7 @@ one case: data was lost, every ledger is marked, one line tells of it, and no fi
 removed. They are:
 
 - A file names a newer checkpoint than the one there is, or no witness file is intact that could name one.
-  Such a checkpoint is *doubtful*. States are learnt from the table and the indexes, as without a checkpoint. Its
+  Such a checkpoint is *doubtful*. States are learnt from table and indexes, as without a checkpoint. Its
   own contents are lower bounds. A file that it does not list may be a good one, and stays.
 - A segment is shorter than its header says.
 - A segment is of another bookie, or of another generation than the checkpoint, the witness or its index has.
@@ -41,7 +41,7 @@ from metadata.errors import CorruptRecordError, DiskFailedError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from bookie_aio.storage.disk.disk import Disk
+    from bookie_aio.storage.disk.disk import Disk, File
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.segment.index import IndexHead, LedgerRow
     from bookie_aio.storage.segment.segment_set import SegmentSet
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from metadata.errors import StorageError
 
 DAMAGED_SUFFIX = ".damaged"
+_SCAN_BYTES = 1024 * 1024
 
 
 @dataclass
@@ -499,14 +500,15 @@ class CrashRecovery:
             # An intact index has the generation as well, and every block has its own checksums.
             try:
                 index = await self._index_head(segment_id)
-                group = await file.read(form.DATA_OFFSET, form.GROUP_HEADER_BYTES)
             except DiskFailedError:
                 file.close()
                 raise
             if index is None:
-                file.close()
+                try:
+                    is_used = self._claimed_end(segment_id) > 0 or await _holds_data(file)
+                finally:
+                    file.close()
                 may_be_new = is_trusted or self._is_new
-                is_used = form.is_first_group(group, segment_id) or self._claimed_end(segment_id) > 0
                 is_foreign = isinstance(error, _ForeignFileError)
                 if is_listed or is_used or is_foreign or index_name in self._at or not may_be_new:
                     await self._disk.rename(path, path + DAMAGED_SUFFIX)
@@ -740,6 +742,19 @@ class CrashRecovery:
             return
         segment.index, segment.end = result.index, result.end
         self._segments.add(segment)
+
+
+async def _holds_data(file: File) -> bool:
+    """Return whether anything was ever written behind a segment's header.
+
+    A segment is created with a durable header in front of zeros. Only then is it written to. Without this
+    check a damaged header would make a used segment look like one whose creation a crash interrupted.
+    """
+    for start, end in await file.written():
+        for at in range(max(start, form.DATA_OFFSET), end, _SCAN_BYTES):
+            if bytes(await file.read(at, min(_SCAN_BYTES, end - at))).strip(b"\0"):
+                return True
+    return False
 
 
 async def _known_already(previous: tuple[int, int]) -> tuple[int, int] | None:

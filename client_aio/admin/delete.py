@@ -14,18 +14,33 @@ from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import Delete, Done, ReadLac, ReadLacAnswer
 from client_aio.unbounded.paged_fragments import forget, spans
-from metadata.errors import BookKeeperError, MetadataCorruptError
+from metadata.errors import BookKeeperError, MetadataCorruptError, VersionConflictError
 from metadata.ids import NO_ENTRY, TERM_FINAL
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from client_aio.context import ClientContext
     from metadata.model.ledger import LedgerMetadata
 
 logger = logging.getLogger(__name__)
 
 
-async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes) -> None:
+async def delete_ledger(
+    context: ClientContext,
+    ledger_id: int,
+    password: bytes,
+    *,
+    check: Callable[[LedgerMetadata], Awaitable[bool]] | None = None,
+) -> bool:
     """Delete a ledger, and tell its bookies.
+
+    Args:
+        check: says by the ledger's metadata whether to delete it, and may raise. The ledger is deleted only
+            while its metadata are those that were checked; otherwise they are read and checked again.
+
+    Returns:
+        Whether the ledger was deleted.
 
     Raises:
         NoSuchLedgerError: there is no such ledger.
@@ -35,10 +50,17 @@ async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes)
 
     Cancelling leaves the ledger as it was, or deleted, with some bookies not told.
     """
-    metadata, _ = await context.ledgers.read(ledger_id)
-    digest = await context.unlock(metadata, password)
-    bookies = await _bookies(context, metadata)
-    await context.ledgers.delete(ledger_id)
+    while True:
+        metadata, version = await context.ledgers.read(ledger_id)
+        digest = await context.unlock(metadata, password)
+        if check is not None and not await check(metadata):
+            return False
+        bookies = await _bookies(context, metadata)
+        try:
+            await context.ledgers.delete(ledger_id, None if check is None else version)
+        except VersionConflictError:
+            continue
+        break
     if metadata.unbounded is not None:
         await forget(context, metadata)
     telling = [
@@ -51,6 +73,7 @@ async def delete_ledger(context: ClientContext, ledger_id: int, password: bytes)
         for task in telling:
             task.cancel()
         await asyncio.gather(*telling, return_exceptions=True)
+    return True
 
 
 async def _bookies(context: ClientContext, metadata: LedgerMetadata) -> set[str]:

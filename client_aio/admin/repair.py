@@ -6,7 +6,9 @@ a repair may also store entries on a bookie that holds entries of former terms u
 
 Invariants (rule 14):
 
-- A bookie is named in a fragment only after all entries that it owes there are durable on it.
+- A bookie is named in a fragment only after all entries that it owes there are durable on it, but for those
+  that no bookie returned. These are recorded before, with the bookie whose place it takes. That bookie keeps
+  its copies as long as the record is there, and a repair of the new bookie in its place copies from it.
 - They are read there again after that: before, nothing kept the bookie from dropping them.
 - A fragment that may still change is not repaired.
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -35,12 +37,23 @@ from bookie_aio.wire.messages import (
 from client_aio.admin.replicas import list_entries
 from client_aio.core.digest import Digest
 from client_aio.core.read_plan import ClassRange, checked_blocks
-from client_aio.core.repair_plan import Part, complete_parts, owed, plan, replaced, split
+from client_aio.core.repair_plan import (
+    EntryRun,
+    LostRuns,
+    Part,
+    complete_parts,
+    first_held,
+    owed,
+    plan,
+    replaced,
+    split,
+)
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.unbounded.paged_fragments import VersionedFragments, spans
 from metadata.errors import (
     BookieError,
+    BookieUnavailableError,
     BookKeeperError,
     InvalidArgumentError,
     LedgerRepairError,
@@ -49,12 +62,13 @@ from metadata.errors import (
     UnauthorizedAccessError,
 )
 from metadata.ids import TERM_FINAL, TERM_WRITER
-from metadata.model.ledger import DIGEST_CRC, LedgerMetadata
+from metadata.model.ledger import DIGEST_CRC, Absent, LedgerMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie_aio.wire.blocks import Block
+    from bookie_aio.wire.listing import Row
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
 
@@ -87,6 +101,10 @@ class RepairedFragment:
     replacement: str
     entries_copied: int
     bytes_copied: int
+    lost: tuple[EntryRun, ...] = ()
+    """The entries owed that no bookie returned. They are not on the replacement."""
+    unanswered: tuple[str, ...] = ()
+    """The bookies that were asked for those entries and did not answer. They may hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +222,19 @@ class Repair:
             logger.warning("ledger=%d repair looks for another bookie: %s", self._ledger_id, failure.error)
             self._unfit.add(target)
             return
-        if target != self._lost and not await self._name(part, target):
-            return  # Another client changed the fragment: it needs another plan.
+        if copier.lost and await self._is_trimmed(part):
+            return  # No bookie owes these entries any more.
+        if target != self._lost:
+            if copier.lost:
+                await self._note_absent(part, copier)
+            if not await self._name(part, target):
+                return  # Another client changed the fragment: it needs another plan.
         try:
             await copier.verify()
         except _TargetFailed as failure:
             raise failure.error from failure
+        if not copier.lost:
+            await self._forget_absent(part)
         self._fragments[part.first_entry] = copier.result()
         self._following = part.first_entry + 1
         logger.info(
@@ -217,6 +242,24 @@ class Repair:
             self._ledger_id, part.first_entry, self._lost, target,
             copier.entries_copied, copier.bytes_copied,
         )  # fmt: skip
+
+    async def _note_absent(self, part: Part, copier: _Copier) -> None:
+        """Record which bookie may still hold what was found nowhere, before it loses its seat."""
+        absent = Absent(part.first_entry, part.bookies.index(self._lost), self._lost, copier.lost.entries)
+        logger.error(
+            "ledger=%d fragment=%d bookie=%s: no bookie returned %d of the entries that it owes, such as %d",
+            self._ledger_id, part.first_entry, self._lost, absent.entries, copier.lost.runs()[0].first,
+        )  # fmt: skip
+        metadata, version = await self._context.ledgers.read(self._ledger_id)
+        held = VersionedLedgerMetadata(self._context, metadata, version)
+        await held.update(lambda now: now.with_absent(absent))
+
+    async def _forget_absent(self, part: Part) -> None:
+        """Remove the records of a seat whose bookie now holds all that it owes."""
+        metadata, version = await self._context.ledgers.read(self._ledger_id)
+        seat = part.bookies.index(self._lost)
+        held = VersionedLedgerMetadata(self._context, metadata, version)
+        await held.update(lambda now: now.without_absent(part.first_entry, seat))
 
     async def _name(self, part: Part, target: str) -> bool:
         """Put the target in the lost bookie's place; return False where the fragment has changed."""
@@ -287,6 +330,10 @@ class _Copier:
         self._entries_done = 0
         self.entries_copied = 0
         self.bytes_copied = 0
+        self.lost = LostRuns()
+        self._former = metadata.former_bookies(part.first_entry)
+        self._unanswered: set[str] = set()
+        self._hanging: set[str] = set()  # no bookie is waited for twice
         # The final term fences former writers at a target that never heard of the ledger's end. Fencing a
         # ledger that has a password needs its token.
         can_fence = metadata.is_closed and (metadata.digest == DIGEST_CRC or token is not None)
@@ -296,16 +343,28 @@ class _Copier:
         """Return the fragment's part of the report."""
         part = self._part
         return RepairedFragment(
-            part.first_entry, part.last_entry, self._target.bookie_id, self.entries_copied, self.bytes_copied
-        )
+            part.first_entry, part.last_entry, self._target.bookie_id, self.entries_copied, self.bytes_copied,
+            tuple(self.lost.runs()), tuple(sorted(self._unanswered)) if self.lost else (),
+        )  # fmt: skip
 
     async def copy(self) -> None:
-        """Copy the entries that the target lacks; on return all entries owed are durable and readable there.
+        """Copy the entries that the target lacks.
+
+        On return all entries owed are durable and readable there, but for those in `lost`.
 
         Raises:
-            _TargetFailed: the target failed or refused. LedgerRepairError: no bookie returned an entry.
+            _TargetFailed: the target failed or refused.
+            LedgerRepairError: no bookie returned any entry, and some did not answer. Then the fault may lie
+                with this client's network.
         """
         await self._for_each_piece(self._copy_piece, is_verifying=False)
+        if self._unanswered and self.lost and self.lost.entries == self._entries_total:
+            raise LedgerRepairError(
+                f"none of the {self._entries_total:,} entries that {self._lost} owes of ledger "
+                f"{self._ledger_id} can be had; {', '.join(sorted(self._unanswered))} did not answer. Run "
+                "the repair again when they are back",
+                ledger_id=self._ledger_id,
+            )
 
     async def verify(self) -> None:
         """Read all entries at the target, and copy those that cannot be read once more."""
@@ -349,8 +408,28 @@ class _Copier:
         rest: ClassRange | None = run
         while rest is not None:
             blocks = await self._from_source(rest)
+            if not blocks:
+                rest = await self._pass_over(rest)
+                continue
             await self._ask_target(asyncio.gather(*map(self._store, blocks)))
             rest = rest.after(blocks[-1].last_entry)
+
+    async def _pass_over(self, rest: ClassRange) -> ClassRange | None:
+        """Note as lost the first entry of a range, and those behind it that no bookie lists."""
+        listings: list[list[Row]] = []
+        for bookie_id in self._sources(rest):
+            with suppress(BookKeeperError):
+                rows, _ = await list_entries(
+                    await self._source(bookie_id),
+                    self._ledger_id,
+                    rest.first,
+                    rest.last,
+                    self._config.read_timeout_s,
+                )
+                listings.append(rows)
+        following = first_held(rest, listings)
+        self.lost.add(rest, following)
+        return None if following is None else rest._replace(first=following)
 
     async def _store(self, block: Block) -> None:
         data = block.whole(0, block.count)
@@ -375,6 +454,10 @@ class _Copier:
                 rest = rest.after(blocks[-1].last_entry)
             if rest is None or answer.stop in (Stop.END, Stop.BUDGET):
                 continue
+            lost_upto = self.lost.upto(rest)
+            if lost_upto is not None:
+                rest = rest.after(lost_upto)
+                continue
             if is_mended:
                 raise LedgerRepairError(
                     f"bookie {self._target.bookie_id} does not give entry {rest.first} of ledger "
@@ -387,31 +470,39 @@ class _Copier:
             await self._copy_run(rest)
             is_mended = True
 
+    def _sources(self, wanted: ClassRange) -> list[str]:
+        """Return the bookies that may hold a range; the lost bookie and former ones are asked last."""
+        quarantined = self._context.pool.directory.quarantined()
+        order = [*sorted(wanted.bookies, key=quarantined.__contains__), self._lost, *self._former]
+        return [name for name in dict.fromkeys(order) if name != self._target.bookie_id]
+
+    async def _source(self, bookie_id: str) -> BookieConnection:
+        if bookie_id in self._hanging:
+            raise BookieUnavailableError(f"bookie {bookie_id} did not answer", bookie_id=bookie_id)
+        return await self._context.pool.get(bookie_id)
+
     async def _from_source(self, wanted: ClassRange) -> list[Block]:
-        """Read the beginning of a range from any bookie that has it; the lost bookie is asked last."""
-        directory = self._context.pool.directory
-        quarantined = directory.quarantined()
-        order = [*sorted(wanted.bookies, key=quarantined.__contains__), self._lost]
+        """Read the beginning of a range from any bookie; [] where none returns its first entry."""
         failures: list[str] = []
-        for bookie_id in order:
-            if bookie_id == self._target.bookie_id:
-                continue
+        for bookie_id in self._sources(wanted):
             try:
-                blocks, answer = await self._read(await self._context.pool.get(bookie_id), wanted)
+                blocks, answer = await self._read(await self._source(bookie_id), wanted)
             except BookKeeperError as error:
                 if isinstance(error, OperationTimeoutError):
-                    directory.note_failure(bookie_id)
+                    self._context.pool.directory.note_failure(bookie_id)
+                    self._hanging.add(bookie_id)
+                if isinstance(error, (BookieUnavailableError, OperationTimeoutError)):
+                    self._unanswered.add(bookie_id)
                 failures.append(f"{bookie_id}: {error}")
                 continue
             if blocks:
                 return blocks
             failures.append(f"{bookie_id}: {Stop(answer.stop).name}")
-        raise LedgerRepairError(
-            f"entry {wanted.first} of ledger {self._ledger_id} can be had from no bookie "
-            f"({'; '.join(failures)}). Run the repair again when they are back",
-            ledger_id=self._ledger_id,
-            entry_id=wanted.first,
-        )
+        logger.warning(
+            "ledger=%d entry=%d can be had from no bookie: %s",
+            self._ledger_id, wanted.first, "; ".join(failures),
+        )  # fmt: skip
+        return []
 
     async def _read(self, connection: BookieConnection, wanted: ClassRange) -> tuple[list[Block], ReadAnswer]:
         answer, body = await connection.call(

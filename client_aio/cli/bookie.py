@@ -18,7 +18,7 @@ import typer
 from bookie_aio import structured_logging
 from bookie_aio.config import BookieConfig, Limits, share_descriptors
 from bookie_aio.server.bookie import Bookie
-from bookie_aio.server.registration import establish_identity
+from bookie_aio.server.registration import establish_identity, is_formatted
 from bookie_aio.storage.data_directory import read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import StorageConfig
@@ -77,12 +77,15 @@ async def serve(
 
     A data directory that is empty, under an id that the cluster does not know yet, is formatted. An empty
     or foreign one under a known id is refused: such a bookie would have forgotten what it promised.
+
+    With an empty directory and a metadata store that holds no cluster, a new cluster is made. With a bookie's
+    directory such a store is refused: its URI is mistyped, or the metadata are lost.
     """
     level = log_level.upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         usage_error(f"--log-level {log_level!r} is not one of debug, info, warning, error")
     structured_logging.configure(level=level, as_json=log_json)
-    uri = invocation.new_metadata_uri
+    uri = invocation.metadata_uri
     connections_max, files_max = share_descriptors(_allow_many_files())
     disk = RealDisk()
     paths = _absolute(directories)
@@ -98,8 +101,9 @@ async def serve(
         limits=Limits(connections_max=connections_max),
         storage=StorageConfig(files_max=files_max),
     )
+    is_new = not await is_formatted(disk, paths)
     stopping = asyncio.create_task(_stop_event(watch_standard_input=stop_with_parent).wait())
-    serving = asyncio.create_task(_serve(invocation.output, config, uri, disk))
+    serving = asyncio.create_task(_serve(invocation.output, config, uri, disk, create=is_new))
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     serving.cancel()  # closes the bookie, even while it is still starting
@@ -107,12 +111,16 @@ async def serve(
         await serving
 
 
-async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk) -> None:
-    """Run a bookie until it fails, or until cancelled."""
+async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk, *, create: bool) -> None:
+    """Run a bookie until it fails, or until cancelled.
+
+    Args:
+        create: make the metadata store and the cluster where they are missing: the directories are new.
+    """
     await _check_port_is_free(*config.listen)
     rng = random.SystemRandom()
     async with (
-        await open_store(uri) as store,
+        await open_store(uri, create=create) as store,
         await Bookie.start(config, store, disk, rng=rng, now_ms=_now_ms) as bookie,
     ):
         row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
@@ -200,6 +208,9 @@ async def format_(
     invocation: Invocation,
     directories: Annotated[list[Path], DIRECTORIES],
     bookie_id: BookieId = None,
+    new_cluster: Annotated[
+        bool, typer.Option("--new-cluster", help="Make a cluster where the metadata store holds none.")
+    ] = False,
 ) -> None:
     """Make an empty directory a bookie's, without running it, and print the bookie's id.
 
@@ -211,7 +222,7 @@ async def format_(
     config = BookieConfig(
         bookie_id=check_bookie_id(bookie_id) if bookie_id else await _id_for(disk, paths), directories=paths
     )
-    async with await open_store(invocation.new_metadata_uri) as store:
+    async with await open_store(invocation.metadata_uri, create=new_cluster) as store:
         cookie = await establish_identity(config, store, disk, rng=random.SystemRandom(), now_ms=_now_ms)
     invocation.output.document(
         {

@@ -28,6 +28,8 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
     (errors.InvalidArgumentError, Exit.USAGE, ""),
     (errors.NoSuchLedgerError, Exit.NOT_FOUND, "`bookie-aio ledger list` shows the ledgers there are"),
     (errors.NoSuchLogError, Exit.NOT_FOUND, "`bookie-aio log list` shows the logs there are"),
+    (errors.LogExistsError, Exit.FAILURE, ""),
+    (errors.LedgerListedError, Exit.FAILURE, "--force deletes it all the same"),
     (errors.LogTruncatedError, Exit.NOT_FOUND, "`bookie-aio log show` says where the log begins"),
     (errors.NoSuchEntryError, Exit.NOT_FOUND, ""),
     (
@@ -36,6 +38,7 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
         "--password-file or BOOKIE_AIO_PASSWORD gives the password",
     ),
     (errors.NoSuchKeyError, Exit.NOT_FOUND, ""),
+    (errors.NoSuchClusterError, Exit.NOT_FOUND, ""),
     (
         errors.NotEnoughBookiesError,
         Exit.UNAVAILABLE,
@@ -58,6 +61,7 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
         "it may have taken effect all the same: look before trying again",
     ),
     (TimeoutError, Exit.UNAVAILABLE, ""),
+    (errors.RecordsLostError, Exit.DAMAGED, "`log cat --on-gap skip` reads on behind the loss"),
     (errors.DigestMismatchError, Exit.DAMAGED, ""),
     (errors.EntryUnknownError, Exit.DAMAGED, ""),
     (errors.MetadataCorruptError, Exit.DAMAGED, ""),

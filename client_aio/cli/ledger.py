@@ -20,10 +20,12 @@ from client_aio.cli.text import (
     draw_ledger,
     draw_replicas,
     entries_text,
+    given_up_text,
     ledger_row,
     text_of,
     text_of_repair,
 )
+from client_aio.core.log_chain import owner_of
 from metadata.access.bookies import available_bookies
 from metadata.backends.uri import open_store
 from metadata.ids import KEY_COOKIES
@@ -406,6 +408,9 @@ async def show(
             "digest": metadata.digest,
             "term": metadata.term,
             "first_entry": metadata.first_entry,
+            "log": owner_of(metadata),
+            "given_up": None if metadata.given_up is None else asdict(metadata.given_up),
+            "absent": [each._asdict() for each in metadata.absent],
             "custom": {key: text_of(value).get("text", value) for key, value in metadata.custom.items()},
             "fragments_in_pages": len(metadata.rows) - len(metadata.fragments),
             "fragments": [
@@ -423,19 +428,45 @@ async def show(
 
 
 @command(app, "recover")
-async def recover(invocation: Invocation, ledger_id: LedgerId, password_file: PasswordFile = None) -> None:
+async def recover(
+    invocation: Invocation,
+    ledger_id: LedgerId,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Close it behind what can be read, where bookies are lost for good. GIVES UP acknowledged "
+            "entries that no other bookie has.",
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+    password_file: PasswordFile = None,
+) -> None:
     """Take over a bounded ledger: fence its writer, find its end, and close it.
 
-    A writer that is still alive gets an error. A ledger that is CLOSED is left as it is.
+    A writer that is still alive gets an error. A ledger that is CLOSED is left as it is. With --accept-loss,
+    the ledger's metadata say what was given up, and readers of a log meet a gap there.
     """
+    if accept_loss:
+        ask(f"Close ledger {ledger_id} even if acknowledged entries are lost by that?", is_answered=yes)
     async with (
         client_aio.connect(invocation.metadata_uri) as client,
-        client.open_ledger(ledger_id, recover=True, password=password_of(password_file)) as ledger,
+        client.open_ledger(
+            ledger_id, recover=True, accept_loss=accept_loss, password=password_of(password_file)
+        ) as ledger,
     ):
-        last, length = ledger.last_add_confirmed, ledger.length
+        last, length, lost = ledger.last_add_confirmed, ledger.length, ledger.metadata.given_up
+    text = f"ledger {ledger_id} is closed, with {entries_text(0, last)}, {length:,} bytes"
+    if lost is not None:
+        text += f"; given up: {given_up_text(lost, last)}"
     invocation.output.document(
-        {"ledger_id": ledger_id, "last_entry": last, "length": length},
-        text=f"ledger {ledger_id} is closed, with {entries_text(0, last)}, {length:,} bytes",
+        {
+            "ledger_id": ledger_id,
+            "last_entry": last,
+            "length": length,
+            "given_up": None if lost is None else asdict(lost),
+        },
+        text=text,
     )
 
 
@@ -525,16 +556,19 @@ async def delete(
         typer.Argument(metavar="LEDGER...", help="Ids, or names of unbounded ones.", show_default=False),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete even what a log lists; its readers then meet a gap.")
+    ] = False,
     password_file: PasswordFile = None,
 ) -> int:
-    """Delete ledgers, for good. On a terminal it asks first."""
+    """Delete ledgers, for good. On a terminal it asks first. A ledger that a log lists is refused."""
     ask(f"Delete {', '.join(ledger_ids)} and every entry in it?", is_answered=yes)
     password = password_of(password_file)
     async with client_aio.connect(invocation.metadata_uri) as client:
 
         async def delete_one(text: str) -> int | str:
             which = name_or_id(text)
-            await client.delete_ledger(which, password=password)
+            await client.delete_ledger(which, force=force, password=password)
             return which
 
         return await delete_each(invocation.output, ledger_ids, delete_one, client_aio.NoSuchLedgerError)

@@ -1,7 +1,8 @@
 """`bookie-aio log`: write, read and look after logs. Standard input and output are pipes."""
 
+import enum
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +23,7 @@ from client_aio.cli.ledger import (
     slices,
 )
 from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
-from client_aio.cli.text import custom_of, draw_log, link_of, log_row, text_of
+from client_aio.cli.text import custom_of, draw_log, gap_row, link_of, log_row, text_of
 from client_aio.core.log_chain import ROLL_BYTES
 from metadata.model.log import Position
 
@@ -32,6 +33,27 @@ LogName = Annotated[str, typer.Argument(metavar="LOG", help="The log's name.", s
 From = Annotated[
     str | None,
     typer.Option("--from", metavar="POSITION", help="LEDGER:ENTRY, or end; default: the beginning."),
+]
+
+
+class Gaps(enum.StrEnum):
+    """What reading does where records are lost."""
+
+    RAISE = "raise"
+    SKIP = "skip"
+
+    @property
+    def choice(self) -> Any:
+        """Return the argument of `read_log`."""
+        return self.value
+
+
+OnGapOption = Annotated[
+    Gaps,
+    typer.Option(
+        "--on-gap",
+        help="Where records are lost: fail, or say so on standard error and go on; then the exit code is 5.",
+    ),
 ]
 
 
@@ -91,21 +113,34 @@ async def append(
     output.note(f"{count:,} records")
 
 
+@command(app, "create")
+async def create(
+    invocation: Invocation, name: LogName, custom: Custom = None, password_file: PasswordFile = None
+) -> None:
+    """Create a log without a record. Disturbs nobody; a log that exists is refused."""
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        await client.create_log(name, custom_metadata=custom_of(custom), password=password_of(password_file))
+    invocation.output.document({"log": name}, text=name)
+
+
 @command(app, "cat")
 async def cat(
     invocation: Invocation,
     name: LogName,
     start: From = None,
     newline: Newline = False,
+    on_gap: OnGapOption = Gaps.RAISE,
     password_file: PasswordFile = None,
-) -> None:
+) -> int:
     """Write a log's records to standard output, exactly as they are.
 
     Reads up to the last record confirmed, also of a log that is being written. Never fences.
     """
     async with client_aio.connect(invocation.metadata_uri) as client:
-        source = client.read_log_batches(name, start, password=password_of(password_file))
-        await _print_batches(invocation, source, newline)
+        source = client.read_log_batches(
+            name, start, on_gap=on_gap.choice, password=password_of(password_file)
+        )
+        return await _print_batches(invocation, source, newline)
 
 
 @command(app, "tail")
@@ -118,17 +153,26 @@ async def tail(
     count: Annotated[int, typer.Option("--records", "-n", min=0, help="How many of the last records.")] = 10,
     start: From = None,
     newline: Newline = True,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="With -f: wait for a log that does not exist yet.")
+    ] = False,
+    on_gap: OnGapOption = Gaps.RAISE,
     password_file: PasswordFile = None,
-) -> None:
+) -> int:
     """Write a log's last records to standard output, and with -f what is appended from then on.
 
     Follows the log from ledger to ledger, whoever writes to it. Never fences.
     """
     async with client_aio.connect(invocation.metadata_uri) as client:
         password = password_of(password_file)
-        where = await _last_records(client, name, count, password) if start is None else start
-        source = client.read_log_batches(name, where, follow=follow, password=password)
-        await _print_batches(invocation, source, newline)
+        where: Position | str | None = start
+        if start is None:
+            with suppress(*([client_aio.NoSuchLogError] if wait else [])):
+                where = await _last_records(client, name, count, password)
+        source = client.read_log_batches(
+            name, where, follow=follow, wait=wait, on_gap=on_gap.choice, password=password
+        )
+        return await _print_batches(invocation, source, newline)
 
 
 async def _last_records(
@@ -139,28 +183,47 @@ async def _last_records(
     if not count:
         return "end"
     for row in reversed(metadata.rows):
-        async with client.open_ledger(row.ledger_id, password=password) as reader:
-            entries = await reader.read_last_add_confirmed() + 1
+        try:
+            async with client.open_ledger(row.ledger_id, password=password) as reader:
+                entries = await reader.read_last_add_confirmed() + 1
+        except client_aio.NoSuchLedgerError:
+            continue  # Reading says so, or shows the gap.
         if entries >= count:
             return max(metadata.begins_at, Position(row.id, entries - count))
         count -= entries
     return None
 
 
-async def _print_batches(invocation: Invocation, source: Any, newline: bool) -> None:
+async def _print_batches(invocation: Invocation, source: Any, newline: bool) -> int:
+    """Print records, and note gaps on standard error; return DAMAGED where there was a gap."""
+    ended = Exit.OK
     async with aclosing(source) as batches:
         if not invocation.output.is_table:
             with invocation.output.stream() as put:
                 async for batch in batches:
+                    if isinstance(batch, client_aio.LogGap):
+                        put({"gap": gap_row(batch)}, "")
+                        ended = Exit.DAMAGED
+                        continue
                     for record in batch:
                         put({"position": str(record.position), **text_of(record.data)}, "")
-            return
+            return ended
         async for batch in batches:
+            if isinstance(batch, client_aio.LogGap):
+                sys.stdout.buffer.flush()
+                row = gap_row(batch)
+                invocation.output.note(
+                    f"bookie-aio: gap from {row['first']} to {row['last'] or 'the end of that ledger'}: "
+                    f"{row['reason']}"
+                )
+                ended = Exit.DAMAGED
+                continue
             if newline:
                 put_bytes(b"".join(piece for record in slices(batch) for piece in (record, b"\n")))
             else:
                 put_bytes(batch.buffer)
             sys.stdout.buffer.flush()
+    return ended
 
 
 @command(app, "list")

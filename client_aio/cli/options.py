@@ -28,8 +28,7 @@ from client_aio import PlacementPolicy, RackAware, WeightedRandom
 from client_aio.cli.exit_codes import Exit, describe, exit_code_of
 from client_aio.cli.output import Format, Output, silence_output
 from client_aio.config import PASSWORD_VARIABLE, password_in_environment, password_in_file
-from metadata.backends.uri import SqliteLocation, parse_uri
-from metadata.errors import InvalidArgumentError, MetadataUnavailableError
+from metadata.errors import InvalidArgumentError
 
 METADATA_VARIABLE = "BOOKIE_AIO_METADATA"
 
@@ -52,21 +51,7 @@ class Invocation:
 
     @property
     def metadata_uri(self) -> str:
-        """Return the URI of a metadata store that exists.
-
-        Raises:
-            InvalidArgumentError: no URI is given, or the URI is wrong.
-            MetadataUnavailableError: the URI names a missing file. Opening it would create an empty store.
-        """
-        uri = self.new_metadata_uri
-        location = parse_uri(uri)
-        if isinstance(location, SqliteLocation) and not location.path.exists():
-            raise MetadataUnavailableError(f"there is no metadata store {location.path}")
-        return uri
-
-    @property
-    def new_metadata_uri(self) -> str:
-        """Return the metadata store's URI, of a store that may not exist yet; see `metadata_uri`."""
+        """Return the metadata store's URI; raises InvalidArgumentError where none is given."""
         if not self.metadata:
             raise InvalidArgumentError(
                 f"no metadata store is named: give --metadata URI or set {METADATA_VARIABLE}, "

@@ -34,7 +34,7 @@ def _need_spark() -> None:
 
 def _session(master: str) -> Any:
     _need_spark()
-    from client_aio.spark.session import session
+    from client_aio.spark.source import session
 
     return session(master)
 

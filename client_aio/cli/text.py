@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bookie_aio.structured_logging import escape
-from client_aio.admin.repair import RepairReport
+from client_aio.admin.repair import RepairedFragment, RepairReport
 from client_aio.admin.replicas import Replica
+from client_aio.log.gaps import LogGap
 from client_aio.log.takeover import LogMetadata
 from metadata.errors import InvalidArgumentError
-from metadata.model.ledger import LedgerMetadata
+from metadata.model.ledger import GivenUp, LedgerMetadata
 from metadata.model.log import LogRow
 
 _BAR_WIDTH = 32
@@ -123,6 +124,8 @@ def text_of_repair(report: RepairReport, *, is_unbounded: bool = False) -> str:
             f"{entries_text(fragment.first_entry, fragment.last_entry)}: {how}, "
             f"{fragment.entries_copied:,} entries ({fragment.bytes_copied:,} bytes) copied"
         )
+        if fragment.lost:
+            lines.append(_text_of_lost(fragment))
     if report.is_last_fragment_left:
         way_out = (
             "`bookie-aio ledger takeover` begins another one"
@@ -136,6 +139,28 @@ def text_of_repair(report: RepairReport, *, is_unbounded: bool = False) -> str:
     if not lines:
         lines = [f"{report.replaced} is in no fragment"]
     return "\n".join(f"ledger {report.ledger_id}: {line}" for line in lines)
+
+
+def _text_of_lost(fragment: RepairedFragment) -> str:
+    runs = [
+        f"{run.first:,}"
+        if run.first == run.last
+        else f"{run.first:,}–{run.last:,}" + (f" (each {run.step}th)" if run.step > 1 else "")
+        for run in fragment.lost[:_RUNS_SHOWN]
+    ]
+    if len(fragment.lost) > _RUNS_SHOWN:
+        runs.append(f"{len(fragment.lost) - _RUNS_SHOWN:,} runs more")
+    count = sum(run.entries for run in fragment.lost)
+    text = f"{count:,} entries can be had from no bookie: {', '.join(runs)}"
+    if fragment.unanswered:
+        text += (
+            f"; {', '.join(fragment.unanswered)} did not answer: when they do, run `bookie-aio ledger repair "
+            f"--replace {fragment.replacement} --with {fragment.replacement}`"
+        )
+    return text
+
+
+_RUNS_SHOWN = 5
 
 
 def _draw_fragments(metadata: LedgerMetadata) -> list[str]:
@@ -167,6 +192,16 @@ def _draw_fragments(metadata: LedgerMetadata) -> list[str]:
             lines.append(f"{'':>8}  {'':<{range_width}}  {marks}".rstrip())
         previous = fragment.bookies
     return lines
+
+
+def given_up_text(lost: GivenUp, last_entry: int) -> str:
+    """Return the text of what was given up when a ledger was closed behind an entry."""
+    parts = [f"what {', '.join(lost.bookies)} may hold behind entry {last_entry:,}"] if lost.bookies else []
+    if lost.lac > last_entry:
+        parts.append(f"entries {_range(last_entry + 1, lost.lac)}, which were acknowledged")
+    if lost.missing:
+        parts.append(f"{lost.missing:,} entries before the end")
+    return ", ".join(parts) or f"entries behind {last_entry:,} that may have been acknowledged"
 
 
 def entries_text(first: int, last: int) -> str:
@@ -212,6 +247,12 @@ def link_of(row: LogRow, ledger: LedgerMetadata | None) -> dict[str, Any]:
         "ensembles": [] if ledger is None else [list(fragment.bookies) for fragment in ledger.fragments],
         "listed": _time(row.created_ms),
     }
+
+
+def gap_row(gap: LogGap) -> dict[str, Any]:
+    """Return the row of a gap in a log."""
+    last = None if gap.last is None else str(gap.last)
+    return {"first": str(gap.first), "last": last, "reason": str(gap.error)}
 
 
 def draw_log(metadata: LogMetadata, links: Sequence[dict[str, Any]]) -> str:

@@ -167,6 +167,8 @@ def check_choice(digest: str, password: bytes) -> bytes:
     """
     if digest == DIGEST_HMAC:
         return check_password(password)
+    if not isinstance(password, (bytes, bytearray, memoryview)):
+        raise InvalidArgumentError(f"a password is bytes, not {type(password).__name__}")
     if password:
         raise InvalidArgumentError(
             f"a password is of no use with digest {digest!r}: authentication codes are made with "

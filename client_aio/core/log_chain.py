@@ -34,12 +34,27 @@ from metadata.model.log import Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, LogRow
+
+TAG = "bookie-aio.log"
+"""The key of a ledger's custom metadata that names the log whose writer made it."""
 
 ROLL_BYTES = 256 * 1024 * 1024
 ROLL_AGE_S = 3600.0
 NOT_CLOSED_MAX = 2
 """How many ledgers at the end of the list may be not CLOSED."""
+
+
+def owner_of(metadata: LedgerMetadata) -> str | None:
+    """Return the log that a ledger belongs to, from its making or since it was added; None for none.
+
+    A log lists only ledgers that belong to it, and deletes no others.
+    """
+    if metadata.log:
+        return metadata.log
+    tag = metadata.custom.get(TAG)
+    return None if tag is None else tag.decode(errors="replace")
 
 
 def to_recover(head: LogHead) -> list[LogRow]:
@@ -90,7 +105,8 @@ class RollLimits:
             ("roll_entries", self.entries),
             ("roll_age_s", self.age_s),
         ):
-            if value is not None and (not isinstance(value, (int, float)) or not value > 0):  # nor NaN
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if value is not None and not (is_number and value > 0):  # nor NaN
                 raise InvalidArgumentError(f"{name} {value!r} is not a positive number")
 
     def is_due(self, size: int, entries: int) -> bool:

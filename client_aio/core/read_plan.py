@@ -45,6 +45,7 @@ from metadata.errors import (
     ProtocolError,
     StaleMetadataError,
 )
+from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -324,8 +325,11 @@ class RangeRead:
 
 def check_range(first: int, last: int) -> None:
     """Raise InvalidArgumentError unless first to last is a range of entries, perhaps an empty one."""
-    if not isinstance(first, int) or not isinstance(last, int) or first < 0 or last < first - 1:
-        raise InvalidArgumentError(f"{first!r} to {last!r} is no range of entries")
+    are_ids = all(isinstance(each, int) and not isinstance(each, bool) for each in (first, last))
+    if not are_ids or not 0 <= first <= last + 1 or last > ENTRY_ID_MAX:
+        raise InvalidArgumentError(
+            f"{first!r} to {last!r} is no range of entries: their ids are integers from 0 to 2**62 - 1"
+        )
 
 
 def check_limit(ledger_id: int, first: int, last: int, limit: int) -> None:

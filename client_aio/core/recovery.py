@@ -35,7 +35,7 @@ from metadata.model.ledger import LedgerState
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.core.digest import Digest
-    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import Fragment, GivenUp, LedgerMetadata
 
 
 _RUN_ENTRIES = 4096
@@ -235,3 +235,23 @@ class RecoveredEnd:
         # Rule 14: earlier fragments may have been repaired meanwhile. The present ones are kept.
         fragments = (*metadata.fragments[:-1], *self.fragments[len(self.known.fragments) - 1 :])
         return metadata.close(self.last_entry, self.length, fragments=fragments)
+
+
+@dataclass(frozen=True, slots=True)
+class LossyEnd:
+    """The change to CLOSED behind the last entry that can be read, where a loss was accepted.
+
+    Attributes:
+        known: the metadata from which the end was found.
+    """
+
+    known: LedgerMetadata
+    last_entry: int
+    length: int
+    given_up: GivenUp
+
+    def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
+        """Return the metadata to write in place of these; None if their last fragment is another one."""
+        if metadata.is_closed or metadata.last_fragment != self.known.last_fragment:
+            return None
+        return metadata.close_with_loss(self.last_entry, self.length, self.given_up)

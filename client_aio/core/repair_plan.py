@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from bookie_aio.wire.listing import listed, runs_of
+from bookie_aio.wire.listing import listed, mark, meeting, runs_of
 from client_aio.core.quorum import write_set
 from client_aio.core.read_plan import ClassRange, stride_of
 
@@ -52,6 +52,70 @@ class Plan(NamedTuple):
 
     parts: tuple[Part, ...]
     is_last_left: bool
+
+
+class EntryRun(NamedTuple):
+    """The entries `first`, `first + step`, … up to `last`."""
+
+    first: int
+    last: int
+    step: int
+
+    @property
+    def entries(self) -> int:
+        """Return how many entries there are."""
+        return len(range(self.first, self.last + 1, self.step))
+
+
+class LostRuns:
+    """The entries of one bookie's part of a fragment that no bookie returned."""
+
+    def __init__(self) -> None:
+        self._of_class: dict[int, list[EntryRun]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of_class)
+
+    @property
+    def entries(self) -> int:
+        """Return how many entries are lost."""
+        return sum(run.entries for run in self.runs())
+
+    def add(self, rest: ClassRange, following: int | None) -> None:
+        """Note as lost the entries of a range before `following`; None: all of them."""
+        last = rest.last if following is None else following - rest.stride
+        last = rest.first + (last - rest.first) // rest.stride * rest.stride
+        runs = self._of_class.setdefault(rest.first % rest.stride, [])
+        if runs and runs[-1].last + rest.stride == rest.first:
+            runs[-1] = runs[-1]._replace(last=last)
+        elif self.upto(rest) is None:
+            runs.append(EntryRun(rest.first, last, rest.stride))
+
+    def upto(self, rest: ClassRange) -> int | None:
+        """Return the last entry of the lost run that holds the first entry of a range; None for none."""
+        for run in self._of_class.get(rest.first % rest.stride, ()):
+            if run.first <= rest.first <= run.last:
+                return run.last
+        return None
+
+    def runs(self) -> list[EntryRun]:
+        """Return all runs, by their first entry."""
+        return sorted(run for runs in self._of_class.values() for run in runs)
+
+
+def first_held(rest: ClassRange, listings: Iterable[Iterable[Row]]) -> int | None:
+    """Return the first entry of a range, behind its first, that one of the listings has; None for none."""
+    later = rest.after(rest.first)
+    if later is None:
+        return None
+    ids = range(later.first, later.last + 1, later.stride)
+    marks = bytearray(len(ids))
+    for rows in listings:
+        for row in rows:
+            if row.content_term >= later.content_term:
+                mark(marks, meeting(ids, row.entry_ids))
+    at = marks.find(1)
+    return None if at < 0 else ids[at]
 
 
 def complete_parts(fragments: Sequence[Fragment], last_entry: int | None) -> tuple[Part, ...]:

@@ -44,7 +44,11 @@ class LedgerSettings:
                 f"digest {self.digest!r} is unknown; choose one of {', '.join(DIGESTS)}"
             )
         object.__setattr__(self, "password", check_choice(self.digest, self.password))
-        object.__setattr__(self, "custom_metadata", check_custom(self.custom_metadata or {}))
+        object.__setattr__(
+            self,
+            "custom_metadata",
+            check_custom({} if self.custom_metadata is None else self.custom_metadata),
+        )
 
 
 async def create_ledger(

@@ -303,6 +303,7 @@ class LedgerWriter(ClosesOnExit):
                 f"ledger {self.ledger_id} takes ids from its writer: use add_entry(data, entry_id)",
                 ledger_id=self.ledger_id,
             )
+        check_entries(entries)
         try:
             async with self._bulk_lock:
                 self._is_direct = False
@@ -642,3 +643,13 @@ class LedgerWriter(ClosesOnExit):
         error = fenced_by_metadata(self._held.current)
         self._fail(error)
         raise error
+
+
+def check_entries(entries: object) -> None:
+    """Raise InvalidArgumentError unless this is an iterable, and not the bytes of one entry."""
+    if isinstance(entries, (bytes, bytearray, memoryview, str)) or not (
+        hasattr(entries, "__iter__") or hasattr(entries, "__aiter__")
+    ):
+        raise InvalidArgumentError(
+            f"add_entries takes an iterable of entries, not {type(entries).__name__}; add_entry adds one"
+        )

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from client_aio.core.log_chain import Listing
-from client_aio.log.takeover import TAG, is_met, read_log_metadata, recovered
+from client_aio.core.log_chain import TAG, Listing
+from client_aio.log.ownership import claim
+from client_aio.log.takeover import is_met, read_log_metadata, recovered
 from client_aio.log.truncation import ensure_log, finish_dropping
 from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError, NoSuchLogError
 from metadata.ids import LEDGER_ID_MAX, check_ledger_id
@@ -75,7 +76,7 @@ class Addition:
         custom: Mapping[str, bytes],
     ) -> Addition:
         """Check the caller's arguments, or raise InvalidArgumentError."""
-        if not isinstance(ledger_ids, Sequence):
+        if not isinstance(ledger_ids, Sequence) or isinstance(ledger_ids, (str, bytes, bytearray)):
             raise InvalidArgumentError(f"{ledger_ids!r} is no sequence of ledger ids")
         ids = tuple(check_ledger_id(each) for each in ledger_ids)
         if len(set(ids)) != len(ids):
@@ -86,7 +87,11 @@ class Addition:
             query_id, batch_id = transaction
             if not isinstance(query_id, str) or not 1 <= len(query_id) <= 200:
                 raise InvalidArgumentError(f"query id {query_id!r} is not a string of 1 to 200 characters")
-            if not isinstance(batch_id, int) or not 0 <= batch_id <= LEDGER_ID_MAX:
+            if (
+                not isinstance(batch_id, int)
+                or isinstance(batch_id, bool)
+                or not 0 <= batch_id <= LEDGER_ID_MAX
+            ):
                 raise InvalidArgumentError(f"batch id {batch_id!r} is not an integer from 0 to 2**63 - 1")
         return cls(ids, transaction, replace, custom)
 
@@ -158,8 +163,8 @@ async def _try_to_add(
         return None  # A writer that took the log over meanwhile has not been fenced yet.
     await _check_unlisted(lists, head, addition)
     rows = await _rows(context, head, addition.ledger_ids)
-    # Again, after the list was read: a sweep that sets CONDEMNED later raises the list's version after it.
-    await _check_closed(context, lists.name, addition.ledger_ids, None)
+    # After the list was read: a sweep that sets CONDEMNED later raises the list's version after it.
+    await claim(context, addition.ledger_ids, lists.name, partial(_check_addable, log_name=lists.name))
     listing = Listing(partial(addition.change, rows=rows), rows[-1].id if rows else None)
     changed = await lists.change_now(head, version, listing.apply)
     if not changed.is_done and not await is_met(lists, listing, changed.head):
@@ -187,15 +192,12 @@ async def _as_it_is(context: ClientContext, ledger_id: int) -> LedgerMetadata:
 
 
 async def _check_closed(
-    context: ClientContext, log_name: str, ledger_ids: Sequence[int], password: bytes | None
+    context: ClientContext, log_name: str, ledger_ids: Sequence[int], password: bytes
 ) -> None:
-    """Raise unless each ledger may be added to the log.
-
-    Args:
-        password: the log's; None: do not compare the ledgers' passwords with it.
+    """Raise unless each ledger may be added to the log, and has its password.
 
     Raises:
-        InvalidArgumentError: a ledger is unbounded, not CLOSED, condemned, or made for another log.
+        InvalidArgumentError: a ledger is unbounded, not CLOSED, condemned, or another log's.
         NoSuchLedgerError: a ledger does not exist. UnauthorizedAccessError: the password is not its own.
     """
     room = asyncio.Semaphore(_CHECKS_AT_ONCE)
@@ -203,28 +205,38 @@ async def _check_closed(
     async def check(ledger_id: int) -> None:
         async with room:
             metadata = await _as_it_is(context, ledger_id)
-        if metadata.unbounded is not None:
-            raise InvalidArgumentError(
-                f"ledger {ledger_id} is the unbounded ledger {metadata.unbounded.name!r}: only bounded "
-                "ledgers can be added to a log"
-            )
-        if not metadata.is_closed:
-            raise InvalidArgumentError(
-                f"ledger {ledger_id} is {metadata.state.value}: only CLOSED ledgers can be added to a log"
-            )
-        _check_owner(ledger_id, metadata.custom, log_name)
-        if CONDEMNED in metadata.custom:
-            raise InvalidArgumentError(
-                f"ledger {ledger_id} is condemned: a sweep took it for one that was left over"
-            )
-        if password is not None:  # With another password, readers and takeovers of the log would fail here.
-            async with room:
-                await context.unlock(metadata, password)
+            _check_addable(metadata, log_name)
+            # With another password, readers and takeovers of the log would fail here.
+            await context.unlock(metadata, password)
 
     await asyncio.gather(*map(check, ledger_ids))
 
 
-def _check_owner(ledger_id: int, custom: Mapping[str, bytes], log_name: str) -> None:
+def _check_addable(metadata: LedgerMetadata, log_name: str) -> None:
+    ledger_id = metadata.ledger_id
+    if metadata.unbounded is not None:
+        raise InvalidArgumentError(
+            f"ledger {ledger_id} is the unbounded ledger {metadata.unbounded.name!r}: only bounded "
+            "ledgers can be added to a log"
+        )
+    if not metadata.is_closed:
+        raise InvalidArgumentError(
+            f"ledger {ledger_id} is {metadata.state.value}: only CLOSED ledgers can be added to a log"
+        )
+    _check_maker(ledger_id, metadata.custom, log_name)
+    if metadata.log not in ("", log_name):
+        raise InvalidArgumentError(
+            f"ledger {ledger_id} belongs to log {metadata.log!r}, which deletes it when it is truncated: log "
+            f"{log_name!r} needs a copy of its own. If log {metadata.log!r} does not list it, `log sweep` "
+            "(`sweep_log_orphans`) frees it"
+        )
+    if CONDEMNED in metadata.custom:
+        raise InvalidArgumentError(
+            f"ledger {ledger_id} is condemned: a sweep took it for one that was left over"
+        )
+
+
+def _check_maker(ledger_id: int, custom: Mapping[str, bytes], log_name: str) -> None:
     """Refuse a ledger that another log's truncation or sweep may delete.
 
     A log's writer lists the ledgers that it makes itself, from a version of the list that it read before. A

@@ -5,25 +5,28 @@ The other modules of this package do the work.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
+from client_aio.config import check_flags, check_seconds
 from client_aio.context import ContextOwner
 from client_aio.core.log_chain import ROLL_AGE_S, ROLL_BYTES, RollLimits
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings
 from client_aio.log.add_ledgers import AddedToLog, Addition, add_to_log
+from client_aio.log.gaps import OnGap, check_on_gap
 from client_aio.log.reader import LogReading, Start, check_start, records_of
 from client_aio.log.takeover import LogMetadata, read_log_metadata
-from client_aio.log.truncation import SweepReport, delete_log, sweep, truncate_log
+from client_aio.log.truncation import SweepReport, create_log, delete_log, sweep, truncate_log
 from client_aio.log.writer import LogWriter, open_log
 from metadata.access.logs import LogStore, log_names
+from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import check_custom
 from metadata.model.log import LogRow, Position
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from client_aio.log.reader import LogBatchStream, RecordStream
+    from client_aio.log.reader import BatchOrGapStream, LogBatchStream, RecordOrGapStream, RecordStream
 
 
 class LogOperations(ContextOwner):
@@ -79,6 +82,7 @@ class LogOperations(ContextOwner):
             UnauthorizedAccessError: on opening: the password is wrong. No writer has been fenced.
         """
         lists = self._lists(name)
+        check_flags(create=create, guaranteed_write_quorum=guaranteed_write_quorum)
         settings = LedgerSettings(
             ensemble_size=ensemble_size,
             write_quorum=write_quorum,
@@ -91,9 +95,65 @@ class LogOperations(ContextOwner):
         limits = RollLimits(bytes=roll_bytes, entries=roll_entries, age_s=roll_age_s)
         return AwaitableContext(lambda: open_log(self._context, lists, settings, limits, create=create))
 
+    async def create_log(
+        self,
+        name: str,
+        *,
+        custom_metadata: Mapping[str, bytes] | None = None,
+        exist_ok: bool = False,
+        password: bytes = b"",
+    ) -> None:
+        """Create a log without a record. Disturbs no writer; `open_log` then opens it.
+
+        Cancelling leaves the log created or not.
+
+        Args:
+            custom_metadata: kept with the log, at most 64 KiB.
+            exist_ok: do nothing where the log exists.
+            password: of a former log of the name, whose deletion was cut off and is finished first.
+
+        Raises:
+            InvalidArgumentError: an argument is not legal.
+            LogExistsError: there is a log of that name.
+        """
+        custom = check_custom({} if custom_metadata is None else custom_metadata)
+        check_flags(exist_ok=exist_ok)
+        await create_log(self._context, self._lists(name), custom, password, exist_ok=exist_ok)
+
+    @overload
     def read_log(
-        self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
-    ) -> RecordStream:
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: Literal["raise"] = "raise",
+        password: bytes = b"",
+    ) -> RecordStream: ...
+
+    @overload
+    def read_log(
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: Literal["skip"],
+        password: bytes = b"",
+    ) -> RecordOrGapStream: ...
+
+    def read_log(
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: OnGap = "raise",
+        password: bytes = b"",
+    ) -> RecordStream | RecordOrGapStream:
         """Read a log's records in order, across all its ledgers. Never fences.
 
         Without `follow` the iterator ends behind the last record that was acknowledged when it began, or up
@@ -105,24 +165,76 @@ class LogOperations(ContextOwner):
                 appended. A time, aware or in seconds since 1970: begin with the ledger before the last one
                 that was listed then. Then no record of that time or later is missed, as far as the writers'
                 clocks agree. None: begin with the log's first record.
+            wait: with `follow`: wait for a log that does not exist yet.
+            on_gap: "skip": return a `LogGap` in the place of records that are lost, and go on behind it. A
+                record is lost if its ledger is gone, if every bookie that should have it has answered and
+                none returned it, or if its ledger was closed with a loss. "raise": raise instead.
 
         Raises:
-            InvalidArgumentError: at the call: the name or the start is not legal.
+            InvalidArgumentError: at the call: an argument is not legal.
             NoSuchLogError: while iterating: there is no such log, or no longer.
             LogTruncatedError: while iterating: the next records have been truncated.
+            RecordsLostError, NoSuchLedgerError: while iterating: records are lost, or a whole ledger.
             DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating: no bookie
                 returned a record intact, or too few bookies answered to find the log's end. Reading may be
                 tried again from the record's position.
             MetadataCorruptError: while iterating: a part of the log's list of ledgers is damaged or missing.
         """
-        return records_of(self.read_log_batches(name, start, follow=follow, password=password))
+        return records_of(self._read(name, start, follow, wait, on_gap, password))
+
+    @overload
+    def read_log_batches(
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: Literal["raise"] = "raise",
+        password: bytes = b"",
+    ) -> LogBatchStream: ...
+
+    @overload
+    def read_log_batches(
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: Literal["skip"],
+        password: bytes = b"",
+    ) -> BatchOrGapStream: ...
 
     def read_log_batches(
-        self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
-    ) -> LogBatchStream:
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: OnGap = "raise",
+        password: bytes = b"",
+    ) -> LogBatchStream | BatchOrGapStream:
         """Read as `read_log` does, in batches: one buffer and a list of offsets for many records."""
-        lists, start = self._lists(name), check_start(start)
-        return LogReading(self._context, lists, start, follow=follow, password=password).batches()
+        return self._read(name, start, follow, wait, on_gap, password)
+
+    def _read(
+        self, name: str, start: Start, follow: bool, wait: bool, on_gap: OnGap, password: bytes
+    ) -> BatchOrGapStream:
+        check_flags(follow=follow, wait=wait)
+        if wait and not follow:
+            raise InvalidArgumentError("wait=True goes with follow=True: a reader that ends does not wait")
+        reading = LogReading(
+            self._context,
+            self._lists(name),
+            check_start(start),
+            follow=follow,
+            password=password,
+            waits=wait,
+            skips_gaps=check_on_gap(on_gap),
+        )
+        return reading.batches()
 
     async def truncate_log(
         self, name: str, before: Position | tuple[int, int] | str, *, password: bytes = b""
@@ -197,19 +309,24 @@ class LogOperations(ContextOwner):
             password: of the log's ledgers, and of the ledgers to add.
 
         Raises:
-            InvalidArgumentError: a ledger is not CLOSED, is given twice, or is found in the log. Or its
-                custom metadata say that it was made for another log, which may delete it.
+            InvalidArgumentError: a ledger is not CLOSED, is given twice, or is found in the log. Or it
+                belongs to another log, which may delete it.
             NoSuchLedgerError: a ledger does not exist.
             LedgerRecoveryError: too few bookies of the log's last ledgers answered; try again later.
             UnauthorizedAccessError: the password is not that of the log's last ledgers, or of a ledger to
                 add. Nothing was done.
             MetadataUnavailableError: the ledgers may have been added; repeat the call with its transaction.
         """
-        addition = Addition.check(ledger_ids, transaction, replace, check_custom(custom_metadata or {}))
+        check_flags(replace=replace)
+        custom = check_custom({} if custom_metadata is None else custom_metadata)
+        addition = Addition.check(ledger_ids, transaction, replace, custom)
         return await add_to_log(self._context, self._lists(name), addition, password)
 
     async def sweep_log_orphans(self, *, older_than_s: float = 3600.0, password: bytes = b"") -> SweepReport:
         """Delete leftovers of crashed log writers: ledgers in no log, pages, unfinished deletions.
+
+        A ledger that was about to be added to a log by `add_to_log`, and is not in it, is kept: the sweep
+        takes the mark of the log from it.
 
         Deletes pages of deleted unbounded ledgers too. A deletion leaves a placeholder at the name of the log
         or ledger: no client then mistakes the name's next owner for the former one. Placeholders of an hour's
@@ -220,6 +337,7 @@ class LogOperations(ContextOwner):
 
         Args:
             older_than_s: keep younger ledgers: a writer that has just made one would have to make another.
+                Ages are by the clock of the metadata store.
             password: of ledgers that have one.
 
         Returns:
@@ -230,4 +348,5 @@ class LogOperations(ContextOwner):
             MetadataUnavailableError: not all ledgers and logs could be listed. Nothing was deleted.
         """
         self._context.check_open()
+        check_seconds("older_than_s", older_than_s)
         return await sweep(self._context, self._lists, older_than_s=older_than_s, password=password)

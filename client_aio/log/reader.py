@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from client_aio.core.log_chain import LogCursor, Step, check_begun, row_at_time
 from client_aio.ledger.entry_reader import EntryBatch
 from client_aio.ledger.reader import LedgerReader
+from client_aio.log.gaps import Hole, LogGap, is_missing, read_past_loss
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -27,6 +28,8 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
     NoSuchLedgerError,
+    NoSuchLogError,
+    RecordsLostError,
 )
 from metadata.model.log import Position
 
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
     from client_aio.context import ClientContext
     from metadata.access.logs import LogStore
+    from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, LogRow
 
 
@@ -103,6 +107,8 @@ class LogBatch:
 
 RecordStream = AsyncGenerator[LogRecord, None]
 LogBatchStream = AsyncGenerator[LogBatch, None]
+RecordOrGapStream = AsyncGenerator[LogRecord | LogGap, None]
+BatchOrGapStream = AsyncGenerator[LogBatch | LogGap, None]
 
 
 async def open_row(context: ClientContext, row: LogRow, password: bytes) -> LedgerReader:
@@ -146,15 +152,20 @@ def check_start(start: Start) -> Start:
         return start
     if isinstance(start, float) and not math.isfinite(start):
         raise InvalidArgumentError(f"start {start!r} is no time")
+    if isinstance(start, bool):
+        raise InvalidArgumentError(f"start {start!r} is no position and no time")
     if start is None or isinstance(start, (int, float)):
         return start
     return Position.check(start)
 
 
-async def records_of(batches: LogBatchStream) -> RecordStream:
-    """Return the records of batches, one by one."""
+async def records_of(batches: BatchOrGapStream) -> RecordOrGapStream:
+    """Return the records of batches, one by one, and the gaps between them."""
     async with contextlib.aclosing(batches):
         async for batch in batches:
+            if isinstance(batch, LogGap):
+                yield batch
+                continue
             for record in batch:
                 yield record
 
@@ -163,21 +174,33 @@ class LogReading:
     """One read of a log."""
 
     def __init__(
-        self, context: ClientContext, lists: LogStore, start: Start, *, follow: bool, password: bytes
+        self,
+        context: ClientContext,
+        lists: LogStore,
+        start: Start,
+        *,
+        follow: bool,
+        password: bytes,
+        waits: bool = False,
+        skips_gaps: bool = False,
     ) -> None:
         self._context = context
         self._lists = lists
         self._start = start
         self._follow = follow
         self._password = password
+        self._waits = waits  # for a log that does not exist yet
+        self._skips_gaps = skips_gaps
         self._ahead: tuple[int, asyncio.Task[LedgerReader]] | None = None
         self._incarnation: int | None = None  # of the log's list: another log of the name has another one
         self._behind: tuple[int, LedgerReader] | None = None  # the next ledger, for `_is_overtaken`
         self._doubt: BookieUnavailableError | None = None  # the log's end could not be determined
 
-    async def batches(self) -> LogBatchStream:
-        """Return the records, in batches."""
+    async def batches(self) -> BatchOrGapStream:
+        """Return the records, in batches, and gaps where these are skipped."""
         try:
+            if self._waits:
+                await self._await_log()
             end, cursor = await self._begun()
             while True:
                 step = cursor.step()
@@ -192,11 +215,15 @@ class LogReading:
                 if not self._follow and (end is None or step.row.id > end):
                     return
                 cursor.enter(step)
+                is_at_gap = False
                 async with contextlib.aclosing(self._row(cursor, step)) as batches:
                     async for batch in batches:
-                        cursor.given(step.row, batch.last_entry_id)
+                        is_at_gap = isinstance(batch, LogGap)
+                        last = batch.last if isinstance(batch, LogGap) else batch.last_position
+                        if last is not None:
+                            cursor.given(step.row, last.entry_id)
                         yield batch
-                if cursor.at.ledger_id == step.row.id and not self._follow:
+                if cursor.at.ledger_id == step.row.id and not self._follow and not is_at_gap:
                     if self._doubt is not None:
                         raise self._doubt
                     return  # The end of the log, at present.
@@ -206,6 +233,24 @@ class LogReading:
                 await asyncio.gather(self._ahead[1], return_exceptions=True)
 
     # --- where to begin ---
+
+    async def _await_log(self) -> None:
+        """Wait until the log exists. Its end is then its beginning: whatever it has came later."""
+        while True:
+            try:
+                async with (
+                    contextlib.aclosing(self._lists.watch()) as watch,
+                    contextlib.aclosing(self._context.while_open(watch)) as changes,
+                ):
+                    async for _ in changes:
+                        with contextlib.suppress(NoSuchLogError):
+                            await self._lists.read(sync=True)
+                            return
+                        if self._start == "end":
+                            self._start = None
+            except MetadataUnavailableError as error:
+                logger.warning("log=%s its list is not reachable: %s", self._lists.name, error)
+            await asyncio.sleep(_RETRY_S)
 
     async def _begun(self) -> tuple[int | None, LogCursor]:
         """Return the id of the last row listed now, None for none, and a cursor at the start."""
@@ -247,7 +292,12 @@ class LogReading:
         """Return the position behind the last record, by the bookies' present answers."""
         rows = head.newest
         for row in reversed(rows[-2:]):
-            reader = await self._open(row)
+            try:
+                reader = await self._open(row)
+            except NoSuchLedgerError:
+                if not self._skips_gaps:
+                    raise
+                return Position(row.id, 0)  # The gap is the first thing to be read.
             await reader.read_last_add_confirmed()
             if reader.last_add_confirmed >= 0 or row is rows[-2:][0]:
                 # An empty ledger is not the log's end, even if CLOSED: a takeover that died half-way closes
@@ -299,9 +349,9 @@ class LogReading:
 
     # --- one ledger ---
 
-    async def _row(self, cursor: LogCursor, step: Step) -> LogBatchStream:
+    async def _row(self, cursor: LogCursor, step: Step) -> BatchOrGapStream:
         """Return the records of one row; move the cursor past the row when its ledger is complete."""
-        row = step.row
+        row, reader = step.row, None
         try:
             reader = await self._take_open(row)
             if step.is_last and reader.is_closed:
@@ -311,18 +361,57 @@ class LogReading:
             async with contextlib.aclosing(source) as batches:
                 async for batch in batches:
                     yield LogBatch(row.id, batch)
+            if reader.metadata.given_up is not None:
+                yield self._given_up(row, reader.metadata)
         except MetadataUnavailableError as error:
             if not self._follow:
                 raise
             logger.warning("log=%s its metadata are not reachable: %s", self._lists.name, error)
             await asyncio.sleep(_RETRY_S)
-        except BookKeeperError:
+        except BookKeeperError as error:
             # A truncation or a deletion of the log may have caused this: then `_learn` raises its own error.
             await self._learn(cursor, sync=True)
-            if cursor.knows(row):
+            if not cursor.knows(row):
+                # The row was dropped, and the log does not begin behind the reader: no record is missed.
+                cursor.finished(row)
+                return
+            if not self._skips_gaps:
                 raise
-            # The row was dropped, and the log does not begin behind the reader: no record is missed.
+            async with contextlib.aclosing(self._past_gap(cursor, row, reader, error)) as batches:
+                async for each in batches:
+                    yield each
+
+    async def _past_gap(
+        self, cursor: LogCursor, row: LogRow, reader: LedgerReader | None, error: BookKeeperError
+    ) -> BatchOrGapStream:
+        """Return what can be read before a gap, and the gap; raise the error where that is no sure loss."""
+        if is_missing(error, row.ledger_id):
+            yield LogGap(cursor.at, None, error)
             cursor.finished(row)
+            return
+        if reader is None:
+            raise error
+        past = read_past_loss(self._context, reader, cursor.at.entry_id, error)
+        async with contextlib.aclosing(past) as found:
+            async for each in found:
+                if isinstance(each, Hole):
+                    yield LogGap(Position(row.id, each.first), Position(row.id, each.last), each.error)
+                else:
+                    yield LogBatch(row.id, each)
+
+    def _given_up(self, row: LogRow, metadata: LedgerMetadata) -> LogGap:
+        """Return the gap behind a ledger that was closed with a loss; raise it where gaps are not skipped."""
+        assert metadata.last_entry is not None
+        begin = Position(row.id, metadata.last_entry + 1)
+        error = RecordsLostError(
+            f"log {self._lists.name!r} may have lost records from {begin} on: ledger {metadata.ledger_id} "
+            'was closed with a loss. Read with on_gap="skip", or from the next ledger on',
+            ledger_id=metadata.ledger_id,
+            entry_id=metadata.last_entry + 1,
+        )
+        if not self._skips_gaps:
+            raise error
+        return LogGap(begin, None, error)
 
     async def _source(
         self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int
@@ -349,6 +438,12 @@ class LogReading:
             # The ledger takes no more adds, and every add was acknowledged: it ends before the first entry
             # that is absent. `read_rest` needs the present metadata: their ensembles decide about absence.
             await reader.refresh(sync=True)
+            # Entries of earlier fragments have all been acknowledged: absence there is a loss, not the end.
+            last = max(following - 1, reader.last_add_confirmed)
+            async with contextlib.aclosing(reader.read_batches(following, last)) as batches:
+                async for batch in batches:
+                    following = batch.last_entry_id + 1
+                    yield batch
             async with contextlib.aclosing(reader.read_rest(following)) as rest:
                 async for entry in rest:
                     yield EntryBatch.of_payloads(entry.entry_id, [memoryview(entry.data)])

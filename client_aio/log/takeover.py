@@ -89,10 +89,6 @@ async def is_met(lists: LogStore, listing: Listing, head: LogHead) -> bool:
                 raise lists.damaged(error) from error
 
 
-TAG = "bookie-aio.log"
-"""The key of a ledger's custom metadata that names the log it was made for."""
-
-
 class LogLedger(LedgerWriter):
     """A ledger that is, or will be, listed in a log under its own id.
 

@@ -7,27 +7,32 @@ the next truncation, deletion or sweep deletes it.
 A sweep deletes ledgers and pages that no log lists, and finishes deletions. A ledger made for a log names the
 log in its custom metadata. Its maker lists it by a compare-and-set from a version of the list that it read
 before. So a sweep finds the ledgers, then raises the version of the list. A ledger that is not listed then
-never will be (`client_aio.core.log_chain`).
+never will be (`client_aio.core.log_chain`). A ledger that was claimed for a log and never listed is not
+deleted but freed: an application made it (`client_aio.log.ownership`).
+
+Ages are those of the metadata store. By two machines' clocks, a sweeper whose clock is ahead would delete
+what was made a moment ago.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.admin.delete import delete_ledger
-from client_aio.core.log_chain import to_recover
+from client_aio.core.log_chain import TAG, owner_of, to_recover
+from client_aio.log.ownership import free
 from client_aio.log.reader import ask_lac, open_row
-from client_aio.log.takeover import TAG
 from client_aio.unbounded.paged_fragments import forget_deleted
 from metadata.access.fragments import LedgerNames
 from metadata.access.logs import names_ever
 from metadata.errors import (
     BookKeeperError,
     InvalidArgumentError,
+    LogExistsError,
     NoSuchLedgerError,
     NoSuchLogError,
     UnauthorizedAccessError,
@@ -36,10 +41,11 @@ from metadata.errors import (
 from metadata.model.log import Position, check_log_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from client_aio.context import ClientContext
     from metadata.access.logs import LogStore
+    from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, LogRow
     from metadata.store import Version
 
@@ -158,6 +164,24 @@ async def ensure_log(context: ClientContext, lists: LogStore, password: bytes) -
         await finish_deletion(context, lists, head, version, password)
 
 
+async def create_log(
+    context: ClientContext, lists: LogStore, custom: Mapping[str, bytes], password: bytes, *, exist_ok: bool
+) -> None:
+    """Create a log without a ledger; see `Client.create_log`."""
+    while True:
+        try:
+            head, version = await lists.read(sync=True, deleted_too=True)
+        except NoSuchLogError:
+            if await lists.create(custom=custom, created_ms=context.now_ms()):
+                return
+            continue
+        if not head.is_deleted:
+            if exist_ok:
+                return
+            raise LogExistsError(f"there is a log {lists.name!r} already")
+        await finish_deletion(context, lists, head, version, password)
+
+
 async def delete_log(context: ClientContext, lists: LogStore, password: bytes) -> None:
     """Delete a log with all its ledgers; see `Client.delete_log`."""
     head, version = await lists.read(sync=True, deleted_too=True)
@@ -198,7 +222,7 @@ async def finish_dropping(
     """
     while head.has_dropped:
         rows = await lists.dropped_rows(head)
-        await delete_ledgers(context, [row.ledger_id for row in rows], password)
+        await delete_ledgers(context, [row.ledger_id for row in rows], password, owner=lists.name)
         changed = await lists.finish_dropping(head, version)
         if head.dropped == changed.head.dropped:
             break
@@ -206,18 +230,28 @@ async def finish_dropping(
     return head, version
 
 
-async def delete_ledgers(context: ClientContext, ledger_ids: list[int], password: bytes) -> None:
-    """Delete ledgers, some at a time; a ledger that is gone already is no failure.
+async def delete_ledgers(
+    context: ClientContext, ledger_ids: list[int], password: bytes, *, owner: str
+) -> None:
+    """Delete ledgers of a log, some at a time; a ledger that is gone already is no failure.
+
+    A ledger that does not belong to the log is left alone: another log may list it.
 
     Raises:
         BookKeeperError: the first failure; all ledgers have been tried.
     """
     turns = asyncio.Semaphore(_DELETIONS)
 
+    async def is_own(metadata: LedgerMetadata) -> bool:
+        return owner_of(metadata) == owner
+
     async def delete(ledger_id: int) -> None:
         async with turns:
             try:
-                await delete_ledger(context, ledger_id, password)
+                if not await delete_ledger(context, ledger_id, password, check=is_own):
+                    logger.error(
+                        "ledger=%d is not deleted with log=%s: it does not belong to it", ledger_id, owner
+                    )
             except NoSuchLedgerError:
                 pass
             except UnauthorizedAccessError:
@@ -252,15 +286,15 @@ async def sweep(
     password: bytes,
 ) -> SweepReport:
     """Sweep all logs; see `Client.sweep_log_orphans`."""
-    made = await _ledgers_made_for_logs(context, context.now_ms() - int(older_than_s * 1000))
-    names = {*made, *await names_ever(context.ledgers.store)}
+    found = await _ledgers_of_logs(context)
+    names = {*found, *await names_ever(context.ledgers.store)}
     ledgers: list[int] = []
     pages: list[str] = []
     failures: list[str] = []
     for name in sorted(names):
         lists = lists_of(name)
         with _noting(failures, f"log={name}"):
-            ledgers += await _sweep_ledgers(context, lists, made.get(name, []), password)
+            ledgers += await _sweep_ledgers(context, lists, found.get(name, []), older_than_s, password)
         with _noting(failures, f"log={name}"):
             pages += await lists.sweep_pages()
             await lists.vacate()
@@ -271,22 +305,32 @@ async def sweep(
     return SweepReport(tuple(ledgers), tuple(pages), tuple(failures))
 
 
-async def _ledgers_made_for_logs(context: ClientContext, made_before_ms: int) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+class _Owned(NamedTuple):
+    """A ledger that belongs to a log, as found before the log's list is looked at."""
+
+    ledger_id: int
+    version: Version
+    is_claimed: bool
+    """Whether an application made it, and it was added to the log, or was to be."""
+
+
+async def _ledgers_of_logs(context: ClientContext) -> dict[str, list[_Owned]]:
+    found: dict[str, list[_Owned]] = {}
     async for ledger_id in context.ledgers.ledger_ids(sync=True):
         try:
-            metadata, _ = await context.ledgers.read(ledger_id)
+            metadata, version = await context.ledgers.read(ledger_id)
         except NoSuchLedgerError:
             continue
-        tag = metadata.custom.get(TAG)
-        if tag is None or metadata.created_ms > made_before_ms:
+        owner = owner_of(metadata)
+        if owner is None:
             continue
         try:
-            name = check_log_name(tag.decode())
-        except (InvalidArgumentError, UnicodeDecodeError):
-            logger.warning("ledger=%d names no log in its custom metadata: %r", ledger_id, tag)
+            name = check_log_name(owner)
+        except InvalidArgumentError:
+            logger.warning("ledger=%d names no log in its metadata: %r", ledger_id, owner)
             continue
-        found.setdefault(name, []).append(ledger_id)
+        is_claimed = TAG not in metadata.custom
+        found.setdefault(name, []).append(_Owned(ledger_id, version, is_claimed))
     return found
 
 
@@ -301,24 +345,47 @@ def _noting(failures: list[str], what: str) -> Iterator[None]:
 
 
 async def _sweep_ledgers(
-    context: ClientContext, lists: LogStore, made: list[int], password: bytes
+    context: ClientContext, lists: LogStore, owned: list[_Owned], older_than_s: float, password: bytes
 ) -> list[int]:
-    """Finish the deletions that one log has begun, and delete the ledgers of `made` that it does not list."""
-    left_over: list[int] = []
+    """Finish the deletions that one log has begun; delete or free the ledgers of `owned` that it lacks.
+
+    Returns:
+        The ids of the ledgers deleted.
+    """
+    left_over: list[_Owned] = []
 
     async def bump(head: LogHead) -> LogHead | None:
         listed = {row.ledger_id for row in [*await lists.rows(head), *await lists.dropped_rows(head)]}
-        left_over[:] = [ledger_id for ledger_id in made if ledger_id not in listed]
+        left_over[:] = await _without_young(
+            context, [each for each in owned if each.ledger_id not in listed], older_than_s
+        )
         return head if left_over else None
 
     try:
         head, version = await lists.read(sync=True, deleted_too=True)
         if head.is_deleted:
             await finish_deletion(context, lists, head, version, password)
-            return await _sweep_ledgers(context, lists, made, password)
+            return await _sweep_ledgers(context, lists, owned, older_than_s, password)
         head, version = await finish_dropping(context, lists, head, version, password)
         await lists.change(head, version, bump)
     except NoSuchLogError:
-        left_over[:] = made  # A later log of that name lists ledgers made later.
-    await delete_ledgers(context, left_over, password)
-    return left_over
+        # A later log of that name lists ledgers made, or claimed, later.
+        left_over[:] = await _without_young(context, owned, older_than_s)
+    made = [each.ledger_id for each in left_over if not each.is_claimed]
+    await delete_ledgers(context, made, password, owner=lists.name)
+    for each in left_over:
+        if each.is_claimed:
+            await free(context, each.ledger_id, each.version)
+    return made
+
+
+async def _without_young(context: ClientContext, owned: list[_Owned], older_than_s: float) -> list[_Owned]:
+    """Leave out the ledgers that were made for a log less than so long ago, and those that are gone."""
+    if older_than_s <= 0:
+        return owned
+    old: list[_Owned] = []
+    for each in owned:
+        with suppress(NoSuchLedgerError):
+            if each.is_claimed or await context.ledgers.age_s(each.ledger_id) >= older_than_s:
+                old.append(each)
+    return old

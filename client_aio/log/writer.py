@@ -16,12 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
-from client_aio.core.log_chain import Listing, RollLimits
+from client_aio.core.log_chain import TAG, Listing, RollLimits
 from client_aio.handles import ClosesOnExit
 from client_aio.ledger.create import create_ledger
 from client_aio.ledger.futures import fail_all
 from client_aio.log.roller import Roller
-from client_aio.log.takeover import TAG, LogLedger, discard, is_met, recovered
+from client_aio.log.takeover import LogLedger, discard, is_met, recovered
 from client_aio.log.truncation import ensure_log
 from metadata.errors import (
     BackpressureError,

@@ -19,8 +19,6 @@ A newcomer reads, in this order:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 try:
     import pyarrow
     import pyspark
@@ -33,10 +31,7 @@ from client_aio.spark.archive import Archived, export, import_
 from client_aio.spark.commits import sweep_orphans
 from client_aio.spark.foreach import LedgerSink, ledger_sink
 from client_aio.spark.jobs import stats, verify
-from client_aio.spark.source import LedgerDataSource
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from client_aio.spark.source import LedgerDataSource, register
 
 __all__ = [
     "Archived",
@@ -53,13 +48,3 @@ __all__ = [
 
 assert pyarrow
 assert pyspark
-
-
-def register(spark: SparkSession) -> None:
-    """Register the format "ledger" with a session. Once per session.
-
-    Also sets `spark.sql.python.filterPushdown.enabled`, without which Spark refuses readers that take
-    filters.
-    """
-    spark.dataSource.register(LedgerDataSource)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

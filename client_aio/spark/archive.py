@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import client_aio
 import client_aio.sync
+from client_aio.core.log_chain import TAG
 from client_aio.log.add_ledgers import CONDEMNED, Addition, add_to_log
-from client_aio.log.takeover import TAG
 from client_aio.spark import provenance
 from client_aio.spark.commits import fit_check
 from client_aio.spark.jobs import metadata_of

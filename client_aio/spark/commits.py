@@ -273,14 +273,15 @@ async def sweep_orphans(uri: str, *, log: str, grace_s: float = GRACE_S, passwor
         UnauthorizedAccessError: ledgers have a password, and this is not it. Nothing was deleted.
     """
     async with client_aio.connect(uri) as client:
-        now_ms = client._context.now_ms()
         made = await _made_for(client, log)
-        old = [one.ledger_id for one in made if one.created_ms <= now_ms - grace_s * 1000]
         locked = {one.ledger_id: one for one in made if one.password is not None}
         for one in [*locked.values()][:1]:
             await client._context.unlock(one, password)
         listed = await listed_in(client, log)
-        condemned = [each for each in old if each not in listed and await condemn(client, each)]
+        unlisted = [one.ledger_id for one in made if one.ledger_id not in listed]
+        condemned = [
+            each for each in unlisted if await _is_old(client, each, grace_s) and await condemn(client, each)
+        ]
         if not condemned:
             return []
         await _bump(client, log)
@@ -296,6 +297,14 @@ async def sweep_orphans(uri: str, *, log: str, grace_s: float = GRACE_S, passwor
             else:
                 deleted.append(ledger_id)
         return deleted
+
+
+async def _is_old(client: client_aio.Client, ledger_id: int, grace_s: float) -> bool:
+    """Return whether a ledger is so old by the metadata store's own clock, not by this machine's."""
+    try:
+        return await client._context.ledgers.age_s(ledger_id) >= grace_s
+    except NoSuchLedgerError:
+        return False
 
 
 async def _bump(client: client_aio.Client, log: str) -> None:

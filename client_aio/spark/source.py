@@ -1,21 +1,29 @@
 """The data source "ledger" as Spark sees it.
 
-Owns the class that is registered with a session. Everything here runs in processes that Spark starts: the
-schema and the plan in the driver's, `read` in a task's. Only options and pieces are sent between them.
+Owns the class that is registered with a session, and the session of the commands. The class runs in
+processes that Spark starts: the schema and the plan in the driver's, `read` in a task's. Only options and
+pieces are sent between them.
 """
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
 from client_aio.spark import schemas
 from client_aio.spark.batch import LedgerReader, written_of
 from client_aio.spark.options import ReadOptions, check_kind, parse_read
 from client_aio.spark.passwords import settled
+from metadata.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql.datasource import (
         DataSourceStreamReader,
         DataSourceStreamWriter,
@@ -67,3 +75,47 @@ class LedgerDataSource(DataSource):
         from client_aio.spark.sink import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite=overwrite)
+
+
+def register(spark: SparkSession) -> None:
+    """Register the format "ledger" with a session. Once per session.
+
+    Also sets `spark.sql.python.filterPushdown.enabled`, without which Spark refuses readers that take
+    filters.
+    """
+    spark.dataSource.register(LedgerDataSource)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+@contextmanager
+def session(master: str) -> Iterator[SparkSession]:
+    """Start Spark, and end it on exit; its workers run this very interpreter.
+
+    Args:
+        master: such as `local[*]` or `spark://host:7077`.
+
+    Raises:
+        InvalidArgumentError: Spark does not start; most often there is no Java.
+    """
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(master).appName("bookie-aio")
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "ERROR",
+    }.items():
+        builder = builder.config(name, value)
+    try:
+        started = builder.getOrCreate()
+    except Exception as error:  # any error: pyspark raises several kinds when the JVM does not start
+        raise InvalidArgumentError(
+            f"Spark does not start ({error}): it needs Java 17 or newer on the PATH or under JAVA_HOME"
+        ) from error
+    register(started)
+    try:
+        yield started
+    finally:
+        started.stop()

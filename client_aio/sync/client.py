@@ -108,18 +108,25 @@ class Client(LogClient, UnboundedClient):
         return LedgerWriter(self._background, self._run(create()))
 
     def open_ledger(
-        self, ledger_id: int | str, *, recover: bool = False, password: bytes = b""
+        self,
+        ledger_id: int | str,
+        *,
+        recover: bool = False,
+        accept_loss: bool = False,
+        password: bytes = b"",
     ) -> LedgerReader:
         """Open a ledger for reading, an unbounded one also by name; **takes over** with `recover=True`."""
 
         async def open_() -> client_aio.LedgerReader:
-            return await self._client.open_ledger(ledger_id, recover=recover, password=password)
+            return await self._client.open_ledger(
+                ledger_id, recover=recover, accept_loss=accept_loss, password=password
+            )
 
         return LedgerReader(self._background, self._run(open_()))
 
-    def delete_ledger(self, ledger_id: int | str, *, password: bytes = b"") -> None:
-        """Delete a ledger."""
-        self._run(self._client.delete_ledger(ledger_id, password=password))
+    def delete_ledger(self, ledger_id: int | str, *, force: bool = False, password: bytes = b"") -> None:
+        """Delete a ledger; with `force` even one that a log lists."""
+        self._run(self._client.delete_ledger(ledger_id, force=force, password=password))
 
     def list_ledgers(self, *, first: int = 0) -> list[int]:
         """Return the ids of all ledgers from `first` on, ascending."""

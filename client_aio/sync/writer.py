@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, Self, TypeVar, overload
 
 from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES
+from client_aio.ledger.writer import check_entries
+from client_aio.log.gaps import LogGap
 from client_aio.sync.loop_thread import AddFuture, ClientHandle, Handle, LoopThread, Room, result_of
 from client_aio.sync.submit_queue import SubmitQueue, Writer, as_bytes
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import client_aio
     from client_aio.ledger.entry_reader import Entry
     from client_aio.log.add_ledgers import AddedToLog
+    from client_aio.log.gaps import OnGap
     from client_aio.log.reader import LogBatch, LogRecord, Start
     from client_aio.log.takeover import LogMetadata
     from client_aio.log.truncation import SweepReport
@@ -160,6 +163,7 @@ class LedgerWriter(WriterHandle[int]):
 
         The iterable runs on the calling thread, a few MiB ahead of the entries sent.
         """
+        check_entries(entries)
         return self.add_chunks(_chunks(entries))
 
     def add_chunks(self, chunks: Iterable[list[bytes]]) -> tuple[int, int]:
@@ -391,20 +395,92 @@ class LogClient(ClientHandle):
 
         return LogWriter(self._background, self._run(open_()))
 
+    def create_log(self, name: str, **options: Any) -> None:
+        """Create an empty log. Options as for `client_aio.Client.create_log`."""
+        self._run(self._client.create_log(name, **options))
+
+    @overload
     def read_log(
-        self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
-    ) -> Generator[LogRecord, None, None]:
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: Literal["raise"] = "raise",
+        password: bytes = b"",
+    ) -> Generator[LogRecord, None, None]: ...
+
+    @overload
+    def read_log(
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: Literal["skip"],
+        password: bytes = b"",
+    ) -> Generator[LogRecord | LogGap, None, None]: ...
+
+    def read_log(
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: OnGap = "raise",
+        password: bytes = b"",
+    ) -> Generator[LogRecord, None, None] | Generator[LogRecord | LogGap, None, None]:
         """Read a log's records in order; with `follow` the iterator never ends."""
-        for batch in self.read_log_batches(name, start, follow=follow, password=password):
-            yield from batch
+        for batch in self._read_log(name, start, follow, wait, on_gap, password):
+            if isinstance(batch, LogGap):
+                yield batch
+            else:
+                yield from batch
+
+    @overload
+    def read_log_batches(
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: Literal["raise"] = "raise",
+        password: bytes = b"",
+    ) -> Generator[LogBatch, None, None]: ...
+
+    @overload
+    def read_log_batches(
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: Literal["skip"],
+        password: bytes = b"",
+    ) -> Generator[LogBatch | LogGap, None, None]: ...
 
     def read_log_batches(
-        self, name: str, start: Start = None, *, follow: bool = False, password: bytes = b""
-    ) -> Generator[LogBatch, None, None]:
+        self,
+        name: str,
+        start: Start = None,
+        *,
+        follow: bool = False,
+        wait: bool = False,
+        on_gap: OnGap = "raise",
+        password: bytes = b"",
+    ) -> Generator[LogBatch, None, None] | Generator[LogBatch | LogGap, None, None]:
         """Read as `read_log` does, in batches."""
-        return self._iterate(
-            lambda: self._client.read_log_batches(name, start, follow=follow, password=password)
-        )
+        return self._read_log(name, start, follow, wait, on_gap, password)
+
+    def _read_log(
+        self, name: str, start: Start, follow: bool, wait: bool, on_gap: OnGap, password: bytes
+    ) -> Generator[LogBatch | LogGap, None, None]:
+        return self._iterate(lambda: self._client._read(name, start, follow, wait, on_gap, password))
 
     def add_to_log(self, name: str, ledger_ids: list[int], **options: Any) -> AddedToLog:
         """Add CLOSED ledgers to a log, all at once. Options as for `client_aio.Client.add_to_log`."""

@@ -15,9 +15,11 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from client_aio.config import check_flags
 from client_aio.context import ContextOwner
 from client_aio.core.read_plan import check_range, trimmed
 from client_aio.handles import AwaitableContext
+from client_aio.ledger.accept_loss import recover_with_loss
 from client_aio.ledger.create import LedgerSettings, new_metadata
 from client_aio.ledger.reader import LedgerReader
 from client_aio.ledger.recovery import recover_ledger
@@ -94,6 +96,7 @@ class UnboundedLedgerReader(LedgerReader):
         Raises:
             NoSuchEntryError: `from_entry` has been trimmed. While iterating: a trim has overtaken the reader.
         """
+        check_range(from_entry, from_entry)
         if from_entry < self.first_entry:
             raise trimmed(self._metadata, from_entry)
         return super().tail_batches(from_entry)
@@ -149,7 +152,8 @@ class UnboundedLedgerOperations(ContextOwner):
         """
         self._context.check_open()
         check_name_or_id(name_or_id)
-        if not isinstance(fragment_bytes, int) or fragment_bytes < 1:
+        check_flags(create=create, guaranteed_write_quorum=guaranteed_write_quorum)
+        if not isinstance(fragment_bytes, int) or isinstance(fragment_bytes, bool) or fragment_bytes < 1:
             raise InvalidArgumentError(f"fragment_bytes {fragment_bytes!r} is not a positive integer")
         if guaranteed_write_quorum:
             raise InvalidArgumentError(
@@ -230,6 +234,7 @@ class UnboundedLedgerOperations(ContextOwner):
         check_name_or_id(name_or_id)
         if start is not None:
             check_range(start, start)
+        check_flags(follow=follow)
         return self._read_unbounded(name_or_id, start, follow, password)
 
     async def list_unbounded_ledgers(self) -> AsyncGenerator[tuple[str, int], None]:
@@ -292,14 +297,20 @@ async def ledger_id_of(context: ClientContext, name_or_id: str | int) -> int:
 
 
 async def open_reader(
-    context: ClientContext, name_or_id: str | int, *, recover: bool, password: bytes
+    context: ClientContext,
+    name_or_id: str | int,
+    *,
+    recover: bool,
+    accept_loss: bool = False,
+    password: bytes,
 ) -> LedgerReader:
     """Open a ledger of either kind for reading; see `Client.open_ledger`."""
     context.check_open()
     metadata, version = await context.ledgers.read(await ledger_id_of(context, name_or_id))
     digest = await context.unlock(metadata, password)
     if recover:
-        recovered = await recover_ledger(context, metadata.ledger_id, digest)
+        recover_with = recover_with_loss if accept_loss else recover_ledger
+        recovered = await recover_with(context, metadata.ledger_id, digest)
         return LedgerReader(context, *recovered, digest)
     kind = UnboundedLedgerReader if metadata.is_unbounded else LedgerReader
     reader = kind(context, metadata, version, digest)

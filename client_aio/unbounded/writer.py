@@ -116,7 +116,7 @@ class UnboundedLedgerWriter(LedgerWriter):
             MetadataUnavailableError: no definite outcome in time.
         """
         self._check_writes()
-        if not isinstance(before_entry, int):
+        if not isinstance(before_entry, int) or isinstance(before_entry, bool) or before_entry < 0:
             raise InvalidArgumentError(f"{before_entry!r} is no entry id", ledger_id=self.ledger_id)
         assert isinstance(self._held, VersionedFragments)
         await self._held.trim(before_entry, term=self._term)

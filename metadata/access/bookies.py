@@ -2,7 +2,7 @@
 
 Three records, each a JSON object under a key of `metadata.ids`:
 
-- `cluster`: the instance id, drawn once when the cluster is first used;
+- `cluster`: the instance id, drawn once when the cluster is made. A store without it holds no cluster;
 - `bookies/available/ID` (ephemeral): the addresses of a running bookie, and whether it takes adds;
 - `bookies/cookies/ID` (durable): the identity that its data directories must match (rule 6).
 """
@@ -14,7 +14,7 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from metadata.errors import KeyExistsError, MetadataCorruptError, NoSuchKeyError
+from metadata.errors import KeyExistsError, MetadataCorruptError, NoSuchClusterError, NoSuchKeyError
 from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, MALFORMED, check_bookie_id
 
 if TYPE_CHECKING:
@@ -122,11 +122,30 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], now_ms: int) -> ClusterRecord:
-    """Read the cluster's record, or create it. A client that loses the race adopts the winner's record."""
+async def find_cluster(store: MetadataStore) -> ClusterRecord:
+    """Read the cluster's record. A lagging server's no is checked again after a sync.
+
+    Raises:
+        NoSuchClusterError: the store holds no cluster.
+    """
     try:
         return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
     except NoSuchKeyError:
+        await store.sync(KEY_CLUSTER)
+    try:
+        return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
+    except NoSuchKeyError:
+        raise NoSuchClusterError(store.uri, "the store holds none") from None
+
+
+async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], now_ms: int) -> ClusterRecord:
+    """Read the cluster's record, or create it. A bookie that loses the race adopts the winner's record.
+
+    For a caller that was told to make a cluster, or that starts its first bookie.
+    """
+    try:
+        return await find_cluster(store)
+    except NoSuchClusterError:
         pass
     record = ClusterRecord(instance_id=draw_id(), created_ms=now_ms)
     try:

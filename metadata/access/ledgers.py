@@ -6,10 +6,12 @@ content (`metadata.model.ledger`), nor when it changes (the client's recovery an
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from metadata.errors import (
+    BookKeeperError,
     KeyExistsError,
     LedgerExistsError,
     MetadataCorruptError,
@@ -40,6 +42,9 @@ class LedgerStore:
         self.store = store
         self._ids_drawn = ids_drawn
         self._ids: Iterator[int] = iter(())
+        self._drawing = asyncio.Lock()
+        self._draws = 0  # how many draws have ended, in success or failure
+        self._draw_failure: BookKeeperError | None = None  # of the last draw
 
     async def allocate_id(self, *, at_least: int = 0) -> int:
         """Draw a ledger id that is never drawn again, from a block drawn ahead.
@@ -54,12 +59,31 @@ class LedgerStore:
             ledger_id = next(self._ids, None)
             if ledger_id is not None and ledger_id >= at_least:
                 return ledger_id
-            if ledger_id is not None:
-                continue
-            block = await self.store.allocate_ids(LEDGER_SEQUENCE, self._ids_drawn)
-            if block.stop - 1 > LEDGER_ID_MAX:
-                raise MetadataCorruptError(f"ledger ids are used up: the store gave out {block}")
+            if ledger_id is None:
+                await self._draw_ids()
+
+    async def _draw_ids(self) -> None:
+        """Draw a block of ids, or wait for the draw that is under way and share its outcome.
+
+        One draw at a time. Otherwise each of many concurrent creations would draw a block of its own, and
+        throw the earlier blocks away. A cancelled draw is left to the next caller that waits.
+        """
+        draws = self._draws
+        async with self._drawing:
+            if self._draws != draws:
+                if self._draw_failure is not None:
+                    # A draw of one's own would take another timeout, one caller after the other.
+                    raise self._draw_failure.with_traceback(None)
+                return
+            try:
+                block = await self.store.allocate_ids(LEDGER_SEQUENCE, self._ids_drawn)
+                if block.stop - 1 > LEDGER_ID_MAX:
+                    raise MetadataCorruptError(f"ledger ids are used up: the store gave out {block}")
+            except BookKeeperError as error:
+                self._draws, self._draw_failure = draws + 1, error
+                raise
             self._ids = iter(block)
+            self._draws, self._draw_failure = draws + 1, None
 
     async def create_ledger(self, metadata: LedgerMetadata, *, token: str | None = None) -> Version:
         """Write a new ledger's metadata.
@@ -145,6 +169,15 @@ class LedgerStore:
                 names = await self.store.children(key)
                 paths = [f"{key}/{name}" for name in reversed(names)]
                 waiting.extend(path for path in paths if path >= lowest[: len(path)])
+
+    async def age_s(self, ledger_id: int) -> float:
+        """Return how long ago a ledger was created, in seconds, by the store's own clock.
+
+        Raises:
+            NoSuchLedgerError: there is no such ledger.
+        """
+        with _of_ledger(ledger_id):
+            return await self.store.age_s(ledger_key(ledger_id))
 
     async def sync(self, ledger_id: int) -> None:
         """Make the next `read` of the ledger see everything that any client completed before this call."""

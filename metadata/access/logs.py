@@ -69,13 +69,14 @@ class LogStore:
             patience_s=patience_s,
         )
 
-    async def create(self, *, custom: Mapping[str, bytes], created_ms: int) -> None:
-        """Create the log, empty; do nothing where it exists."""
+    async def create(self, *, custom: Mapping[str, bytes], created_ms: int) -> bool:
+        """Create the log, empty; return False, and do nothing, where it exists."""
         head = LogHead(self.name, created_ms).with_custom(custom)
         try:
             await self._list.create(head, token=self._draw_token())
         except KeyExistsError:
-            return
+            return False
+        return True
 
     async def read(self, *, sync: bool = False, deleted_too: bool = False) -> tuple[LogHead, Version]:
         """Read the head.

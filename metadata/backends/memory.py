@@ -1,7 +1,8 @@
 """A metadata store in memory, for tests and simulations.
 
 Several `MemoryMetadataStore`s ("clients") share one `MemoryTree`. Everything is deterministic: tokens are
-counted. Only `register` reads a clock, the loop's, while it waits for another session's key to be deleted.
+counted. The only clock is the loop's: `age_s` counts by it, and `register` waits by it for another session's
+key to be deleted.
 
 A session ends by `close`, by `expire_session` (the client lives on and registers anew) or by `crash` (the
 client does not). Nothing here is durable, and no operation is ever lost or late.
@@ -43,6 +44,7 @@ class _Node:
     writers: tuple[str, ...] = ()
     children: set[str] = field(default_factory=set)
     session: int | None = None
+    made_at: float = 0.0
 
     @property
     def version(self) -> Version:
@@ -93,7 +95,7 @@ class MemoryTree:
                 self.touch(parent_of(missing))
         node = self._nodes[key]
         assert node.value is None
-        node.session = session
+        node.session, node.made_at = session, asyncio.get_running_loop().time()
         return self.change(key, value, token)
 
     def change(self, key: str, value: bytes, token: str) -> Version:
@@ -231,6 +233,10 @@ class MemoryMetadataStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         check_count(name, count)
         return self._live().allocate(name, count)
+
+    async def age_s(self, key: str) -> float:
+        node = self._live().find_value(check_key(key))
+        return asyncio.get_running_loop().time() - node.made_at
 
     async def sync(self, key: str) -> None:
         check_key(key, root_allowed=True)

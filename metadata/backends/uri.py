@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
-from metadata.errors import InvalidArgumentError
+from metadata.errors import InvalidArgumentError, NoSuchClusterError, NoSuchKeyError
+from metadata.ids import KEY_CLUSTER
 from metadata.keys import check_key
 
 if TYPE_CHECKING:
@@ -38,18 +39,26 @@ class ZooKeeperLocation:
 
 
 async def open_store(
-    uri: str, *, operation_timeout_s: float = 10.0, session_timeout_s: float | None = None
+    uri: str,
+    *,
+    create: bool = False,
+    operation_timeout_s: float = 10.0,
+    session_timeout_s: float | None = None,
 ) -> MetadataStore:
     """Open the metadata store that the URI names; it is an async context manager.
 
+    Opening is not creating: a mistyped URI would else be a cluster without ledgers.
+
     Args:
         uri: see this module's docstring.
+        create: make the store where it is missing, for a caller that then makes a cluster in it.
         operation_timeout_s: how long one operation, and opening the store, is retried before it raises.
         session_timeout_s: how long registrations outlive their process; by default 2 s for SQLite and 6 s for
             ZooKeeper, whose servers may raise it to their own minimum.
 
     Raises:
         InvalidArgumentError: the URI or an argument is wrong; the message says what is expected.
+        NoSuchClusterError: without `create`: there is no store, or it holds no cluster. Nothing was made.
         MetadataCorruptError: the file or node is no metadata store, or is damaged.
         MetadataUnavailableError: no server answers in time, or the file cannot be used.
     """
@@ -57,12 +66,43 @@ async def open_store(
     _check_seconds("operation_timeout_s", operation_timeout_s)
     if session_timeout_s is not None:
         _check_seconds("session_timeout_s", session_timeout_s)
+    store = await _open(location, create, operation_timeout_s, session_timeout_s)
+    if not create:
+        try:
+            await check_cluster(store)
+        except BaseException:
+            await store.close()
+            raise
+    return store
+
+
+async def check_cluster(store: MetadataStore) -> None:
+    """Raise NoSuchClusterError where the store holds no cluster; a lagging server's no is checked again."""
+    try:
+        await store.read(KEY_CLUSTER)
+    except NoSuchKeyError:
+        await store.sync(KEY_CLUSTER)
+    else:
+        return
+    try:
+        await store.read(KEY_CLUSTER)
+    except NoSuchKeyError:
+        raise NoSuchClusterError(store.uri, "the store holds none") from None
+
+
+async def _open(
+    location: SqliteLocation | ZooKeeperLocation,
+    create: bool,
+    operation_timeout_s: float,
+    session_timeout_s: float | None,
+) -> MetadataStore:
     # Imported here, so that the libraries of the other kind are not loaded.
     if isinstance(location, SqliteLocation):
         from metadata.backends.sqlite.store import LEASE_S, SqliteMetadataStore
 
         return await SqliteMetadataStore.open(
             location.path,
+            create=create,
             lease_s=LEASE_S if session_timeout_s is None else session_timeout_s,
             operation_timeout_s=operation_timeout_s,
         )
@@ -71,6 +111,7 @@ async def open_store(
     return await ZooKeeperMetadataStore.open(
         location.servers,
         location.root,
+        create=create,
         session_timeout_s=SESSION_TIMEOUT_S if session_timeout_s is None else session_timeout_s,
         operation_timeout_s=operation_timeout_s,
     )

@@ -33,9 +33,12 @@ The stored form is a JSON object that an operator can read in a ZooKeeper shell:
      "fragments": [{"first_entry": 0, "content_term": 0, "bookies": ["b1", "b2", "b3"]}],
      "last_entry": null, "length": null, "custom": {"app": "ZGVtbw=="}}
 
-Two members are written only where they apply:
+These members are written only where they apply:
 
 - "guaranteed_write_quorum": true, for a ledger with guaranteed write quorum (rule 11);
+- "log": the log that the ledger belongs to, written before that log lists it;
+- "given_up": {"lac": 99, "bookies": ["b1", "b2"], "missing": 3}, for a ledger closed with a loss (`GivenUp`);
+- "absent": [[0, 1, "b2", 100], …], entries that a repair could copy from no bookie (`Absent`);
 - "password", for a ledger with authentication codes (digest "hmac-sha256"): see `metadata.model.passwords`.
 
 An unbounded ledger has another "format", a member "unbounded", and as its fragments a paged list:
@@ -59,7 +62,7 @@ import enum
 import json
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from metadata.errors import InvalidArgumentError, InvalidTransitionError, MetadataCorruptError
 from metadata.ids import (
@@ -114,9 +117,63 @@ class UnboundedRecord:
         return cls(check_name(name) if name else "", length, pages)
 
 
+class Absent(NamedTuple):
+    """Entries that a repair could copy from no bookie: the seat's new bookie lacks them.
+
+    The former bookie may still hold them. It keeps its copies while it is named here, and a repair of the new
+    bookie in its place copies from it once it answers.
+    """
+
+    first_entry: int
+    """The first entry of the fragment."""
+    seat: int
+    bookie: str
+    """The former bookie of the seat."""
+    entries: int
+    """How many there are."""
+
+    @classmethod
+    def of_row(cls, row: Row) -> Absent:
+        """Return the record of a stored row; raises ValueError or TypeError where the row is damaged."""
+        first_entry, seat, bookie, entries = row
+        return cls(
+            integer(first_entry, 0, ENTRY_ID_MAX),
+            integer(seat, 0, ENSEMBLE_SIZE_MAX - 1),
+            check_bookie_id(bookie),
+            integer(entries, 1, ENTRY_ID_MAX),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """What was given up when a ledger was closed behind the last entry that could be read."""
+
+    lac: int
+    """The highest LAC that a bookie stated: entries up to it were acknowledged."""
+    bookies: tuple[str, ...]
+    """The bookies of the last fragment that did not answer. They may hold entries behind the end."""
+    missing: int
+    """How many entries of the last fragment, before the end, no bookie listed that answered."""
+
+    def to_document(self) -> dict[str, object]:
+        """Return the stored form."""
+        return {"lac": self.lac, "bookies": list(self.bookies), "missing": self.missing}
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> GivenUp:
+        """Parse the stored form; raises ValueError, KeyError or TypeError where it is damaged."""
+        return cls(
+            integer(document["lac"], NO_ENTRY, ENTRY_ID_MAX),
+            tuple(check_bookie_id(bookie) for bookie in document["bookies"]),
+            integer(document["missing"], 0, ENTRY_ID_MAX),
+        )
+
+
 FORMAT_BOUNDED = 1
 FORMAT_UNBOUNDED = 2
 ENSEMBLE_SIZE_MAX = 64
+ABSENT_MAX = 1000
+"""How many records of entries that no bookie returned one ledger's metadata keep."""
 _CLOSE_BYTES_MAX = 256
 """Upper bound of the bytes that closing adds to the stored form."""
 DIGEST_CRC = "crc32c"
@@ -179,6 +236,11 @@ class LedgerMetadata:
     length: int | None = None
     custom: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     unbounded: UnboundedRecord | None = None
+    log: str = ""
+    """The log that the ledger was added to, or is being added to; empty for none."""
+    absent: tuple[Absent, ...] = ()
+    given_up: GivenUp | None = None
+    """Set where the ledger was closed with a loss; `length` is then a lower bound."""
 
     @classmethod
     def new(
@@ -385,6 +447,11 @@ class LedgerMetadata:
         closed._check(InvalidTransitionError)
         return closed
 
+    def close_with_loss(self, last_entry: int, length: int, given_up: GivenUp) -> LedgerMetadata:
+        """Close an IN_RECOVERY ledger behind the last entry that can be read, with a record of the loss."""
+        self._require(LedgerState.IN_RECOVERY, "be closed with a loss")
+        return replace(self.close(last_entry, length), given_up=given_up)
+
     def replace_bookie(self, index: int, old: str, new: str) -> LedgerMetadata:
         """Return the ledger with one bookie in another's place in one fragment (repair, rule 14)."""
         fragment = self.fragments[index]
@@ -399,6 +466,34 @@ class LedgerMetadata:
         changed = replace(self, fragments=tuple(fragments))
         changed._check(InvalidTransitionError)
         return changed
+
+    def with_absent(self, absent: Absent) -> LedgerMetadata:
+        """Return the ledger with a record of entries that a repair found nowhere.
+
+        Raises:
+            InvalidTransitionError: there is no room for another record.
+        """
+        others = tuple(each for each in self.absent if each[:3] != absent[:3])
+        if len(others) >= ABSENT_MAX:
+            raise InvalidTransitionError(
+                f"ledger {self.ledger_id} has {ABSENT_MAX} records of entries that are absent: repair "
+                "the bookies that are there in their place first",
+                ledger_id=self.ledger_id,
+            )
+        return replace(self, absent=(*others, absent))
+
+    def without_absent(self, first_entry: int, seat: int) -> LedgerMetadata | None:
+        """Return the ledger without the records of one seat of one fragment; None where there are none."""
+        left = tuple(each for each in self.absent if each[:2] != (first_entry, seat))
+        return None if left == self.absent else replace(self, absent=left)
+
+    def former_bookies(self, first_entry: int) -> list[str]:
+        """Return the bookies that may hold entries of a fragment which its present bookies lack."""
+        return sorted({each.bookie for each in self.absent if each.first_entry == first_entry})
+
+    def owned_by(self, log: str) -> LedgerMetadata:
+        """Return the ledger as that of a log; with "" as nobody's."""
+        return replace(self, log=log)
 
     def _closed_already(self, what: str) -> InvalidTransitionError:
         return InvalidTransitionError(
@@ -493,6 +588,9 @@ class LedgerMetadata:
                 "digest": self.digest,
                 **({} if self.password is None else {"password": self.password.to_document()}),
                 **({"guaranteed_write_quorum": True} if self.guaranteed_write_quorum else {}),
+                **({"log": self.log} if self.log else {}),
+                **({"given_up": self.given_up.to_document()} if self.given_up is not None else {}),
+                **({"absent": self.absent} if self.absent else {}),
                 "created_ms": self.created_ms,
                 "term": self.term,
                 **({} if self.unbounded is None else {"unbounded": self.unbounded.to_document()}),
@@ -558,6 +656,8 @@ def check_custom(custom: Mapping[str, bytes]) -> dict[str, bytes]:
         InvalidArgumentError: the custom metadata are something else.
     """
     checked: dict[str, bytes] = {}
+    if not hasattr(custom, "items"):
+        raise InvalidArgumentError(f"custom metadata are a mapping, not {type(custom).__name__}")
     for key, value in custom.items():
         if not isinstance(key, str) or not isinstance(value, (bytes, bytearray, memoryview)):
             raise InvalidArgumentError(f"custom metadata {key!r}: keys are str and values are bytes")
@@ -627,4 +727,13 @@ def _parse(cls: type[LedgerMetadata], document: dict[str, Any]) -> LedgerMetadat
             {str(key): base64.b64decode(value, validate=True) for key, value in document["custom"].items()}
         ),
         unbounded=unbounded,
+        log=_text(document.get("log", "")),
+        given_up=GivenUp.from_document(document["given_up"]) if "given_up" in document else None,
+        absent=tuple(map(Absent.of_row, document.get("absent", ()))),
     )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a string")
+    return value

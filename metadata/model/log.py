@@ -70,7 +70,7 @@ class Position(NamedTuple):
         Raises:
             InvalidArgumentError: the text is no position.
         """
-        match = _POSITION.fullmatch(text)
+        match = _POSITION.fullmatch(text) if isinstance(text, str) else None
         if match is None:
             raise InvalidArgumentError(f"{text!r} is no position: one is LEDGER:ENTRY, such as 7:12")
         return cls.check(cls(int(match[1]), int(match[2])))

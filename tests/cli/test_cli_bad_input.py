@@ -102,8 +102,25 @@ def test_wrong_uri_is_shown_with_what_is_expected(uri: str, tmp_path: Path) -> N
 
 def test_reading_makes_no_store_where_there_is_none(tmp_path: Path) -> None:
     path = tmp_path / "typo.db"
-    assert str(path) in refusal(Cli(f"sqlite://{path}"), "ledger", "list", code=4)
-    assert not path.exists()
+    cli = Cli(f"sqlite://{path}")
+    for command in (
+        ("ledger", "list"),
+        ("bookie", "list"),
+        ("bookie", "format", "--dir", str(tmp_path / "b")),
+        ("log", "append", "orders"),
+    ):
+        assert str(path) in refusal(cli, *command, code=3)
+        assert not path.exists()
+        assert not (tmp_path / "b").exists()
+
+
+def test_a_bookie_of_a_cluster_makes_no_other_one(tmp_path: Path) -> None:
+    made = Cli(f"sqlite://{tmp_path / 'metadata.db'}")
+    made.run("bookie", "format", "--new-cluster", "--dir", str(tmp_path / "b"))
+    typo = Cli(f"sqlite://{tmp_path / 'typo.db'}")
+    serve = ("bookie", "serve", "--dir", str(tmp_path / "b"), "--listen", "127.0.0.1:0")
+    assert "typo.db" in refusal(typo, *serve, code=3)
+    assert not (tmp_path / "typo.db").exists()
 
 
 def test_file_that_is_no_store_is_damaged(tmp_path: Path) -> None:
@@ -165,7 +182,7 @@ def test_known_id_with_an_empty_directory_is_refused(cli: Cli, tmp_path: Path) -
 def test_directory_of_another_bookie_or_cluster_is_refused(cli: Cli, tmp_path: Path) -> None:
     directory = tmp_path / "bookie"
     other = Cli(f"sqlite://{tmp_path / 'metadata.db'}")
-    mine = other.rows("bookie", "format", "--dir", str(directory), "--id", "mine")
+    mine = other.rows("bookie", "format", "--new-cluster", "--dir", str(directory), "--id", "mine")
     serve = ("bookie", "serve", "--dir", str(directory), "--listen", "127.0.0.1:0")
     assert "belongs to bookie mine, not to yours" in refusal(other, *serve, "--id", "yours", code=1)
     assert f"cluster {mine['instance_id']}" in refusal(cli, *serve, code=1)

@@ -257,7 +257,7 @@ def test_shell_completion_is_offered() -> None:
 def test_formatting_gives_a_directory_an_identity(cli: Cli, tmp_path: Path) -> None:
     metadata = f"sqlite://{tmp_path / 'metadata.db'}"
     own = Cli(metadata)
-    first = own.rows("bookie", "format", "--dir", str(tmp_path / "bookie"))
+    first = own.rows("bookie", "format", "--new-cluster", "--dir", str(tmp_path / "bookie"))
     assert own.rows("bookie", "format", "--dir", str(tmp_path / "bookie")) == first
     assert [row["state"] for row in own.rows("bookie", "list")] == ["down"]
     # The directory of another cluster is refused, and left as it is.

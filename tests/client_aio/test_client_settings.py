@@ -9,6 +9,7 @@ import pytest
 import client_aio
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, entry_room
 from client_aio.config import ClientConfig
+from metadata.access.bookies import ensure_cluster
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 
 ENTRY_BYTES_MAX = entry_room(FRAME_BYTES_MAX)
@@ -40,6 +41,7 @@ def test_the_largest_entry_has_room_in_a_frame() -> None:
 async def test_clients_of_one_seed_draw_no_token_alike() -> None:
     """Else one would take the other's write for its own."""
     tree = MemoryTree()
+    await ensure_cluster(MemoryMetadataStore(tree), draw_id=lambda: "cluster", now_ms=1)
     tokens, salts = set(), set()
     for _ in range(2):
         store = MemoryMetadataStore(tree)

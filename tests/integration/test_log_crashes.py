@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import client_aio
+from client_aio.core.log_chain import TAG
 from client_aio.log.add_ledgers import JOBS_LOG
-from client_aio.log.takeover import TAG
 from client_aio.spark.commits import sweep_orphans
 from metadata.backends.uri import open_store
 from tests.support.cluster import Cluster

@@ -407,19 +407,23 @@ class TestDamage:
                 await cluster[other].kill()
             assert await everything(client, ledger_id) == expected(COUNT)
 
-    async def test_an_entry_that_nobody_has_is_named_and_nothing_is_changed(self, tmp_path: Path) -> None:
+    async def test_an_entry_that_nobody_has_is_named_and_the_others_are_copied(self, tmp_path: Path) -> None:
         async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
             ledger_id = await written(client, 2, 2, 2)
-            before = await client.ledger_metadata(ledger_id)
-            lost, other = before.last_fragment.bookies
+            lost, other = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
             await lose(cluster[lost])
             await cluster[other].end()
             flip(cluster[other].directory, payload(2222))
             await cluster[other].start()
-            with pytest.raises(client_aio.LedgerRepairError, match=f"{other}: UNKNOWN") as caught:
-                await client.repair_ledger(ledger_id, replace=lost)
-            assert caught.value.entry_id is not None
-            assert await client.ledger_metadata(ledger_id) == before
+            (fragment,) = (await client.repair_ledger(ledger_id, replace=lost)).fragments
+            assert sum(run.entries for run in fragment.lost) + fragment.entries_copied == COUNT
+            assert any(run.first <= 2222 <= run.last for run in fragment.lost)
+            assert fragment.unanswered == (lost,)
+            after = await client.ledger_metadata(ledger_id)
+            assert after.last_fragment.bookies == (fragment.replacement, other)
+            assert [(each.seat, each.bookie) for each in after.absent] == [(0, lost)]
+            copies = await stored(client, fragment.replacement, ledger_id, range(COUNT))
+            assert len(copies) == fragment.entries_copied
 
     async def test_a_lost_bookie_that_still_answers_is_a_source_too(self, tmp_path: Path) -> None:
         async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:

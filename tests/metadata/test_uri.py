@@ -64,22 +64,22 @@ async def test_a_wrong_timeout_is_refused(tmp_path: Path, seconds: float) -> Non
 
 
 async def test_the_uri_of_an_open_store_opens_it_again(tmp_path: Path) -> None:
-    async with await open_store(f"sqlite://{tmp_path}/m.db") as store:
+    async with await open_store(f"sqlite://{tmp_path}/m.db", create=True) as store:
         await store.create("a", b"1")
-    async with await open_store(store.uri) as again:
+    async with await open_store(store.uri, create=True) as again:
         assert (await again.read("a")).value == b"1"
 
 
 async def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="does not exist"):
-        await open_store(f"sqlite://{tmp_path}/missing/m.db")
+        await open_store(f"sqlite://{tmp_path}/missing/m.db", create=True)
 
 
 async def test_a_path_that_is_not_utf_8_is_quoted_bytes(tmp_path: Path) -> None:
     directory = tmp_path / os.fsdecode(b"latin-\xe9 100%\n#?")
     directory.mkdir()
-    async with await open_store(f"sqlite://{quote(os.fsencode(directory))}/m.db") as store:
+    async with await open_store(f"sqlite://{quote(os.fsencode(directory))}/m.db", create=True) as store:
         await store.create("a", b"1")
-    async with await open_store(store.uri) as again:
+    async with await open_store(store.uri, create=True) as again:
         assert (await again.read("a")).value == b"1"
     assert (directory / "m.db").exists()

@@ -153,3 +153,11 @@ def test_a_page_that_is_made_behind_a_sweep_is_not_left_over_by_it(profile: str,
 def test_that_data_was_lost_is_not_forgotten_by_starts_on_a_full_disk(profile: str, seed: int) -> None:
     """The mark that said so was the last group's, which went from file to file, and nobody held to it."""
     replay(profile, seed, pace=8)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("full-starts", 6000606)])
+def test_a_segment_with_a_damaged_header_is_not_taken_for_one_that_was_never_made(
+    profile: str, seed: int
+) -> None:
+    """It was removed without a word, and was the only proof that the segment before it was damaged."""
+    replay(profile, seed)

@@ -372,6 +372,9 @@ class ClientStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         return await self.inner.allocate_ids(name, count)
 
+    async def age_s(self, key: str) -> float:
+        return await self.inner.age_s(key)
+
     async def sync(self, key: str) -> None:
         self.syncs += 1
         self._past.pop(key, None)

@@ -24,7 +24,7 @@ from bookie_aio.wire.messages import (
     encode_answer,
     encode_failure,
 )
-from metadata.access.bookies import BookieRecord
+from metadata.access.bookies import BookieRecord, ensure_cluster
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
 from metadata.ids import KEY_AVAILABLE
@@ -146,6 +146,7 @@ async def scene(bookies: int = 3, **settings: Any) -> AsyncIterator[Scene]:
     async with AsyncExitStack() as stack:
         tree = MemoryTree()
         store, server = MemoryMetadataStore(tree), LaggingStore(tree)
+        await ensure_cluster(store, draw_id=lambda: "scripted", now_ms=1)
         scripted = [ScriptedBookie(f"b{number}") for number in range(bookies)]
         for bookie in scripted:
             await stack.enter_async_context(bookie.serve(store))

@@ -337,17 +337,6 @@ def peek_group_header(data: Buffer, segment: SegmentHeader, offset: int, end: in
     return header
 
 
-def is_first_group(data: Buffer, segment_id: int) -> bool:
-    """Return whether bytes from `DATA_OFFSET` on begin with a group of that segment, of whatever generation.
-
-    For a segment whose header is damaged: it was written to. Only the group's header is looked at.
-    """
-    if len(data) < GROUP_HEADER_BYTES or bytes(data[:4]) != GROUP_MAGIC:
-        return False
-    header = GroupHeader(*_GROUP_COVERED.unpack_from(data, _GROUP_START.size)[:-1])
-    return (header.segment_id, header.number, header.offset) == (segment_id, 0, DATA_OFFSET)
-
-
 def parse_group_rows(header: GroupHeader, data: memoryview) -> list[Row] | None:
     """Return the rows of a group from its head's bytes; None where the checksum or a size is wrong."""
     if len(data) < header.head_bytes:

@@ -148,17 +148,24 @@ class SqliteMetadataStore(MetadataStore):
 
     @classmethod
     async def open(
-        cls, path: str | Path, *, lease_s: float = LEASE_S, operation_timeout_s: float = 10.0
+        cls,
+        path: str | Path,
+        *,
+        create: bool = True,
+        lease_s: float = LEASE_S,
+        operation_timeout_s: float = 10.0,
     ) -> Self:
-        """Open the store, creating its file where it is missing (its directory must exist).
+        """Open the store.
 
         Args:
             path: absolute path of the database file.
+            create: create the file where it is missing; its directory must exist.
             lease_s: how long a registration outlives its process.
             operation_timeout_s: how long an operation waits for other processes' transactions.
 
         Raises:
             InvalidArgumentError: the path is not absolute, or cannot hold a database.
+            NoSuchClusterError: without `create`: the file is missing, or empty. Nothing was made.
             MetadataCorruptError: the file is no metadata store, is damaged, or has an unknown schema.
             MetadataUnavailableError: the file is locked for too long, or the disk fails.
         """
@@ -167,7 +174,7 @@ class SqliteMetadataStore(MetadataStore):
             raise InvalidArgumentError(f"the path of an SQLite metadata store is absolute, not {str(path)!r}")
         store = cls(path, lease_s=lease_s, operation_timeout_s=operation_timeout_s)
         try:
-            store._opened = await store._submit(lambda: Tables(path))
+            store._opened = await store._submit(lambda: Tables(path, create=create))
             store._opened_leases = await store._submit_lease(lambda: Leases(path, lease_s=lease_s))
             await store._remove_dead()
         except BaseException:
@@ -254,6 +261,10 @@ class SqliteMetadataStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         check_count(name, count)
         return await self._write(lambda: self._tables.allocate(name, count))
+
+    async def age_s(self, key: str) -> float:
+        check_key(key)
+        return await self._submit(lambda: self._tables.age_s(key))
 
     async def sync(self, key: str) -> None:
         """Do nothing: every read of this store sees the last transaction of any process."""

@@ -20,6 +20,7 @@ import sqlite3
 import threading
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote
 
 from metadata import write_outcome
 from metadata.errors import (
@@ -28,6 +29,7 @@ from metadata.errors import (
     MetadataCorruptError,
     MetadataError,
     MetadataUnavailableError,
+    NoSuchClusterError,
     NoSuchKeyError,
 )
 from metadata.ids import MALFORMED
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x626B6D64
 """`bkmd`: distinguishes a metadata store from any other SQLite file."""
 
@@ -58,12 +60,14 @@ CREATE TABLE node (
     number INTEGER NOT NULL,
     writers TEXT NOT NULL,
     child_changes INTEGER NOT NULL,
-    session TEXT
+    session TEXT,
+    made_ns INTEGER NOT NULL
 );
 CREATE INDEX node_parent ON node (parent, name);
 CREATE INDEX node_session ON node (session) WHERE session IS NOT NULL;
 CREATE TABLE counter (name TEXT PRIMARY KEY, next_id INTEGER NOT NULL);
-INSERT INTO node (path, parent, name, number, writers, child_changes) VALUES ('', '/', '', 0, '[]', 0);
+INSERT INTO node (path, parent, name, number, writers, child_changes, made_ns)
+    VALUES ('', '/', '', 0, '[]', 0, 0);
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
@@ -94,26 +98,34 @@ Signature = tuple[int, int, int] | None
 class Tables:
     """The database, open."""
 
-    def __init__(self, path: Path) -> None:
-        """Open the file, creating it where it is missing.
+    def __init__(self, path: Path, *, create: bool = True) -> None:
+        """Open the file.
+
+        Args:
+            create: create it where it is missing.
 
         Raises:
             InvalidArgumentError: the path cannot hold a database.
+            NoSuchClusterError: without `create`: the file is missing, or no store has been made in it.
             MetadataCorruptError: the file is no metadata store, is damaged, or has an unknown schema.
             BusyError: another process is setting it up just now.
         """
         if path.is_dir():
             raise InvalidArgumentError(f"{path} is a directory, not a metadata database")
+        if not create and not path.exists():
+            raise NoSuchClusterError(_uri_of(path), "there is no such file")
         if not path.parent.is_dir():
             raise InvalidArgumentError(f"the directory {path.parent} does not exist")
         self._path = path
         self._own_commits = 0
         self._seen: tuple[int, int, tuple[str, ...]] | None = None
         with self._translated(), ExitStack() as undo:
-            self._database = connect(path)
+            self._database = connect(path, create=create)
             undo.callback(self._database.close)
             # Before WAL mode is set: a file of another program must stay unchanged, its journal mode too.
             self._check_ours()
+            if not create:
+                self._check_made()
             use_wal(self._database, path, synchronous="FULL")
             self._check_schema()
             undo.pop_all()
@@ -175,6 +187,26 @@ class Tables:
                 (name, count),
             ).fetchall()
             return range(next_id - count, next_id)
+
+    def age_s(self, key: str) -> float:
+        """Return a key's age; see `MetadataStore.age_s`."""
+        with self._translated():
+            self._find_value(key)
+            ((made_ns,),) = self._database.execute("SELECT made_ns FROM node WHERE path = ?", (key,))
+            return max(0.0, (self._now_ns() - int(made_ns)) / 1e9)
+
+    def _now_ns(self) -> int:
+        """Return the time that the file's own file system gives a change made now.
+
+        Not a process's clock: the processes that share the file may have set clocks of their own.
+        """
+        try:
+            os.utime(self._path)
+            return self._path.stat().st_mtime_ns
+        except OSError as error:
+            raise MetadataUnavailableError(
+                f"the metadata database {self._path} has no time: {error.strerror}"
+            ) from error
 
     # Watches
 
@@ -276,9 +308,9 @@ class Tables:
 
     def _insert(self, key: str, session: str | None) -> None:
         self._database.execute(
-            "INSERT INTO node (path, parent, name, number, writers, child_changes, session) "
-            "VALUES (?, ?, ?, 0, '[]', 0, ?)",
-            (key, parent_of(key), name_of(key), session),
+            "INSERT INTO node (path, parent, name, number, writers, child_changes, session, made_ns) "
+            "VALUES (?, ?, ?, 0, '[]', 0, ?, ?)",
+            (key, parent_of(key), name_of(key), session, self._now_ns()),
         )
         self._touch_children(parent_of(key))
 
@@ -307,6 +339,11 @@ class Tables:
         ((application_id,),) = self._database.execute("PRAGMA application_id").fetchall()
         if tables > 0 and application_id != APPLICATION_ID:
             raise MetadataCorruptError(f"{self._path} is an SQLite database, but not a metadata store")
+
+    def _check_made(self) -> None:
+        ((user_version,),) = self._database.execute("PRAGMA user_version").fetchall()
+        if user_version == 0:
+            raise NoSuchClusterError(_uri_of(self._path), "the file is empty")
 
     def _check_schema(self) -> None:
         ((user_version,),) = self._database.execute("PRAGMA user_version").fetchall()
@@ -373,8 +410,11 @@ _creating = threading.Lock()
 """Held while this process has a descriptor of a database file that is no connection's; see `connect`."""
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Open a database file; a new file is `PRIVATE`."""
+def connect(path: Path, *, create: bool = True) -> sqlite3.Connection:
+    """Open a database file; a new file is `PRIVATE`. Without `create` no file is made."""
+    if not create:
+        uri = f"file:{quote(os.fsencode(path))}?mode=rw"
+        return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_MS / 1000)
     # Closing any descriptor of a file drops all locks that this process has on it. So a descriptor is opened
     # only of a file that did not exist, and no connection is made meanwhile.
     with _creating, suppress(OSError):  # the file exists; or SQLite reports why it cannot be created
@@ -395,6 +435,10 @@ def use_wal(connection: sqlite3.Connection, path: Path, *, synchronous: str) -> 
             f"the file system of {path} cannot hold a shared SQLite database (journal mode {mode!r})"
         )
     connection.execute(f"PRAGMA synchronous = {synchronous}")
+
+
+def _uri_of(path: Path) -> str:
+    return f"sqlite://{quote(os.fsencode(path))}"
 
 
 def _missing(key: str) -> NoSuchKeyError:

@@ -108,6 +108,7 @@ class Stat(NamedTuple):
     session_id: int  # of an ephemeral node's owner; 0 for others
     data_bytes: int
     modified_ms: int  # by the leader's clock
+    created_ms: int  # likewise
 
 
 class _Connection(asyncio.Protocol):
@@ -481,7 +482,14 @@ def _is_session(answer: protocol.ConnectResponse) -> bool:
 
 
 def _stat(stat: protocol.Stat) -> Stat:
-    return Stat(stat.created_zxid, stat.version, stat.ephemeral_owner, stat.data_length, stat.modified)
+    return Stat(
+        stat.created_zxid,
+        stat.version,
+        stat.ephemeral_owner,
+        stat.data_length,
+        stat.modified,
+        stat.created,
+    )
 
 
 def _name_of(code: int) -> str:

@@ -52,6 +52,7 @@ from metadata.errors import (
     KeyExistsError,
     MetadataCorruptError,
     MetadataUnavailableError,
+    NoSuchClusterError,
     NoSuchKeyError,
     UnauthorizedAccessError,
     is_unforeseen,
@@ -285,18 +286,21 @@ class ZooKeeperMetadataStore(MetadataStore):
         servers: Sequence[tuple[str, int]],
         root: str = "",
         *,
+        create: bool = True,
         session_timeout_s: float = SESSION_TIMEOUT_S,
         operation_timeout_s: float = 10.0,
     ) -> Self:
-        """Connect, and create the root where it is missing.
+        """Connect.
 
         Args:
+            create: create the root, and the nodes that the store needs, where they are missing.
             servers: host and port of each server of the ensemble.
             root: the node, without the leading slash, below which all keys are; empty for the topmost.
             session_timeout_s: how long registrations outlive their process; the servers may change it.
             operation_timeout_s: how long each operation, this one too, is retried before it raises.
 
         Raises:
+            NoSuchClusterError: without `create`: the root is missing, or no store has been made below it.
             MetadataUnavailableError: no server began a session in time; the message has each server's reason.
         """
         store = cls(
@@ -304,7 +308,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         )
         store._session.start()
         try:
-            await store._settle("open", store._create_own_nodes)
+            await store._settle("open", store._create_own_nodes if create else store._check_own_nodes)
         except BaseException:
             store._abandon()
             raise
@@ -545,6 +549,19 @@ class ZooKeeperMetadataStore(MetadataStore):
 
         return await self._settle(f"allocate ids of {name!r}", attempt)
 
+    async def age_s(self, key: str) -> float:
+        check_key(key)
+
+        async def attempt(_: Attempt) -> float:
+            # The write asks the leader for its time, and makes the next read see everything before it.
+            now_ms = (await self._session.set(self._path(KEY_SYNC), b"", -1)).modified_ms
+            stat = await self._session.exists(self._path(key))
+            if stat is None or not stat.data_bytes:
+                raise NoSuchKeyError(f"there is no key {key!r}")
+            return max(0, now_ms - stat.created_ms) / 1000
+
+        return await self._settle(f"ask for the age of {key!r}", attempt)
+
     async def sync(self, key: str) -> None:
         check_key(key, root_allowed=True)
         await self._settle(f"sync {key!r}", self._sync)
@@ -651,6 +668,13 @@ class ZooKeeperMetadataStore(MetadataStore):
             raise NoSuchKeyError(f"there is no key {key!r}")
         value, writers, born = unseal(key, data)
         return Versioned(value, _version(stat, writers, born))
+
+    async def _check_own_nodes(self, _: Attempt) -> None:
+        # By a write: a lagging server may not have heard of a store that has just been made.
+        try:
+            await self._session.set(self._path(KEY_SYNC), b"", -1)
+        except NoNodeError:
+            raise NoSuchClusterError(self.uri, f"ZooKeeper has no store below {self._root or '/'}") from None
 
     async def _create_own_nodes(self, _: Attempt) -> None:
         if self._root and await self._session.exists(self._root) is None:

@@ -10,6 +10,7 @@ class Stat:
     version: int
     ephemeral_owner: int
     data_length: int
+    created: int
     modified: int
     num_children: int
 

@@ -13,7 +13,7 @@ from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.server.registration import BookieRegistration
 from bookie_aio.wire.messages import NO_TERM, Read, Status
-from metadata.access.bookies import BookieRecord, Cookie, available_bookies
+from metadata.access.bookies import BookieRecord, Cookie, available_bookies, ensure_cluster
 from metadata.backends.memory import MemoryTree
 from metadata.errors import (
     CookieMismatchError,
@@ -22,6 +22,7 @@ from metadata.errors import (
     InvalidArgumentError,
     KeyExistsError,
     MetadataUnavailableError,
+    NoSuchClusterError,
 )
 from metadata.ids import available_key, cookie_key
 from tests.support.helddisk import HeldDisk
@@ -100,6 +101,9 @@ async def test_another_bookies_directory_does_not_start(bookies: Bookies) -> Non
 async def test_another_clusters_directory_does_not_start(bookies: Bookies) -> None:
     await (await bookies.start()).close()
     bookies.tree = MemoryTree()
+    with pytest.raises(NoSuchClusterError):  # nor does it make a cluster there
+        await bookies.start()
+    await ensure_cluster(bookies.store(), draw_id=lambda: "another", now_ms=1)
     with pytest.raises(CookieMismatchError, match="of cluster"):
         await bookies.start()
 

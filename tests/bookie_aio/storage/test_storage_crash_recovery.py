@@ -293,6 +293,28 @@ async def test_a_segment_that_was_created_and_never_used_is_removed(tmp_path: Pa
     await again.close()
 
 
+@pytest.mark.parametrize("is_used", [True, False])
+async def test_a_damaged_header_is_an_interrupted_creation_only_before_zeros(
+    tmp_path: Path, is_used: bool
+) -> None:
+    store, acknowledged = await Store.open(tmp_path / "b1"), Acknowledged()
+    await act(store, 0, acknowledged)
+    crashed = await store.crash_into(tmp_path / "crashed")
+    await store.close()
+    content = bytearray(SMALL.segment_bytes)  # a start may have made the segment without listing it
+    content[8] = 1  # no header
+    if is_used:
+        content[-1] = 1  # a group, or a part of one
+    path = crashed / segment_name(3)
+    path.write_bytes(content)
+    again = await Store.open(crashed)
+    await again.settled()
+    assert again.engine.lost_data_of_any_ledger is is_used
+    assert path.with_name(path.name + ".damaged").exists() is is_used
+    assert not path.exists()
+    await again.close()
+
+
 async def test_the_id_of_a_spare_file_is_one_that_was_used(tmp_path: Path) -> None:
     store, acknowledged = await Store.open(tmp_path / "b1"), Acknowledged()
     await act(store, 0, acknowledged)

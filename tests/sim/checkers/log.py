@@ -22,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING
 
-from client_aio.log.takeover import TAG
+from client_aio.core.log_chain import TAG
 from metadata.access.logs import KEY_LOGS
 from metadata.errors import MetadataCorruptError
 from metadata.ids import KEY_LEDGERS, ledger_id_of

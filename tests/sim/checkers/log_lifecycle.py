@@ -26,7 +26,7 @@ from bisect import insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.log.takeover import TAG
+from client_aio.core.log_chain import TAG
 from metadata.access.logs import KEY_LOG_PAGES, KEY_LOGS
 from metadata.errors import MetadataCorruptError
 from metadata.model.ledger import LedgerMetadata

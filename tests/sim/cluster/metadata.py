@@ -446,6 +446,10 @@ class SimMetadataStore(MetadataStore):
         check_count(name, count)
         return await self._call(lambda: self.tree.allocate(name, count))
 
+    async def age_s(self, key: str) -> float:
+        check_key(key)
+        return await self._call(lambda: self._loop.time() - self.tree.find_value(key).made_at)
+
     async def sync(self, key: str) -> None:
         check_key(key, root_allowed=True)
         await self._call(lambda: self._wrote(None))

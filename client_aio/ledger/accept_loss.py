@@ -1,0 +1,186 @@
+"""Closing a ledger whose end cannot be decided, because bookies are lost for good: a way on after a loss.
+
+An ordinary recovery (rule 12) fails where the bookies that answer cannot prove the end: one that is lost may
+hold the next entry. This one closes the ledger behind the last entry that can be read, and records in the
+metadata what was given up. Readers of a log then meet a gap there, and not a silent end.
+
+As much of rule 12 is kept as can be: the bookies that answer are fenced first, entries are verified, and one
+compare-and-set closes the ledger. Nothing is written back, since a lost ensemble has no room for it. A repair
+makes the missing copies.
+
+One promise is not kept. A writer that still reaches bookies which this client does not reach may go on
+acknowledging entries, until its next change of the metadata. These are lost as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from bookie_aio.wire.listing import listed
+from bookie_aio.wire.messages import ReadAnswer, ReadLacAnswer
+from client_aio.admin.replicas import list_entries
+from client_aio.core.read_plan import ClassRange, checked_blocks
+from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_read
+from client_aio.ledger.metadata_update import VersionedLedgerMetadata
+from client_aio.ledger.recovery import recover_ledger
+from metadata.errors import BookKeeperError, LedgerRecoveryError
+from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
+from metadata.model.ledger import GivenUp
+
+if TYPE_CHECKING:
+    from bookie_aio.wire.listing import Row
+    from client_aio.bookies.connection import BookieConnection
+    from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
+    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+
+async def recover_with_loss(
+    context: ClientContext, ledger_id: int, digest: Digest
+) -> tuple[LedgerMetadata, Version]:
+    """Close a ledger as `recover_ledger` does; where that cannot decide the end, behind what can be read.
+
+    Cancelling leaves the ledger as it was, fenced, or closed.
+
+    Raises:
+        NoSuchLedgerError: there is no such ledger.
+        InvalidArgumentError: the ledger is unbounded. Nothing was done.
+        LedgerRecoveryError: no bookie of the last fragment answered.
+        MetadataUnavailableError: the metadata store did not answer in time.
+    """
+    try:
+        return await recover_ledger(context, ledger_id, digest)
+    except LedgerRecoveryError as error:
+        logger.warning("ledger=%d is closed with a loss: %s", ledger_id, error)
+    held = VersionedLedgerMetadata(context, *await context.ledgers.read(ledger_id, sync=True))
+    await held.update(entered)
+    while not held.current.is_closed:
+        if await held.update((await _find_end(context, held.current, digest)).apply):
+            logger.error("ledger=%d was closed with a loss: %s", ledger_id, held.current.given_up)
+            break
+    return held.current, held.version
+
+
+class _Holding(NamedTuple):
+    """The state of one bookie of the last fragment, which is fenced there now."""
+
+    connection: BookieConnection
+    lac: int
+    rows: list[Row]
+
+
+async def _find_end(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> LossyEnd:
+    fragment = metadata.last_fragment
+    answers = await asyncio.gather(
+        *(_ask(context, metadata, digest, bookie_id) for bookie_id in fragment.bookies)
+    )
+    holdings = [each for each in answers if each is not None]
+    if not holdings:
+        raise LedgerRecoveryError(
+            f"ledger {metadata.ledger_id} cannot be closed, even with a loss: none of "
+            f"{', '.join(fragment.bookies)} answers",
+            ledger_id=metadata.ledger_id,
+        )
+    last_entry, length = await _last_readable(context, metadata, digest, holdings)
+    silent = tuple(name for name, answer in zip(fragment.bookies, answers, strict=True) if answer is None)
+    present = range(fragment.first_entry, last_entry + 1)
+    marks = [listed(present, each.rows, fragment.content_term) for each in holdings]
+    missing = sum(not any(found) for found in zip(*marks, strict=True))
+    lac = max(each.lac for each in holdings)
+    return LossyEnd(metadata, last_entry, length, GivenUp(lac, silent, missing))
+
+
+async def _ask(
+    context: ClientContext, metadata: LedgerMetadata, digest: Digest, bookie_id: str
+) -> _Holding | None:
+    """Fence the ledger at a bookie, then list its entries of the last fragment; None: it does not answer."""
+    timeout_s, first_entry = context.config.read_timeout_s, metadata.last_fragment.first_entry
+    try:
+        connection = await context.pool.get(bookie_id)
+        answer, _ = await connection.call(
+            fencing_lac_read(metadata),
+            ReadLacAnswer,
+            timeout_s=timeout_s,
+            ledger_id=metadata.ledger_id,
+            auth=digest.token(bookie_id),
+        )
+        statement = believed(answer.statement, metadata, digest)
+        # After the fence: an entry that the bookie took before it is in the list.
+        rows, _ = await list_entries(connection, metadata.ledger_id, first_entry, ENTRY_ID_MAX, timeout_s)
+    except BookKeeperError as error:
+        logger.warning("ledger=%d bookie=%s gives no answer: %s", metadata.ledger_id, bookie_id, error)
+        return None
+    return _Holding(connection, first_entry - 1 if statement is None else statement.lac, rows)
+
+
+async def _last_readable(
+    context: ClientContext, metadata: LedgerMetadata, digest: Digest, holdings: list[_Holding]
+) -> tuple[int, int]:
+    """Return the highest entry that some bookie returns intact, and the ledger's length up to it."""
+    fragment = metadata.last_fragment
+    above = ENTRY_ID_MAX
+    while True:
+        last = max((_last_below(each.rows, above) for each in holdings), default=NO_ENTRY)
+        if last < fragment.first_entry:
+            return fragment.first_entry - 1, await _length_before(context, metadata, digest)
+        for each in holdings:
+            if _last_below(each.rows, above) == last:
+                length = await _length_at(context, metadata, digest, fragment, last, each.connection)
+                if length is not None:
+                    return last, length
+        above = last
+
+
+def _last_below(rows: list[Row], above: int) -> int:
+    """Return the highest entry that rows list below an entry; −1 for none."""
+    return max((ids[-1] for row in rows if (ids := _below(row.entry_ids, above))), default=NO_ENTRY)
+
+
+def _below(ids: range, above: int) -> range:
+    return ids[: max(0, min(len(ids), -(-(above - ids.start) // ids.step)))]
+
+
+async def _length_before(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> int:
+    """Return the ledger's length before its last fragment; 0 where nobody returns the entry that has it."""
+    entry_id = metadata.last_fragment.first_entry - 1
+    if entry_id < 0:
+        return 0
+    fragment = metadata.fragment_of(entry_id)
+    for bookie_id in fragment.bookies:
+        try:
+            connection = await context.pool.get(bookie_id)
+        except BookKeeperError:
+            continue
+        length = await _length_at(context, metadata, digest, fragment, entry_id, connection)
+        if length is not None:
+            return length
+    return 0
+
+
+async def _length_at(
+    context: ClientContext,
+    metadata: LedgerMetadata,
+    digest: Digest,
+    fragment: Fragment,
+    entry_id: int,
+    connection: BookieConnection,
+) -> int | None:
+    """Return the running length that an entry holds; None where this bookie does not return it intact."""
+    wanted = ClassRange(metadata.ledger_id, fragment.content_term, entry_id, entry_id, 1, ())
+    try:
+        answer, body = await connection.call(
+            wanted.request(context.config.read_ahead_bytes),
+            ReadAnswer,
+            timeout_s=context.config.read_timeout_s,
+            ledger_id=metadata.ledger_id,
+        )
+        blocks = checked_blocks(wanted, answer, body, digest)
+    except BookKeeperError as error:
+        logger.warning("ledger=%d entry=%d: %s", metadata.ledger_id, entry_id, error)
+        return None
+    return int(blocks[0].running[0]) if blocks else None
