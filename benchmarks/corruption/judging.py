@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from benchmarks.corruption.damage import damage, kind_of, remove
-from benchmarks.corruption.states import STORE, VICTIM, State, arguments_of, copy_file, copy_sparse, payload
+from benchmarks.corruption.states import STORE, VICTIM, State, arguments_of, copy_file, copy_sparse, payload, small
 from bookie_aio.storage.segment import format as form
 from bookie_aio.wire.blocks import encode_block, parse_blocks
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser, encode_frame
@@ -388,7 +388,8 @@ class Round:
         for _ in range(count):
             ledger_id = self._rng.choice(ledger_ids)
             ledger = self._owed.ledgers[ledger_id]
-            entry, size = len(ledger.sizes), self._rng.choice((10, 60, 300, 900))
+            entry = len(ledger.sizes)
+            size = small(ledger_id, entry)
             if not wire.takes_ordinary_add(ledger_id, entry, data=payload(ledger_id, entry, size)):
                 raise CrashedError(f"an add to ledger {ledger_id}, which is open, was refused")
             ledger.sizes.append(len(payload(ledger_id, entry, size)))

@@ -78,6 +78,11 @@ def payload(ledger_id: int, entry_id: int, size: int) -> bytes:
     return (head * (size // len(head) + 1))[: max(size, len(head))]
 
 
+def small(ledger_id: int, entry_id: int) -> int:
+    """Return the size of an entry of an open ledger, which is the same for everybody who adds it."""
+    return random.Random(f"{ledger_id}/{entry_id}").choice((10, 60, 300, 900))
+
+
 @dataclass
 class Ledger:
     """What the victim has acknowledged of one ledger."""
@@ -341,18 +346,15 @@ class Line:
         async for count in _bursts(rng):
             for _ in range(count):
                 entry = writer.last_add_pushed + 1
-                writer.add_entry(payload(writer.ledger_id, entry, self._small(writer.ledger_id, entry)))
+                writer.add_entry(payload(writer.ledger_id, entry, small(writer.ledger_id, entry)))
             await writer.flush()
             self._catch_up(writer)
-
-    def _small(self, ledger_id: int, entry: int) -> int:
-        return random.Random(f"{ledger_id}/{entry}").choice((10, 60, 300, 900))
 
     def _catch_up(self, writer: Any) -> None:
         ledger = self._owed.ledgers[writer.ledger_id]
         while len(ledger.sizes) <= writer.last_add_confirmed:
             entry = len(ledger.sizes)
-            size = self._small(writer.ledger_id, entry)
+            size = small(writer.ledger_id, entry)
             ledger.sizes.append(len(payload(writer.ledger_id, entry, size)))
             ledger.content_terms.append(0)
 
