@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from tests.sim.plan import Actor, Plan
 
 PORT = 3181
+_COPY = "-copy"
 _DISK_FAILURES = ("eio_read", "enospc", "disk_write_error", "disk_sync_error")
 RESTART_DELAY_S = 0.3
 _WIPED_RESTART_DELAY_S = 3.0  # it refuses every time, and others have enough to do
@@ -104,6 +105,11 @@ class Result:
     def is_good(self) -> bool:
         """Return whether every invariant held."""
         return not self.name
+
+
+def identity_of(host: str) -> str:
+    """Return the id of the bookie that runs on a host: two hosts may have copies of one directory."""
+    return host.removesuffix(_COPY)
 
 
 class Simulation:
@@ -243,7 +249,7 @@ class Simulation:
     def start_bookie(self, name: str) -> None:
         """Start a bookie as its command line does; a supervisor starts it again when it ends."""
         process = self.network.processes.get(name)
-        if process is not None and process.is_alive:
+        if (process is not None and process.is_alive) or (self.is_healed and name not in self.plan.bookies):
             return
         self._boots[name] += 1
         self.bookies.pop(name, None)
@@ -256,8 +262,8 @@ class Simulation:
         rng = random.Random(f"{self._source}/{name}/{boot}")
         store = self._open_store(name, process, rng)
         config = BookieConfig(
-            bookie_id=name,
-            directories=self.directories_of(name),
+            bookie_id=identity_of(name),
+            directories=self.directories_of(identity_of(name)),
             listen=(name, PORT),
             allow_remote_without_auth=True,
             storage=StorageConfig(
@@ -302,7 +308,7 @@ class Simulation:
 
         Whatever else goes wrong in its background work ends it in the same words, and must not pass for that.
         """
-        has_failed = any(self.stats[each] for each in _DISK_FAILURES) or name == self.dishonest
+        has_failed = any(self.stats[each] for each in _DISK_FAILURES) or identity_of(name) == self.dishonest
         if error is not None and not has_failed:
             self.history.fail("Unexpected", f"{name} ended, and no disk has failed: {error!r}")
 
@@ -314,7 +320,8 @@ class Simulation:
                 rest = _WIPED_RESTART_DELAY_S
             else:
                 rest = RESTART_DELAY_S if self.is_healed else self._rests.get(name, RESTART_DELAY_S)
-            self.after(rest, self.start_bookie, name)
+            if not (self.is_healed and name not in self.plan.bookies):
+                self.after(rest, self.start_bookie, name)
 
     def _refused(self, name: str, error: BookKeeperError | OSError) -> None:
         """Check the reason why a bookie did not start, and that one which lost its disk says so."""
@@ -327,6 +334,16 @@ class Simulation:
 
     def _wall_ms(self, process: Process) -> int:
         return _EPOCH_MS + int((self.loop.now + process.clock_offset) * 1000)
+
+    def start_copy(self, name: str, put: Callable[[Hardware], None]) -> None:
+        """Start a second process under a bookie's id, on a host of its own, whose disk `put` fills."""
+        twin = f"{name}{_COPY}"
+        if twin not in self.disks:
+            rng = random.Random(f"{self._source}/{twin}/disk")
+            self.disks[twin] = Hardware(self.loop, rng, self.stats)
+            put(self.disks[twin])
+            self.when_healing.append(partial(self.stop_bookie, twin, has_power=True, back_after=None))
+        self.start_bookie(twin)
 
     def is_up(self, name: str) -> bool:
         """Return whether a process of that name runs."""

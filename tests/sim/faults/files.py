@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 _BACK_AFTER_S = 0.1
+_COPY_ALONE_S = 4.0
+"""Longer than the session of the bookie that was killed, which holds its registration."""
 _SUFFIXES = (form.SEGMENT_SUFFIX, form.INDEX_SUFFIX, form.TABLE_SUFFIX, form.SPARE_SUFFIX)
 Place = tuple[str, str]
 """A directory, and a name in it."""
@@ -332,4 +334,31 @@ def directory_set_back(simulation: Simulation, fault: Fault) -> bool:
         simulation.stats[fault.kind] += 1
 
     simulation.after(max(fault.lasts, 0.6), go_back)
+    return False  # counted when it strikes
+
+
+@kind
+def bookie_copied(simulation: Simulation, fault: Fault) -> bool:
+    """A second bookie is started on a copy of a bookie's directories, of before the bookie's last start.
+
+    The bookie goes on; or it is down when the copy is started (`amount` above 0.5), and comes back later.
+    """
+    name = simulation.dishonest
+    if name not in simulation.served or name in simulation.wiped:
+        return False
+    if not simulation.stop_bookie(name, has_power=True, back_after=_BACK_AFTER_S):
+        return False
+    image = image_of(simulation.disks[name])
+
+    def start() -> None:
+        if simulation.is_healed or name not in simulation.bookies or simulation.bookies[name].stopped.done():
+            return
+        if fault.amount > 0.5:
+            simulation.stop_bookie(name, has_power=True, back_after=_COPY_ALONE_S)
+        simulation.history.note("fault", fault.kind, name, f"is started on a copy of {fault.at:.3f} s")
+        simulation.start_copy(name, lambda disk: restore(disk, image))
+        simulation.damaged_files.append("copy")
+        simulation.stats[fault.kind] += 1
+
+    simulation.after(max(fault.lasts, 0.6), start)
     return False  # counted when it strikes

@@ -198,9 +198,21 @@ def set_back_metadata(draw: Draw) -> Plan:
         draw.actor("recoverer", at + rng.uniform(0.5, 1.5))
     draw.actor("deleter", back_at + 0.5)
     draw.fault(
-        "metadata_set_back", "", at=copied_at, lasts=lasts, amount=rng.random(),
+        "metadata_set_back", "", at=copied_at, lasts=lasts, amount=rng.uniform(0.2, 1.0),
         other=rng.choice(("newest comes back", "")),
     )  # fmt: skip
     draw.some("kill_bookie", list(draw.bookies), 2)
     draw.some("disk_slow", list(draw.bookies), 2)
     return draw.plan(power_cut_at_end=rng.random() < 0.5)
+
+
+@profile
+def copied_bookie(draw: Draw) -> Plan:
+    """A second bookie is started on a copy of a bookie's directories, beside it or in its place."""
+    _crowd(draw)
+    at = draw.rng.uniform(0.5, 3.0)
+    draw.fault(
+        "bookie_copied", draw.dishonest, at=at, lasts=draw.rng.uniform(0.6, 3.0), amount=draw.rng.random()
+    )
+    _also(draw)
+    return draw.plan(segment_bytes=draw.rng.choice((24, 32, 64)) * 1024)
