@@ -12,8 +12,8 @@ Owns one round: copy a state, damage it, start the bookie, ask, stop it, and com
 What is allowed: every entry right (`right`), some unknown (`marked`), or a start that is refused in one line
 (`refused`).
 
-The last acknowledged group of a kill counts as torn where the damage touches it. The fault model excludes it, so
-its entries may be denied then (`right, last group torn`).
+The witness file names every acknowledged group of a kill. Where one fault touches the last group and the other
+one the witness, the group may count as torn, and its entries be denied (`right, last group torn`).
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ class Round:
         touched = frozenset[str]().union(*(one.names for one in self.judgement.damaged))
         for name, (start, end, entries) in tails.items():
             before, path = self.state.path / VICTIM / name, self._directory / name
-            if name in touched:
+            if name in touched and any(one.startswith("witness") for one in touched):
                 now = path.read_bytes() if path.exists() else b""
                 if now[start:end] != before.read_bytes()[start:end]:
                     self._may_be_torn |= entries

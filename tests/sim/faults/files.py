@@ -7,9 +7,10 @@ whose medium may lie, while it does not run. Each kills it first.
 What such a fault may do follows from what the files say of one another (docs/STORAGE.md):
 
 - A file may be missing, short, or of another number or version, whichever it is: another file names it.
-- Bytes inside a file may be zeros, or other pages, only below the last group of the journal. What was torn looks
-  the same there.
-- The file that is being written is not set back: an earlier version of it is what a crash would have left.
+- After a kill the witness names every acknowledged group. So bytes anywhere may be zeros or other pages, and the
+  segment that is being written may be set back.
+- After a power cut it may not name the last groups. So what follows from the last group on is left alone, and
+  the segment that is being written is not set back: a crash leaves the like.
 - A directory is set back to a moment before the bookie's last start. So the store knows of a start that the
   directory does not.
 """
@@ -49,9 +50,11 @@ def kind_of(name: str) -> str:
 class Files:
     """The files of one bookie that does not run."""
 
-    def __init__(self, disk: Hardware, rng: random.Random) -> None:
+    def __init__(self, disk: Hardware, rng: random.Random, *, is_exact: bool) -> None:
+        """`is_exact`: the bookie was killed just now, and the system has kept every write."""
         self.disk = disk
         self.rng = rng
+        self.is_exact = is_exact
         for directory in disk.directories.values():
             # The system writes the names of a dead process sooner or later.
             directory.end_sync(len(directory.changes), has_failed=False)
@@ -72,7 +75,9 @@ class Files:
         if not kinds:
             return None
         wanted = self.rng.choice(kinds)
-        return self.rng.choice([place for place in places if kind_of(place[1]) == wanted])
+        of_kind = [place for place in places if kind_of(place[1]) == wanted]
+        newest = [place for place in of_kind if self.is_written_to(place)]
+        return self.rng.choice(newest if newest and self.rng.random() < 0.5 else of_kind)
 
     def inode(self, place: Place) -> Inode:
         """Return the file at a place."""
@@ -92,11 +97,11 @@ class Files:
         for entries in (directory.entries, directory.durable):
             apply(entries, ((place[1], inode),))
 
-    def pages_below_the_last_group(self, place: Place) -> list[int]:
-        """Return the pages of a file that were written, but for those from the last group on."""
+    def pages(self, place: Place) -> list[int]:
+        """Return the pages of a file that were written. After a power cut: below the last group."""
         inode = self.inode(place)
         size = len(inode.data)
-        if self.is_written_to(place):
+        if self.is_written_to(place) and not self.is_exact:
             assert self.disk.last_group is not None
             size = min(size, self.disk.last_group[1])
         first = 1 if place[1].endswith(form.SEGMENT_SUFFIX) else 0
@@ -119,7 +124,8 @@ def _strike(simulation: Simulation, fault: Fault, change: Callable[[Files], str]
         return False
     has_power = fault.other != "power"
     was_up = simulation.stop_bookie(name, has_power=has_power, back_after=_BACK_AFTER_S)
-    text = change(Files(simulation.disks[name], simulation.fault_rng))
+    files = Files(simulation.disks[name], simulation.fault_rng, is_exact=has_power and was_up)
+    text = change(files)
     if text:
         simulation.history.note("fault", fault.kind, name, text)
         simulation.damaged_files.append(text)
@@ -143,7 +149,7 @@ def file_set_back(simulation: Simulation, fault: Fault) -> None:
     def change(files: Files) -> str:
         def differs(place: Place) -> bool:
             is_older = place in copies and copies[place] != files.inode(place).data
-            return is_older and not files.is_written_to(place)
+            return is_older and (files.is_exact or not files.is_written_to(place))
 
         place = files.draw(differs)
         if place is None:
@@ -211,11 +217,12 @@ def file_zeroed(simulation: Simulation, fault: Fault) -> bool:
     """Some pages of a file are zeros."""
 
     def change(files: Files, place: Place) -> str:
-        pages = files.pages_below_the_last_group(place)
+        pages = files.pages(place)
         if not pages:
             return ""
         first = files.rng.choice(pages)
-        zeroed = [page for page in pages if first <= page < first + files.rng.choice((1, 1, 3))]
+        last = first + files.rng.choice((1, 1, 3, len(pages)))
+        zeroed = [page for page in pages if first <= page < last]
         data = bytearray(files.inode(place).data)
         for page in zeroed:
             data[page * PAGE : (page + 1) * PAGE] = bytes(PAGE)
@@ -230,7 +237,7 @@ def file_pages_swapped(simulation: Simulation, fault: Fault) -> bool:
     """Two pages of a file have each other's bytes."""
 
     def change(files: Files, place: Place) -> str:
-        pages = files.pages_below_the_last_group(place)
+        pages = files.pages(place)
         if len(pages) < 2:
             return ""
         one, other = files.rng.sample(pages, 2)
