@@ -29,7 +29,7 @@ import uvloop
 from bookie_aio.config import Limits
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
+from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings
@@ -230,10 +230,12 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
         segment = engine._journal.segment
         segment.file = cast("File", DurableAtOnce(segment.file))
         limits = Limits(connection_bytes_pending_max=1 << 30, bytes_pending_max=1 << 30)
+        passwords = PasswordLedgers(engine, cast("Any", None))
         requests = Dispatcher(
             engine=engine, limits=limits, loop=loop,
             hello=HelloAnswer(VERSION_MAX, "b1", "", "", 1 << 20, 1 << 20),
-            info=dict, authoriser=LedgerAuthoriser(engine), drop_if_deleted=cast("Any", None),
+            info=dict, authoriser=LedgerAuthoriser(engine, passwords), passwords=passwords,
+            drop_if_deleted=cast("Any", None),
         )  # fmt: skip
         connection = Connection(
             loop,

@@ -45,6 +45,19 @@ class Limits:
     """
     connection_frames_per_turn: int = 256
     """Frames of one connection in an event-loop iteration, before those of other connections are handled."""
+    slow_lane_turn_s: float = 0.001
+    """The time in an event-loop iteration for all requests but adds, over all connections.
+
+    The rest of the iteration is for adds. Requests that do not get their share wait for the next iteration.
+    """
+    received_bytes_max: int = 24 * MIB
+    """Receive buffers of connections that have stored an add, over all of these connections.
+
+    Receive buffers of all other connections have a budget of the same size. A frame gets its buffer only
+    where its whole length has room.
+    """
+    received_rate_min: int = MIB
+    """Bytes per second at which a frame has to arrive while other frames wait for room."""
 
     read_bytes_max: int = 4 * MIB
     """Bytes of blocks in one answer to a READ. The budget of a request may be lower, never higher."""

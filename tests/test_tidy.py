@@ -26,7 +26,7 @@ LARGE_CLASSES = {
         "the public handle; an add changes all of it in one step",
     ),
     "bookie_aio/server/connection.py:Connection": (
-        38,
+        42,
         "asyncio's protocol: one state decides if bytes are read",
     ),
     "client_aio/core/add_window.py:AddWindow": (

@@ -12,6 +12,9 @@ itself. From then on every request that changes the ledger needs that token:
     held    another    REFUSE    answers UNAUTHORIZED; nothing was done
     held    none       REFUSE    answers UNAUTHORIZED; nothing was done
 
+A lock is stored only where the ledger's metadata have a password. Otherwise one request with a made-up token
+would keep the writer of a ledger without a password out (`has_password`). The bookie reads the metadata once.
+
 The writer locks the ledger at each bookie of its ensemble as soon as it has created the metadata. It locks
 the ledger at a replacement with the first entry that it sends there. A bookie that no token has reached yet
 takes requests for the ledger from anybody, as for a ledger without a password. Such requests can keep a
@@ -19,9 +22,14 @@ writer from using this bookie. They cannot forge an entry, since no bookie can m
 
 A read needs no token: entries are not secret from a client that reaches a bookie. A repair needs no token
 either, since it runs without the password. It carries stored bytes verbatim, and never writes over a good
-copy (rule 14). A repair with a token is judged as every other request is. A repair of a locked ledger
-without a token must not supersede entries of the writer. It is refused where its content term is above the
-ledger's term here, or above that of a copy held here (`bookie_aio.storage.repair_writes`).
+copy (rule 14). A repair with a token is judged as every other request is. A repair of a ledger with a
+password and without a token must not add to the ledger what its writer never wrote, and must not supersede
+entries of the writer:
+
+- It is taken only for entries whose bookies are settled by the metadata (`repairable_end`). Behind them a
+  recovery would find the junk of a stranger in place of the end.
+- It is refused where its content term is above the ledger's term here, or above that of a copy held here
+  (`bookie_aio.storage.repair_writes`).
 
 A token is sent in the clear. It is valid for one ledger at one bookie, so an eavesdropper on that bookie's
 connection gains no other ledger and no other bookie.
@@ -38,6 +46,7 @@ from bookie_aio.wire.messages import NO_TERM, Add, AddFlag, Delete, Force, Read,
 
 if TYPE_CHECKING:
     from bookie_aio.wire.messages import Message
+    from metadata.model.ledger import LedgerMetadata
 
 TOKEN_BYTES = 32
 LOCK_BYTES = 32
@@ -79,3 +88,19 @@ def ledger_at_stake(request: Message, *, has_token: bool) -> int | None:
     if isinstance(request, WriteLac | Force | Delete):
         return request.ledger_id
     return None
+
+
+def has_password(metadata: LedgerMetadata) -> bool:
+    """Return whether a ledger has a password, so that a request may lock it. This never changes."""
+    return metadata.password is not None
+
+
+def repairable_end(metadata: LedgerMetadata) -> int:
+    """Return the id behind the entries of a ledger with a password that a repair without a token may store.
+
+    Of a closed ledger these are all entries. Of any other ledger the last fragment is left out, where the
+    writer and recoveries find the end. This id never falls.
+    """
+    if metadata.last_entry is not None:
+        return metadata.last_entry + 1
+    return metadata.last_fragment.first_entry

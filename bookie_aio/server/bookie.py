@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
-from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser
+from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from bookie_aio.server.registration import BookieRegistration, establish_identity
 from bookie_aio.storage.data_directory import owner_of
@@ -24,6 +24,7 @@ from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings, fields
 from bookie_aio.wire.messages import VERSION_MAX, HelloAnswer
 from metadata.access.bookies import BookieRecord, join_address, split_address
+from metadata.access.ledgers import LedgerStore
 from metadata.errors import StorageError
 
 if TYPE_CHECKING:
@@ -51,7 +52,13 @@ class Bookie:
     """
 
     def __init__(
-        self, config: BookieConfig, cookie: Cookie, *, nonce: str, authoriser: Authoriser | None
+        self,
+        config: BookieConfig,
+        cookie: Cookie,
+        *,
+        nonce: str,
+        clock: Callable[[], float] | None,
+        authoriser: Authoriser | None,
     ) -> None:
         """Use `start`."""
         self._config = config
@@ -59,12 +66,13 @@ class Bookie:
         self._authoriser = authoriser
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
-        self._backpressure = Backpressure(config.limits, self._loop)
+        self._backpressure = Backpressure(config.limits, self._loop, clock)
         self._connections: set[Connection] = set()
         self._warnings = RepeatedWarnings(log, self._loop)
         self._engine: Engine | None = None
         self._dispatcher: Dispatcher | None = None
         self._ledger_gc: LedgerGarbageCollector | None = None
+        self._passwords: PasswordLedgers | None = None
         self._server: asyncio.Server | None = None
         self._registration: BookieRegistration | None = None
         self._is_ending = False
@@ -84,6 +92,7 @@ class Bookie:
         *,
         rng: random.Random,
         now_ms: Callable[[], int],
+        clock: Callable[[], float] | None = None,
         authoriser: Authoriser | None = None,
     ) -> Self:
         """Check the identity, replay the storage, listen, register.
@@ -94,6 +103,8 @@ class Bookie:
             disk: the disk of the data directories.
             rng: source of nonces and incarnations; `random.SystemRandom()` outside simulations.
             now_ms: wall clock in milliseconds, for the cluster's record only.
+            clock: seconds, for the time that requests take; None stands for the event loop's clock, which
+                may stand still within an iteration.
             authoriser: decides on every request; None stands for a `LedgerAuthoriser`.
 
         Raises:
@@ -105,7 +116,7 @@ class Bookie:
             OSError: the address cannot be listened on.
         """
         cookie = await establish_identity(config, store, disk, rng=rng, now_ms=now_ms)
-        bookie = cls(config, cookie, nonce=f"{rng.getrandbits(64):016x}", authoriser=authoriser)
+        bookie = cls(config, cookie, nonce=f"{rng.getrandbits(64):016x}", clock=clock, authoriser=authoriser)
         try:
             await bookie._open(disk, store, rng)
             await bookie._listen()
@@ -142,6 +153,7 @@ class Bookie:
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
         self._ledger_gc = LedgerGarbageCollector(self._engine, store, self._cookie, config.unnamed_grace_s)
+        self._passwords = PasswordLedgers(self._engine, LedgerStore(store))
         self._dispatcher = Dispatcher(
             engine=self._engine,
             limits=config.limits,
@@ -155,7 +167,8 @@ class Bookie:
             ),
             loop=self._loop,
             info=self.info,
-            authoriser=self._authoriser or LedgerAuthoriser(self._engine),
+            authoriser=self._authoriser or LedgerAuthoriser(self._engine, self._passwords),
+            passwords=self._passwords,
             drop_if_deleted=self._ledger_gc.drop_if_deleted,
         )
         self._ledger_gc.start(config.sweep_interval_s)
@@ -250,6 +263,7 @@ class Bookie:
             "connections_max": self._config.limits.connections_max,
             "connections_waiting": self._backpressure.waiting,
             "bytes_pending": self._backpressure.adds.used,
+            "received_bytes": self._backpressure.received.used + self._backpressure.received_of_others.used,
             "reads_bytes": self._backpressure.reads.used,
             "reads_running": self._backpressure.running.used,
             "polls_waiting": self._dispatcher.polls_waiting,
@@ -277,6 +291,8 @@ class Bookie:
             self._dispatcher.drain()
         if self._ledger_gc is not None:
             await self._ledger_gc.close()
+        if self._passwords is not None:
+            await self._passwords.close()
         if self._engine is not None and not self.stopped.done():
             await self._finish_accepted(self._engine)
         await self._deregister()

@@ -10,6 +10,9 @@ arrived stay in the receive buffer, in order. A connection is blocked while one 
 - the number or the bytes of its reads are at its limit;
 - the peer is slow to take its answers;
 - a budget that all connections share is used up (`backpressure`);
+- the frame that has begun needs a larger receive buffer than there is room for;
+- a request waits for the metadata store before it is authorised;
+- its next request waits in the slow lane, which gives adds of other connections their time;
 - it has handled its frames of this event-loop iteration, and other connections come first.
 
 Invariants
@@ -31,8 +34,10 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
+from bookie_aio.server.backpressure import ReceiveRoom
 from bookie_aio.structured_logging import fields
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser
+from bookie_aio.wire.messages import Op
 from metadata.errors import NotABookieError, ProtocolError
 
 if TYPE_CHECKING:
@@ -46,6 +51,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ADD = int(Op.ADD)
+_FAST_OF_WRITERS = frozenset({int(Op.WRITE_LAC), int(Op.FORCE)})
+"""Requests of a writer that do not wait in the slow lane, where the adds behind them would wait as well."""
 _JOIN_BYTES_MAX = 64 * 1024
 """Frames of up to this size together are joined for one write; larger ones are not copied."""
 
@@ -85,6 +93,11 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled_since: float | None = None
         self._stalled_bytes = 0
         self._bytes_pending = 0
+        self._again: tuple[memoryview, memoryview] | None = None  # a request that is not authorised yet
+        self._awaited: asyncio.Future[None] | None = None  # what it waits for
+        self._slow_since: float | None = None  # a request of the slow lane is being handled
+        self._room = ReceiveRoom(self._parser, limits, backpressure)
+        self.slow_frames = 0
         self._reads: set[asyncio.Task[int]] = set()
         self._deferred: deque[tuple[Callable[[], Coroutine[object, object, int]], int]] = deque()
         self._reads_bytes = 0
@@ -123,6 +136,7 @@ class Connection(asyncio.BufferedProtocol):
         self._has_received = True
         if not self._is_blocked and not self._is_closing:
             self._process()
+            self._room.count()
             if self._timer is None and self._parser.buffer_bytes:
                 self._arm(self._loop.time() + self._limits.idle_buffer_s)
 
@@ -142,6 +156,7 @@ class Connection(asyncio.BufferedProtocol):
             task.cancel()
         self._deferred.clear()
         self._release_sent_reads()
+        self._room.close()
         self._out.clear()
         self._dispatcher.connection_lost(self)
 
@@ -166,14 +181,19 @@ class Connection(asyncio.BufferedProtocol):
         self._is_processing = True
         frames_left = self._limits.connection_frames_per_turn
         try:
-            while (frame := self._parser.next_packed()) is not None:
+            while (frame := self._next_frame()) is not None:
                 self._frame_since = None
                 if self.is_greeted:
                     self._dispatcher.handle(self, *frame)
                 else:
                     self._greet(frame[0])
+                if self._slow_since is not None:
+                    self._backpressure.slow_lane.end(self._slow_since)
+                    self._slow_since = None
                 if self._is_closing:
                     return
+                if self._awaited is not None:
+                    self._again = frame
                 if self._must_block():
                     self._block()
                     return
@@ -188,9 +208,37 @@ class Connection(asyncio.BufferedProtocol):
             return
         finally:
             self._is_processing = False
-        if self._frame_since is None and self._parser.is_mid_frame:
+            self._slow_since = None
+        if self._is_blocked:
+            return
+        if not self._room.reserve(self):
+            self._block()
+        elif self._frame_since is None and self._parser.is_mid_frame:
             self._frame_since = self._loop.time()
-            self._arm(self._frame_since + self._limits.frame_progress_timeout_s)
+            soon = min(self._room.frame_timeout_s, self._limits.contended_stall_timeout_s)
+            self._arm(self._frame_since + soon)
+
+    def _next_frame(self) -> tuple[memoryview, memoryview] | None:
+        """Return the next complete frame; None where there is none, or where it has to wait.
+
+        A frame that has to wait blocks the connection.
+        """
+        if self._again is not None:
+            frame, self._again = self._again, None
+            return frame
+        parser = self._parser
+        op = parser.next_op
+        if op != _ADD or self.slow_frames:
+            if op < 0:
+                return parser.next_packed()
+            if self.slow_frames or not (self._room.is_writer and op in _FAST_OF_WRITERS):
+                began = self._backpressure.slow_lane.begin(self)
+                if began is None:
+                    self._block()
+                    return None
+                self._slow_since = began
+                self.slow_frames = max(0, self.slow_frames - 1)
+        return parser.next_packed()
 
     def _greet(self, packed: memoryview) -> None:
         if self._dispatcher.greet(self, packed):
@@ -210,6 +258,8 @@ class Connection(asyncio.BufferedProtocol):
             or len(self._reads) >= limits.connection_reads_max
             or self._reads_bytes >= limits.connection_reads_bytes_max
         ):
+            return True
+        if self._awaited is not None:
             return True
         if self._deferred:
             self._backpressure.wait_for_reads(self)
@@ -240,6 +290,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._is_blocked = False
         self._process()
+        self._room.count()
         if not self._is_blocked and not self._is_closing and not self._is_reading:
             assert self._transport is not None
             self._is_reading = True
@@ -262,6 +313,19 @@ class Connection(asyncio.BufferedProtocol):
         self._backpressure.adds.count(-count)
         if self._is_blocked:
             self._flush_soon()
+
+    def handle_again_after(self, future: asyncio.Future[None]) -> None:
+        """Handle the present request again once the future is done, and no other request before that."""
+        self._awaited = future
+        future.add_done_callback(self._awaited_done)
+
+    def _awaited_done(self, future: asyncio.Future[None]) -> None:
+        self._awaited = None
+        self.room_again()
+
+    def added(self) -> None:
+        """Note that an add of this connection is durable."""
+        self._room.is_writer = True
 
     @property
     def reads(self) -> Collection[asyncio.Task[int]]:
@@ -395,6 +459,7 @@ class Connection(asyncio.BufferedProtocol):
             return []
         if not self._has_received:
             self._parser.rest()
+            self._room.count()
             return []
         self._has_received = False
         return [now + self._limits.idle_buffer_s]
@@ -425,14 +490,15 @@ class Connection(asyncio.BufferedProtocol):
         if not self.is_greeted:
             deadlines.append((self._opened_at + limits.handshake_timeout_s, "no handshake in time"))
         if self._frame_since is not None:
-            reason = f"a frame was not complete within {limits.frame_progress_timeout_s:g} s"
-            deadlines.append((self._frame_since + limits.frame_progress_timeout_s, reason))
+            timeout_s = self._room.frame_timeout_s
+            reason = f"a frame was not complete within {timeout_s:g} s"
+            deadlines.append((self._frame_since + timeout_s, reason))
         if self._stalled_since is not None:
             timeout_s = self._stall_timeout_s
             reason = f"the peer took no answer for {timeout_s:g} s"
             deadlines.append((self._stalled_since + timeout_s, reason))
         looks = self._let_buffer_go(now)
-        if self._stalled_since is not None:
+        if self._stalled_since is not None or self._frame_since is not None:
             # Checked again soon: another connection may begin to wait for room that this slow peer holds.
             looks.append(now + limits.contended_stall_timeout_s)
         at, reason = min(deadlines, default=(math.inf, ""))

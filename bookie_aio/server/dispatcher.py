@@ -8,7 +8,9 @@ the form of answers (`responder`).
 Invariant (rule 7): all of it is synchronous, in the order in which the frames came. A handler's verdict on a
 term, and the append that the verdict allows, are one step with the checks here.
 
-`LedgerAuthoriser` judges tokens by the locks of ledgers, which it keeps in the bookie's storage.
+`LedgerAuthoriser` judges tokens by the locks of ledgers, which it keeps in the bookie's storage. It judges a
+first token by the ledger's metadata as well. The connection waits for the answer of the metadata store, so
+its requests stay in order.
 
 Invariant: the verdict on a token, the append of the lock and the append of the request itself are one step.
 The lock is appended first, so it is durable no later than the first change made under it.
@@ -16,9 +18,18 @@ The lock is appended first, so it is durable no later than the first change made
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Protocol
 
-from bookie_aio.core.authorisation import Access, judge_token, ledger_at_stake, lock_of
+from bookie_aio.core.authorisation import (
+    Access,
+    has_password,
+    judge_token,
+    ledger_at_stake,
+    lock_of,
+    repairable_end,
+)
 from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.handlers.add import AddHandler
 from bookie_aio.server.handlers.admin import DeleteHandler, InspectHandler
@@ -48,33 +59,50 @@ from bookie_aio.wire.messages import (
     WriteLac,
     encode_answer,
 )
-from metadata.errors import EntryTooLargeError, MalformedFrameError, StorageError
+from metadata.errors import (
+    EntryTooLargeError,
+    MalformedFrameError,
+    MetadataError,
+    NoSuchLedgerError,
+    StorageError,
+)
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Awaitable, Callable, Collection
 
     from bookie_aio.config import Limits
     from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
     from bookie_aio.wire.messages import Message
+    from metadata.access.ledgers import LedgerStore
+
+_KNOWN_MAX = 65_536
+"""Ledgers whose passwords are known without asking the metadata store: some 10 MB."""
 
 
 class Authoriser(Protocol):
     """Decides whether a request may be carried out."""
 
-    def authorise(self, peer: Peer, request: Message, auth: bytes | None) -> str | None:
-        """Return None to allow the request, or the reason for refusing it."""
+    def authorise(
+        self, peer: Peer, request: Message, auth: bytes | None
+    ) -> str | asyncio.Future[None] | None:
+        """Return None to allow the request, or the reason for refusing it.
+
+        A future stands for neither: the request is authorised again once the future is done.
+        """
 
 
 class LedgerAuthoriser:
     """Decides by the locks of ledgers, as `bookie_aio.core.authorisation` explains."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, passwords: PasswordLedgers) -> None:
         self._engine = engine
+        self._passwords = passwords
 
-    def authorise(self, peer: Peer, request: Message, auth: bytes | None) -> str | None:
-        """Return None to allow the request, or the reason for refusing it. Raises DiskFullError."""
+    def authorise(
+        self, peer: Peer, request: Message, auth: bytes | None
+    ) -> str | asyncio.Future[None] | None:
+        """Decide, as `Authoriser` says. Raises DiskFullError and MetadataError."""
         ledger_id = ledger_at_stake(request, has_token=auth is not None)
         if ledger_id is None:
             return None
@@ -86,10 +114,102 @@ class LedgerAuthoriser:
             return f"ledger {ledger_id} has a password here, and the request {_fault(auth)}"
         if access is Access.LOCK and not self._engine.is_deleted(ledger_id):
             assert auth is not None
+            known = self._passwords.has_password(ledger_id)
+            if isinstance(known, asyncio.Future):
+                return known
+            if not known:
+                return f"the metadata store has no ledger {ledger_id} with a password: send no token"
             # Counted on its own: the request itself may yet be refused, and would count nothing then.
             self._engine.append_lock(ledger_id, lock_of(auth), lambda error: peer.release(WAITING_BYTES))
             peer.hold(WAITING_BYTES)
         return None
+
+
+class PasswordLedgers:
+    """What the metadata store says about ledgers with a password, for requests that no lock decides on.
+
+    An answer that cannot change is kept: whether a ledger has a password, and up to where its entries are
+    settled. The number of kept answers is bounded. A ledger that is not in the metadata store is asked for
+    again at the next request.
+    """
+
+    def __init__(self, engine: Engine, ledgers: LedgerStore) -> None:
+        self._engine = engine
+        self._ledgers = ledgers
+        self._known: OrderedDict[int, int | None] = OrderedDict()  # the repairable end; None: no password
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._failed: dict[int, MetadataError | None] = {}  # an answer for the requests that waited for it
+
+    def has_password(self, ledger_id: int) -> bool | asyncio.Future[None]:
+        """Return whether a ledger is there and has a password, or a future to call again after.
+
+        Raises:
+            MetadataError: the metadata store, asked for the future before, did not answer.
+        """
+        if ledger_id in self._known:
+            return self._known[ledger_id] is not None
+        if ledger_id in self._failed:
+            error = self._failed.pop(ledger_id)
+            if error is not None:
+                raise error
+            return False
+        return self._ask(ledger_id)
+
+    async def may_repair(self, ledger_id: int, last_entry: int) -> bool:
+        """Return whether a repair without a token may store entries up to `last_entry`.
+
+        Of a ledger that is not in the metadata store it may, unless a token has locked the ledger here.
+
+        Raises:
+            MetadataError: the metadata store cannot be asked.
+        """
+        for must_ask in (False, True):
+            if must_ask:
+                await self._read(ledger_id)
+            if ledger_id in self._known:
+                end = self._known[ledger_id]
+                if end is None or last_entry < end:
+                    return True
+            elif must_ask:
+                return not self._engine.lock(ledger_id)
+        return False
+
+    async def _read(self, ledger_id: int) -> None:
+        try:
+            metadata, _ = await self._ledgers.read(ledger_id, sync=True)
+        except NoSuchLedgerError:
+            self._known.pop(ledger_id, None)
+            return
+        self._known[ledger_id] = repairable_end(metadata) if has_password(metadata) else None
+        self._known.move_to_end(ledger_id)
+        if len(self._known) > _KNOWN_MAX:
+            self._known.popitem(last=False)
+
+    def _ask(self, ledger_id: int) -> asyncio.Future[None]:
+        if ledger_id not in self._asking:
+            task = asyncio.get_running_loop().create_task(self._answer(ledger_id))
+            self._asking[ledger_id] = task
+        return self._asking[ledger_id]
+
+    async def _answer(self, ledger_id: int) -> None:
+        error: MetadataError | None = None
+        try:
+            await self._read(ledger_id)
+        except MetadataError as raised:
+            error = raised
+        finally:
+            del self._asking[ledger_id]
+        if ledger_id not in self._known:
+            self._failed[ledger_id] = error
+            while len(self._failed) > _KNOWN_MAX:
+                del self._failed[next(iter(self._failed))]
+
+    async def close(self) -> None:
+        """Stop asking. Requests that wait are refused or lost with their connections."""
+        asking = list(self._asking.values())
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
 
 
 def _fault(auth: bytes | None) -> str:
@@ -112,6 +232,7 @@ class Dispatcher:
         loop: asyncio.AbstractEventLoop,
         info: Callable[[], dict[str, object]],
         authoriser: Authoriser,
+        passwords: PasswordLedgers,
         drop_if_deleted: Callable[[int], Awaitable[bool]],
     ) -> None:
         """Make the handlers.
@@ -123,6 +244,7 @@ class Dispatcher:
             loop: runs the timers of long polls.
             info: returns the metrics that INFO answers with.
             authoriser: decides on every request before its handler runs.
+            passwords: decides on repairs without a token.
             drop_if_deleted: `LedgerGarbageCollector.drop_if_deleted`, for DELETE.
         """
         self.metrics = metrics = RequestMetrics()
@@ -136,7 +258,7 @@ class Dispatcher:
         reads = ReadHandler(engine, limits, responder, fence, metrics)
         inspections = InspectHandler(engine, limits, responder, info)
         deletions = DeleteHandler(limits, responder, drop_if_deleted)
-        self._adds = AddHandler(engine, limits, responder, fence, metrics)
+        self._adds = AddHandler(engine, limits, responder, fence, metrics, passwords.may_repair)
         self._lacs = LacHandler(engine, limits, responder, fence, loop)
         self._handlers: dict[type[Message], Callable[..., None]] = {
             Add: self._adds.add,
@@ -216,6 +338,9 @@ class Dispatcher:
                 responder.refuse_deleted(peer, op, request_id, f"ledger {ledger_id} has been deleted")
                 return
             refusal = self._authoriser.authorise(peer, request, auth)
+            if isinstance(refusal, asyncio.Future):
+                peer.handle_again_after(refusal)
+                return
             if refusal is not None:
                 responder.refuse(peer, op, request_id, Status.UNAUTHORIZED, refusal)
                 return
@@ -227,6 +352,9 @@ class Dispatcher:
             responder.refuse(peer, op, request_id, Status.BAD_REQUEST, str(error))
         except StorageError as error:
             responder.answer_storage_error(peer, op, request_id, error)
+        except MetadataError as error:
+            reason = f"the metadata store was asked for ledger {ledger_id} and did not answer: {error}"
+            responder.refuse(peer, op, request_id, Status.INTERNAL_ERROR, reason)
 
     def connection_lost(self, peer: Peer) -> None:
         """Drop the long polls of a closed connection."""

@@ -17,6 +17,7 @@ from bookie_aio.wire.messages import Done, Failure, Op, Status, encode_answer, e
 from metadata.errors import DiskFullError, NoSuchLedgerError, StorageError
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Coroutine
 
     from bookie_aio.metrics import RequestMetrics
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_REFUSED_FRAMES = 64
+"""Requests of a peer that wait for those of others after one that was refused."""
 WAITING_BYTES = 1024
 """About the memory that a request without a block takes up while it waits for the disk."""
 
@@ -34,6 +37,8 @@ class Peer(Protocol):
 
     peer: str
     client: str
+    slow_frames: int
+    """The number of next requests that wait for those of other peers, even if they are adds."""
 
     @property
     def is_open(self) -> bool:
@@ -48,11 +53,17 @@ class Peer(Protocol):
     def release(self, count: int) -> None:
         """Take back the bytes that `hold` counted."""
 
+    def added(self) -> None:
+        """Note that an add is durable: the peer is a writer."""
+
     def run_read(self, read: Callable[[], Coroutine[object, object, int]], bytes_max: int) -> None:
         """Run the coroutine that answers a request in a task, perhaps later.
 
         The coroutine returns the number of bytes that it sent. Until then `bytes_max` is counted for it.
         """
+
+    def handle_again_after(self, future: asyncio.Future[None]) -> None:
+        """Handle the present request again once the future is done, and no other request before that."""
 
     def fail(self, reason: str) -> None:
         """Close the connection because of the peer's fault, once the answers queued so far have left."""
@@ -126,6 +137,7 @@ class Responder:
     ) -> None:
         """Answer with a status other than OK, at once."""
         self._metrics.failures[status.name] = self._metrics.failures.get(status.name, 0) + 1
+        peer.slow_frames = _REFUSED_FRAMES
         peer.send(encode_frame(encode_failure(op, request_id, Failure(status, reason, value))))
 
     def refuse_deleted(self, peer: Peer, op: Op, request_id: int, reason: str) -> None:

@@ -9,8 +9,8 @@ Read in this order:
 4. `segment/`: `segment` and `index` (one segment and where its blocks lie), `segment_set` (all segments),
    `allocator` (the next segment, space), `files` (the order of writes and syncs), `replay` (torn or damaged).
 5. `read/`: `lookup` (which segments, and what damage means), `reader`, `copy_order` (which copy counts).
-6. `crash_recovery`: from the directories to the state that the engine starts with. `data_directory`: the
-   files of a directory.
+6. `crash_recovery`: from the directories to the state that the engine starts with. `found_files`: the files
+   as it finds them. `witness`: what was durable last. `data_directory`: the files of a directory.
 7. `maintenance/`, in the background: `sealer`, `compactor`, `scrubber`. `background_task` runs them.
 8. `repair_writes`: storing what a repair brings. `disk/`: the only modules that touch files.
 

@@ -5,8 +5,8 @@ in contradiction. Reads the witness files, the checkpoint, the table of ledgers 
 segments that it does not list as sealed. Of sealed segments only the names are read.
 
 Files *contradict* each other where one of them names something durable that is not there. All such cases are
-one case: data was lost, every ledger is marked, one line tells of it, and no file that may hold data is
-removed. They are:
+one case: data was lost, and every ledger is marked. One line tells of it, and no file that may hold data is
+removed. The cases are:
 
 - A file names a newer checkpoint than the one there is, or no witness file is intact that could name one.
   Such a checkpoint is *doubtful*. States are learnt from table and indexes, as without a checkpoint. Its
@@ -29,12 +29,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX
+from bookie_aio.storage.found_files import ForeignFileError, FoundFiles
 from bookie_aio.storage.journal import Change, Record
-from bookie_aio.storage.ledgers.checkpoint import Checkpoint, IdRanges, parse_checkpoint, unpack_state
+from bookie_aio.storage.ledgers.checkpoint import Checkpoint, IdRanges, unpack_state
 from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.replay import Group, Replayed, replay_segment
-from bookie_aio.storage.segment.segment import HAS_INDEX, Segment, SegmentRow, UnreadIndexError, read_head
+from bookie_aio.storage.segment.segment import HAS_INDEX, Segment, SegmentRow, UnreadIndexError
 from bookie_aio.wire.blocks import Block
 from metadata.errors import CorruptRecordError, DiskFailedError
 
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from bookie_aio.storage.segment.index import IndexHead, LedgerRow
     from bookie_aio.storage.segment.segment_set import SegmentSet
     from bookie_aio.storage.witness import WitnessFiles
-    from bookie_aio.wire.blocks import Buffer
     from metadata.errors import StorageError
 
 DAMAGED_SUFFIX = ".damaged"
@@ -146,10 +146,6 @@ class _NewerCheckpointError(Exception):
         self.number = number
 
 
-class _ForeignFileError(CorruptRecordError):
-    """An intact file is in the place of another one."""
-
-
 class CrashRecovery:
     """Reads the directories of one bookie."""
 
@@ -174,17 +170,12 @@ class CrashRecovery:
         self._witness = witness
         self._newest = max([newest, *(claim.checkpoint for claim in witness.claims)])
         self._is_doubtful = False  # the checkpoint may not be the newest one
-        self._rows: dict[int, SegmentRow] = {}  # of the checkpoint
-        self._at: dict[str, str] = {}  # the directory of each file's name
+        self._files = FoundFiles(disk, directories, witness.owner, witness.claims)
         self._checkpoint: Checkpoint | None = None
         self._is_table_lost = False
-        self._heads: dict[str, IndexHead] = {}
         self._unread_indexes: dict[int, DiskFailedError] = {}
         self._learnt: set[int] = set()  # ledgers whose `since` is known from indexes only
         self._found = RecoveredState(home=directories[0])
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self._at[name], name)
 
     async def run(self, *, spare_bytes: int) -> RecoveredState:
         """Read the directories, and conclude what is lost.
@@ -211,39 +202,26 @@ class CrashRecovery:
             ) from error
 
     async def _run(self, spare_bytes: int) -> RecoveredState:
-        found = self._found
-        for directory in self._directories:
-            # The process before may have been killed between a change of a name and its sync. Conclusions
-            # from names (free ids, files that no checkpoint lists) must still hold after a power cut.
-            await self._disk.sync_directory(directory)
-            for name in await self._disk.list_directory(directory):
-                if name == form.CHECKPOINT and name in self._at:
-                    raise CorruptRecordError(
-                        f"{directory} and {self._at[name]} both hold a checkpoint, and a bookie has one: one "
-                        "of them is a copy, or belongs to another bookie"
-                    )
-                if name in self._at and form.id_of(name, form.SEGMENT_SUFFIX) is not None:
-                    raise CorruptRecordError(
-                        f"{directory} and {self._at[name]} both hold {name}, and a segment is one file: keep "
-                        "the one that the bookie wrote to, and move the other one away"
-                    )
-                self._at.setdefault(name, directory)
-                if name == form.RESERVE + TEMPORARY_SUFFIX:
-                    continue  # the next reserve replaces it, perhaps before the clean-up
-                if name.endswith(TEMPORARY_SUFFIX):
-                    found.unlisted.append(os.path.join(directory, name))
-                elif name.endswith(form.SPARE_SUFFIX):
-                    await self._take_spare(directory, name, spare_bytes)
+        found, files = self._found, self._files
+        async for directory, name in files.names():
+            if name == form.RESERVE + TEMPORARY_SUFFIX:
+                continue  # the next reserve replaces it, perhaps before the clean-up
+            if name.endswith(TEMPORARY_SUFFIX):
+                found.unlisted.append(os.path.join(directory, name))
+            elif name.endswith(form.SPARE_SUFFIX):
+                await self._take_spare(directory, name, spare_bytes)
         await self._read_checkpoint()
-        if self._at.get(form.RESERVE) == found.home:
-            found.reserve_bytes = await self._size_of(form.RESERVE)
-        on_disk = self._ids(form.SEGMENT_SUFFIX) | self._ids(form.INDEX_SUFFIX)
+        if form.RESERVE in files and files.directory(form.RESERVE) == found.home:
+            found.reserve_bytes = await files.size(form.RESERVE)
+        on_disk = files.ids(form.SEGMENT_SUFFIX) | files.ids(form.INDEX_SUFFIX)
         # Without a checkpoint only names tell which ids were used, also the names of spare files. A new
         # segment with a spare file's id would be renamed over it when given up.
-        used = on_disk | self._ids(form.SPARE_SUFFIX)
+        used = on_disk | files.ids(form.SPARE_SUFFIX) | {claim.segment_id for claim in self._witness.claims}
         found.next_id = max([found.next_id, *(one + 1 for one in used)])
-        self._check_claims(on_disk | set(self._rows))
-        await self._open(sorted(on_disk | set(self._rows)))
+        next_segment = self._checkpoint.next_segment if self._checkpoint and self._is_trusted else None
+        for why in files.contradictions(next_segment):
+            found.lose_all(why)
+        await self._open(sorted(on_disk | set(files.rows)))
         found.drop_deleted()
         is_empty = not self._segments.by_id and found.tail is None
         if self._checkpoint is None and not (is_empty and self._is_new):
@@ -254,15 +232,12 @@ class CrashRecovery:
     @property
     def _is_new(self) -> bool:
         """Return whether nothing tells that there ever was a checkpoint."""
-        return self._newest == 0 and self._checkpoint is None and form.COOKIE not in self._at
+        return self._newest == 0 and self._checkpoint is None and form.COOKIE not in self._files
 
     @property
     def _is_trusted(self) -> bool:
         """Return whether there is a checkpoint, and nothing tells that it is not the newest one."""
         return self._checkpoint is not None and not self._is_doubtful
-
-    def _ids(self, suffix: str) -> set[int]:
-        return {one for name in self._at if (one := form.id_of(name, suffix)) is not None}
 
     async def _take_spare(self, directory: str, name: str, spare_bytes: int) -> None:
         path = os.path.join(directory, name)
@@ -274,18 +249,11 @@ class CrashRecovery:
         else:
             self._found.useless.append(path)
 
-    async def _size_of(self, name: str) -> int:
-        file = await self._disk.open(self._path(name))
-        try:
-            return file.size()
-        finally:
-            file.close()
-
     async def _read_checkpoint(self) -> None:
         found = self._found
         self._checkpoint = await self._load_checkpoint()
         checkpoint = self._checkpoint or Checkpoint()
-        self._rows = checkpoint.segments
+        self._files.rows = checkpoint.segments
         await self._find_newest(checkpoint)
         if self._checkpoint is not None:
             self._judge(checkpoint)
@@ -296,54 +264,36 @@ class CrashRecovery:
             for ledger_id, state in checkpoint.ledgers.items():
                 if (row := table.row(ledger_id)) is not None:
                     state.raise_to(unpack_state(row))
-        found.ledgers.load(checkpoint.ledgers, table, max(self._ids(form.TABLE_SUFFIX), default=0))
+        found.ledgers.load(checkpoint.ledgers, table, max(self._files.ids(form.TABLE_SUFFIX), default=0))
         if checkpoint.lost_data_of_any_ledger:
             found.lose_all("data was lost before this start, and nobody knows of which ledgers")
         found.next_id = checkpoint.next_segment
 
     async def _load_checkpoint(self) -> Checkpoint | None:
         """Read the checkpoint; None where there is none that is intact and of this bookie."""
-        if form.CHECKPOINT not in self._at:
+        if form.CHECKPOINT not in self._files:
             return None
-        self._found.home = self._at[form.CHECKPOINT]
-        file = await self._disk.open(self._path(form.CHECKPOINT))
+        self._found.home = self._files.directory(form.CHECKPOINT)
         try:
-            checkpoint = parse_checkpoint(await file.read(0, file.size()))
-            if checkpoint.owner != self._witness.owner:
-                raise CorruptRecordError("the checkpoint is of another bookie")
+            return await self._files.checkpoint()
         except form.UnknownVersionError:
             raise
         except CorruptRecordError as error:
             # Rule 4: the checkpoint may have held fences that are nowhere else.
             self._found.lose_all(str(error))
             return None
-        finally:
-            file.close()
-        return checkpoint
 
     async def _find_newest(self, checkpoint: Checkpoint) -> None:
-        """Find the newest checkpoint that a header, an index or a table names, of files that are not listed.
-
-        A file that cannot be read, or is damaged, is judged where it is opened.
-        """
-        named = [checkpoint.number]
-        for segment_id in sorted(self._ids(form.SEGMENT_SUFFIX) | self._ids(form.INDEX_SUFFIX)):
-            name, index_name = form.segment_name(segment_id), form.index_name(segment_id)
-            row = self._rows.get(segment_id)
-            if row is not None and row.is_sealed and name in self._at and index_name in self._at:
-                continue
-            if name in self._at:
-                with suppress(CorruptRecordError, DiskFailedError):
-                    header = form.parse_segment_header(await self._read(name, form.SECTOR_BYTES))
-                    named.append(header.checkpoint if header.owner == self._witness.owner else 0)
-            if index_name in self._at:
-                with suppress(CorruptRecordError, DiskFailedError):
-                    head = await self._read_head(index_name)
-                    named.append(head.checkpoint if head.owner == self._witness.owner else 0)
-        for number in self._ids(form.TABLE_SUFFIX):
+        """Find the newest checkpoint that a file names which the checkpoint does not list as sealed."""
+        files, named = self._files, [checkpoint.number]
+        for segment_id in sorted(files.ids(form.SEGMENT_SUFFIX) | files.ids(form.INDEX_SUFFIX)):
+            row = files.rows.get(segment_id)
+            if row is None or not row.is_sealed or not files.has_both(segment_id):
+                named += await files.named_checkpoints(segment_id)
+        for number in files.ids(form.TABLE_SUFFIX):
             if number > checkpoint.table:
                 with suppress(CorruptRecordError, DiskFailedError):
-                    named.append((await self._load_table(number)).checkpoint)
+                    named.append((await files.table(number)).checkpoint)
         self._newest = max(self._newest, *named)
 
     def _judge(self, checkpoint: Checkpoint) -> None:
@@ -371,107 +321,40 @@ class CrashRecovery:
         self._is_doubtful = True
         found.lose_all(f"{why}. No segment, index or table is removed")
 
-    async def _read(self, name: str, size: int | None = None) -> Buffer:
-        file = await self._disk.open(self._path(name))
-        try:
-            return await file.read(0, file.size() if size is None else size)
-        finally:
-            file.close()
-
-    async def _read_head(self, name: str) -> IndexHead:
-        """Read the head of an index, once. Raises CorruptRecordError."""
-        if name not in self._heads:
-            file = await self._disk.open(self._path(name))
-            try:
-                self._heads[name] = await read_head(file, name)
-            finally:
-                file.close()
-        return self._heads[name]
-
-    async def _load_table(self, number: int) -> PackedTable:
-        return PackedTable.parse(number, self._witness.owner, await self._read(form.table_name(number)))
-
     async def _read_table(self, number: int) -> PackedTable:
         """Read the table of ledgers that the checkpoint names; all other tables are useless.
 
         Where the checkpoint is not known to be the newest one, read the newest table that is intact.
         """
-        found, numbers = self._found, self._ids(form.TABLE_SUFFIX)
+        found, numbers = self._found, self._files.ids(form.TABLE_SUFFIX)
         if not self._is_trusted:
             for one in sorted(numbers, reverse=True):
                 try:
-                    return await self._load_table(one)
+                    return await self._files.table(one)
                 except CorruptRecordError as error:
                     found.notes.append(str(error))
             return PackedTable()
-        found.useless += map(self._path, map(form.table_name, sorted(numbers - {number})))
+        found.useless += map(self._files.path, map(form.table_name, sorted(numbers - {number})))
         if not number:
             return PackedTable()
         try:
-            if number not in numbers:
-                raise CorruptRecordError(f"ledger table {number} is missing")
-            return await self._load_table(number)
+            return await self._files.table(number)
         except CorruptRecordError as error:
             # Rule 4: the table may have held fences that are nowhere else.
             found.lose_all(str(error))
             self._is_table_lost = True
             return PackedTable()
 
-    # --- what the witness claims ---
-
-    def _check_claims(self, known: set[int]) -> None:
-        """Compare the claims about groups with the list of segments; `known` has the ids that are left."""
-        checkpoint, found = self._checkpoint, self._found
-        for claim in self._witness.claims:
-            segment_id = claim.segment_id
-            if not segment_id:
-                continue
-            found.next_id = max(found.next_id, segment_id + 1)
-            row = self._rows.get(segment_id)
-            if segment_id not in known:
-                # Below the checkpoint's next id it was given up. A doubtful checkpoint has marked everything.
-                if self._is_trusted and checkpoint is not None and segment_id >= checkpoint.next_segment:
-                    found.lose_all(f"segment {segment_id} is missing, and was written to")
-            elif row is not None and row.generation not in (0, claim.generation):
-                found.lose_all(f"segment {segment_id} is another one in the checkpoint than in the witness")
-            elif row is not None and row.end and row.end < claim.end:
-                found.lose_all(f"segment {segment_id} ends before {claim.end}, where durable groups ended")
-
-    def _claimed_end(self, segment_id: int) -> int:
-        """Return where the durable groups of a segment ended at least; 0: nothing is claimed."""
-        claims = self._witness.claims
-        return max((claim.end for claim in claims if claim.segment_id == segment_id), default=0)
-
-    def _generations(self, segment_id: int) -> set[int]:
-        """Return the generations that checkpoint and witness have of a segment: one, or none."""
-        row = self._rows.get(segment_id)
-        known = {row.generation} if row is not None and row.generation else set()
-        return known | {one.generation for one in self._witness.claims if one.segment_id == segment_id}
-
-    def _check_identity(self, segment_id: int, found: form.SegmentHeader | IndexHead) -> None:
-        """Check that a segment or an index is the one of that id. Raises _ForeignFileError."""
-        generations = self._generations(segment_id)
-        if found.segment_id != segment_id:
-            raise _ForeignFileError(f"the file is of segment {found.segment_id}")
-        if found.owner != self._witness.owner:
-            raise _ForeignFileError("the file is of another bookie")
-        if generations and found.generation not in generations:
-            raise _ForeignFileError(
-                "the file is of another generation than the checkpoint or the witness has"
-            )
-
-    # --- segments ---
-
     async def _open(self, segment_ids: list[int]) -> None:
         """Take over the sealed segments, and replay all others, newest first."""
         opened: dict[int, Segment] = {}
         for segment_id in segment_ids:
-            row = self._rows.get(segment_id)
-            name = form.segment_name(segment_id)
-            is_sealed = row is not None and row.is_sealed and form.index_name(segment_id) in self._at
-            if row is not None and is_sealed and name in self._at and await self._learn_from(row):
+            row, files = self._files.rows.get(segment_id), self._files
+            is_sealed = row is not None and row.is_sealed and files.has_both(segment_id)
+            if row is not None and is_sealed and await self._learn_from(row):
+                directory = files.directory(form.segment_name(segment_id))
                 header = form.SegmentHeader(segment_id, row.generation, row.end, self._witness.owner)
-                self._segments.add_sealed(Segment(self._at[name], header, self._segments.file_cache), row)
+                self._segments.add_sealed(Segment(directory, header, self._segments.file_cache), row)
                 continue
             segment = await self._open_unsealed(segment_id, is_listed=row is not None)
             if segment is not None:
@@ -485,21 +368,21 @@ class CrashRecovery:
 
     async def _open_unsealed(self, segment_id: int, *, is_listed: bool) -> Segment | None:
         """Open a segment; None where it is useless or lost."""
-        checkpoint = self._checkpoint
+        checkpoint, files = self._checkpoint, self._files
         name, index_name = form.segment_name(segment_id), form.index_name(segment_id)
         is_trusted = self._is_trusted
         if not is_listed and is_trusted and checkpoint and segment_id < checkpoint.next_segment:
             # It was given up, and the crash came before its file was removed.
-            self._found.unlisted += [self._path(one) for one in (name, index_name) if one in self._at]
+            self._found.unlisted += [files.path(one) for one in (name, index_name) if one in files]
             return None
-        if name not in self._at:
+        if name not in files:
             await self._lose(segment_id, f"segment {segment_id} is missing")
             return None
-        path = self._path(name)
+        path = files.path(name)
         file = await self._disk.open(path)
         try:
             header = form.parse_segment_header(await file.read(0, form.DATA_OFFSET))
-            self._check_identity(segment_id, header)
+            files.check(segment_id, header)
         except (form.UnknownVersionError, DiskFailedError):
             file.close()
             raise
@@ -512,31 +395,29 @@ class CrashRecovery:
                 raise
             if index is None:
                 try:
-                    is_used = self._claimed_end(segment_id) > 0 or await _holds_data(file)
+                    is_used = files.claimed_end(segment_id) > 0 or await _holds_data(file)
                 finally:
                     file.close()
                 may_be_new = is_trusted or self._is_new
-                is_foreign = isinstance(error, _ForeignFileError)
-                if is_listed or is_used or is_foreign or index_name in self._at or not may_be_new:
+                is_foreign = isinstance(error, ForeignFileError)
+                if is_listed or is_used or is_foreign or index_name in files or not may_be_new:
                     await self._disk.rename(path, path + DAMAGED_SUFFIX)
                     await self._lose(segment_id, f"segment {segment_id}: {error}")
                 else:
                     self._found.useless.append(path)  # the crash came while it was created
                 return None
             header = form.SegmentHeader(segment_id, index.generation, file.size(), self._witness.owner)
-        return Segment(self._at[name], header, self._segments.file_cache, file)
+        return Segment(files.directory(name), header, self._segments.file_cache, file)
 
     async def _index_head(self, segment_id: int) -> IndexHead | None:
         name = form.index_name(segment_id)
-        if name not in self._at:
+        if name not in self._files:
             return None
         try:
-            head = await self._read_head(name)
-            self._check_identity(segment_id, head)
+            return await self._files.head(segment_id)
         except CorruptRecordError as error:
             self._found.notes.append(f"{name}: {error}")
             return None
-        return head
 
     async def _lose(self, segment_id: int, why: str) -> None:
         """Conclude what is lost with a segment: the ledgers in its index, or without an index any ledger."""
@@ -547,7 +428,7 @@ class CrashRecovery:
             if not self._is_doubtful:  # an older checkpoint lists segments that were given up since
                 found.lose_all(why)
             return
-        path = self._path(form.index_name(segment_id))
+        path = self._files.path(form.index_name(segment_id))
         try:
             rows = await self._segments.read_index(path, _row_of(head)).ledgers()
         except UnreadIndexError as error:
@@ -566,10 +447,12 @@ class CrashRecovery:
         except DiskFailedError as error:
             self._unread_indexes[segment.segment_id] = error
             return
-        if head is None or head.end < self._claimed_end(segment.segment_id):
+        if head is None or head.end < self._files.claimed_end(segment.segment_id):
             return
         if head.generation != segment.header.generation:
-            if not self._generations(segment.segment_id):  # else the segment is right, and the index is not
+            if not self._files.generations(
+                segment.segment_id
+            ):  # else the segment is right, and the index is not
                 self._found.lose_all(f"segment {segment.segment_id} and its index have two generations")
             return
         row = _row_of(head)
@@ -592,7 +475,7 @@ class CrashRecovery:
         """
         if not self._is_learning:
             return True
-        index = self._segments.read_index(self._path(form.index_name(row.segment_id)), row)
+        index = self._segments.read_index(self._files.path(form.index_name(row.segment_id)), row)
         try:
             self._learn(row.segment_id, await index.ledgers())
         except CorruptRecordError as error:
@@ -669,7 +552,7 @@ class CrashRecovery:
     async def _replay_one(self, segment: Segment, known: int | None, *, is_last: bool) -> Replayed:
         """Replay a segment whose groups end at `known`, and compare it with what is claimed of it."""
         segment_id, found = segment.segment_id, self._found
-        claimed = self._claimed_end(segment_id)
+        claimed = self._files.claimed_end(segment_id)
         if known is not None and claimed > known:
             found.lose_all(f"segment {segment_id} ends at {known}, and had durable groups up to {claimed}")
         if claimed and (known is not None or is_last):
@@ -680,7 +563,7 @@ class CrashRecovery:
             # It may hold acknowledged records, or not: neither lost nor torn may be concluded.
             raise result.unread
         size, capacity = segment.file.size(), segment.header.capacity
-        if size < capacity and (segment_id in self._rows or result.previous is not None):
+        if size < capacity and (segment_id in self._files.rows or result.previous is not None):
             found.lose_all(f"segment {segment_id} has {size} bytes, and its header says {capacity}")
             result.lost_data_of_any_ledger = True
         if segment_id in self._unread_indexes and (result.damaged or result.lost_data_of_any_ledger):

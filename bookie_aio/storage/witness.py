@@ -66,7 +66,7 @@ assert _CLAIM.size == 56
 
 
 class Claim(NamedTuple):
-    """What one page claims: all of it was durable when the page was written."""
+    """The claim of one page: all of it was durable when the page was written."""
 
     owner: int
     checkpoint: int
@@ -188,7 +188,7 @@ class WitnessFiles:
     async def make_missing(self) -> None:
         """Write the files that are damaged or missing; they are durable on return.
 
-        What their damage leads to must be durable before: it cannot be found again.
+        The conclusions from their damage must be durable before: it cannot be found again.
 
         Raises:
             DiskFullError: no space in any directory, and no file is intact. While there is an intact one, a

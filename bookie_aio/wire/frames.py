@@ -36,7 +36,7 @@ _PREFIX = struct.Struct(">II")
 _BUFFER_BYTES_MIN = 16 * 1024
 _BUFFER_BYTES_MAX = 4 * 1024 * 1024
 _SHRINK_BELOW = 8  # a buffer of which no read filled an eighth is followed by a buffer of half its size
-_KEPT_TIMES_MAX = 32  # a body may keep alive a buffer of at most this many times its own size
+_KEPT_TIMES_MAX = 8  # a body may keep alive a buffer of at most this many times its own size
 _ROOM_MIN = 4 * 1024
 _NO_BUFFER = memoryview(bytearray(0))
 
@@ -121,10 +121,14 @@ class FrameParser:
     Made for `asyncio.BufferedProtocol`: pass on `get_buffer` and `buffer_updated`, then iterate `frames`.
     """
 
-    __slots__ = ("_filled", "_largest_read", "_next_bytes", "_parsed", "_view", "frame_bytes_max")
+    __slots__ = (
+        "_filled", "_largest_read", "_next_bytes", "_parsed", "_view", "buffer_bytes_max", "frame_bytes_max",
+    )  # fmt: skip
 
     def __init__(self, frame_bytes_max: int) -> None:
         self.frame_bytes_max = frame_bytes_max
+        self.buffer_bytes_max = _BUFFER_BYTES_MAX
+        """A new buffer is no larger, unless a frame that has begun needs it."""
         self._next_bytes = _BUFFER_BYTES_MIN
         self._parsed = self._filled = self._largest_read = 0
         self._view = _NO_BUFFER
@@ -138,6 +142,25 @@ class FrameParser:
     def is_mid_frame(self) -> bool:
         """Return whether a frame has arrived only in part."""
         return self._filled > self._parsed
+
+    @property
+    def claimed_bytes(self) -> int:
+        """Return the buffer that the frame in part needs, where the present buffer is too small; else 0."""
+        held = self._filled - self._parsed
+        if held < 4:
+            return 0
+        length = int.from_bytes(self._view[self._parsed : self._parsed + 4], "big")
+        claimed = 4 + min(length, self.frame_bytes_max)
+        return claimed + 2 * _ROOM_MIN if self._parsed + claimed > len(self._view) else 0
+
+    @property
+    def next_op(self) -> int:
+        """Return the operation of the next frame, or -1 where too little of the frame has arrived.
+
+        A header is an array of less than 16 values, and begins with its operation (`messages`).
+        """
+        at = self._parsed + 9
+        return self._view[at] if at < self._filled else -1
 
     def get_buffer(self) -> memoryview:
         """Return free space for the next bytes of the stream; never empty."""
@@ -240,6 +263,7 @@ class FrameParser:
             claimed = 4 + min(int.from_bytes(rest[:4], "big"), self.frame_bytes_max)
             if claimed > len(rest):
                 want = min(want, claimed)
-        self._view = memoryview(bytearray(max(self._next_bytes, want + 2 * _ROOM_MIN)))
+        usual = min(self._next_bytes, self.buffer_bytes_max)
+        self._view = memoryview(bytearray(max(usual, want + 2 * _ROOM_MIN)))
         self._view[: len(rest)] = rest
         self._parsed, self._filled, self._largest_read = 0, len(rest), 0

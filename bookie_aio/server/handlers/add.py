@@ -21,7 +21,13 @@ from bookie_aio.core.fencing import Verdict, check_block, judge
 from bookie_aio.storage.repair_writes import OutdatedBlockError, store_missing, store_unless_outdated
 from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.messages import ADDED, VERSION_MAX, Add, AddFlag, Force, Op, Status
-from metadata.errors import LedgerFencedError, ProtocolError, StorageError, UnauthorizedAccessError
+from metadata.errors import (
+    LedgerFencedError,
+    MetadataError,
+    ProtocolError,
+    StorageError,
+    UnauthorizedAccessError,
+)
 from metadata.ids import TERM_FINAL
 
 if TYPE_CHECKING:
@@ -44,8 +50,16 @@ class AddHandler:
     """Carries out ADD and FORCE."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, responder: Responder, fence: Fence, metrics: RequestMetrics
+        self,
+        engine: Engine,
+        limits: Limits,
+        responder: Responder,
+        fence: Fence,
+        metrics: RequestMetrics,
+        may_repair: Callable[[int, int], Awaitable[bool]],
     ) -> None:
+        """`may_repair`: whether a repair without a token may store a ledger's entries up to an id."""
+        self._may_repair = may_repair
         self._engine = engine
         self._limits = limits
         self._responder = responder
@@ -121,6 +135,7 @@ class AddHandler:
         if error is None:
             self._metrics.entries_added += count
             self._metrics.bytes_added += size
+            peer.added()
             peer.send(ADDED.pack(request_id))
         else:
             self._responder.answer_storage_error(peer, Op.ADD, request_id, error)
@@ -130,6 +145,7 @@ class AddHandler:
         if error is None:
             self._metrics.entries_added += count
             self._metrics.bytes_added += size
+            peer.added()
         else:
             # The add was answered as received. A later FORCE over this connection would promise that it is
             # durable, so the connection is closed.
@@ -145,15 +161,22 @@ class AddHandler:
             reason = "this bookie is read-only"
             self._responder.refuse(peer, Op.ADD, request_id, Status.READ_ONLY, reason)
             return
-        # A ledger with a password is not fenced by a repair without the token: anybody could fence it then.
-        is_trusted = has_token or not self._engine.lock(request.ledger_id)
-        is_final = request.term == TERM_FINAL and is_trusted
-        if is_final and not self._fence.admit(peer, Op.ADD, request_id, request.ledger_id, TERM_FINAL):
-            return
+        engine, ledger_id = self._engine, request.ledger_id
+        engine.eviction_candidates.discard(ledger_id)  # at once: see `Engine.eviction_candidates`
 
-        self._store(
-            peer, request_id, block, partial(store_missing, self._engine, block, is_trusted=is_trusted)
-        )
+        async def store() -> int:
+            if not has_token and not await self._may_repair(ledger_id, block.last_entry):
+                raise UnauthorizedAccessError(
+                    f"ledger {ledger_id} has a password, and without it entry {block.last_entry} is not "
+                    "repaired before the ledger is closed, or its last fragment begins behind the entry"
+                )
+            # Without this check anybody could fence a ledger with a password.
+            is_trusted = has_token or not engine.lock(ledger_id)
+            if request.term == TERM_FINAL and is_trusted and engine.term(ledger_id) < TERM_FINAL:
+                self._fence.raise_term(peer, ledger_id, TERM_FINAL)
+            return await store_missing(engine, block, is_trusted=is_trusted)
+
+        self._store(peer, request_id, block, store)
 
     def _write_back(self, peer: Peer, request_id: int, request: Add, block: Block) -> None:
         """Store a block that a takeover of an unbounded ledger found, under the content term it had."""
@@ -179,6 +202,9 @@ class AddHandler:
                 responder.refuse(peer, Op.ADD, request_id, status, str(error), held)
             except UnauthorizedAccessError as error:
                 responder.refuse(peer, Op.ADD, request_id, Status.UNAUTHORIZED, str(error))
+            except MetadataError as error:
+                reason = f"the metadata store was asked for ledger {block.ledger_id}: {error}"
+                responder.refuse(peer, Op.ADD, request_id, Status.INTERNAL_ERROR, reason)
             except LedgerFencedError:
                 self._fence.refuse_term(peer, Op.ADD, request_id, self._engine.term(block.ledger_id))
             return 0

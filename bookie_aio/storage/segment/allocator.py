@@ -101,7 +101,7 @@ class SegmentAllocator:
             draw_generation: returns a random number of 64 bits.
             list_segment: writes the checkpoint that lists a segment that is about to be used.
             on_ready: called when a segment is ready to be taken, or when there will be none for now.
-            on_warning: called with a text when space gets tight, once each time.
+            on_warning: called with a text when space gets tight, once each time, or descriptors run out.
             witness: knows the bookie and the newest checkpoint, which each header names.
             health: is told of failures, and of the room for ordinary adds.
         """
@@ -234,7 +234,9 @@ class SegmentAllocator:
     async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except DiskFullError:
+        except DiskFullError as error:
+            if not error.is_of_space:  # else the operator looks for a full disk
+                self._on_warning(f"no segment can be prepared: {error}")
             self._set(is_full=True)
         except Exception as error:
             self._task = None

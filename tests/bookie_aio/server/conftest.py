@@ -13,7 +13,10 @@ from bookie_aio.config import BookieConfig
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
+from metadata.access.ledgers import LedgerStore
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
+from metadata.model.ledger import DIGEST_HMAC, LedgerMetadata
+from metadata.model.passwords import ROOT_BYTES, SALT_BYTES, PasswordRecord
 from tests.support.helddisk import HeldDisk
 from tests.support.rawclient import RawClient
 
@@ -80,6 +83,16 @@ class Bookies:
             raise
         self._running.append((bookie, store))
         return bookie
+
+    async def protect(self, ledger_id: int) -> LedgerMetadata:
+        """Create the metadata of a ledger with a password, on bookie b1 alone."""
+        password = PasswordRecord(bytes(SALT_BYTES), bytes(ROOT_BYTES))
+        metadata = LedgerMetadata.new(
+            ledger_id, ensemble_size=1, write_quorum=1, ack_quorum=1, bookies=["b1"],
+            digest=DIGEST_HMAC, password=password,
+        )  # fmt: skip
+        await LedgerStore(self.store()).create_ledger(metadata)
+        return metadata
 
     async def connect(self, bookie: Bookie, *, greet: bool = True) -> RawClient:
         """Connect to a bookie."""

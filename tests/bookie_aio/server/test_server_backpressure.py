@@ -17,6 +17,7 @@ from bookie_aio.wire.messages import (
     AddFlag,
     Delete,
     Force,
+    Info,
     Message,
     Ping,
     Read,
@@ -144,6 +145,8 @@ async def test_a_refused_request_that_has_locked_a_ledger_counts_until_that_is_d
     client = await bookies.connect(bookie)
     disk.hold()
     no_range = (1, 0, 5, 0, 1, 1)
+    for ledger_id in range(200):
+        await bookies.protect(ledger_id)
     waiting = [client.send(Read(ledger_id, *no_range), auth=bytes(32)) for ledger_id in range(200)]
     assert await until_steady(bookie, "bytes_pending", 64 * KIB) <= 64 * KIB + 2 * KIB
     disk.release()
@@ -340,7 +343,7 @@ class Deaf(asyncio.Transport):
 
 
 async def test_a_connection_with_many_frames_at_once_leaves_others_their_turn(bookies: Bookies) -> None:
-    bookie = await bookies.start(limits=Limits(connection_frames_per_turn=10))
+    bookie = await bookies.start(limits=Limits(connection_frames_per_turn=10, slow_lane_turn_s=60))
     connection = bookie._accept()
     connection.connection_made(Deaf())
     requests = [hello(), *[Ping()] * 35]
@@ -355,6 +358,63 @@ async def test_a_connection_with_many_frames_at_once_leaves_others_their_turn(bo
         await asyncio.sleep(0)
     assert handled == [9, 19, 29, 35, 35]
     connection.connection_lost(None)
+
+
+async def test_frames_in_part_have_one_budget(bookies: Bookies) -> None:
+    """A frame gets its buffer only where all of it has room. The others wait unread."""
+    limits = Limits(received_bytes_max=8 * MIB, received_rate_min=100 * MIB)
+    bookie = await bookies.start(limits=limits)
+    writer = await bookies.connect(bookie)
+    assert (await writer.add(1, 0, [b"a"])).status is Status.OK
+    part = encode_frame(encode_request(Add(2, 0, 0), 1), 4 * MIB) + bytes(4 * MIB - 1)
+    strangers = [await bookies.connect(bookie) for _ in range(8)]
+    for stranger in strangers:
+        stranger.send_bytes(part)
+    await until_steady(bookie, "connections_waiting", 1)
+    assert figure(bookie, "received_bytes") <= 10 * MIB
+    # A writer's frames have a budget of their own.
+    assert (await asyncio.wait_for(writer.add(1, 1, [bytes(3 * MIB)]), WAIT_S)).status is Status.OK
+    # Those that hold room for a frame that does not arrive lose it, until all have had their turn.
+    async with asyncio.timeout(3 * WAIT_S):
+        for stranger in strangers[:-2]:
+            await stranger.closed.wait()
+
+
+async def test_dear_requests_leave_adds_their_time(bookies: Bookies) -> None:
+    """The clock of this test counts requests: the slow lane has room for two in an iteration."""
+    bookie = await bookies.start(limits=Limits(slow_lane_turn_s=2.0))
+    ticks = iter(range(10**6))
+    bookie._backpressure.slow_lane._clock = lambda: float(next(ticks))
+    crowd, writer = [bookie._accept() for _ in range(3)], bookie._accept()
+    greeting = encode_frame(encode_request(hello(), 0))
+    infos = b"".join(encode_frame(encode_request(Info(), n)) for n in range(1, 11))
+    for connection in (*crowd, writer):
+        connection.connection_made(Deaf())
+        connection.get_buffer(-1)[: len(greeting)] = greeting
+        connection.buffer_updated(len(greeting))
+        await asyncio.sleep(0)
+    for connection in crowd:
+        connection.get_buffer(-1)[: len(infos)] = infos
+        connection.buffer_updated(len(infos))
+    served = []
+    for number in range(5):
+        body = block(1, number, [b"x"])
+        add = encode_frame(encode_request(Add(1, 0, 0), number), len(body)) + body
+        before = count_of(bookie, "info")
+        writer.get_buffer(-1)[: len(add)] = add
+        writer.buffer_updated(len(add))
+        assert count_of(bookie, "add") == number + 1, "an add waits for requests of others"
+        await asyncio.sleep(0)
+        served.append(count_of(bookie, "info") - before)
+    assert max(served) <= 2
+    for connection in (*crowd, writer):
+        connection.connection_lost(None)
+
+
+def count_of(bookie: Bookie, name: str) -> int:
+    counters = bookie.info()["counters"]
+    assert isinstance(counters, dict)
+    return int(counters["requests"].get(name, 0))
 
 
 async def test_many_that_wait_for_one_ledger_are_woken_once_each(bookies: Bookies) -> None:

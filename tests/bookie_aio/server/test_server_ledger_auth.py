@@ -12,6 +12,7 @@ from bookie_aio.wire.messages import (
     AddFlag,
     Delete,
     Failure,
+    Force,
     ListEntries,
     Message,
     Read,
@@ -20,7 +21,9 @@ from bookie_aio.wire.messages import (
     Status,
     WriteLac,
 )
+from metadata.access.ledgers import LedgerStore
 from metadata.ids import TERM_FINAL
+from metadata.model.ledger import LedgerMetadata
 from tests.support.rawclient import RawClient, block, lac_statement
 from tests.support.storage import copy_as_a_crash_leaves_it
 
@@ -41,6 +44,22 @@ CHANGES: list[tuple[Message, bytes]] = [
     (WriteLac(7, 0, lac_statement(7, 99)), b""),
     (Delete(7), b""),
 ]
+
+
+SETTLED = 10**7
+"""The first entry of the second fragment of ledger 7."""
+
+
+@pytest.fixture(autouse=True)
+async def ledgers(bookies: Bookies) -> LedgerStore:
+    """Ledger 7 with a password, in its second fragment, and ledger 8 without one."""
+    ledgers = LedgerStore(bookies.store())
+    protected = await bookies.protect(7)
+    _, version = await ledgers.read(7)
+    await ledgers.compare_and_set(protected.change_ensemble(SETTLED, ["b2"]), version)
+    sizes = {"ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1}
+    await ledgers.create_ledger(LedgerMetadata.new(8, bookies=["b1"], **sizes))
+    return ledgers
 
 
 async def lock(client: RawClient) -> None:
@@ -176,3 +195,43 @@ async def test_a_ledger_without_a_password_needs_no_token(client: RawClient) -> 
     assert (await client.add(8, 0, [b"a"])).status is Status.OK
     assert (await client.call(ReadLac(8, TERM_FINAL, -1, 0))).status is Status.OK
     assert (await client.call(ReadLac(8, TERM_FINAL, -1, 0), auth=b"short")).status is Status.UNAUTHORIZED
+
+
+@pytest.mark.parametrize("ledger_id", [8, 99], ids=["no password", "no metadata"])
+async def test_a_token_does_not_lock_a_ledger_without_a_password(client: RawClient, ledger_id: int) -> None:
+    """One request with a made-up token would keep its writer out for good."""
+    assert (await client.add(ledger_id, 0, [b"a"])).status is Status.OK
+    answer = await client.call(Force(ledger_id, 0), auth=OTHER)
+    assert answer.status is Status.UNAUTHORIZED
+    assert isinstance(answer.message, Failure)
+    assert f"no ledger {ledger_id} with a password" in answer.message.message
+    assert (await client.add(ledger_id, 1, [b"b"])).status is Status.OK
+
+
+async def test_a_first_token_is_believed_again_once_the_metadata_store_answers(
+    bookies: Bookies, client: RawClient
+) -> None:
+    """Requests behind it stay in order: they wait for the same answer."""
+    assert (await client.call(Force(9, 0), auth=TOKEN)).status is Status.UNAUTHORIZED
+    await bookies.protect(9)
+    locking = [client.send(Add(9, 0, 0), block(9, at, [b"x"]), auth=TOKEN) for at in range(3)]
+    assert [(await one).status for one in locking] == [Status.OK] * 3
+    assert (await client.add(9, 3, [b"x"])).status is Status.UNAUTHORIZED
+    assert [answer.request_id for answer in client.arrived] == sorted(
+        one.request_id for one in client.arrived
+    )
+
+
+async def test_without_the_token_a_repair_stores_nothing_behind_what_is_settled(
+    client: RawClient, ledgers: LedgerStore
+) -> None:
+    """A recovery would find the junk where it looks for the end of the ledger."""
+    await lock(client)
+    repair = Add(7, 0, int(AddFlag.REPAIR))
+    assert (await client.call(repair, block(7, SETTLED - 1, [b"settled"]))).status is Status.OK
+    refused = await client.call(repair, block(7, SETTLED, [b"junk"]))
+    assert refused.status is Status.UNAUTHORIZED
+    metadata, version = await ledgers.read(7)
+    await ledgers.compare_and_set(metadata.close(SETTLED, 100), version)
+    assert (await client.call(repair, block(7, SETTLED, [b"the last one"]))).status is Status.OK
+    assert (await client.call(repair, block(7, SETTLED + 1, [b"junk"]))).status is Status.UNAUTHORIZED

@@ -73,7 +73,7 @@ def good_files(path: Path) -> set[str]:
 async def assert_unknown(path: Path, *ledger_ids: int, why: str, count: int = 30, damaged: str = "") -> Store:
     """Open an engine: all is marked, a line tells why, nothing is denied, and no good file goes.
 
-    What is left of a damaged segment may be compacted.
+    The rest of a damaged segment may be compacted.
     """
     before = good_files(path) - {damaged}
     store = await Store.open(path)
@@ -370,6 +370,20 @@ async def test_each_acknowledged_group_is_claimed(tmp_path: Path) -> None:
     held = parse_checkpoint((tmp_path / "b" / form.CHECKPOINT).read_bytes())
     page = witness.parse_page(witness.CHECKPOINTS_PAGE, data[witness.PAGE_BYTES :])
     assert page.checkpoint == held.number > 0
+    await store.close()
+
+
+async def test_a_group_whose_write_failed_is_not_claimed(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+    store = await Store.open(tmp_path / "b", disk=disk)
+    await add_some(store, 1, 3)
+    await store.settled()
+    before = (tmp_path / "b" / form.WITNESS).read_bytes()
+    disk.fail_journal_write = disk.journal_writes + 1
+    disk.torn_bytes = 200
+    with pytest.raises(DiskFailedError):
+        await store.add(make_block(1, 3, [b"x"]))
+    assert (tmp_path / "b" / form.WITNESS).read_bytes() == before
     await store.close()
 
 

@@ -6,11 +6,13 @@ from tests.sim.mutants.planting import Edit, Mutant
 
 _POWER = ("power-cuts", "rolling-restarts", "chaos", "disk-faults")
 _HANDLERS = "bookie_aio.server.handlers"
+_RECOVERY = "bookie_aio.storage.crash_recovery:CrashRecovery"
+_WITNESS = "tests/bookie_aio/storage/test_storage_witness.py"
 
 MUTANTS = [
     Mutant(
         1, "acknowledgement before the fsync",
-        (Edit("bookie_aio.storage.journal:Journal._write", "segment.file.write_and_sync(buffers, offset)",
+        (Edit("bookie_aio.storage.journal:Journal._write", "segment.file.write_and_sync(buffers, offset, claim)",
               "self._loop.create_task(segment.file.write(buffers, offset))"),),
         _POWER,
     ),
@@ -116,9 +118,61 @@ MUTANTS = [
     ),
     Mutant(
         52, "a start goes by names that are not durable",
-        (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._run",
+        (Edit("bookie_aio.storage.found_files:FoundFiles.names",
               "await self._disk.sync_directory(directory)",
               "pass"),),
         tests=("tests/sim/test_sim_crashstates.py", "-k", "makes_names_durable"),
+    ),
+    Mutant(
+        71, "where the witness says that groups end is not heard",
+        (Edit(f"{_RECOVERY}._replay_one", "claimed = self._files.claimed_end(segment_id)", "claimed = 0"),),
+        tests=(_WITNESS, "-k", "damaged_tail"),
+    ),
+    Mutant(
+        72, "an older checkpoint is believed",
+        (Edit(f"{_RECOVERY}._judge", "if checkpoint.number < self._newest:", "if False:"),),
+        tests=(_WITNESS, "-k", "older_checkpoint"),
+    ),
+    Mutant(
+        73, "beside an older checkpoint nothing is learnt, and what it does not know is removed",
+        (Edit(f"{_RECOVERY}._is_learning", "not self._is_trusted", "self._checkpoint is None"),),
+        tests=(_WITNESS, "-k", "older_checkpoint"),
+    ),
+    Mutant(
+        74, "a segment's size is not compared with its header",
+        (Edit(f"{_RECOVERY}._replay_one", "if size < capacity and", "if False and"),),
+        tests=(_WITNESS, "-k", "shorter_than_its_header"),
+    ),
+    Mutant(
+        75, "a segment's generation is not compared with the one that is listed",
+        (Edit("bookie_aio.storage.found_files:FoundFiles.check", "if generations and", "if False and"),),
+        tests=(_WITNESS, "-k", "another_life"),
+    ),
+    Mutant(
+        76, "a missing witness is no loss",
+        (Edit(f"{_RECOVERY}._judge", "elif not witness.is_whole_somewhere:", "elif False:"),),
+        tests=(_WITNESS, "-k", "without_a_witness"),
+    ),
+    Mutant(
+        77, "a group is claimed before its fsync",
+        (Edit("bookie_aio.storage.disk.disk:RealFile._write_sync_and_write",
+              "        self._write_and_sync(buffers, offset)\n", ""),
+         Edit("bookie_aio.storage.disk.disk:RealFile._write_sync_and_write",
+              'raise _typed(error, f"writing {file._path}") from error\n',
+              'raise _typed(error, f"writing {file._path}") from error\n'
+              "        self._write_and_sync(buffers, offset)\n")),
+        tests=(_WITNESS, "-k", "claimed"),
+    ),
+    Mutant(
+        78, "a segment is cut before its header has the new capacity",
+        (Edit("bookie_aio.storage.segment.files:cut_file",
+              "    await file.write([form.encode_header_sector(header)], 0)\n    await file.sync()\n", ""),),
+        tests=(_WITNESS, "-k", "full_start_cuts"),
+    ),
+    Mutant(
+        79, "a checkpoint is not told to the witness",
+        (Edit("bookie_aio.storage.ledgers.checkpointer:Checkpointer._note",
+              "await self._witness.note_checkpoint(number)", "pass"),),
+        tests=(_WITNESS, "-k", "older_checkpoint"),
     ),
 ]  # fmt: skip
