@@ -205,6 +205,7 @@ class Engine:
             await (
                 witness.make_missing()
             )  # of a new bookie: before the first checkpoint, which proves the loss
+        await witness.catch_up()
         self._make_background_parts(recovered, witness)
         try:
             await self._begin(recovered, tail, tail_bytes, witness)
