@@ -267,6 +267,28 @@ def file_duplicated(simulation: Simulation, fault: Fault) -> bool:
 
 
 @kind
+def file_of_another(simulation: Simulation, fault: Fault) -> bool:
+    """The file of the same name of another bookie is copied over a file."""
+    name = simulation.dishonest
+
+    def change(files: Files, place: Place) -> str:
+        others = [one for one in simulation.plan.bookies if one != name]
+        other = simulation.disks[files.rng.choice(others)]
+        found = other.directories.get(f"/{_host_of(other, simulation)}/{place[0].split('/')[2]}")
+        inode = found.entries.get(place[1]) if found is not None else None
+        if inode is None or inode.data == files.inode(place).data:
+            return ""
+        files.put(place, bytes(inode.data))
+        return f"{place[1]} is the one of {_host_of(other, simulation)}"
+
+    return _one_file(change)(simulation, fault)
+
+
+def _host_of(disk: Hardware, simulation: Simulation) -> str:
+    return next(name for name, one in simulation.disks.items() if one is disk)
+
+
+@kind
 def file_misplaced(simulation: Simulation, fault: Fault) -> bool:
     """A file has another number, or two files have each other's."""
 

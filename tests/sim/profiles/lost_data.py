@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _ONE_FILE = (
     "file_truncated", "file_emptied", "file_removed", "file_zeroed", "file_pages_swapped", "file_duplicated",
-    "file_misplaced",
+    "file_misplaced", "file_of_another",
 )  # fmt: skip
 _FIVE = ("b1", "b2", "b3", "b4", "b5")
 """One more than any ensemble takes: the damaged bookie may never come back, or take no adds."""
