@@ -1,6 +1,6 @@
 """The delay that failures of other processes cause, with real processes on this machine.
 
-    python -m benchmarks.failover [kill takeover slow idle] [--rounds 100] [-o table|json] [--json FILE]
+    python -m benchmarks.failover [kill takeover slow idle lost] [--rounds 100] [-o table|json] [--json FILE]
 
 `kill`: `kill -9` of a bookie of a writer's ensemble, with 100 adds of 1 KiB in flight and a spare bookie.
 Measures the time from the kill to the first acknowledgement of an add that was made after it. Also measures
@@ -16,6 +16,16 @@ counts as failed, and is sent nothing more, when it owes acknowledgements for to
 
 `idle`: a writer adds one entry and is idle; a reader tails. Measures the time from the acknowledgement to the
 entry's arrival.
+
+`lost`: three bookies with the defaults. The writer of a log dies together with one of the bookies, in one of
+four ways. Another client opens the log. Measures its time from then, when the writer's death is known, to its
+first acknowledged append. In every second round the client has read the log before, and has connections. The
+four ways:
+
+- *kill*: `kill -9` of the bookie;
+- *stop*: SIGSTOP of the bookie;
+- *drop*: a proxy between this client and the bookie passes nothing on, and keeps all connections;
+- *host*: as *stop*, and the bookie's registration has gone, as when a host loses its power.
 """
 
 from __future__ import annotations
@@ -37,6 +47,7 @@ from typing import TYPE_CHECKING
 import client_aio
 from benchmarks.running import Workplace, run
 from tests.support.cluster import Cluster
+from tests.support.links import Links
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -185,6 +196,53 @@ async def idle(home: Path, rounds: int) -> Samples:
     return {"to the reader, ms": found}
 
 
+async def lost(home: Path, rounds: int) -> Samples:
+    """Lose a log's writer and one bookie of three, and take the log over."""
+    rng, taken = random.Random(1), {way: list[float]() for way in ("kill", "stop", "drop", "host")}
+    async with Cluster(home) as cluster, Links(cluster.uri) as links:
+        for number in range(rounds):
+            for way, samples in taken.items():
+                name, victim = f"{way}.{number}", rng.choice(sorted(cluster.bookies))
+                async with links.connect("writer") as writing, links.connect("standby") as standby:
+                    log = await writing.open_log(name)
+                    for _ in range(10):
+                        await log.append(ENTRY)
+                    if number % 2:
+                        assert len([record async for record in standby.read_log(name)]) >= 9
+                    await _lose(way, cluster, links, standby, victim)
+                    await log.abort()
+                    begun = time.perf_counter()
+                    following = await standby.open_log(name)
+                    await following.append(ENTRY)
+                    samples.append(1e3 * (time.perf_counter() - begun))
+                    await following.abort()
+                await _restore(way, cluster, links, victim)
+    return {f"{way}: to the first acknowledged append, ms": samples for way, samples in taken.items()}
+
+
+async def _lose(way: str, cluster: Cluster, links: Links, standby: client_aio.Client, victim: str) -> None:
+    if way == "kill":
+        await cluster[victim].kill()
+    elif way == "drop":
+        links["standby", victim].black_hole()
+    else:
+        cluster[victim].stop()
+    while way == "host" and victim in standby.bookies:  # noqa: ASYNC110  # nothing announces it
+        await asyncio.sleep(0.01)
+
+
+async def _restore(way: str, cluster: Cluster, links: Links, victim: str) -> None:
+    if way == "kill":
+        await cluster[victim].start()
+    elif way == "drop":
+        await links["standby", victim].restore()
+    else:
+        cluster[victim].resume()
+    async with client_aio.connect(cluster.uri) as client:
+        while len(client.bookies) < len(cluster.bookies):  # noqa: ASYNC110  # nothing announces it
+            await asyncio.sleep(0.05)
+
+
 def _resident_mib() -> float:
     return int(STATM.read_text().split()[1]) * resource.getpagesize() / 2**20
 
@@ -194,6 +252,7 @@ MEASUREMENTS: dict[str, tuple[Callable[[Path, int], Awaitable[Samples]], int]] =
     "takeover": (takeover, 1),
     "slow": (slow, 20),  # one round in so many: each takes seconds
     "idle": (idle, 1),
+    "lost": (lost, 2),
 }
 
 
@@ -218,7 +277,7 @@ async def main() -> int:
             results[name] = await measure(home, max(1, arguments.rounds // share))
             if arguments.output == "table":
                 for what, samples in results[name].items():
-                    print(f"{name:9} {what:34} {_summary(samples)}", flush=True)
+                    print(f"{name:9} {what:44} {_summary(samples)}", flush=True)
     if arguments.output == "json":
         print(json.dumps(results))
     if arguments.json:

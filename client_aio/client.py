@@ -7,6 +7,7 @@ the session with the metadata store and the pool of connections, which all its h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from dataclasses import replace
@@ -19,7 +20,7 @@ from client_aio.admin.replicas import Replica, list_replicas
 from client_aio.bookies.ensemble_finder import EnsembleFinder
 from client_aio.bookies.pool import BookieDirectory, BookiePool
 from client_aio.config import ClientConfig, WriteOptions, check_flags, check_seconds
-from client_aio.context import ClientContext
+from client_aio.context import ClientContext, on_own_loop
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, create_ledger
@@ -35,9 +36,7 @@ from client_aio.unbounded.operations import (
 from metadata.access.bookies import BookieRecord, find_cluster
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store, parse_uri
-from metadata.errors import (
-    InvalidArgumentError,
-)
+from metadata.errors import BookKeeperError, InvalidArgumentError
 from metadata.ids import check_bookie_id, check_ledger_id
 from metadata.store import MetadataStore
 
@@ -49,6 +48,8 @@ if TYPE_CHECKING:
     from metadata.model.ledger import LedgerMetadata
 
 _CONFIG = ClientConfig()
+_ABANDON_S = 2.0
+"""The timeout of closing the store from another event loop than its own."""
 _tokens: random.Random = random.SystemRandom()
 """Not an argument: two clients with the same tokens would take each other's writes for their own."""
 
@@ -96,6 +97,7 @@ def connect(
     )
 
 
+@on_own_loop("close")
 class Client(LogOperations, UnboundedLedgerOperations):
     """A connection to a cluster; made by `connect`. An async context manager."""
 
@@ -196,7 +198,9 @@ class Client(LogOperations, UnboundedLedgerOperations):
 
         Raises:
             InvalidArgumentError: at once: not E ≥ Qw ≥ Qa ≥ 1, or another argument is not legal.
-            NotEnoughBookiesError: on opening: fewer than E bookies can be reached.
+            NotEnoughBookiesError: on opening: some write set would have fewer than Qa bookies that can be
+                reached, or fewer than E bookies are registered. With guaranteed write quorum, fewer than E
+                can be reached.
         """
         self._context.check_open()
         check_flags(
@@ -224,6 +228,7 @@ class Client(LogOperations, UnboundedLedgerOperations):
         ledger_id: int | str,
         *,
         recover: bool = False,
+        at_ack_quorum: bool = False,
         accept_loss: bool = False,
         password: bytes = b"",
     ) -> AwaitableContext[LedgerReader]:
@@ -234,27 +239,37 @@ class Client(LogOperations, UnboundedLedgerOperations):
         acknowledges nothing more. The ledger is then closed behind its last recoverable entry.
 
         Args:
+            at_ack_quorum: with `recover`, close a ledger with guaranteed write quorum although some entries
+                may have fewer than Qw copies. Its metadata then record from which entry on.
             accept_loss: with `recover`: close the ledger even where bookies that are lost for good keep its
                 end from being decided. **Gives up acknowledged entries** that no other bookie has. It is then
-                closed behind the last entry that can be read, and `metadata.given_up` says what was given up.
-                A writer that still reaches the lost bookies may acknowledge entries that are lost.
+                closed behind the last entry that can be read. `LedgerMetadata.given_up` says what was given
+                up. A writer that still reaches the lost bookies may acknowledge entries that are lost.
 
         Raises:
             NoSuchLedgerError: on opening: there is no such ledger.
-            InvalidArgumentError: on opening, with `recover`: the ledger is unbounded. It is not recovered,
-                but taken over by `open_unbounded_ledger`.
+            InvalidArgumentError: at once: `at_ack_quorum` without `recover`. On opening, with `recover`: the
+                ledger is unbounded. It is not recovered, but taken over by `open_unbounded_ledger`.
             UnauthorizedAccessError: on opening: the password is not the ledger's. No bookie was asked, so
                 nothing has been fenced.
-            LedgerRecoveryError: on opening, with `recover`: too few bookies answered; try again later.
+            LedgerRecoveryError: on opening, with `recover`: too few bookies answered; try again later. Where
+                too few answer to find the end, a writer that is alive has not been fenced.
         """
         self._context.check_open()
         check_flags(recover=recover, accept_loss=accept_loss)
         if accept_loss and not recover:
             raise InvalidArgumentError("accept_loss goes with recover=True: only a recovery closes a ledger")
         check_name_or_id(ledger_id)
+        if at_ack_quorum and not recover:
+            raise InvalidArgumentError("at_ack_quorum says how to recover a ledger: add recover=True")
         return AwaitableContext(
             lambda: open_reader(
-                self._context, ledger_id, recover=recover, accept_loss=accept_loss, password=password
+                self._context,
+                ledger_id,
+                recover=recover,
+                at_ack_quorum=at_ack_quorum,
+                accept_loss=accept_loss,
+                password=password,
             )
         )
 
@@ -385,11 +400,30 @@ class Client(LogOperations, UnboundedLedgerOperations):
         """Close the client. Open writers are aborted: their outstanding adds fail as *unknown*.
 
         Cancelling leaves the close running. A further call waits for it.
+
+        On another event loop than the client's own this does as much as it can. If the client's loop runs in
+        another thread, the client is closed there. Else its sockets are closed as they are.
         """
+        loop = self._context.loop
+        if loop is not asyncio.get_running_loop():
+            await self._close_from_outside(loop)
+            return
         self._context.close()
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
+
+    async def _close_from_outside(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
+            return
+        self._context.close()
+        self._context.pool.abandon()
+        # The store's threads, files and sockets end with the process where its loop is gone.
+        with contextlib.suppress(RuntimeError, BookKeeperError, TimeoutError):
+            async with asyncio.timeout(_ABANDON_S):
+                if self._owns_store:
+                    await self._store.close()
 
     async def _close(self) -> None:
         await asyncio.gather(*(handle.abort() for handle in list(self._context.handles)))

@@ -318,19 +318,7 @@ class MetadataUnavailableError(MetadataError):
 
 
 class NoSuchClusterError(MetadataError):
-    """The metadata store does not exist, or holds no cluster. Opening makes neither.
-
-    Args:
-        where: the store, as it was named.
-        found: what is there instead.
-    """
-
-    def __init__(self, where: str, found: str) -> None:
-        super().__init__(
-            f"there is no cluster at {where}: {found}. Check the URI for a typing error. A new cluster is "
-            "made by `bookie-aio cluster up`, by `bookie serve` with an empty directory, or by `bookie "
-            "format --new-cluster`"
-        )
+    """The metadata store does not exist, or holds no cluster. Opening makes neither."""
 
 
 class KeyExistsError(MetadataError):
@@ -388,3 +376,12 @@ def is_unforeseen(error: Exception) -> bool:
     A loop that survives any error logs the traceback of such an error.
     """
     return not isinstance(error, BookKeeperError)
+
+
+def no_cluster(where: str, found: str) -> NoSuchClusterError:
+    """Build the error of a store, as it was named, that holds no cluster."""
+    return NoSuchClusterError(
+        f"there is no cluster at {where}: {found}. Check the URI for a typing error. A new cluster is made "
+        "by `bookie-aio cluster up`, by `bookie serve` with an empty directory, or by `bookie format "
+        "--new-cluster`"
+    )

@@ -47,6 +47,7 @@ from metadata.errors import (
     is_unforeseen,
 )
 from metadata.ids import KEY_CLUSTER, ledger_key
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from bookie_aio.storage.engine import Engine
@@ -72,7 +73,7 @@ class LedgerGarbageCollector:
         self._store = store
         self._ledgers = LedgerStore(store)
         self._cookie = cookie
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeping: OwnedTask | None = None
         self.dropped = 0
         self.forgotten = 0
         self.trimmed = 0
@@ -115,13 +116,13 @@ class LedgerGarbageCollector:
     def start(self, interval_s: float) -> None:
         """Start to sweep at that interval."""
         assert self._sweeping is None
-        self._sweeping = asyncio.get_running_loop().create_task(self._sweep_for_ever(interval_s))
+        self._sweeping = OwnedTask(lambda: self._sweep_for_ever(interval_s), "sweeps of deleted ledgers")
 
     async def close(self) -> None:
         """Stop sweeping."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+            await self._sweeping.wait()
 
     async def _sweep_for_ever(self, interval_s: float) -> None:
         while True:

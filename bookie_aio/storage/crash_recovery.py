@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.segment.index import IndexHead, LedgerRow
     from bookie_aio.storage.segment.segment_set import SegmentSet
-    from bookie_aio.storage.witness import WitnessFiles
+    from bookie_aio.storage.segment.witness import WitnessFiles
     from metadata.errors import StorageError
 
 DAMAGED_SUFFIX = ".damaged"

@@ -31,7 +31,7 @@ from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.allocator import SegmentAllocator, SpaceLimits
 from bookie_aio.storage.segment.segment import SegmentRow
 from bookie_aio.storage.segment.segment_set import SegmentSet
-from bookie_aio.storage.witness import WitnessFiles
+from bookie_aio.storage.segment.witness import WitnessFiles
 from metadata.errors import (
     DiskFailedError,
     DiskFullError,

@@ -6,9 +6,9 @@ a repair may also store entries on a bookie that holds entries of former terms u
 
 Invariants (rule 14):
 
-- A bookie is named in a fragment only after all entries that it owes there are durable on it, but for those
-  that no bookie returned. These are recorded before, with the bookie whose place it takes. That bookie keeps
-  its copies as long as the record is there, and a repair of the new bookie in its place copies from it.
+- A bookie is named in a fragment only after all entries that it owes there are durable on it. Entries that
+  no bookie returned are excepted. They are recorded before, with the bookie whose place it takes. That bookie
+  keeps its copies as long as the record is there. A repair of the new bookie in its place copies from it.
 - They are read there again after that: before, nothing kept the bookie from dropping them.
 - A fragment that may still change is not repaired.
 
@@ -34,7 +34,8 @@ from bookie_aio.wire.messages import (
     ReadAnswer,
     Stop,
 )
-from client_aio.admin.replicas import list_entries
+from client_aio.admin.replicas import list_replicas
+from client_aio.bookies.connection import list_entries
 from client_aio.core.digest import Digest
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.repair_plan import (
@@ -181,6 +182,7 @@ class Repair:
                 self._following = 0  # Others may have named the bookie in further fragments meanwhile.
             else:
                 break
+        await self._note_whole(metadata)
         return RepairReport(
             self._ledger_id,
             self._lost,
@@ -188,6 +190,21 @@ class Repair:
             self._was_recovered,
             is_last_left,
         )
+
+    async def _note_whole(self, metadata: LedgerMetadata) -> None:
+        """Take the record of missing copies out of the metadata if every bookie lists all that it owes.
+
+        A ledger with guaranteed write quorum has that record if it was closed at its ack quorum (rule 11).
+        """
+        if metadata.below_write_quorum_from is None:
+            return
+        replicas = await list_replicas(self._context, self._ledger_id)
+        if any(replica.entries_missing != 0 for replica in replicas):
+            return
+        held = VersionedLedgerMetadata(
+            self._context, *await self._context.ledgers.read(self._ledger_id, sync=True)
+        )
+        await held.update(lambda now: None if now.fragments != metadata.fragments else now.fully_replicated())
 
     async def _unlock(self) -> None:
         metadata, _ = await self._context.ledgers.read(self._ledger_id)
@@ -279,10 +296,12 @@ class Repair:
     async def _target(self, metadata: LedgerMetadata, part: Part) -> BookieConnection:
         if self._by is None:
             seat = part.bookies.index(self._lost)
-            ensemble, connections = await self._context.finder.replace(
+            found = await self._context.finder.replace(
                 metadata, part.bookies, 1 << seat, excluded={self._lost, *self._unfit}
             )
-            return connections[ensemble[seat]]
+            connection = found.connections[found.bookies[seat]]
+            assert not isinstance(connection, BookKeeperError)
+            return connection
         if self._by != self._lost and self._by in part.bookies:
             raise InvalidArgumentError(
                 f"bookie {self._by} is in the fragment of ledger {self._ledger_id} at entry "

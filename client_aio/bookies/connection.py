@@ -11,7 +11,9 @@ never matched to a wrong request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -22,6 +24,7 @@ from bookie_aio.wire.frames import (
     decode_header,
     encode_frame,
 )
+from bookie_aio.wire.listing import Row, parse_rows
 from bookie_aio.wire.messages import (
     ADDED,
     REQUEST_ID_MAX,
@@ -31,6 +34,8 @@ from bookie_aio.wire.messages import (
     Failure,
     Hello,
     HelloAnswer,
+    ListEntries,
+    ListEntriesAnswer,
     Message,
     Op,
     PreparedRequest,
@@ -242,6 +247,16 @@ class BookieConnection(asyncio.BufferedProtocol):
         assert isinstance(outcome, BookKeeperError)
         raise outcome.__class__(str(outcome), bookie_id=self.bookie_id, ledger_id=ledger_id)
 
+    def abandon(self) -> None:
+        """Close the socket from outside the event loop, which does not run any more."""
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        with contextlib.suppress(RuntimeError, OSError, AttributeError):
+            transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            transport.abort()
+
     def close(self, error: BookKeeperError | None = None) -> None:
         """End the connection; outstanding requests get the error, or BookieUnavailableError."""
         self._end(
@@ -414,3 +429,27 @@ async def connect(
     if connection is not None:
         connection.close()
     raise error
+
+
+async def list_entries(
+    connection: BookieConnection, ledger_id: int, first: int, last: int, timeout_s: float
+) -> tuple[list[Row], bool]:
+    """Ask a bookie which entries from `first` to `last` it holds, and whether it lost data of the ledger.
+
+    Raises:
+        BookKeeperError: the bookie's failure. ProtocolError: its list does not advance.
+    """
+    rows: list[Row] = []
+    following, is_damaged = first, False
+    while 0 <= following <= last:
+        answer, body = await connection.call(
+            ListEntries(ledger_id, following), ListEntriesAnswer, timeout_s=timeout_s, ledger_id=ledger_id
+        )
+        rows += parse_rows(body)
+        if 0 <= answer.next_entry <= following:
+            raise ProtocolError(
+                f"a list of entries from {following} on is said to go on at {answer.next_entry}",
+                ledger_id=ledger_id,
+            )
+        following, is_damaged = answer.next_entry, answer.is_damaged
+    return rows, is_damaged

@@ -13,7 +13,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from client_aio.bookies.connection import BookieConnection, connect
-from metadata.access.bookies import BookieRecord, available_bookies
+from metadata.access.bookies import BookieRecord, available_bookies, registered_bookies
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
@@ -24,6 +24,7 @@ from metadata.errors import (
     ProtocolError,
 )
 from metadata.ids import KEY_AVAILABLE
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -67,7 +68,7 @@ class BookieDirectory:
         self._quarantine = Quarantine(config.quarantine_s)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task: OwnedTask | None = None
 
     async def start(self) -> None:
         """Read the registrations, and follow them from now on.
@@ -76,13 +77,13 @@ class BookieDirectory:
             MetadataError: they cannot be read.
         """
         await self.refresh()
-        self._task = self._loop.create_task(self._follow(), name="bookie directory")
+        self._task = OwnedTask(self._follow, "bookie directory")
 
     async def close(self) -> None:
         """Stop following."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.wait()
 
     @property
     def available(self) -> Mapping[str, BookieRecord]:
@@ -125,6 +126,14 @@ class BookieDirectory:
         self._last_known.update(self._available)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    async def registered(self) -> list[str]:
+        """Return the bookies that have a cookie, running or not; none if the store cannot be reached."""
+        try:
+            return await registered_bookies(self._store)
+        except MetadataError as error:
+            logger.warning("which bookies are registered cannot be read: %s", error)
+            return []
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Wait until the registrations were read again, or the timeout has passed."""
@@ -191,6 +200,7 @@ class BookiePool:
         await asyncio.wait([opening])
         if opening.cancelled():
             self._check_open()
+            raise BookieUnavailableError("connecting was cancelled by the application: try again")
         return opening.result()
 
     def _check_open(self) -> None:
@@ -217,6 +227,12 @@ class BookiePool:
         await asyncio.gather(*opening, return_exceptions=True)
         for connection in list(self._open.values()):
             connection.close()
+
+    def abandon(self) -> None:
+        """Close all sockets from outside the event loop, which does not run any more."""
+        self._is_closed = True
+        for connection in list(self._open.values()):
+            connection.abandon()
 
     async def _connect(self, bookie_id: str) -> BookieConnection:
         addresses = self.directory.addresses(bookie_id)

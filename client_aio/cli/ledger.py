@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 import client_aio
+from client_aio.cli.exit_codes import Exit
 from client_aio.cli.input import ask, delete_each, read_batches, size_of
 from client_aio.cli.options import Invocation, PasswordFile, Placement, PlacementOption, command, password_of
 from client_aio.cli.output import Output
@@ -155,7 +156,11 @@ async def takeover(
     seal: Annotated[bool, typer.Option("--seal", help="Close the ledger for good behind that.")] = False,
     trim_before: Annotated[
         int | None,
-        typer.Option(min=0, metavar="ENTRY", help="Drop the fragments that lie as a whole before an entry."),
+        typer.Option(
+            min=0,
+            metavar="ENTRY",
+            help="Drop the fragments that lie as a whole before an entry. Alone, this takes nothing over.",
+        ),
     ] = None,
     password_file: PasswordFile = None,
     placement: PlacementOption = Placement.WEIGHTED,
@@ -164,31 +169,61 @@ async def takeover(
 
     Whoever writes to it now is shut out, and gets an error. What was acknowledged is kept. Without FILE this
     ends the work of a writer that nobody can reach, and says where the ledger ends.
+
+    With --trim-before and neither FILE nor --seal this is `ledger trim`: the writer goes on.
     """
-    output = invocation.output
-    async with (
-        client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client,
-        client.open_unbounded_ledger(
-            name_or_id(ledger_id), create=False, password=password_of(password_file)
-        ) as ledger,
-    ):
-        if source is not None:
-            await _add_input(output, ledger, source, None, False)
-        if trim_before is not None:
-            await ledger.trim(trim_before)
-        if seal:
-            await ledger.close(seal=True)
-        document = {
-            "ledger_id": ledger.ledger_id,
-            "term": ledger.term,
-            "first_entry": ledger.first_entry,
-            "last_entry": ledger.last_add_confirmed,
-            "length": ledger.length,
-            "sealed": seal,
-        }
+    output, which, password = invocation.output, name_or_id(ledger_id), password_of(password_file)
+    async with client_aio.connect(invocation.metadata_uri, placement=placement.policy) as client:
+        if trim_before is not None:  # first: this may free the space that the takeover needs
+            first_entry = await client.trim_unbounded_ledger(which, trim_before, password=password)
+            if source is None and not seal:
+                _say_trimmed(output, ledger_id, first_entry)
+                return
+        async with client.open_unbounded_ledger(which, create=False, password=password) as ledger:
+            if source is not None:
+                await _add_input(output, ledger, source, None, False)
+            if trim_before is not None:
+                await ledger.trim(trim_before)
+            if seal:
+                await ledger.close(seal=True)
+            document = {
+                "ledger_id": ledger.ledger_id,
+                "term": ledger.term,
+                "first_entry": ledger.first_entry,
+                "last_entry": ledger.last_add_confirmed,
+                "length": ledger.length,
+                "sealed": seal,
+            }
     text = f"ledger {ledger.ledger_id}, term {ledger.term}: "
     text += entries_text(ledger.first_entry, ledger.last_add_confirmed)
     output.document(document, text=f"{text}{', sealed' if seal else ''}")
+
+
+@command(app, "trim")
+async def trim(
+    invocation: Invocation,
+    ledger_id: NameOrId,
+    before: Annotated[
+        int, typer.Argument(min=0, metavar="ENTRY", help="The first entry to keep.", show_default=False)
+    ],
+    password_file: PasswordFile = None,
+) -> None:
+    """Drop the fragments of an unbounded ledger that lie as a whole before an entry. Never fences.
+
+    Only the metadata are changed, so this frees space on full disks too. The last fragment is kept.
+    """
+    async with client_aio.connect(invocation.metadata_uri) as client:
+        first_entry = await client.trim_unbounded_ledger(
+            name_or_id(ledger_id), before, password=password_of(password_file)
+        )
+    _say_trimmed(invocation.output, ledger_id, first_entry)
+
+
+def _say_trimmed(output: Output, ledger_id: str, first_entry: int) -> None:
+    output.document(
+        {"ledger": ledger_id, "first_entry": first_entry},
+        text=f"ledger {ledger_id} begins at entry {first_entry}",
+    )
 
 
 @command(app, "write")
@@ -408,6 +443,7 @@ async def show(
             "digest": metadata.digest,
             "term": metadata.term,
             "first_entry": metadata.first_entry,
+            "below_write_quorum_from": metadata.below_write_quorum_from,
             "log": owner_of(metadata),
             "given_up": None if metadata.given_up is None else asdict(metadata.given_up),
             "absent": [each._asdict() for each in metadata.absent],
@@ -431,6 +467,12 @@ async def show(
 async def recover(
     invocation: Invocation,
     ledger_id: LedgerId,
+    at_ack_quorum: Annotated[
+        bool,
+        typer.Option(
+            "--at-ack-quorum", help="With guaranteed write quorum: close it with Qa copies of some entries."
+        ),
+    ] = False,
     accept_loss: Annotated[
         bool,
         typer.Option(
@@ -444,19 +486,27 @@ async def recover(
 ) -> None:
     """Take over a bounded ledger: fence its writer, find its end, and close it.
 
-    A writer that is still alive gets an error. A ledger that is CLOSED is left as it is. With --accept-loss,
-    the ledger's metadata say what was given up, and readers of a log meet a gap there.
+    A writer that is still alive gets an error. A ledger that is CLOSED is left as it is. Where too few
+    bookies answer to find the end, nobody is fenced. With --accept-loss, the ledger's metadata say what was
+    given up, and readers of a log meet a gap there.
     """
     if accept_loss:
         ask(f"Close ledger {ledger_id} even if acknowledged entries are lost by that?", is_answered=yes)
     async with (
         client_aio.connect(invocation.metadata_uri) as client,
         client.open_ledger(
-            ledger_id, recover=True, accept_loss=accept_loss, password=password_of(password_file)
+            ledger_id,
+            recover=True,
+            at_ack_quorum=at_ack_quorum,
+            accept_loss=accept_loss,
+            password=password_of(password_file),
         ) as ledger,
     ):
         last, length, lost = ledger.last_add_confirmed, ledger.length, ledger.metadata.given_up
+        short_from = ledger.metadata.below_write_quorum_from
     text = f"ledger {ledger_id} is closed, with {entries_text(0, last)}, {length:,} bytes"
+    if short_from is not None:
+        text += f"; from entry {short_from} on some have fewer copies than guaranteed: repair it"
     if lost is not None:
         text += f"; given up: {given_up_text(lost, last)}"
     invocation.output.document(
@@ -464,6 +514,7 @@ async def recover(
             "ledger_id": ledger_id,
             "last_entry": last,
             "length": length,
+            "below_write_quorum_from": short_from,
             "given_up": None if lost is None else asdict(lost),
         },
         text=text,
@@ -498,7 +549,7 @@ async def repair(
         ),
     ] = None,
     password_file: PasswordFile = None,
-) -> None:
+) -> int:
     """Copy the entries that a bookie owes to another bookie, and name that bookie in the ledger's metadata.
 
     Safe beside a live writer, which is neither fenced nor disturbed. Of a ledger that is not closed, the last
@@ -506,6 +557,8 @@ async def repair(
     no password, unless the new bookie has entries of former terms in their place. Taking over a ledger that
     has a password needs it. A bookie that is in no fragment needs no repair, but one that the cluster has
     never heard of is an error.
+
+    Entries that no bookie returns are named, and the others are copied; the exit code is then 5.
     """
     output = invocation.output
     async with client_aio.connect(invocation.metadata_uri) as client:
@@ -535,6 +588,7 @@ async def repair(
     if not (report.fragments or report.is_last_fragment_left or report.was_recovered):
         await _check_known(invocation, which, replace)
     output.document(asdict(report), text=text_of_repair(report, is_unbounded=metadata.is_unbounded))
+    return Exit.DAMAGED if any(fragment.lost for fragment in report.fragments) else Exit.OK
 
 
 async def _check_known(invocation: Invocation, ledger_id: int, bookie: str) -> None:

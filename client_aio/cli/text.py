@@ -78,6 +78,11 @@ def draw_ledger(metadata: LedgerMetadata) -> str:
     else:
         span = entries_text(metadata.first_entry, metadata.last_entry)
         lines.append(f"{span}, {metadata.length or 0:,} bytes")
+    if metadata.below_write_quorum_from is not None:
+        lines.append(
+            f"closed at the ack quorum: entries from {metadata.below_write_quorum_from:,} on may have fewer "
+            f"than {metadata.write_quorum} copies"
+        )
     if metadata.custom:
         lines += [f"custom {escape(key)} = {value!r}" for key, value in metadata.custom.items()]
     return "\n".join([*lines, "", *_draw_fragments(metadata)])

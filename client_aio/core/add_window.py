@@ -18,7 +18,7 @@ The theory, in the terms of ARCHITECTURE.md's rules:
 - With *guaranteed write quorum* (rule 11) an acknowledged group is *retained* until the whole write set of
   each of its batches has it: it may have to be sent again. The last entry of the last group released in this
   way is the LAFR. An ensemble change then starts at LAFR + 1. `seat_replacements` returns the copies that
-  replacements owe of (LAFR, LAC] before the compare-and-set, and `owes_copies` says whether some are missing.
+  replacements owe of (LAFR, LAC] before the compare-and-set, and `seats_owing` names seats that lack some.
   Until the compare-and-set `abandon_change` takes everything back: the seats are then empty, as those of
   failed bookies are.
 - A window that *holds* takes entries and forms no groups of them, so that everything sent can be
@@ -46,10 +46,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Generic, NamedTuple, TypeVar
 
-from bookie_aio.wire.blocks import encode_block
+from bookie_aio.wire.blocks import Block, encode_block
 from client_aio.core.quorum import can_acknowledge, indexes_of, write_set_masks
 from metadata.errors import InvalidArgumentError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
@@ -95,6 +96,31 @@ class AddGroup(Generic[Token]):
         self.batches = batches
         self.length = length  # of the ledger, up to and including the last entry
         self.bytes_held = bytes_held
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding(Generic[Token]):
+    """The entries that a window has dropped: groups that were sent, then entries that were not."""
+
+    groups: Sequence[AddGroup[Token]]
+    unsent: Sequence[bytes]
+    tokens_of_unsent: Sequence[Token]
+
+    def tokens(self) -> list[Token]:
+        """Return the tokens, in entry order."""
+        return [token for group in self.groups for token in group.tokens] + list(self.tokens_of_unsent)
+
+    def entries(self) -> list[tuple[bytes, Token]]:
+        """Return payload and token of each entry, in order."""
+        payloads = {
+            entry_id: bytes(payload)
+            for group in self.groups
+            for batch in group.batches
+            for block in (Block.parse(memoryview(batch.block)),)
+            for entry_id, payload in zip(block.entry_ids, block.payloads(), strict=True)
+        }
+        sent = [payloads[entry_id] for entry_id in sorted(payloads)]
+        return list(zip([*sent, *self.unsent], self.tokens(), strict=True))
 
 
 class Send(NamedTuple):
@@ -148,10 +174,11 @@ class AddWindow(Generic[Token]):
         self.failed = 0
         self._stated_lac = stated_lac
         self._codes = codes
-        self._is_guaranteed = guaranteed_write_quorum
+        self.is_guaranteed = guaranteed_write_quorum
         self._is_deferred = deferred_sync
         self.retains = guaranteed_write_quorum or deferred_sync
         self.lafr = next_entry - 1 if guaranteed_write_quorum else NO_ENTRY
+        self._length_replicated = self.length_before_change = length  # the former up to the LAFR
         self._stated_lafr = stated_lafr
         self._frozen = False
         self.is_holding = False
@@ -301,23 +328,24 @@ class AddWindow(Generic[Token]):
         return self._advance()
 
     def begin_change(self) -> int:
-        """Freeze LAC and LAFR, and capture the first entry of the new fragment.
+        """Freeze LAC and LAFR, and capture the first entry of the new fragment, and the length below it.
 
         It is LAC + 1; with guaranteed write quorum LAFR + 1.
         """
         assert not self._frozen
         self._frozen = True
-        return (self.lafr if self._is_guaranteed else self.lac) + 1
+        self.length_before_change = self._length_replicated if self.is_guaranteed else self.length_confirmed
+        return (self.lafr if self.is_guaranteed else self.lac) + 1
 
     @property
     def copies_first(self) -> bool:
         """Return whether replacements must hold copies before the compare-and-set (rule 11)."""
-        return self._is_guaranteed and bool(self._retained)
+        return self.is_guaranteed and bool(self._retained)
 
     def seat_replacements(self, replaced: int) -> list[Send]:
         """Seat replacements before the compare-and-set (rule 11); returns the copies that they owe."""
         assert self._frozen
-        assert self._is_guaranteed
+        assert self.is_guaranteed
         self.replacements |= replaced
         self._vacate(replaced)
         return [
@@ -328,17 +356,18 @@ class AddWindow(Generic[Token]):
         ]
 
     @property
-    def owes_copies(self) -> bool:
-        """Return whether a replacement has not acknowledged all its copies yet."""
-        replacements = self.replacements
-        return any(
-            batch.mask & replacements & ~batch.acks for group in self._retained for batch in group.batches
-        )
+    def seats_owing(self) -> int:
+        """Return the mask of the seats, replacements' too, that lack some entry that is retained."""
+        owing = 0
+        for group in self._retained:
+            for batch in group.batches:
+                owing |= batch.mask & ~batch.acks
+        return owing
 
     @property
     def awaits_copies(self) -> bool:
         """Return whether replacements owe copies, and none of them has failed."""
-        return self.owes_copies and not self.failed & self.replacements
+        return bool(self.seats_owing & self.replacements) and not self.failed & self.replacements
 
     @property
     def can_abandon(self) -> bool:
@@ -390,14 +419,14 @@ class AddWindow(Generic[Token]):
         """Return the groups that have become acknowledged."""
         return self._advance()
 
-    def abort(self) -> list[Token]:
-        """Drop everything outstanding; returns its tokens in entry order."""
-        tokens = [token for group in self._groups for token in group.tokens] + self._tokens
+    def abort(self) -> Outstanding[Token]:
+        """Drop everything outstanding, and return it: what lies behind the LAC, in entry order."""
+        dropped = Outstanding(tuple(self._groups), self._payloads, self._tokens)
         self._groups.clear()
         self._retained.clear()
         self._payloads, self._tokens = [], []
         self.bytes_held = 0
-        return tokens
+        return dropped
 
     def _advance(self) -> list[AddGroup[Token]]:
         done: list[AddGroup[Token]] = []
@@ -427,21 +456,21 @@ class AddWindow(Generic[Token]):
             group = groups.popleft()
             assert group.first_entry == self._received + 1
             self._received = group.last_entry
-            if self._is_guaranteed:
+            if self.is_guaranteed:
                 self.lac, self.length_confirmed = group.last_entry, group.length
             retained.append(group)
             done.append(group)
         while retained and self._is_releasable(retained[0]):
             group = retained.popleft()
             self.bytes_held -= group.bytes_held
-            if self._is_guaranteed:
-                self.lafr = group.last_entry
+            if self.is_guaranteed:
+                self.lafr, self._length_replicated = group.last_entry, group.length
             else:
                 self.lac, self.length_confirmed = group.last_entry, group.length
         return done
 
     def _is_releasable(self, group: AddGroup[Token]) -> bool:
-        if self._is_guaranteed:
+        if self.is_guaranteed:
             return all(batch.acks == batch.mask for batch in group.batches)
         return all(batch.forced.bit_count() >= self.ack_quorum for batch in group.batches)
 

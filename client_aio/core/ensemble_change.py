@@ -24,7 +24,8 @@ last fragment is not the one that it knows.
                └─none found: Wait, or GiveUp below the ack quorum
 
 - `Find` fixes the mask of seats to fill. Seats that fail while bookies are looked for are not part of it:
-  together they make the next change.
+  together they make the next change. Fewer bookies than seats may be found. The other seats then stay failed,
+  if every write set keeps Qa bookies.
 - From `found` on the window is frozen. The first entry of the new fragment is captured there, once, and stays
   however often bookies are chosen again. Only the reseating or an `Abandon` unfreezes it.
 - If the same bookies as before came back, nothing is written, but they are sent what they owe.
@@ -74,7 +75,7 @@ class EnsembleChange:
     bookies: tuple[str, ...]
     known: Fragment
     length: int = 0
-    """Payload bytes below `first_entry`; the metadata of an unbounded ledger keep this length."""
+    """Payload bytes below `first_entry`, which the metadata keep: no closing reads an earlier fragment."""
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
         """Return the metadata to write in place of these; None if they show that the writer is fenced."""
@@ -99,12 +100,16 @@ class Closing:
     last_entry: int
     length: int
     known: Fragment
+    below_write_quorum_from: int | None = None
+    """With guaranteed write quorum: the first entry that may have fewer than Qw copies."""
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
         """Return the metadata to write in place of these; None if the writer may not close the ledger."""
         if metadata.state is not LedgerState.OPEN or metadata.last_fragment != self.known:
             return None
-        return metadata.close(self.last_entry, self.length)
+        return metadata.close(
+            self.last_entry, self.length, below_write_quorum_from=self.below_write_quorum_from
+        )
 
     def is_met_by(self, metadata: LedgerMetadata) -> bool:
         """Return whether a recovery closed the ledger at the same end: the close has succeeded (rule 10)."""
@@ -322,23 +327,30 @@ class EnsembleChangeMachine(Generic[Token]):
         bookies, self._seats = self._rolling
         # The present ensemble may have changed since the roll began.
         self.target = bookies or self.fragment.bookies
-        return Write(EnsembleChange(self._first_entry, self.target, self.fragment))
+        return Write(self._change_at(self._first_entry))
 
-    def found(self, bookies: tuple[str, ...]) -> Step:
-        """Begin, or continue, the change to an ensemble whose new bookies are connected."""
+    def found(self, bookies: tuple[str, ...], filled: int | None = None) -> Step:
+        """Begin, or continue, the change to an ensemble whose new bookies are connected.
+
+        Args:
+            filled: the mask of the seats that have new bookies; None for all that were asked for. The others
+                stay failed, with the bookies that they have: the caller has found that Qa holds in each
+                write set (rule 9).
+        """
+        filled = self._asked if filled is None else filled
         if self._first_entry is None:
             self._first_entry = self._window.begin_change()
         self.target = bookies
-        self._seats |= self._asked
+        self._seats |= filled
         if self._window.copies_first:
-            return Copy(bookies, self._asked)
+            return Copy(bookies, filled)
         return self._write()
 
     def copied(self) -> Step:
         """Write the change if the replacements hold their copies; go on without them if one has failed."""
         if self._window.failed & self._seats:
             return Abandon() if self._window.can_abandon else self.next()
-        assert not self._window.owes_copies
+        assert not self._window.seats_owing & self._window.replacements
         return self._write()
 
     def abandoned(self) -> Step:
@@ -351,7 +363,10 @@ class EnsembleChangeMachine(Generic[Token]):
         assert self._first_entry is not None
         if self.target == self.fragment.bookies:
             return Reseat(self.target, self._seats)
-        return Write(EnsembleChange(self._first_entry, self.target, self.fragment))
+        return Write(self._change_at(self._first_entry))
+
+    def _change_at(self, first_entry: int) -> EnsembleChange:
+        return EnsembleChange(first_entry, self.target, self.fragment, self._window.length_before_change)
 
     def written(self) -> Step:
         """Note that the compare-and-set has definitely happened."""

@@ -9,6 +9,10 @@ A policy may take any candidate. It need not check whether a bookie can be reach
 `client_aio.bookies.ensemble_finder` asks again without unreachable bookies. It need not check whether a
 bookie failed lately: `eligible` offers bookies in quarantine only if there are too few others.
 
+Where fewer bookies than seats can be reached, some seats are left to bookies that are down (rule 9). A policy
+then sees these as seats that stay. `seats_to_leave` chooses them: each write set keeps Qa bookies that can
+be reached.
+
 `WeightedRandom` is the default policy. `RackAware` places ensembles so that the failure of one rack does not
 lose all copies of an entry. A rack is a label that a bookie announces (`bookie serve --rack`), for bookies
 that fail together: a rack, a room or a zone. Each write set, Qw neighbouring seats around the end of the
@@ -28,7 +32,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from client_aio.core.quorum import write_set
+from client_aio.core.quorum import can_acknowledge, write_set
 
 if TYPE_CHECKING:
     import random
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
     from metadata.access.bookies import BookieRecord
 
 _STEPS_MAX = 10_000
+_STEPS_OF_SEATS_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,8 @@ class Seating:
     """An ensemble with vacant seats, as a policy sees it.
 
     Attributes:
-        seats: the bookies that stay, in seat order; None for a vacant seat.
+        seats: the bookies that stay, in seat order; None for a vacant seat. Bookies that are down may be
+            among them, also in a new ledger.
         write_quorum: how many neighbouring seats (around the end) keep one entry.
         candidates: the bookies that may be chosen, by id; at least as many as there are vacant seats.
         records: the last known registrations of the bookies that stay; some may be missing.
@@ -161,6 +167,44 @@ def eligible(
         if bookie_id in writable:
             chosen[bookie_id] = writable[bookie_id]
     return chosen
+
+
+def seats_to_leave(
+    vacant: Sequence[int],
+    count: int,
+    *,
+    ensemble_size: int,
+    write_quorum: int,
+    ack_quorum: int,
+    rng: random.Random,
+) -> int | None:
+    """Choose vacant seats that get no bookie that can be reached, so that every write set keeps Qa others.
+
+    The search begins at a random seat, and is exact for ensembles of usual size.
+
+    Returns:
+        The mask of `count` of the vacant seats; None where some write set would keep fewer than Qa bookies.
+    """
+    turn = rng.randrange(len(vacant)) if vacant else 0
+    order = [*vacant[turn:], *vacant[:turn]]
+    steps = 0
+
+    def leave(start: int, mask: int, left: int) -> int | None:
+        nonlocal steps
+        if left == 0:
+            return mask
+        for at in range(start, len(order) - left + 1):
+            steps += 1
+            if steps > _STEPS_OF_SEATS_MAX:
+                return None
+            more = mask | 1 << order[at]
+            if can_acknowledge(more, ensemble_size, write_quorum, ack_quorum):
+                found = leave(at + 1, more, left - 1)
+                if found is not None:
+                    return found
+        return None
+
+    return leave(0, 0, count)
 
 
 class RackAware:

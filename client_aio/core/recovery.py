@@ -227,6 +227,8 @@ class RecoveredEnd:
     fragments: tuple[Fragment, ...]
     last_entry: int
     length: int
+    below_write_quorum_from: int | None = None
+    """With guaranteed write quorum: the first entry that may have fewer than Qw copies."""
 
     def apply(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
         """Return the metadata to write in place of these; None if their last fragment was not recovered."""
@@ -234,7 +236,12 @@ class RecoveredEnd:
             return None
         # Rule 14: earlier fragments may have been repaired meanwhile. The present ones are kept.
         fragments = (*metadata.fragments[:-1], *self.fragments[len(self.known.fragments) - 1 :])
-        return metadata.close(self.last_entry, self.length, fragments=fragments)
+        return metadata.close(
+            self.last_entry,
+            self.length,
+            fragments=fragments,
+            below_write_quorum_from=self.below_write_quorum_from,
+        )
 
 
 @dataclass(frozen=True, slots=True)

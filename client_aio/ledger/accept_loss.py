@@ -4,7 +4,7 @@ An ordinary recovery (rule 12) fails where the bookies that answer cannot prove 
 hold the next entry. This one closes the ledger behind the last entry that can be read, and records in the
 metadata what was given up. Readers of a log then meet a gap there, and not a silent end.
 
-As much of rule 12 is kept as can be: the bookies that answer are fenced first, entries are verified, and one
+As much of rule 12 is kept as can be. The bookies that answer are fenced first. Entries are verified, and one
 compare-and-set closes the ledger. Nothing is written back, since a lost ensemble has no room for it. A repair
 makes the missing copies.
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.listing import listed
 from bookie_aio.wire.messages import ReadAnswer, ReadLacAnswer
-from client_aio.admin.replicas import list_entries
+from client_aio.bookies.connection import list_entries
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_read
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
@@ -127,7 +127,7 @@ async def _last_readable(
     while True:
         last = max((_last_below(each.rows, above) for each in holdings), default=NO_ENTRY)
         if last < fragment.first_entry:
-            return fragment.first_entry - 1, await _length_before(context, metadata, digest)
+            return fragment.first_entry - 1, metadata.length_before
         for each in holdings:
             if _last_below(each.rows, above) == last:
                 length = await _length_at(context, metadata, digest, fragment, last, each.connection)
@@ -143,23 +143,6 @@ def _last_below(rows: list[Row], above: int) -> int:
 
 def _below(ids: range, above: int) -> range:
     return ids[: max(0, min(len(ids), -(-(above - ids.start) // ids.step)))]
-
-
-async def _length_before(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> int:
-    """Return the ledger's length before its last fragment; 0 where nobody returns the entry that has it."""
-    entry_id = metadata.last_fragment.first_entry - 1
-    if entry_id < 0:
-        return 0
-    fragment = metadata.fragment_of(entry_id)
-    for bookie_id in fragment.bookies:
-        try:
-            connection = await context.pool.get(bookie_id)
-        except BookKeeperError:
-            continue
-        length = await _length_at(context, metadata, digest, fragment, entry_id, connection)
-        if length is not None:
-            return length
-    return 0
 
 
 async def _length_at(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.core.digest import check_choice
 from client_aio.ledger.writer import LedgerWriter
 from metadata.errors import InvalidArgumentError
@@ -17,8 +18,10 @@ from metadata.model.ledger import DIGESTS, LedgerMetadata, check_custom, check_q
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
+    from metadata.errors import BookKeeperError
     from metadata.model.ledger import UnboundedRecord
     from metadata.store import Version
 
@@ -65,12 +68,12 @@ async def create_ledger(
         id_min: the least acceptable id; lower ids are drawn and lost.
 
     Raises:
-        NotEnoughBookiesError: fewer than E bookies can be reached.
+        NotEnoughBookiesError: too few bookies can be reached; see `EnsembleFinder.find`.
         MetadataUnavailableError: the ledger may exist, now or later. No client has its id.
     """
-    metadata, proof = await new_metadata(context, settings, id_min=id_min)
+    metadata, proof, connections = await new_metadata(context, settings, id_min=id_min)
     version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
-    return await start_writer(context, make(context, metadata, version, proof))
+    return await start_writer(context, make(context, metadata, version, proof), connections)
 
 
 async def new_metadata(
@@ -79,24 +82,34 @@ async def new_metadata(
     *,
     id_min: int = 0,
     unbounded: UnboundedRecord | None = None,
-) -> tuple[LedgerMetadata, Digest]:
-    """Draw an id and find an ensemble; return a new ledger's metadata, not written yet, and its digest.
+) -> tuple[LedgerMetadata, Digest, dict[str, BookieConnection | BookKeeperError]]:
+    """Draw an id and find an ensemble.
+
+    The ensemble may name bookies that are down (rule 9), but not with guaranteed write quorum.
+
+    Returns:
+        A new ledger's metadata, not written yet; its digest; the connections to its bookies, with an error
+        for each bookie that is down.
 
     Raises:
-        NotEnoughBookiesError: fewer than E bookies can be reached.
+        NotEnoughBookiesError: too few bookies can be reached.
     """
     context.check_open()
     ledger_id = await context.ledgers.allocate_id(at_least=id_min)
-    bookies = await context.finder.find(
-        ledger_id, ensemble_size=settings.ensemble_size, write_quorum=settings.write_quorum
+    sizes = Sizes(
+        settings.ensemble_size,
+        settings.write_quorum,
+        settings.ack_quorum,
+        settings.guaranteed_write_quorum,
     )
+    found = await context.finder.find(ledger_id, sizes)
     record, proof = await context.lock(ledger_id, settings.password)
     metadata = LedgerMetadata.new(
         ledger_id,
         ensemble_size=settings.ensemble_size,
         write_quorum=settings.write_quorum,
         ack_quorum=settings.ack_quorum,
-        bookies=bookies,
+        bookies=found.bookies,
         digest=settings.digest,
         password=record,
         guaranteed_write_quorum=settings.guaranteed_write_quorum,
@@ -104,17 +117,22 @@ async def new_metadata(
         custom=settings.custom_metadata,
         unbounded=unbounded,
     )
-    return metadata, proof
+    return metadata, proof, found.connections
 
 
-async def start_writer(context: ClientContext, writer: Writer) -> Writer:
+async def start_writer(
+    context: ClientContext, writer: Writer, connections: dict[str, BookieConnection | BookKeeperError]
+) -> Writer:
     """Start a new writer, and register it with the client, which aborts it when the client is closed.
 
     If the start fails, the writer is aborted, and the error is raised.
+
+    Args:
+        connections: to the bookies of its ensemble, an error for a bookie that cannot be reached.
     """
     context.keep(writer)
     try:
-        await writer.start()
+        await writer.start(connections)
     except BaseException:
         await writer.abort()
         raise

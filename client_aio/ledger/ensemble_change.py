@@ -11,6 +11,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from client_aio.bookies.ensemble_finder import Sizes
+from client_aio.context import Repeats
 from client_aio.core.ensemble_change import (
     Abandon,
     Copy,
@@ -33,6 +35,7 @@ from metadata.errors import (
     NotEnoughBookiesError,
     WriterAbortedError,
 )
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,13 +80,19 @@ class EnsembleSeats(Protocol[Token]):
     def describe_failed(self) -> str: ...
 
     def seat_replacements(
-        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+        self,
+        bookies: Sequence[str],
+        replaced: int,
+        connections: dict[str, BookieConnection | BookKeeperError],
     ) -> None: ...
 
     def abandon(self) -> None: ...
 
     def reseat(
-        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+        self,
+        bookies: Sequence[str],
+        replaced: int,
+        connections: dict[str, BookieConnection | BookKeeperError],
     ) -> None: ...
 
     def flush(self) -> None: ...
@@ -103,15 +112,16 @@ class EnsembleChangeTask(Generic[Token]):
         self._changer = changer
         self._replicator = replicator
         self._owner = owner
-        self._connections: dict[str, BookieConnection] = {}
+        self._connections: dict[str, BookieConnection | BookKeeperError] = {}
         self._disowning: set[str] = set()  # bookies that tombstoned the id of the ledger, though it exists
         self._seated_at: dict[str, float] = {}  # when each bookie took its seat, by the loop's clock
         self._progress = asyncio.Event()
         self._is_finishing = asyncio.Event()
-        self._patience = _Patience(context.config.ensemble_change_timeout_s)
+        self._patience = Patience(context.config.ensemble_change_timeout_s)
         self._rolls: list[asyncio.Future[None]] = []
         self._later_rolls: list[asyncio.Future[None]] = []  # requested when a roll had begun
-        self._task: asyncio.Task[None] | None = None
+        self._task: OwnedTask | None = None
+        self._repeats = Repeats()
 
     @property
     def fragment(self) -> Fragment:
@@ -123,8 +133,8 @@ class EnsembleChangeTask(Generic[Token]):
         self._progress.set()
         if self._task is None or self._task.done():
             # Seats that fail before the task first runs, or while it waits, are replaced together.
-            self._task = asyncio.get_running_loop().create_task(
-                self._run(), name=f"ensemble change of ledger {self._replicator.window.ledger_id}"
+            self._task = OwnedTask(
+                self._run, f"ensemble change of ledger {self._replicator.window.ledger_id}"
             )
 
     def roll(self) -> asyncio.Future[None]:
@@ -147,12 +157,13 @@ class EnsembleChangeTask(Generic[Token]):
     async def finish(self) -> None:
         """Begin no further change, and wait until none is under way. The owner needs no bookies any more."""
         self._is_finishing.set()
+        self._progress.set()
         if self._task is not None:
-            await asyncio.wait([self._task])
+            await self._task.wait()
 
     def stop(self) -> None:
         """Stop at once. The outcome of a change under way stays unknown."""
-        if self._task is not None and self._task is not asyncio.current_task():
+        if self._task is not None and not self._task.is_current:
             self._task.cancel()
             self._end_all_rolls()  # A task that is cancelled before it first runs does not end them.
 
@@ -160,15 +171,30 @@ class EnsembleChangeTask(Generic[Token]):
         """Stop, and wait until the task has ended."""
         self.stop()
         if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.wait()
 
     async def _run(self) -> None:
+        has_ended = True
         try:
             step = self._changer.next()
             while step is not None and self._owner._needs_bookies():
                 if isinstance(step, (Find, Wait, Drain, GiveUp)) and self._replicator.disowning:
                     await self._check_that_it_exists()
                 step = await self._carry_out(step)
+        except asyncio.CancelledError:
+            # By the owner, or by the application, which may have cancelled all tasks. The task is started
+            # again then, unless a change was half-way: whether its compare-and-set happened is not known.
+            is_ours = self._task is None or self._task.is_cancelled
+            has_ended = is_ours or self._replicator.window.is_frozen
+            if has_ended and not is_ours:
+                ledger_id = self._replicator.window.ledger_id
+                self._owner._fail(
+                    MetadataUnavailableError(
+                        f"an ensemble change of ledger {ledger_id} was cancelled half-way",
+                        ledger_id=ledger_id,
+                    )
+                )
+            raise
         except BookKeeperError as error:
             self._owner._fail(error)
         except Exception as error:
@@ -177,7 +203,8 @@ class EnsembleChangeTask(Generic[Token]):
             logger.exception("ledger=%d %s", ledger_id, why)
             self._owner._fail(WriterAbortedError(why, ledger_id=ledger_id))
         finally:
-            self._end_all_rolls()
+            if has_ended:
+                self._end_all_rolls()
 
     def _end_all_rolls(self) -> None:
         self._rolls += self._later_rolls
@@ -206,6 +233,8 @@ class EnsembleChangeTask(Generic[Token]):
             case Copy(bookies, seats):
                 replicator.seat_replacements(bookies, seats, self._connections)
                 await self._copy()
+                if not self._owner._needs_bookies():
+                    return None  # Closed at the ack quorum: nobody has been told of the replacements.
                 if replicator.disowning:
                     await self._check_that_it_exists()
                 self._note_seated(bookies, replicator.window.replacements)
@@ -263,26 +292,30 @@ class EnsembleChangeTask(Generic[Token]):
     async def _find(self, seats: int) -> Step:
         changer = self._changer
         try:
-            bookies, connections = await self._context.finder.replace(
-                self._owner.metadata, changer.target, seats, excluded=self._disowning
+            found = await self._context.finder.replace(
+                self._owner.metadata, changer.target, seats, excluded=self._disowning, may_leave=True
             )
         except NotEnoughBookiesError as error:
             step = changer.not_found()
             if isinstance(step, Wait):
                 names = ", ".join(changer.target[index] for index in indexes_of(seats))
-                logger.warning(
-                    "ledger=%d writing %s without %s: %s",
-                    self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on", names, error,
-                )  # fmt: skip
+                now = asyncio.get_running_loop().time()
+                if count := self._repeats.due((names, step.is_frozen), now):
+                    logger.warning(
+                        "ledger=%d writing %s without %s (looked %d times since the last report): %s",
+                        self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on", names,
+                        count, error,
+                    )  # fmt: skip
             return step
-        if any(self._has_just_been_seated(bookie_id) for bookie_id in connections):
+        filled = indexes_of(found.filled)
+        if any(self._has_just_been_seated(found.bookies[index]) for index in filled):
             # A bookie that accepts connections and refuses adds would be resent everything, without end.
             await self._wait(is_frozen=self._is_stuck)
             return changer.next()
         if not self._owner._needs_bookies():
             return None  # Everything is acknowledged by now: the window must not be frozen for no change.
-        self._connections |= connections
-        return changer.found(bookies)
+        self._connections |= found.connections
+        return changer.found(found.bookies, found.filled)
 
     async def _find_all(self) -> Step:
         changer, metadata = self._changer, self._owner.metadata
@@ -303,13 +336,14 @@ class EnsembleChangeTask(Generic[Token]):
             self._end_rolls(crowded)
             return changer.roll_later()
         try:
-            bookies, self._connections = await self._context.finder.find_next(
-                metadata, excluded=self._disowning
+            found = await self._context.finder.find(
+                metadata.ledger_id, Sizes.of(metadata), excluded=self._disowning
             )
         except NotEnoughBookiesError as error:
             logger.warning("ledger=%d its next fragment has the same bookies: %s", metadata.ledger_id, error)
             return changer.not_found_all()
-        return changer.found_all(bookies)
+        self._connections = found.connections
+        return changer.found_all(found.bookies)
 
     async def _drain(self, failed: int) -> None:
         window = self._replicator.window
@@ -365,7 +399,7 @@ class EnsembleChangeTask(Generic[Token]):
         )
 
 
-class _Patience:
+class Patience:
     """The timeout of a stuck window. Bookies that come, refuse adds and come again do not restart it."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -374,7 +408,7 @@ class _Patience:
         self._lac: int | None = None
 
     def is_over(self, now: float, lac: int) -> bool:
-        """Return whether the window has been stuck at this LAC for the whole timeout."""
+        """Return whether the window has been stuck at this LAC (or LAFR) for the whole timeout."""
         if lac != self._lac or now > self._asked_at + self._timeout_s:
             self._since, self._lac = now, lac
         self._asked_at = now

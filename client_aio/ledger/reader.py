@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING, Self
 
 from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
+from client_aio.context import on_own_loop
 from client_aio.core.quorum import covers_all_write_sets
 from client_aio.core.read_plan import check_range
 from client_aio.ledger.entry_reader import BatchStream, EntryReader, EntryStream, entries_of
@@ -27,6 +28,7 @@ from metadata.errors import (
     StaleMetadataError,
 )
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -47,6 +49,7 @@ _POLLS = 2
 _POLL_RETRY_S = 0.2
 
 
+@on_own_loop("close")
 class LedgerReader:
     """Reads a ledger; made by `Client.open_ledger`. An async context manager that frees it on exit."""
 
@@ -345,6 +348,7 @@ class LedgerReader:
     # --- tailing ---
 
     async def _tail(self, following: int) -> AsyncGenerator[EntryBatch, None]:
+        self._context.check_loop()
         progress = _Progress(self)
         try:
             while True:
@@ -371,7 +375,7 @@ class _Progress:
         self._changed = asyncio.Event()
         self._polls: dict[str, asyncio.Task[ReadLacAnswer]] = {}
         self._not_before: dict[str, float] = {}  # by the loop's clock
-        self._watch = asyncio.create_task(self._follow_metadata())
+        self._watch = OwnedTask(self._follow_metadata, f"metadata of ledger {reader.ledger_id}")
         self._next_seat = reader.ledger_id  # spreads the readers of many ledgers over the seats
 
     async def wait(self) -> None:
@@ -384,20 +388,21 @@ class _Progress:
         is_complete = self._keep_polling(reader.last_add_confirmed)
         changed = asyncio.create_task(self._changed.wait())
         try:
-            done, _ = await asyncio.wait(
-                [changed, self._watch, *self._polls.values()],
+            await asyncio.wait(
+                [changed, *self._polls.values()],
                 timeout=None if is_complete else _POLL_RETRY_S,
                 return_when=asyncio.FIRST_COMPLETED,
             )
         finally:
             changed.cancel()
         self._changed.clear()
-        if self._watch in done:
-            self._watch.result()
+        self._watch.result()
         for bookie_id, task in list(self._polls.items()):
             if not task.done():
                 continue
             del self._polls[bookie_id]
+            if task.cancelled():
+                continue  # by the application: polled again
             error = task.exception()
             if isinstance(error, BookKeeperError) and not isinstance(error, ClientClosedError):
                 self._not_before[bookie_id] = asyncio.get_running_loop().time() + _POLL_RETRY_S
@@ -407,10 +412,11 @@ class _Progress:
 
     async def close(self) -> None:
         """Stop polling and watching."""
-        tasks = [self._watch, *self._polls.values()]
-        for task in tasks:
+        self._watch.cancel()
+        for task in self._polls.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._polls.values(), return_exceptions=True)
+        await self._watch.wait()
 
     def _keep_polling(self, lac: int) -> bool:
         """Keep polls outstanding; return False when a bookie that failed is to be polled again later."""
@@ -431,6 +437,12 @@ class _Progress:
         return len(self._polls) == wanted
 
     async def _follow_metadata(self) -> None:
+        try:
+            await self._follow()
+        finally:
+            self._changed.set()  # `wait` raises the error, if there is one
+
+    async def _follow(self) -> None:
         reader = self._reader
         while True:
             try:

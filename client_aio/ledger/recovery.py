@@ -15,7 +15,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from bookie_aio.wire.messages import AddFlag, ReadAnswer, ReadLacAnswer, Stop
+from bookie_aio.wire.messages import NO_TERM, AddFlag, ReadAnswer, ReadLac, ReadLacAnswer, Stop
 from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges
 from client_aio.core.recovery import (
     Ask,
@@ -36,6 +36,7 @@ from client_aio.ledger.futures import fenced_by_term
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.replication import Replication
 from metadata.errors import (
+    BookieUnavailableError,
     BookKeeperError,
     InvalidArgumentError,
     LedgerFencedError,
@@ -59,15 +60,24 @@ logger = logging.getLogger(__name__)
 
 
 async def recover_ledger(
-    context: ClientContext, ledger_id: int, digest: Digest, *, only: Fragment | None = None
+    context: ClientContext,
+    ledger_id: int,
+    digest: Digest,
+    *,
+    only: Fragment | None = None,
+    at_ack_quorum: bool = False,
+    is_checked: bool = False,
 ) -> tuple[LedgerMetadata, Version]:
     """Close a ledger behind its last recoverable entry.
 
-    A writer that is alive is fenced: it acknowledges nothing more. Cancellation leaves the ledger
-    IN_RECOVERY, to be recovered again.
+    A writer that is alive is fenced: it acknowledges nothing more. Where too few bookies answer to find the
+    end, it is not: that is checked before. Cancellation leaves the ledger IN_RECOVERY, to be recovered again.
 
     Args:
         only: if the ledger is OPEN with another last fragment than this one, leave it unchanged.
+        at_ack_quorum: with guaranteed write quorum, be content with Qa copies of each entry. The metadata
+            then say from which entry on there may be fewer than Qw.
+        is_checked: the caller has just run `check_reach`.
 
     Returns:
         The metadata and their version: CLOSED, or OPEN if `only` left the ledger unchanged.
@@ -85,6 +95,10 @@ async def recover_ledger(
             ledger_id=ledger_id,
         )
 
+    is_open = held.current.state is LedgerState.OPEN and only in (None, held.current.last_fragment)
+    if is_open and not is_checked:
+        await check_reach(context, held.current, digest)
+
     def enter(now: LedgerMetadata) -> LedgerMetadata | None:
         return entered(now) if only in (None, now.last_fragment) else None
 
@@ -92,7 +106,7 @@ async def recover_ledger(
     if only is not None and held.current.state is LedgerState.OPEN:
         return held.current, held.version
     while not held.current.is_closed:
-        recovery = Recovery(context, held.current, digest)
+        recovery = Recovery(context, held.current, digest, at_ack_quorum=at_ack_quorum)
         try:
             last_entry, length = await recovery.run()
         except LedgerRecoveryError:
@@ -100,19 +114,105 @@ async def recover_ledger(
                 # The ledger may have been deleted meanwhile: then its bookies do not answer either.
                 await context.ledgers.read(ledger_id, sync=True)
             raise
-        if await held.update(RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):
+        short_from = recovery.below_write_quorum_from
+        if await held.update(
+            RecoveredEnd(held.current, recovery.fragments, last_entry, length, short_from).apply
+        ):
             break
         # Another recovery was first: it closed the ledger, or changed the metadata that this one began with.
     return held.current, held.version
+
+
+async def check_reach(context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> None:
+    """Check that enough bookies answer to find a ledger's end, by LAC reads that do not fence.
+
+    A takeover that cannot be completed must not end a healthy writer. Returns as soon as the answers cover
+    all write sets (rule 12b).
+
+    Raises:
+        LedgerRecoveryError: too few bookies answer. Nothing has been done.
+        NoSuchLedgerError: the ledger has been deleted.
+    """
+    while (error := await _out_of_reach(context, metadata, digest)) is not None:
+        # The metadata may be older than the ledger's last change, or its bookies may refuse a deleted ledger.
+        known = metadata
+        try:
+            metadata, _ = await context.ledgers.read(known.ledger_id, sync=True)
+        except MetadataUnavailableError:
+            raise error from None
+        if metadata.is_closed:
+            return
+        if metadata.last_fragment == known.last_fragment:
+            raise error
+
+
+async def _out_of_reach(
+    context: ClientContext, metadata: LedgerMetadata, digest: Digest
+) -> LedgerRecoveryError | None:
+    ensemble = metadata.last_fragment.bookies
+    tally = FenceTally(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum, 0)
+    question = ReadLac(metadata.ledger_id, NO_TERM, NO_ENTRY, 0)
+
+    async def ask(bookie_id: str) -> None:
+        connection = await context.pool.get(bookie_id)
+        await connection.call(
+            question,
+            ReadLacAnswer,
+            timeout_s=context.config.read_timeout_s,
+            ledger_id=metadata.ledger_id,
+            auth=digest.token(bookie_id),
+        )
+
+    tasks = {asyncio.create_task(ask(bookie_id)): seat for seat, bookie_id in enumerate(ensemble)}
+    waiting, errors = set(tasks), dict[str, str]()
+    try:
+        while waiting and not tally.is_covered:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    tally.answer(tasks[task], None)
+                elif isinstance(error, BookKeeperError):
+                    errors[ensemble[tasks[task]]] = str(error)
+                else:
+                    raise error
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    if tally.is_covered:
+        return None
+    return _uncovered(metadata, errors, "Nothing was done: its writer, if it has one, goes on")
+
+
+def _uncovered(metadata: LedgerMetadata, errors: dict[str, str], advice: str) -> LedgerRecoveryError:
+    names = metadata.last_fragment.bookies
+    missing = "; ".join(f"{name} ({errors[name]})" for name in names if name in errors)
+    return LedgerRecoveryError(
+        f"ledger {metadata.ledger_id} cannot be fenced: too few of its bookies answered; missing: {missing}. "
+        f"{advice}",
+        ledger_id=metadata.ledger_id,
+    )
 
 
 class Recovery:
     """One attempt, with the metadata of its beginning, which are IN_RECOVERY.
 
     `fragments` are the fragments of `metadata`, with the ensemble changes made in memory (rule 12d).
+
+    Args:
+        at_ack_quorum: with guaranteed write quorum, write each entry back to Qa bookies at least, and not to
+            Qw. `below_write_quorum_from` is then the first entry that may have fewer than Qw copies.
     """
 
-    def __init__(self, context: ClientContext, metadata: LedgerMetadata, digest: Digest) -> None:
+    def __init__(
+        self,
+        context: ClientContext,
+        metadata: LedgerMetadata,
+        digest: Digest,
+        *,
+        at_ack_quorum: bool = False,
+    ) -> None:
         self._context = context
         self._digest = digest
         self._config = context.config
@@ -121,6 +221,8 @@ class Recovery:
         self._ensemble = metadata.last_fragment.bookies
         self._connections: dict[str, BookieConnection | BookKeeperError] = {}
         self.fragments = metadata.fragments
+        self._is_whole = metadata.guaranteed_write_quorum and not at_ack_quorum
+        self.below_write_quorum_from: int | None = None
         self._events: asyncio.Queue[tuple[Ask, tuple[list[Block], ReadAnswer] | BookKeeperError]] = (
             asyncio.Queue()
         )
@@ -156,6 +258,8 @@ class Recovery:
                 task.cancel()
             await asyncio.gather(*self._reads, return_exceptions=True)
         assert replication.window.lac == last_entry
+        if self.metadata.guaranteed_write_quorum and not self._is_whole and last_entry > before:
+            self.below_write_quorum_from = before + 1
         return last_entry, replication.window.length_confirmed
 
     # --- (b) fencing ---
@@ -190,12 +294,7 @@ class Recovery:
             for task in waiting:
                 task.cancel()
         if not tally.is_covered:
-            missing = "; ".join(f"{name} ({errors[name]})" for name in self._ensemble if name in errors)
-            raise LedgerRecoveryError(
-                f"ledger {self.metadata.ledger_id} cannot be fenced: too few of its bookies answered; "
-                f"missing: {missing}. Run recovery again when they are back",
-                ledger_id=self.metadata.ledger_id,
-            )
+            raise _uncovered(self.metadata, errors, "Run recovery again when they are back")
         return tally
 
     async def _fence_one(self, bookie_id: str) -> LacStatement | None:
@@ -215,11 +314,12 @@ class Recovery:
         return found
 
     async def _length_at(self, lac: int) -> int:
-        """Return the ledger's payload bytes up to its last confirmed entry, which contains that length."""
-        if lac == NO_ENTRY:
-            return 0
-        if self.metadata.unbounded is not None and lac < self.metadata.last_fragment.first_entry:
-            return self.metadata.unbounded.length_before
+        """Return the ledger's payload bytes up to an entry, which contains that length.
+
+        The metadata have the length below the last fragment. The bookies of earlier fragments may be lost.
+        """
+        if lac < self.metadata.last_fragment.first_entry:
+            return self.metadata.length_before
         reader = EntryReader(
             self._context, lambda: self.metadata, self._digest, on_statement=lambda _: None, refresh=None
         )
@@ -281,6 +381,11 @@ class Recovery:
             self._events.put_nowait((ask, (checked_blocks(wanted, answer, body, self._digest), answer)))
         except BookKeeperError as error:
             self._events.put_nowait((ask, error))
+        except asyncio.CancelledError:
+            # The application may have cancelled all tasks: `_search` must not wait for this one.
+            cut_off = BookieUnavailableError("the read was cancelled", bookie_id=bookie_id)
+            self._events.put_nowait((ask, cut_off))
+            raise
 
     def _inconclusive(self, entry_id: int, seats: list[int]) -> LedgerRecoveryError:
         names = ", ".join(self._ensemble[seat] for seat in seats)
@@ -304,7 +409,7 @@ class Recovery:
             term=recovery_term(metadata),
             flags=AddFlag.RECOVERY,
             # Each write-back reaches all of its write set before the close (rules 11 and 12c).
-            ack_quorum=write_quorum if metadata.guaranteed_write_quorum else ack_quorum,
+            ack_quorum=write_quorum if self._is_whole else ack_quorum,
             next_entry=before + 1,
             length=length,
             # Rule 12c: frozen. An advancing LAC would let a tailing reader see an entry that a concurrent
@@ -348,9 +453,11 @@ class Recovery:
     def _fail(self, error: BookKeeperError) -> None:
         if self._failure is None:
             if isinstance(error, NotEnoughBookiesError):
+                advice = "Run it again when they are back"
+                if self._is_whole:
+                    advice += ", or with at_ack_quorum to close the ledger with Qa copies of some entries"
                 error = LedgerRecoveryError(
-                    f"recovery cannot write back: {error}. Run it again when they are back",
-                    ledger_id=self.metadata.ledger_id,
+                    f"recovery cannot write back: {error}. {advice}", ledger_id=self.metadata.ledger_id
                 )
             self._failure = error
             self._written.set()

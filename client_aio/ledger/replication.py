@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -41,15 +42,17 @@ from client_aio.bookies.connection import BookieConnection, Outcome, error_of
 from client_aio.core.add_window import AddWindow
 from client_aio.core.ensemble_change import EnsembleChangeMachine
 from client_aio.core.quorum import indexes_of
-from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask
+from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask, Patience
 from client_aio.ledger.futures import fenced_by_term
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
     LedgerFencedError,
     NoSuchLedgerError,
+    NotEnoughBookiesError,
     OperationTimeoutError,
 )
+from metadata.errors import Outcome as ErrorOutcome
 from metadata.ids import NO_ENTRY
 
 if TYPE_CHECKING:
@@ -148,6 +151,11 @@ class Replicator(Generic[Token]):
         failed = [self._seats[index] for index in indexes_of(self.window.failed)]
         return ", ".join(f"{seat.bookie_id} ({seat.failure})" for seat in failed)
 
+    def describe_owing(self) -> str:
+        """Return the bookies that lack acknowledged entries, with their errors, as text."""
+        owing = [self._seats[index] for index in indexes_of(self.window.seats_owing)]
+        return ", ".join(f"{seat.bookie_id} ({seat.failure or 'it has not answered'})" for seat in owing)
+
     def seat(
         self, bookies: Sequence[str], connections: dict[str, BookieConnection | BookKeeperError]
     ) -> None:
@@ -155,13 +163,13 @@ class Replicator(Generic[Token]):
         for bookie_id in bookies:
             found = connections[bookie_id]
             self._seats.append(self._occupant(bookie_id, found))
-        for index, bookie_id in enumerate(bookies):
-            found = connections[bookie_id]
-            if isinstance(found, BookKeeperError):
-                self._fail(index, self.window.epoch(index), found)
+        self._fail_unreachable(bookies, (1 << len(bookies)) - 1, connections)
 
     def seat_replacements(
-        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+        self,
+        bookies: Sequence[str],
+        replaced: int,
+        connections: dict[str, BookieConnection | BookKeeperError],
     ) -> None:
         """Seat replacements before the compare-and-set, and send them their copies (rule 11)."""
         for index in indexes_of(replaced & ~self.window.replacements):
@@ -177,19 +185,42 @@ class Replicator(Generic[Token]):
         self.window.abandon_change()
         self.advance()
 
-    def reseat(self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]) -> None:
-        """Put new bookies into the seats of the mask `replaced`, and send them the batches that they owe."""
+    def reseat(
+        self,
+        bookies: Sequence[str],
+        replaced: int,
+        connections: dict[str, BookieConnection | BookKeeperError],
+    ) -> None:
+        """Put new bookies into the seats of the mask `replaced`, and send them the batches that they owe.
+
+        A bookie that is down, as a new fragment may name it (rule 9), has failed from the start.
+        """
         self._occupy(bookies, replaced & ~self.window.replacements, connections)
         self._former = {}
         self._transmit(self.window.commit_change(replaced))
+        self._fail_unreachable(bookies, replaced, connections)
         self.advance()
         self._on_reseated()
 
     def _occupy(
-        self, bookies: Sequence[str], replaced: int, connections: dict[str, BookieConnection]
+        self,
+        bookies: Sequence[str],
+        replaced: int,
+        connections: dict[str, BookieConnection | BookKeeperError],
     ) -> None:
         for index in indexes_of(replaced):
             self._seats[index] = self._occupant(bookies[index], connections[bookies[index]])
+
+    def _fail_unreachable(
+        self,
+        bookies: Sequence[str],
+        seats: int,
+        connections: dict[str, BookieConnection | BookKeeperError],
+    ) -> None:
+        for index in indexes_of(seats):
+            found = connections[bookies[index]]
+            if isinstance(found, BookKeeperError):
+                self._fail(index, self.window.epoch(index), found)
 
     def _occupant(self, bookie_id: str, found: BookieConnection | BookKeeperError) -> _Seat:
         token = self._digest.token(bookie_id)
@@ -266,8 +297,12 @@ class Replicator(Generic[Token]):
             seat.connection.request(message, told, timeout_s=self._config.add_timeout_s, auth=seat.token)
 
     def _told(self, index: int, epoch: int, outcome: Outcome, body: memoryview) -> None:
-        if isinstance(outcome, BookKeeperError):  # No answer. A refusal is found by the next add.
+        if isinstance(outcome, BookKeeperError):  # No answer.
             self._fail(index, epoch, outcome)
+        elif isinstance(outcome, Failure) and outcome.status in _WITHDRAWALS:
+            # An idle writer sends nothing else. It would not learn that it has been displaced.
+            self._refused(index, epoch, self._seats[index], outcome)
+        # Any other refusal is found by the next add.
 
     def stop(self) -> None:
         """Ignore refusals and failures of bookies from now on: nothing more will be sent."""
@@ -445,6 +480,47 @@ class Replication(Generic[Token]):
     def _on_seat_failed(self, bookie_id: str, error: BookKeeperError) -> None:
         self._context.pool.directory.note_refusal(bookie_id, error)
         self.replace_failed()
+
+
+class CopiesWatch:
+    """The timeout of acknowledged entries that wait for their last copies (guaranteed write quorum, rule 11).
+
+    Without guaranteed write quorum the window releases what is acknowledged. `StallWatch` ends a wait for
+    that.
+    """
+
+    def __init__(self, replicator: Replicator[Any], timeout_s: float) -> None:
+        self._replicator = replicator
+        self._timeout_s = timeout_s
+        self._patience = Patience(timeout_s)
+
+    async def wait(self, room: asyncio.Event) -> None:
+        """Wait until the window may hold fewer bytes; may return early.
+
+        Args:
+            room: set when the window holds so few bytes that more may be added.
+
+        Raises:
+            NotEnoughBookiesError: the LAFR has not moved for the timeout. Nothing has failed by that.
+        """
+        window, now = self._replicator.window, asyncio.get_running_loop().time()
+        room.clear()
+        if not window.is_guaranteed:
+            await room.wait()
+            return
+        if window.lac == window.last_add_pushed and self._patience.is_over(now, window.lafr):
+            error = NotEnoughBookiesError(
+                f"entries {window.lafr + 1} to {window.lac} of ledger {window.ledger_id} are acknowledged, "
+                f"but for {self._timeout_s:g} s have lacked copies at {self._replicator.describe_owing()}. "
+                "Bring it back, add a bookie in its place, or close(at_ack_quorum=True)",
+                ledger_id=window.ledger_id,
+                entry_id=window.lafr + 1,
+            )
+            error.outcome = ErrorOutcome.NOT_DONE  # The entries are acknowledged: only the call has failed.
+            raise error
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s / 4):
+                await room.wait()
 
 
 class StallWatch:

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio.events import _get_running_loop
 from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
+from client_aio.context import on_own_loop
 from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, EntryOrder
 from client_aio.core.ensemble_change import Closing
 from client_aio.handles import ClosesOnExit
@@ -27,7 +29,7 @@ from client_aio.lac_clock import LacPublisher
 from client_aio.ledger.entry_reader import writers_reader
 from client_aio.ledger.futures import EntryWaiters, as_unknown, fail_all, fenced_by_metadata, with_message
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
-from client_aio.ledger.replication import Replication, StallWatch
+from client_aio.ledger.replication import CopiesWatch, Replication, StallWatch
 from metadata.errors import (
     BackpressureError,
     BookKeeperError,
@@ -41,9 +43,10 @@ from metadata.ids import NO_ENTRY, TERM_WRITER
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from client_aio.bookies.connection import BookieConnection
     from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
-    from client_aio.core.add_window import AddGroup, AddWindow
+    from client_aio.core.add_window import AddGroup, AddWindow, Outstanding
     from client_aio.core.digest import Digest
     from client_aio.core.ensemble_change import EnsembleChange
     from client_aio.ledger.entry_reader import EntrySource, EntryStream
@@ -103,6 +106,7 @@ class DeferredSync:
                     await self._moved.wait()
 
 
+@on_own_loop("drain", "start")
 class LedgerWriter(ClosesOnExit):
     """Adds entries to a ledger; made by `Client.create_ledger`.
 
@@ -145,7 +149,8 @@ class LedgerWriter(ClosesOnExit):
         # Attributes of the writer itself: every add uses the first two.
         self._window, self._replicator = replication.window, replication.replicator
         self._changes = replication.changes
-        self._failure: BookKeeperError | None = None
+        # Gets what is outstanding when the writer fails; without it the futures fail.
+        self._on_dropped: Callable[[Outstanding[Token]], None] | None = None
         self._is_closing = False
         self._has_closed = False  # this writer has closed the ledger, and not found it closed
         self._order: EntryOrder[_Given] | None = EntryOrder() if options.advanced else None
@@ -161,6 +166,7 @@ class LedgerWriter(ClosesOnExit):
         self._queued_bytes = 0  # with the entries behind a gap in the ids
         self._forces = DeferredSync(self._window, self._replicator.force, lambda: self._failure)
         self._lac_publisher = LacPublisher(self._window, self._publish_lac, context.lac_clock)
+        self._copies = CopiesWatch(self._replicator, self._config.add_quorum_timeout_s)
         self._stall_watch = StallWatch(self._window, self._fail, self._config.add_quorum_timeout_s)
         self._reader = self._make_reader()
 
@@ -170,10 +176,13 @@ class LedgerWriter(ClosesOnExit):
     def _make_reader(self) -> EntrySource:
         return writers_reader(self._context, lambda: self._held.current, self._digest)
 
-    async def start(self) -> None:
-        """Connect to the bookies of the ensemble, and seat them; called once, before the first add."""
-        bookies = self._held.current.last_fragment.bookies
-        self._replicator.seat(bookies, await self._context.pool.get_all(bookies))
+    async def start(self, connections: dict[str, BookieConnection | BookKeeperError]) -> None:
+        """Seat the bookies of the ensemble; called once, before the first add.
+
+        Args:
+            connections: an error for a bookie that is down, which has failed from the start (rule 9).
+        """
+        self._replicator.seat(self._held.current.last_fragment.bookies, connections)
         await self._replicator.lock()
 
     # --- state ---
@@ -269,6 +278,8 @@ class LedgerWriter(ClosesOnExit):
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Not done.
         """
         # Hot path: every add runs through these lines. Rare cases are in `_add_otherwise`.
+        if _get_running_loop() is not self._loop:
+            self._context.check_loop()
         if type(data) is not bytes:
             data = self._copy(data)
         if len(data) > self._entry_bytes_max:
@@ -324,19 +335,22 @@ class LedgerWriter(ClosesOnExit):
     async def drain(self) -> None:
         """Wait until at most `max_in_flight_bytes` are in flight, or only entries behind a gap in the ids.
 
-        With deferred sync, entries that have not been forced are in flight, and this forces them.
+        With deferred sync, entries that have not been forced are in flight, and this forces them. With
+        guaranteed write quorum, entries that have not reached their whole write set are in flight.
 
         Raises:
             BookKeeperError: the writer's first failure.
+            NotEnoughBookiesError: with guaranteed write quorum, a bookie has lacked acknowledged entries for
+                `add_quorum_timeout_s`. The message names it. The writer goes on.
         """
         while self._failure is None and self.bytes_in_flight > self._config.max_in_flight_bytes:
+            self._context.check_loop()
             if not self._window.bytes_held and not self._queued:
                 return  # All entries wait behind a gap, which only the caller can close.
             if self._options.deferred_sync:
                 await self.force()
             else:
-                self._room.clear()
-                await self._room.wait()
+                await self._copies.wait(self._room)
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
@@ -365,25 +379,33 @@ class LedgerWriter(ClosesOnExit):
         await self._forces.up_to(self._window.last_add_pushed)
         return self._window.lac
 
-    async def close(self) -> LedgerMetadata:
+    async def close(self, *, at_ack_quorum: bool = False) -> LedgerMetadata:
         """Flush, and close the ledger for ever behind its last entry. Calling it again does nothing.
 
         With deferred sync this forces. With guaranteed write quorum it waits until every entry has reached
         its whole write set. Adds behind a gap in the ids fail. Cancellation leaves the ledger OPEN or CLOSED;
         a recovery decides which.
 
+        Args:
+            at_ack_quorum: with guaranteed write quorum, do not wait for more than Qa copies of each entry.
+                The metadata then record from which entry on there may be fewer than Qw, for a repair.
+
         Raises:
             BookKeeperError: the first failure of an add; the ledger then stays OPEN for recovery.
             LedgerFencedError: another client took the ledger over.
+            NotEnoughBookiesError: with guaranteed write quorum, a bookie has lacked acknowledged entries for
+                `add_quorum_timeout_s`. The message names it. The ledger is OPEN, and may be closed again.
         """
-        return await self._close(self._close_metadata)
+        return await self._close(self._close_metadata, at_ack_quorum=at_ack_quorum)
 
-    async def _close(self, end: Callable[[], Awaitable[None]]) -> LedgerMetadata:
+    async def _close(
+        self, end: Callable[[], Awaitable[None]], *, at_ack_quorum: bool = False
+    ) -> LedgerMetadata:
         """Flush, and end the writer with `end`. Concurrent calls may have different ends."""
         if self._is_closed_here:
             return self._held.current
         if not self._is_closing:
-            await self._settle()
+            await self._settle(at_ack_quorum)
             self._is_closing, self._is_direct = True, False
             self._refuse_behind_gap()
         await self._changes.finish()
@@ -397,21 +419,26 @@ class LedgerWriter(ClosesOnExit):
                 self._release()
         return self._held.current
 
-    async def _settle(self) -> None:
+    async def _settle(self, at_ack_quorum: bool) -> None:
         """Wait until no add is in flight, including adds that come while this waits (rules 10 and 11).
 
-        No add is in flight on return, until the caller awaits again.
+        No add is in flight on return, until the caller awaits again. With `at_ack_quorum` acknowledged
+        entries may wait for their last copies.
         """
+
+        def is_settled() -> bool:
+            window = self._window
+            return window.is_idle or (at_ack_quorum and window.lac == window.last_add_pushed)
+
         while True:
             await self.flush()
             if self._options.deferred_sync:
                 await self.force()
-            elif not self._window.is_idle:
-                self._room.clear()
-                await self._room.wait()
+            elif not is_settled():
+                await self._copies.wait(self._room)
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
-            if self._window.is_idle and not self._queued:
+            if is_settled() and not self._queued:
                 return
 
     @property
@@ -501,6 +528,8 @@ class LedgerWriter(ClosesOnExit):
 
     def _refuse(self, future: asyncio.Future[int]) -> None:
         closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
+        if self._failure is not None:
+            self._was_told = self.is_failure_known
         fail_all([future], self._failure or closed)
 
     async def _take_all(
@@ -546,8 +575,7 @@ class LedgerWriter(ClosesOnExit):
                 await self._wait_for(last)
                 await self._forces.up_to(last)
             else:
-                self._room.clear()
-                await self._room.wait()
+                await self._copies.wait(self._room)
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
@@ -596,11 +624,14 @@ class LedgerWriter(ClosesOnExit):
         """Fail everything outstanding, in entry order. The first failure is that of the writer."""
         if self._failure is not None:
             return
-        self._failure, self._is_direct = as_unknown(error), False
-        tokens = self._window.abort()
+        self._failure, self._is_direct = as_unknown(error).with_traceback(None), False
+        dropped = self._window.abort()
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         behind_gap = self._order.give_up() if self._order is not None else []
-        fail_all([*tokens, *(future for _, future in [*queued, *behind_gap])], error)
+        if self._on_dropped is not None:
+            self._on_dropped(dropped)
+        else:
+            fail_all([*dropped.tokens(), *(future for _, future in [*queued, *behind_gap])], error)
         self._waiters.fail(error)
         self._room.set()
         self._forces.moved()
@@ -636,7 +667,8 @@ class LedgerWriter(ClosesOnExit):
         window = self._window
         # This writer's own last fragment: the metadata may have been read again since, as others changed
         # them.
-        closing = Closing(window.lac, window.length_confirmed, self._changes.fragment)
+        short_from = None if window.is_idle else window.lafr + 1  # rule 11: closed at the ack quorum
+        closing = Closing(window.lac, window.length_confirmed, self._changes.fragment, short_from)
         if await self._held.update(closing.apply) or closing.is_met_by(self._held.current):
             self._has_closed = True
             return

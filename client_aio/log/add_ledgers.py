@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from client_aio.core.log_chain import TAG, Listing
 from client_aio.log.ownership import claim
-from client_aio.log.takeover import is_met, read_log_metadata, recovered
+from client_aio.log.takeover import LogTakeover, is_met, read_log_metadata
 from client_aio.log.truncation import ensure_log, finish_dropping
 from metadata.errors import BookKeeperError, InvalidArgumentError, NoSuchLedgerError, NoSuchLogError
 from metadata.ids import LEDGER_ID_MAX, check_ledger_id
@@ -155,7 +155,9 @@ async def _try_to_add(
     head, _ = await lists.read()
     if addition.is_repeated(head):
         return AddedToLog(True, ())
-    head, version = await recovered(context, lists, password)
+    takeover = await LogTakeover.prepare(context, lists, password)
+    await takeover.fence()
+    head, version = takeover.head, takeover.version
     if addition.is_repeated(head):
         return AddedToLog(True, ())
     if addition.replace and head.has_dropped:

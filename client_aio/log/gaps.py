@@ -1,8 +1,8 @@
 """Gaps of a log: records that are lost, as far as the bookies' answers prove it, and reading on behind them.
 
-A record is lost when its ledger is gone though the log lists it, or when every bookie of its write set has
-answered and none returned it. It is also lost behind the end of a ledger that was closed with a loss
-(`client_aio.ledger.accept_loss`). A bookie that does not answer may still hold the record: that is no gap,
+A record is lost when its ledger is gone though the log lists it. It is lost when every bookie of its write
+set has answered and none returned it. And it is lost behind the end of a ledger that was closed with a loss
+(`client_aio.ledger.accept_loss`). A bookie that does not answer may still hold the record. That is no gap,
 and reading fails as it does without gaps.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bookie_aio.wire.listing import listed
-from client_aio.admin.replicas import list_entries
+from client_aio.bookies.connection import list_entries
 from client_aio.core.read_plan import class_ranges, fragment_end
 from metadata.errors import (
     BookKeeperError,

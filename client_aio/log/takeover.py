@@ -1,5 +1,7 @@
 """Taking a log over: recover its last two ledgers, then change the list by compare-and-set, or start again.
 
+`LogTakeover` checks first that the two ledgers can be recovered. A takeover that must fail fences nobody.
+
 The shell around `client_aio.core.log_chain`. Opening a log for writing and adding closed ledgers share it.
 
 `LogLedger` is the writer's handle of one ledger of a log: its futures return positions, and a fence ends the
@@ -13,13 +15,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from client_aio.admin.delete import delete_ledger
 from client_aio.config import WriteOptions
 from client_aio.core.log_chain import to_recover
-from client_aio.ledger.futures import fail_all
-from client_aio.ledger.recovery import recover_ledger
+from client_aio.ledger.recovery import check_reach, recover_ledger
 from client_aio.ledger.writer import LedgerWriter
 from metadata.errors import (
     BookKeeperError,
@@ -31,10 +32,10 @@ from metadata.errors import (
 from metadata.model.log import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from client_aio.context import ClientContext
-    from client_aio.core.add_window import AddGroup
+    from client_aio.core.add_window import AddGroup, Outstanding
     from client_aio.core.digest import Digest
     from client_aio.core.log_chain import Listing
     from client_aio.ledger.writer import Token
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead, LogRow
     from metadata.store import Version
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,12 @@ class LogLedger(LedgerWriter):
         on_failed: Callable[[LogLedger, BookKeeperError], None],
     ) -> None:
         super().__init__(context, metadata, version, digest, WriteOptions())
+        self.cut_off: list[tuple[bytes, asyncio.Future[Position]]] = []
+        """The records that were outstanding when this ledger failed, in order: those behind the LAC."""
         self._log_name = log_name
         self._on_progress = on_progress
         self._on_failed = on_failed
+        self._on_dropped = self._keep_dropped  # The log's writer decides about these records.
 
     @property
     def bytes_taken(self) -> int:
@@ -128,10 +135,8 @@ class LogLedger(LedgerWriter):
         return cast("asyncio.Future[Position]", self.add_entry(data))
 
     def take(self, data: bytes, future: asyncio.Future[Position]) -> None:
-        """Add a record that was held back during a roll, however many bytes are in flight."""
-        if self._failure is not None:
-            fail_all([future], self._failure)
-            return
+        """Add a record that was held back, however many bytes are in flight. The ledger has not failed."""
+        assert self._failure is None
         self._window.add(data, cast("asyncio.Future[int]", future))
         self._replicator.schedule_flush()
 
@@ -160,43 +165,106 @@ class LogLedger(LedgerWriter):
             super()._fail(error)
             self._on_failed(self, error)
 
+    def _keep_dropped(self, dropped: Outstanding[Token]) -> None:
+        self.cut_off = cast("list[tuple[bytes, asyncio.Future[Position]]]", dropped.entries())
+
 
 logger = logging.getLogger(__name__)
 
 
-async def recovered(context: ClientContext, lists: LogStore, password: bytes) -> tuple[LogHead, Version]:
-    """Read a log's list, and bring its last two ledgers to CLOSED: this fences every earlier writer.
+class LogTakeover:
+    """One attempt to take a log over: what it needs is checked before any writer is fenced.
 
-    That holds for the list as it was read. The caller changes the list by a compare-and-set from the version
-    returned: where it succeeds, no other writer has listed a ledger since.
-
-    Raises:
-        NoSuchLogError: there is no such log.
-        LedgerRecoveryError: too few bookies answered; try again later.
-        UnauthorizedAccessError: the password is not that of the log's ledgers. Nothing was fenced.
+    Attributes:
+        head: the head of the log's list as it was read, at `version`. The caller changes the list by a
+            compare-and-set from that version. Where it succeeds, no other writer has listed a ledger since.
     """
-    head, version = await lists.read(sync=True)
-    tasks = [asyncio.create_task(_close(context, row, password)) for row in to_recover(head)]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return head, version
+
+    def __init__(
+        self, context: ClientContext, head: LogHead, version: Version, ledgers: Sequence[_Unlocked]
+    ) -> None:
+        self._context = context
+        self._ledgers = ledgers
+        self.head = head
+        self.version = version
+
+    @classmethod
+    async def prepare(
+        cls,
+        context: ClientContext,
+        lists: LogStore,
+        password: bytes,
+        *,
+        check: Callable[[LogHead], None] | None = None,
+    ) -> LogTakeover:
+        """Read a log's list, and check that its last two ledgers can be recovered. Nothing is fenced.
+
+        Args:
+            check: looks at the list first; its exceptions are passed on.
+
+        Raises:
+            NoSuchLogError: there is no such log.
+            LedgerRecoveryError: too few bookies answer to find the end of a ledger that is not CLOSED.
+            UnauthorizedAccessError: the password is not that of the log's ledgers.
+        """
+        head, version = await lists.read(sync=True)
+        if check is not None:
+            check(head)
+        found = await _for_each(to_recover(head), lambda row: _unlock(context, row, password))
+        return cls(context, head, version, [each for each in found if each is not None])
+
+    async def fence(self) -> None:
+        """Bring the log's last two ledgers to CLOSED: this fences every earlier writer.
+
+        Raises:
+            LedgerRecoveryError: too few bookies answered; try again later.
+        """
+        await _for_each(self._ledgers, self._recover)
+
+    async def _recover(self, ledger: _Unlocked) -> None:
+        ledger_id = ledger.metadata.ledger_id
+        try:
+            if not ledger.metadata.is_closed:
+                await recover_ledger(self._context, ledger_id, ledger.digest, is_checked=True)
+        except NoSuchLedgerError:
+            _note_missing(ledger_id)
 
 
-async def _close(context: ClientContext, row: LogRow, password: bytes) -> None:
+class _Unlocked(NamedTuple):
+    """A ledger of the log, whose password is right."""
+
+    metadata: LedgerMetadata
+    digest: Digest
+
+
+async def _unlock(context: ClientContext, row: LogRow, password: bytes) -> _Unlocked | None:
     try:
         metadata, _ = await context.ledgers.read(row.ledger_id)
         # Even where it is CLOSED: else the log's next ledger could get another password.
         digest = await context.unlock(metadata, password)
         if not metadata.is_closed:
-            await recover_ledger(context, row.ledger_id, digest)
+            await check_reach(context, metadata, digest)
     except NoSuchLedgerError:
-        # Either the list has changed, and the compare-and-set will fail. Or somebody has deleted a ledger of
-        # the log by hand, and no writer can add to that ledger any more.
-        logger.warning("ledger=%d is listed in a log and does not exist", row.ledger_id)
+        _note_missing(row.ledger_id)
+        return None
+    return _Unlocked(metadata, digest)
+
+
+def _note_missing(ledger_id: int) -> None:
+    # Either the list has changed, and the compare-and-set will fail. Or somebody has deleted a ledger of the
+    # log by hand, and no writer can add to that ledger any more.
+    logger.warning("ledger=%d is listed in a log and does not exist", ledger_id)
+
+
+async def _for_each(items: Sequence[Item], work: Callable[[Item], Awaitable[Result]]) -> list[Result]:
+    """Do the same for all items at once; the first failure cancels the others."""
+    tasks = [asyncio.ensure_future(work(item)) for item in items]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def discard(context: ClientContext, ledger: LogLedger, password: bytes) -> None:

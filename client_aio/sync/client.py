@@ -112,6 +112,7 @@ class Client(LogClient, UnboundedClient):
         ledger_id: int | str,
         *,
         recover: bool = False,
+        at_ack_quorum: bool = False,
         accept_loss: bool = False,
         password: bytes = b"",
     ) -> LedgerReader:
@@ -119,7 +120,11 @@ class Client(LogClient, UnboundedClient):
 
         async def open_() -> client_aio.LedgerReader:
             return await self._client.open_ledger(
-                ledger_id, recover=recover, accept_loss=accept_loss, password=password
+                ledger_id,
+                recover=recover,
+                at_ack_quorum=at_ack_quorum,
+                accept_loss=accept_loss,
+                password=password,
             )
 
         return LedgerReader(self._background, self._run(open_()))

@@ -183,9 +183,9 @@ class LedgerWriter(WriterHandle[int]):
         """Make all adds so far durable and acknowledge them (deferred sync); return the LAC."""
         return self._behind_inbox(self._writer.force)
 
-    def close(self) -> LedgerMetadata:
-        """Flush, and close the ledger for ever."""
-        return self._behind_inbox(self._writer.close)
+    def close(self, *, at_ack_quorum: bool = False) -> LedgerMetadata:
+        """Flush, and close the ledger for ever; see `client_aio.LedgerWriter.close`."""
+        return self._behind_inbox(lambda: self._writer.close(at_ack_quorum=at_ack_quorum))
 
 
 def _chunks(entries: Iterable[bytes | bytearray | memoryview]) -> Iterator[list[bytes]]:
@@ -304,7 +304,7 @@ class UnboundedLedgerWriter(LedgerWriter):
         """Drop the fragments that lie before an entry, and return the first entry that is left."""
         return self._run(self._unbounded.trim(before_entry))
 
-    def close(self, *, seal: bool = False) -> LedgerMetadata:
+    def close(self, *, at_ack_quorum: bool = False, seal: bool = False) -> LedgerMetadata:
         """Flush, and leave the ledger to the next takeover; with `seal` close it for good."""
         return self._behind_inbox(lambda: self._unbounded.close(seal=seal))
 
@@ -334,6 +334,12 @@ class UnboundedClient(ClientHandle):
         return self._iterate(
             lambda: self._client.read_unbounded_ledger(name_or_id, start, follow=follow, password=password)
         )
+
+    def trim_unbounded_ledger(
+        self, name_or_id: str | int, before_entry: int, *, password: bytes = b""
+    ) -> int:
+        """Drop the fragments that lie before an entry, beside a writer or without one; **never fences**."""
+        return self._run(self._client.trim_unbounded_ledger(name_or_id, before_entry, password=password))
 
     def list_unbounded_ledgers(self) -> list[tuple[str, int]]:
         """Return names and ids of the unbounded ledgers that have a name, in the order of the names."""

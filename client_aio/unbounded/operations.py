@@ -16,15 +16,15 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from client_aio.config import check_flags
-from client_aio.context import ContextOwner
+from client_aio.context import ContextOwner, on_own_loop
 from client_aio.core.read_plan import check_range, trimmed
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.accept_loss import recover_with_loss
 from client_aio.ledger.create import LedgerSettings, new_metadata
 from client_aio.ledger.reader import LedgerReader
 from client_aio.ledger.recovery import recover_ledger
-from client_aio.unbounded.paged_fragments import PagedEntries
-from client_aio.unbounded.writer import FRAGMENT_BYTES, UnboundedLedgerWriter, take_ledger_over
+from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
+from client_aio.unbounded.writer import FRAGMENT_BYTES, UnboundedLedgerWriter, sealed, take_ledger_over
 from metadata.access.fragments import LedgerNames
 from metadata.errors import (
     BookieUnavailableError,
@@ -105,6 +105,7 @@ class UnboundedLedgerReader(LedgerReader):
 logger = logging.getLogger(__name__)
 
 
+@on_own_loop()
 class UnboundedLedgerOperations(ContextOwner):
     """The unbounded-ledger operations of a client; a part of `Client`."""
 
@@ -143,10 +144,12 @@ class UnboundedLedgerOperations(ContextOwner):
             NoSuchLedgerError: on opening, with `create=False` or an id: there is no such ledger.
             LedgerClosedError: on opening: the ledger has been sealed.
             UnauthorizedAccessError: on opening: the password is not the ledger's. Nothing was done.
-            LedgerRecoveryError: on opening: too few bookies answered to find the ledger's end. The ledger has
-                no writer now, and may be opened again later.
+            LedgerRecoveryError: on opening: too few bookies answer to find the ledger's end. The present
+                writer has not been fenced, unless bookies were lost while this went on. The ledger may be
+                opened again later.
             LedgerFencedError: on opening: another client took the ledger over meanwhile.
-            NotEnoughBookiesError: on opening: fewer than E bookies can be reached.
+            NotEnoughBookiesError: on opening: some write set of the next fragment would have fewer than Qa
+                bookies that can be reached, or fewer than E are registered. The present writer goes on.
 
         Cancelling leaves the ledger to the next takeover.
         """
@@ -196,7 +199,7 @@ class UnboundedLedgerOperations(ContextOwner):
         Raises:
             LedgerExistsError: there is a ledger of that name.
             InvalidArgumentError: an argument is wrong.
-            NotEnoughBookiesError: fewer than E bookies can be reached.
+            NotEnoughBookiesError: as `create_ledger`.
         """
         self._context.check_open()
         check_name(name)
@@ -237,6 +240,42 @@ class UnboundedLedgerOperations(ContextOwner):
         check_flags(follow=follow)
         return self._read_unbounded(name_or_id, start, follow, password)
 
+    async def trim_unbounded_ledger(
+        self, name_or_id: str | int, before_entry: int, *, password: bytes = b""
+    ) -> int:
+        """Drop the fragments that lie as a whole before an entry. **Never fences.**
+
+        One compare-and-set, beside a writer or without one. It needs no bookie: so it frees space where all
+        disks are full. The last fragment is never dropped. Bookies free the space later. Cancelling leaves
+        the ledger trimmed, or as it was.
+
+        Returns:
+            The first entry that is left.
+
+        Raises:
+            InvalidArgumentError: the ledger is bounded, or the entry's id is not legal.
+            NoSuchLedgerError: there is no such ledger.
+            LedgerClosedError: the ledger has been sealed.
+            UnauthorizedAccessError: the password is not the ledger's. Nothing was done.
+            MetadataUnavailableError: no definite outcome in time.
+        """
+        context = self._context
+        context.check_open()
+        check_name_or_id(name_or_id)
+        check_range(before_entry, before_entry)
+        metadata, version = await context.ledgers.read(await ledger_id_of(context, name_or_id))
+        if not metadata.is_unbounded:
+            raise InvalidArgumentError(
+                f"ledger {metadata.ledger_id} is a bounded one: only unbounded ledgers are trimmed",
+                ledger_id=metadata.ledger_id,
+            )
+        await context.unlock(metadata, password)
+        if metadata.is_closed:
+            raise sealed(metadata)
+        held = VersionedFragments(context, metadata, version)
+        await held.trim(before_entry)
+        return held.current.first_entry
+
     async def list_unbounded_ledgers(self) -> AsyncGenerator[tuple[str, int], None]:
         """Yield names and ids of the unbounded ledgers that have a name, in the order of the names."""
         self._context.check_open()
@@ -273,7 +312,7 @@ class UnboundedLedgerOperations(ContextOwner):
         An interruption in between leaves a ledger without a name, which `list_ledgers` shows.
         """
         context = self._context
-        metadata, _ = await new_metadata(context, settings, unbounded=UnboundedRecord(name))
+        metadata, _, _ = await new_metadata(context, settings, unbounded=UnboundedRecord(name))
         version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
         try:
             await LedgerNames(context.ledgers).give(name, metadata.ledger_id, token=context.draw_token())
@@ -301,6 +340,7 @@ async def open_reader(
     name_or_id: str | int,
     *,
     recover: bool,
+    at_ack_quorum: bool = False,
     accept_loss: bool = False,
     password: bytes,
 ) -> LedgerReader:
@@ -309,8 +349,11 @@ async def open_reader(
     metadata, version = await context.ledgers.read(await ledger_id_of(context, name_or_id))
     digest = await context.unlock(metadata, password)
     if recover:
-        recover_with = recover_with_loss if accept_loss else recover_ledger
-        recovered = await recover_with(context, metadata.ledger_id, digest)
+        ledger_id = metadata.ledger_id
+        if accept_loss:
+            recovered = await recover_with_loss(context, ledger_id, digest)
+        else:
+            recovered = await recover_ledger(context, ledger_id, digest, at_ack_quorum=at_ack_quorum)
         return LedgerReader(context, *recovered, digest)
     kind = UnboundedLedgerReader if metadata.is_unbounded else LedgerReader
     reader = kind(context, metadata, version, digest)

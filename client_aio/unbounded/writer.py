@@ -16,28 +16,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import WriteLac
+from client_aio.bookies.connection import BookieConnection
+from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.config import WriteOptions
+from client_aio.context import on_own_loop
 from client_aio.core.takeover import TermOpening, take_over
 from client_aio.ledger.create import start_writer
 from client_aio.ledger.futures import fenced_by_metadata
-from client_aio.ledger.recovery import Recovery
+from client_aio.ledger.recovery import Recovery, check_reach
 from client_aio.ledger.writer import LedgerWriter, Token
 from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
 from metadata.errors import InvalidArgumentError, LedgerClosedError, LedgerRecoveryError
 
 if TYPE_CHECKING:
+    from client_aio.bookies.ensemble_finder import Found
     from client_aio.context import ClientContext
     from client_aio.core.add_window import AddGroup
     from client_aio.core.digest import Digest
     from client_aio.core.ensemble_change import EnsembleChange
     from client_aio.ledger.entry_reader import EntrySource
+    from metadata.errors import BookKeeperError
     from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
 
+    Connections = dict[str, BookieConnection | BookKeeperError]
 
 FRAGMENT_BYTES = 256 * 1024 * 1024
 
@@ -45,6 +50,7 @@ _ROLL_RETRY_SHARE = 8
 """A roll that failed is due again after this share of a fragment's bytes: one eighth."""
 
 
+@on_own_loop()
 class UnboundedLedgerWriter(LedgerWriter):
     """Adds entries to an unbounded ledger, under a term; made by `Client.open_unbounded_ledger`.
 
@@ -126,10 +132,11 @@ class UnboundedLedgerWriter(LedgerWriter):
             raise error
         return self.first_entry
 
-    async def close(self, *, seal: bool = False) -> LedgerMetadata:
+    async def close(self, *, at_ack_quorum: bool = False, seal: bool = False) -> LedgerMetadata:
         """Flush, and leave the ledger to the next takeover; calling it again does nothing.
 
         Args:
+            at_ack_quorum: no effect, since an unbounded ledger has no guaranteed write quorum.
             seal: close the ledger for good instead, behind its last entry. Readers that follow it end there,
                 and it cannot be taken over any more.
 
@@ -158,10 +165,9 @@ class UnboundedLedgerWriter(LedgerWriter):
         self._is_left = True
 
     async def _write_change(self, change: EnsembleChange) -> bool:
-        length = self._window.length_confirmed  # frozen: the length below the new fragment
-        is_written = await super()._write_change(replace(change, length=length))
+        is_written = await super()._write_change(change)
         if is_written:
-            self._roll_at = length + self._fragment_bytes
+            self._roll_at = change.length + self._fragment_bytes
         return is_written
 
     def _on_reported(self, groups: list[AddGroup[Token]]) -> None:
@@ -187,11 +193,16 @@ async def take_ledger_over(
         )
     digest = await context.unlock(metadata, password)
     held = VersionedFragments(context, metadata, version)
+    if metadata.is_closed:
+        raise sealed(metadata)
+    # Before anything is fenced: a takeover that cannot be completed must not end a healthy writer.
+    await check_reach(context, metadata, digest)
+    found = await context.finder.find(ledger_id, Sizes.of(metadata))
     if not await held.update(take_over):
         raise sealed(held.current)
     known = held.current
     logger.info("ledger=%d taken over under term %d", ledger_id, known.term)
-    opening = await _find_end(context, held, digest)
+    opening, connections = await _find_end(context, held, digest, found)
     if not (await held.update(opening.apply) or opening.is_met_by(held.current)):
         raise fenced_by_metadata(held.current)
     writer = UnboundedLedgerWriter(
@@ -205,11 +216,17 @@ async def take_ledger_over(
         length=opening.length,
         fragment_bytes=fragment_bytes,
     )
-    return await start_writer(context, writer)
+    return await start_writer(context, writer, connections)
 
 
-async def _find_end(context: ClientContext, held: VersionedFragments, digest: Digest) -> TermOpening:
-    """Fence the last fragment, write its recoverable entries back, and choose bookies for the next one."""
+async def _find_end(
+    context: ClientContext, held: VersionedFragments, digest: Digest, found: Found
+) -> tuple[TermOpening, Connections]:
+    """Fence the last fragment, and write its recoverable entries back.
+
+    Args:
+        found: the bookies of the next fragment. Others are chosen if one has been lost meanwhile.
+    """
     known = held.current
     recovery = Recovery(context, known, digest)
     try:
@@ -220,8 +237,10 @@ async def _find_end(context: ClientContext, held: VersionedFragments, digest: Di
             # Another takeover has decided by now where the ledger ends.
             raise fenced_by_metadata(held.current) from error
         raise
-    bookies, _ = await context.finder.find_next(known)
-    return TermOpening(known, recovery.fragments, last_entry, length, bookies)
+    if any(isinstance(each, BookieConnection) and not each.is_open for each in found.connections.values()):
+        found = await context.finder.find(known.ledger_id, Sizes.of(known))
+    opening = TermOpening(known, recovery.fragments, last_entry, length, found.bookies)
+    return opening, found.connections
 
 
 def sealed(metadata: LedgerMetadata) -> LedgerClosedError:

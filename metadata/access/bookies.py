@@ -14,8 +14,14 @@ import logging
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from metadata.errors import KeyExistsError, MetadataCorruptError, NoSuchClusterError, NoSuchKeyError
-from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, MALFORMED, check_bookie_id
+from metadata.errors import (
+    KeyExistsError,
+    MetadataCorruptError,
+    NoSuchClusterError,
+    NoSuchKeyError,
+    no_cluster,
+)
+from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, KEY_COOKIES, MALFORMED, check_bookie_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +141,7 @@ async def find_cluster(store: MetadataStore) -> ClusterRecord:
     try:
         return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
     except NoSuchKeyError:
-        raise NoSuchClusterError(store.uri, "the store holds none") from None
+        raise no_cluster(store.uri, "the store holds none") from None
 
 
 async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], now_ms: int) -> ClusterRecord:
@@ -153,6 +159,11 @@ async def ensure_cluster(store: MetadataStore, *, draw_id: Callable[[], str], no
     except KeyExistsError:
         return ClusterRecord.from_json((await store.read(KEY_CLUSTER)).value)
     return record
+
+
+async def registered_bookies(store: MetadataStore) -> list[str]:
+    """Return the ids of all bookies that have a cookie, running or not, sorted."""
+    return await store.children(KEY_COOKIES)
 
 
 async def available_bookies(store: MetadataStore) -> dict[str, BookieRecord]:

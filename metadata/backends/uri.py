@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
-from metadata.errors import InvalidArgumentError, NoSuchClusterError, NoSuchKeyError
+from metadata.errors import InvalidArgumentError, NoSuchKeyError, no_cluster
 from metadata.ids import KEY_CLUSTER
 from metadata.keys import check_key
 
@@ -87,7 +87,7 @@ async def check_cluster(store: MetadataStore) -> None:
     try:
         await store.read(KEY_CLUSTER)
     except NoSuchKeyError:
-        raise NoSuchClusterError(store.uri, "the store holds none") from None
+        raise no_cluster(store.uri, "the store holds none") from None
 
 
 async def _open(

@@ -28,14 +28,17 @@ Invariants of the fragments:
 
 The stored form is a JSON object that an operator can read in a ZooKeeper shell:
 
-    {"format": 1, "ledger": 7, "state": "OPEN", "ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2,
+    {"format": 3, "ledger": 7, "state": "OPEN", "ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2,
      "digest": "crc32c", "created_ms": 1790000000000, "term": 0,
      "fragments": [{"first_entry": 0, "content_term": 0, "bookies": ["b1", "b2", "b3"]}],
-     "last_entry": null, "length": null, "custom": {"app": "ZGVtbw=="}}
+     "length_before": 0, "last_entry": null, "length": null, "custom": {"app": "ZGVtbw=="}}
 
-These members are written only where they apply:
+"length_before" is the length of all entries below the last fragment. So a recovery reads no entry of an
+earlier fragment. These members are written only where they apply:
 
 - "guaranteed_write_quorum": true, for a ledger with guaranteed write quorum (rule 11);
+- "below_write_quorum_from": the first entry that may have fewer than Qw copies. A ledger with guaranteed
+  write quorum has it if it was closed at its ack quorum, until a repair has made the copies;
 - "log": the log that the ledger belongs to, written before that log lists it;
 - "given_up": {"lac": 99, "bookies": ["b1", "b2"], "missing": 3}, for a ledger closed with a loss (`GivenUp`);
 - "absent": [[0, 1, "b2", 100], …], entries that a repair could copy from no bookie (`Absent`);
@@ -43,10 +46,10 @@ These members are written only where they apply:
 
 An unbounded ledger has another "format", a member "unbounded", and as its fragments a paged list:
 
-    "format": 2, "unbounded": {"name": "payments", "length_before": 0},
+    "format": 4, "unbounded": {"name": "payments"},
     "fragments": {"pages": [["NAME", 0, 200], …], "rows": [[5000, 3, ["b1", "b2", "b3"]], …]}
 
-A release that knows bounded ledgers only refuses format 2: its recovery would fence the ledger for ever.
+A release that knows bounded ledgers only refuses format 4: its recovery would fence the ledger for ever.
 
 The fragment list of an unbounded ledger grows without end and is cut at the front. Only the newest fragments
 are in the ledger's own node, the *head*. The older ones are in pages (`metadata.model.paged_list`), as rows
@@ -96,25 +99,23 @@ class UnboundedRecord:
 
     Attributes:
         name: the name that leads to the ledger's id; empty for none.
-        length_before: payload bytes of all entries below the last fragment, trimmed ones included.
         pages: references to the pages with the fragments before the head's first one, oldest first.
     """
 
     name: str = ""
-    length_before: int = 0
     pages: tuple[PageRef, ...] = ()
 
     def to_document(self) -> dict[str, object]:
         """Return the stored form, without the pages, which are stored with the fragments."""
-        return {"name": self.name, "length_before": self.length_before}
+        return {"name": self.name}
 
     @classmethod
     def from_document(cls, document: dict[str, object], pages: tuple[PageRef, ...]) -> UnboundedRecord:
         """Parse the stored form; raises ValueError or KeyError where the document is damaged."""
-        name, length = document["name"], document["length_before"]
-        if not isinstance(name, str) or not isinstance(length, int) or isinstance(length, bool) or length < 0:
-            raise ValueError(f"an unbounded ledger of name {name!r} and length {length!r}")
-        return cls(check_name(name) if name else "", length, pages)
+        name = document["name"]
+        if not isinstance(name, str):
+            raise ValueError(f"an unbounded ledger of name {name!r}")
+        return cls(check_name(name) if name else "", pages)
 
 
 class Absent(NamedTuple):
@@ -146,7 +147,7 @@ class Absent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """What was given up when a ledger was closed behind the last entry that could be read."""
+    """The loss that was accepted when a ledger was closed behind the last entry that could be read."""
 
     lac: int
     """The highest LAC that a bookie stated: entries up to it were acknowledged."""
@@ -169,13 +170,13 @@ class GivenUp:
         )
 
 
-FORMAT_BOUNDED = 1
-FORMAT_UNBOUNDED = 2
+FORMAT_BOUNDED = 3
+FORMAT_UNBOUNDED = 4
 ENSEMBLE_SIZE_MAX = 64
 ABSENT_MAX = 1000
 """How many records of entries that no bookie returned one ledger's metadata keep."""
 _CLOSE_BYTES_MAX = 256
-"""Upper bound of the bytes that closing adds to the stored form."""
+"""Upper bound of the bytes that lengths and closing add to the stored form."""
 DIGEST_CRC = "crc32c"
 DIGEST_HMAC = "hmac-sha256"
 DIGESTS = (DIGEST_CRC, DIGEST_HMAC)
@@ -219,7 +220,13 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """One ledger's metadata. Build the first one with `new`, later ones with the transition methods."""
+    """One ledger's metadata. Build the first one with `new`, later ones with the transition methods.
+
+    Attributes:
+        length_before: payload bytes of all entries below the last fragment, trimmed ones included.
+        below_write_quorum_from: with guaranteed write quorum, the first entry that may have fewer than Qw
+            copies, since the ledger was closed at its ack quorum. None for none.
+    """
 
     ledger_id: int
     ensemble_size: int
@@ -236,11 +243,13 @@ class LedgerMetadata:
     length: int | None = None
     custom: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     unbounded: UnboundedRecord | None = None
+    length_before: int = 0
+    below_write_quorum_from: int | None = None
     log: str = ""
     """The log that the ledger was added to, or is being added to; empty for none."""
     absent: tuple[Absent, ...] = ()
     given_up: GivenUp | None = None
-    """Set where the ledger was closed with a loss; `length` is then a lower bound."""
+    """Set where the ledger was closed with a loss."""
 
     @classmethod
     def new(
@@ -337,7 +346,7 @@ class LedgerMetadata:
         """Start a new fragment, or replace the last one's ensemble if it starts at the same entry.
 
         Args:
-            length: payload bytes below `first_entry`, which an unbounded ledger keeps.
+            length: payload bytes below `first_entry`.
 
         Raises:
             InvalidTransitionError: the ledger is not OPEN, or `first_entry` lies before the last fragment.
@@ -346,7 +355,7 @@ class LedgerMetadata:
         changed = replace(
             self,
             fragments=with_ensemble(self.fragments, first_entry, bookies),
-            unbounded=None if self.unbounded is None else replace(self.unbounded, length_before=length),
+            length_before=length,
         )
         changed._check(InvalidTransitionError)
         return changed
@@ -407,24 +416,32 @@ class LedgerMetadata:
         """
         self._require(LedgerState.IN_RECOVERY, "open a term")
         self._require_bounded(False, "it has no terms to open")
-        assert self.unbounded is not None
         kept = [fragment for fragment in fragments if fragment.first_entry < first_entry]
         opened = replace(
             self,
             state=LedgerState.OPEN,
             fragments=(*kept, Fragment(first_entry, tuple(bookies), self.term)),
-            unbounded=replace(self.unbounded, length_before=length),
+            length_before=length,
         )
         opened._check(InvalidTransitionError)
         return opened
 
     def close(
-        self, last_entry: int, length: int, *, fragments: Sequence[Fragment] | None = None
+        self,
+        last_entry: int,
+        length: int,
+        *,
+        fragments: Sequence[Fragment] | None = None,
+        below_write_quorum_from: int | None = None,
     ) -> LedgerMetadata:
         """Close the ledger behind `last_entry` (−1: empty), with `length` payload bytes in all.
 
         Only its writer closes (seals) an unbounded ledger. Recovery of a bounded one passes the fragments it
         ended up with; all but the last must be the present ones.
+
+        Args:
+            below_write_quorum_from: the first entry that may have fewer than Qw copies, although they are
+                guaranteed.
 
         Raises:
             InvalidTransitionError: the ledger is closed already, or the end lies before the last fragment.
@@ -443,9 +460,14 @@ class LedgerMetadata:
             last_entry=last_entry,
             length=length,
             fragments=self.fragments if fragments is None else tuple(fragments),
+            below_write_quorum_from=below_write_quorum_from,
         )
         closed._check(InvalidTransitionError)
         return closed
+
+    def fully_replicated(self) -> LedgerMetadata:
+        """Return the ledger after a repair that found all Qw copies of all entries."""
+        return replace(self, below_write_quorum_from=None)
 
     def close_with_loss(self, last_entry: int, length: int, given_up: GivenUp) -> LedgerMetadata:
         """Close an IN_RECOVERY ledger behind the last entry that can be read, with a record of the loss."""
@@ -546,6 +568,11 @@ class LedgerMetadata:
                 )
                 need(fragment.content_term >= previous.content_term, "content terms decrease")
             previous = fragment
+        need(self.length_before >= 0, f"the length before its last fragment is {self.length_before}")
+        need(
+            self.below_write_quorum_from is None or (self.guaranteed_write_quorum and self.is_closed),
+            "only a CLOSED ledger with guaranteed write quorum may have entries below its write quorum",
+        )
         closed = self.last_entry is not None and self.length is not None
         need((self.last_entry is None) == (self.length is None), "last entry and length go together")
         need(closed == self.is_closed, f"state {self.state.value} and last entry {self.last_entry} disagree")
@@ -595,6 +622,12 @@ class LedgerMetadata:
                 "term": self.term,
                 **({} if self.unbounded is None else {"unbounded": self.unbounded.to_document()}),
                 "fragments": self.rows.to_document() if self.is_unbounded else _listed(self.fragments),
+                "length_before": self.length_before,
+                **(
+                    {}
+                    if self.below_write_quorum_from is None
+                    else {"below_write_quorum_from": self.below_write_quorum_from}
+                ),
                 "last_entry": self.last_entry,
                 "length": self.length,
                 "custom": {key: base64.b64encode(value).decode() for key, value in self.custom.items()},
@@ -727,6 +760,8 @@ def _parse(cls: type[LedgerMetadata], document: dict[str, Any]) -> LedgerMetadat
             {str(key): base64.b64decode(value, validate=True) for key, value in document["custom"].items()}
         ),
         unbounded=unbounded,
+        length_before=integer(document["length_before"], 0, 2**63 - 1),
+        below_write_quorum_from=optional(document.get("below_write_quorum_from"), 0, ENTRY_ID_MAX),
         log=_text(document.get("log", "")),
         given_up=GivenUp.from_document(document["given_up"]) if "given_up" in document else None,
         absent=tuple(map(Absent.of_row, document.get("absent", ()))),

@@ -72,6 +72,44 @@ def test_tail_follows_a_log_over_its_writers_until_it_is_interrupted(cli: Cli) -
     assert process.returncode == 130
 
 
+def test_a_ledger_that_a_log_lists_is_deleted_by_force_only_and_leaves_a_gap(cli: Cli) -> None:
+    assert cli.rows("log", "create", "gaps", "--custom", "app=demo") == {"log": "gaps"}
+    assert b"already" in cli.run("log", "create", "gaps", code=1)
+    for number in range(3):
+        cli.run("log", "append", "gaps", "--keep-newline", stdin=b"%d\n" % number)
+    ids = [str(link["ledger_id"]) for link in cli.rows("log", "show", "gaps")["chain"]]
+    assert cli.rows("ledger", "show", ids[1])["log"] == "gaps"
+    assert b"--force" in cli.run("ledger", "delete", ids[1], code=1)
+    cli.run("ledger", "delete", ids[1], "--force")
+    assert b"there is no ledger" in cli.run("log", "cat", "gaps", code=3)
+    process = cli.start("log", "cat", "gaps", "--on-gap", "skip")
+    out, error = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, out) == (5, b"0\n2\n")
+    assert f"gap from {ids[1]}:0 to the end of that ledger".encode() in error
+    process = cli.start("log", "cat", "gaps", "--on-gap", "skip", "-o", "jsonl")
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row.get("text", row.get("gap", {}).get("first")) for row in rows] == ["0\n", f"{ids[1]}:0", "2\n"]
+
+
+def test_tail_waits_for_a_log(cli: Cli) -> None:
+    process = cli.start("log", "tail", "-f", "--wait", "later")
+    try:
+        cli.run("log", "append", "later", stdin=b"1\n")
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"1\n"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+
+
+def test_a_loss_is_accepted_only_where_there_is_one(cli: Cli) -> None:
+    ledger_id = str(cli.rows("ledger", "write", "-")["ledger_id"])
+    recovered = cli.rows("ledger", "recover", ledger_id, "--accept-loss", "--yes")
+    assert recovered == {"ledger_id": int(ledger_id), "last_entry": -1, "length": 0, "given_up": None}
+
+
 def test_append_says_that_it_takes_the_log_over(cli: Cli) -> None:
     assert "TAKES THE LOG OVER" in " ".join(cli.run("log", "append", "--help").decode().split())
 

@@ -33,11 +33,16 @@ def test_an_unbounded_ledger_from_its_making_to_its_end(cli: Cli) -> None:
     assert "payments" in cli.run("ledger", "list").decode()
 
     assert b"open_unbounded_ledger" in cli.run("ledger", "recover", made, code=USAGE)
+    assert cli.run("ledger", "trim", made, "1").decode() == f"ledger {made} begins at entry 0\n"
+    trimmed = cli.rows("ledger", "takeover", "payments", "--trim-before", "2")
+    assert trimmed == {"ledger": "payments", "first_entry": 2}
+    assert cli.rows("ledger", "show", "payments")["term"] == 4  # Trimming took nothing over.
     sealed = cli.rows("ledger", "takeover", made, "--trim-before", "2", "--seal")
     assert (sealed["first_entry"], sealed["last_entry"], sealed["sealed"]) == (2, 2, True)
     assert cli.run("ledger", "tail", "-f", "payments") == b"c\n"
     assert b"begins at entry 2" in cli.run("ledger", "cat", "payments", "--from", "0", code=NOT_FOUND)
     assert b"sealed" in cli.run("ledger", "takeover", "payments", code=FAILURE)
+    assert b"sealed" in cli.run("ledger", "trim", "payments", "3", code=FAILURE)
 
     assert cli.run("ledger", "delete", "--yes", "payments").decode() == "deleted payments\n"
     assert b"payments" in cli.run("ledger", "show", "payments", code=NOT_FOUND)

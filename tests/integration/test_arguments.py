@@ -257,7 +257,7 @@ async def test_the_blocking_calls_refuse_the_same(scene: Scene) -> None:
 
 
 def test_no_exported_name_is_left_out() -> None:
-    """What takes arguments of an application is called above; the rest are results, and errors."""
+    """Each call that takes arguments of an application is in the table above; the rest are results."""
     called = {
         "Client", "LeaderElection", "LedgerReader", "LedgerWriter", "LogWriter", "Position",
         "UnboundedLedgerReader", "UnboundedLedgerWriter", "connect",

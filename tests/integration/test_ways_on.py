@@ -10,8 +10,11 @@ import pytest
 
 import client_aio
 import client_aio.sync
+from client_aio.core.log_chain import TAG
 from client_aio.log.ownership import claim
+from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
+from tests.support.links import Links
 from tests.support.replicas import lose, stored
 
 if TYPE_CHECKING:
@@ -262,6 +265,80 @@ class TestOwners:
         rows = (await client.log_metadata("a")).rows
         await client.truncate_log("a", (rows[-1].id, 0))
         assert (await client.ledger_metadata(shared)).log == "b"
+
+
+class TestFreeing:
+    """A sweep frees a ledger at the very moment at which its log lists it."""
+
+    async def test_a_ledger_is_not_freed_while_it_is_being_listed(self, cluster: Cluster) -> None:
+        async with (
+            Links(cluster.uri) as links,
+            links.connect("adder") as adder,
+            client_aio.connect(cluster.uri) as sweeper,
+        ):
+            ledger_id = await closed_ledger(adder, b"0")
+            await adder.create_log("a")
+            at_the_list, goes_on = asyncio.Event(), asyncio.Event()
+
+            async def pause(key: str) -> None:
+                if key == "logs/a" and not at_the_list.is_set():
+                    at_the_list.set()
+                    await goes_on.wait()
+
+            links.store("adder").before_compare_and_set = pause
+            adding = asyncio.create_task(adder.add_to_log("a", [ledger_id]))
+            await asyncio.wait_for(at_the_list.wait(), WAIT_S)  # claimed, and not listed
+            await sweeper.sweep_log_orphans(older_than_s=0)
+            assert (await sweeper.ledger_metadata(ledger_id)).log == ""
+            goes_on.set()
+            await asyncio.wait_for(adding, WAIT_S)
+            assert (await sweeper.ledger_metadata(ledger_id)).log == "a"
+            assert await what_is_read(sweeper, "a") == [b"0"]
+
+    async def test_a_ledger_that_is_listed_meanwhile_is_not_freed(self, cluster: Cluster) -> None:
+        async with (
+            Links(cluster.uri) as links,
+            links.connect("sweeper") as sweeper,
+            client_aio.connect(cluster.uri) as adder,
+        ):
+            ledger_id = await closed_ledger(adder, b"0")
+            await adder.create_log("a")
+            await claim(adder._context, [ledger_id], "a", lambda _: None)  # by an earlier addition, cut off
+            at_the_ledger, goes_on = asyncio.Event(), asyncio.Event()
+
+            async def pause(key: str) -> None:
+                if key == ledger_key(ledger_id):
+                    at_the_ledger.set()
+                    await goes_on.wait()
+
+            links.store("sweeper").before_compare_and_set = pause
+            sweeping = asyncio.create_task(sweeper.sweep_log_orphans(older_than_s=0))
+            await asyncio.wait_for(at_the_ledger.wait(), WAIT_S)  # the version of the list is raised
+            await adder.add_to_log("a", [ledger_id])
+            goes_on.set()
+            await asyncio.wait_for(sweeping, WAIT_S)
+            assert (await adder.ledger_metadata(ledger_id)).log == "a"
+
+
+class TestSweeps:
+    @pytest.mark.parametrize("days", [2, -2])
+    async def test_a_sweeper_whose_clock_is_off_leaves_alone_what_is_being_written(
+        self, cluster: Cluster, days: int
+    ) -> None:
+        async with (
+            client_aio.connect(cluster.uri) as client,
+            client_aio.connect(cluster.uri) as sweeper,
+        ):
+            right = sweeper._context.now_ms
+            sweeper._context.now_ms = lambda: right() + days * 86_400_000
+            async with client.open_log("orders") as log:
+                await log.append(b"0")
+            writer = await client.create_ledger(custom_metadata={TAG: b"orders"})
+            await writer.add_entry(b"1")
+            report = await sweeper.sweep_log_orphans()
+            assert (report.ledgers, report.failures) == ((), ())
+            assert await writer.add_entry(b"2") == 1
+            assert (await sweeper.sweep_log_orphans(older_than_s=0)).ledgers == (writer.ledger_id,)
 
 
 class TestWaiting:

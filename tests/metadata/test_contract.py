@@ -514,6 +514,22 @@ async def test_a_wrong_block_of_ids_is_refused(store: MetadataStore, name: str, 
 # Clients
 
 
+async def test_a_key_has_an_age_by_the_stores_own_clock(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    with pytest.raises(NoSuchKeyError):
+        await one.age_s("a")
+    version = await one.create("a", b"1")
+    await asyncio.sleep(0.05)
+    await two.create("b", b"1")
+    assert 0 <= await one.age_s("b") <= await two.age_s("a")
+    before = await two.age_s("a")
+    await one.compare_and_set("a", b"2", version)
+    assert await two.age_s("a") >= before  # it counts from the creation
+    await one.delete("a")
+    with pytest.raises(NoSuchKeyError):
+        await one.age_s("a")
+
+
 async def test_after_a_sync_everything_completed_before_is_read(backend: Backend) -> None:
     one, two = await backend.open(), await backend.open()
     version = await one.create("a", b"0")

@@ -232,3 +232,21 @@ def test_custom_metadata_is_copied_and_cannot_be_changed() -> None:
     assert check_custom({"a": memoryview(b"x")}) == {"a": b"x"}
     assert not hasattr(metadata.custom, "__setitem__")
     assert replace(metadata) == metadata
+
+
+def test_a_close_at_the_ack_quorum_is_recorded_and_taken_out_by_a_repair() -> None:
+    guaranteed = new(guaranteed_write_quorum=True)
+    closed = guaranteed.close(9, 10, below_write_quorum_from=4)
+    assert LedgerMetadata.from_json(closed.to_json()) == closed
+    assert closed.below_write_quorum_from == 4
+    assert closed.fully_replicated() == guaranteed.close(9, 10)
+    assert "below_write_quorum_from" not in json.loads(guaranteed.close(9, 10).to_json())
+    with pytest.raises(InvalidTransitionError):
+        new().close(9, 10, below_write_quorum_from=4)
+
+
+def test_each_change_keeps_the_length_below_the_last_fragment() -> None:
+    changed = new().change_ensemble(5, ("b0", "b3", "b2"), length=70)
+    assert changed.length_before == 70
+    assert LedgerMetadata.from_json(changed.to_json()) == changed
+    assert changed.begin_recovery().length_before == 70

@@ -92,8 +92,7 @@ def test_a_takeover_of_a_takeover_counts_on() -> None:
 def test_opening_a_term_adds_a_fragment_of_that_term_behind_the_end() -> None:
     metadata = opened(opened(new(), 0), 5, SECOND)
     assert metadata.fragments == (Fragment(0, FIRST, 1), Fragment(5, SECOND, 2))
-    assert metadata.unbounded is not None
-    assert metadata.unbounded.length_before == 50
+    assert metadata.length_before == 50
 
 
 def test_an_empty_last_fragment_is_replaced_and_not_followed() -> None:
@@ -111,8 +110,7 @@ def test_what_a_takeover_changed_behind_the_end_that_it_found_is_replaced() -> N
 def test_an_ensemble_change_keeps_the_content_term() -> None:
     metadata = opened(new(), 0).change_ensemble(3, SECOND, length=30)
     assert metadata.last_fragment == Fragment(3, SECOND, 1)
-    assert metadata.unbounded is not None
-    assert metadata.unbounded.length_before == 30
+    assert metadata.length_before == 30
 
 
 def test_sealing_is_for_good() -> None:
@@ -158,8 +156,8 @@ def test_the_first_entry_is_the_first_that_is_listed() -> None:
 
 
 def test_an_older_release_does_not_take_it_for_a_bounded_ledger() -> None:
-    assert json.loads(new().to_json())["format"] == 2
-    assert json.loads(new(unbounded=None).to_json())["format"] == 1
+    assert json.loads(new().to_json())["format"] == 4
+    assert json.loads(new(unbounded=None).to_json())["format"] == 3
 
 
 @pytest.mark.parametrize(
@@ -174,7 +172,7 @@ def test_an_older_release_does_not_take_it_for_a_bounded_ledger() -> None:
         (("fragments", "pages"), [["page", 8, 1]]),
         (("fragments", "pages"), [["page", float("inf"), 1]]),
         (("unbounded", "name"), "7"),
-        (("unbounded", "length_before"), -1),
+        (("length_before",), -1),
         (("unbounded",), None),
         (("guaranteed_write_quorum",), True),
     ],

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
 
+from metadata.access.bookies import ensure_cluster, find_cluster
 from metadata.backends.uri import SqliteLocation, ZooKeeperLocation, open_store, parse_uri
-from metadata.errors import InvalidArgumentError
+from metadata.errors import InvalidArgumentError, NoSuchClusterError
+from tests.metadata.conftest import new_root
+
+if TYPE_CHECKING:
+    from tests.support.zookeeper import ZooKeeperServer
 
 
 @pytest.mark.parametrize(
@@ -68,6 +74,37 @@ async def test_the_uri_of_an_open_store_opens_it_again(tmp_path: Path) -> None:
         await store.create("a", b"1")
     async with await open_store(store.uri, create=True) as again:
         assert (await again.read("a")).value == b"1"
+
+
+async def test_opening_makes_nothing(tmp_path: Path) -> None:
+    uri = f"sqlite://{tmp_path}/m.db"
+    with pytest.raises(NoSuchClusterError, match=r"m\.db: there is no such file"):
+        await open_store(uri)
+    (tmp_path / "m.db").touch()
+    with pytest.raises(NoSuchClusterError, match="empty"):
+        await open_store(uri)
+    assert (tmp_path / "m.db").stat().st_size == 0
+    async with await open_store(uri, create=True):
+        pass
+    with pytest.raises(NoSuchClusterError, match="holds none"):
+        await open_store(uri)
+    async with await open_store(uri, create=True) as store:
+        await ensure_cluster(store, draw_id=lambda: "a", now_ms=1)
+    async with await open_store(uri) as store:
+        assert (await find_cluster(store)).instance_id == "a"
+
+
+async def test_opening_makes_no_node(zookeeper: ZooKeeperServer) -> None:
+    root = new_root()
+    uri = f"zk://{zookeeper.address}/{root}"
+    with pytest.raises(NoSuchClusterError, match=root):
+        await open_store(uri)
+    async with await open_store(f"zk://{zookeeper.address}/", create=True) as above:
+        assert root not in [f"tests/{name}" for name in await above.children("tests")]
+    async with await open_store(uri, create=True):
+        pass
+    with pytest.raises(NoSuchClusterError, match="holds none"):
+        await open_store(uri)
 
 
 async def test_a_missing_directory_is_refused(tmp_path: Path) -> None:

@@ -518,7 +518,7 @@ async def test_a_root_that_is_gone_is_said_and_what_was_registered_comes_back_wi
         store._new_session.set()
         async with asyncio.timeout(PATIENCE_S):
             await has_failed.wait()
-            await store._create_own_nodes(Attempt(maybe_sent=False))
+            await store._prepare_own_nodes(True, Attempt(maybe_sent=False))
             async for _ in store.watch("b"):
                 if await store.children("b") == ["1"]:
                     break

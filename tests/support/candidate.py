@@ -15,7 +15,7 @@ from metadata.backends.uri import open_store
 async def main(uri: str, name: str, value: str) -> None:
     """Stand until ended."""
     async with (
-        await open_store(uri, operation_timeout_s=10, session_timeout_s=1.5) as store,
+        await open_store(uri, create=True, operation_timeout_s=10, session_timeout_s=1.5) as store,
         LeaderElection(store, name, value.encode()) as election,
     ):
         print("stands", flush=True)

@@ -53,9 +53,12 @@ from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.frames import decode_header, encode_frame
 from bookie_aio.wire.messages import (
     ANSWER,
+    NO_TERM,
     Failure,
     Message,
     Op,
+    Read,
+    ReadLac,
     decode_answer,
     decode_request,
     encode_answer,
@@ -109,6 +112,11 @@ class Frame(NamedTuple):
         assert isinstance(self.message, Message)
         header = encode_answer(self.op, self.request_id, self.message)
         return encode_frame(header, len(self.body)) + bytes(self.body)
+
+
+def is_fence(frame: Frame) -> bool:
+    """Match a read that fences; before it, a takeover asks without a fence whether enough bookies answer."""
+    return isinstance(frame.message, (Read, ReadLac)) and frame.message.term != NO_TERM
 
 
 class Sighting:

@@ -29,8 +29,8 @@ from metadata.errors import (
     MetadataCorruptError,
     MetadataError,
     MetadataUnavailableError,
-    NoSuchClusterError,
     NoSuchKeyError,
+    no_cluster,
 )
 from metadata.ids import MALFORMED
 from metadata.keys import ancestors_of, name_of, parent_of
@@ -113,7 +113,7 @@ class Tables:
         if path.is_dir():
             raise InvalidArgumentError(f"{path} is a directory, not a metadata database")
         if not create and not path.exists():
-            raise NoSuchClusterError(_uri_of(path), "there is no such file")
+            raise no_cluster(_uri_of(path), "there is no such file")
         if not path.parent.is_dir():
             raise InvalidArgumentError(f"the directory {path.parent} does not exist")
         self._path = path
@@ -343,7 +343,7 @@ class Tables:
     def _check_made(self) -> None:
         ((user_version,),) = self._database.execute("PRAGMA user_version").fetchall()
         if user_version == 0:
-            raise NoSuchClusterError(_uri_of(self._path), "the file is empty")
+            raise no_cluster(_uri_of(self._path), "the file is empty")
 
     def _check_schema(self) -> None:
         ((user_version,),) = self._database.execute("PRAGMA user_version").fetchall()

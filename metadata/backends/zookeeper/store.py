@@ -31,6 +31,7 @@ import asyncio
 import json
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from metadata import write_outcome
@@ -52,10 +53,10 @@ from metadata.errors import (
     KeyExistsError,
     MetadataCorruptError,
     MetadataUnavailableError,
-    NoSuchClusterError,
     NoSuchKeyError,
     UnauthorizedAccessError,
     is_unforeseen,
+    no_cluster,
 )
 from metadata.ids import MALFORMED
 from metadata.keys import (
@@ -65,6 +66,7 @@ from metadata.keys import (
     check_value,
     token_of,
 )
+from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
@@ -275,7 +277,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         self._operation_timeout_s = operation_timeout_s
         self._session = Session(servers, timeout_s=session_timeout_s, on_session=self._session_began)
         self._new_session = asyncio.Event()
-        self._registrar: asyncio.Task[None] | None = None
+        self._registrar: OwnedTask | None = None
         self._registrations: set[ZooKeeperRegistration] = set()
         self._watching: set[asyncio.Event] = set()
         self._closed = False
@@ -308,11 +310,11 @@ class ZooKeeperMetadataStore(MetadataStore):
         )
         store._session.start()
         try:
-            await store._settle("open", store._create_own_nodes if create else store._check_own_nodes)
+            await store._settle("open", partial(store._prepare_own_nodes, create))
         except BaseException:
             store._abandon()
             raise
-        store._registrar = asyncio.create_task(store._register_anew())
+        store._registrar = OwnedTask(store._register_anew, "ZooKeeper registrations")
         return store
 
     @property
@@ -575,7 +577,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             changed.set()
         if self._registrar is not None:
             self._registrar.cancel()
-            await asyncio.gather(self._registrar, return_exceptions=True)
+            await self._registrar.wait()
         await self._session.close()
 
     def _abandon(self) -> None:
@@ -669,14 +671,14 @@ class ZooKeeperMetadataStore(MetadataStore):
         value, writers, born = unseal(key, data)
         return Versioned(value, _version(stat, writers, born))
 
-    async def _check_own_nodes(self, _: Attempt) -> None:
-        # By a write: a lagging server may not have heard of a store that has just been made.
-        try:
-            await self._session.set(self._path(KEY_SYNC), b"", -1)
-        except NoNodeError:
-            raise NoSuchClusterError(self.uri, f"ZooKeeper has no store below {self._root or '/'}") from None
-
-    async def _create_own_nodes(self, _: Attempt) -> None:
+    async def _prepare_own_nodes(self, create: bool, _: Attempt) -> None:
+        if not create:
+            try:
+                # A write: a lagging server may not have heard of a store that has just been made.
+                await self._session.set(self._path(KEY_SYNC), b"", -1)
+            except NoNodeError:
+                raise no_cluster(self.uri, f"ZooKeeper has no store below {self._root or '/'}") from None
+            return
         if self._root and await self._session.exists(self._root) is None:
             root = self._root[1:]
             await self._create_missing([f"/{part}" for part in (*ancestors_of(root), root)])
@@ -705,6 +707,7 @@ class ZooKeeperMetadataStore(MetadataStore):
 
     async def _register_anew(self) -> None:
         """Bring every registration to the present session, whenever a session has begun."""
+        self._new_session.set()  # An earlier task may have been cancelled half-way.
         while True:
             await self._new_session.wait()
             self._new_session.clear()

@@ -40,13 +40,13 @@ async def test_a_new_ledger_not_yet_visible_at_a_lagging_zookeeper_server_is_not
 ) -> None:
     root = "/" + "".join(filter(str.isalnum, request.node.name))  # one for each event loop
     async with (
-        await open_store(f"zk://{ensemble.others}{root}") as others,
-        await open_store(f"zk://{ensemble.follower.address}{root}") as behind,
+        await open_store(f"zk://{ensemble.others}{root}", create=True) as others,
+        await open_store(f"zk://{ensemble.follower.address}{root}", create=True) as behind,
     ):
         ledgers = LedgerStore(others)
         await ledgers.create_ledger(LedgerMetadata.new(1, **SIZES))
         await behind.sync("ledgers")
-        store = await open_store(behind.uri)  # closed with the bookie
+        store = await open_store(behind.uri, create=True)  # closed with the bookie
         bookie = await bookies.start(store=store)
         client = await bookies.connect(bookie)
         assert (await client.add(1, 0, [b"entry"])).status is Status.OK

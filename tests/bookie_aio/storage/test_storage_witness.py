@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage import witness
 from bookie_aio.storage.data_directory import format_directory
 from bookie_aio.storage.disk.disk import RealDisk, RealFile, _typed
 from bookie_aio.storage.ledgers.checkpoint import parse_checkpoint
 from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment import witness
 from bookie_aio.storage.segment.files import cut_file
 from bookie_aio.storage.segment.format import index_name, segment_name
 from bookie_aio.wire.messages import Stop

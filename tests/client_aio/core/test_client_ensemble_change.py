@@ -57,7 +57,7 @@ def test_a_failed_bookie_is_replaced_from_the_first_entry_not_acknowledged() -> 
     ledger.fail(1)
     assert ledger.changer.next() == Find(0b010)
     new = ("b1", "b4", "b3")
-    assert ledger.changer.found(new) == Write(EnsembleChange(1, new, Fragment(0, BOOKIES)))
+    assert ledger.changer.found(new) == Write(EnsembleChange(1, new, Fragment(0, BOOKIES), 1))
     assert ledger.changer.written() == Reseat(new, 0b010)
     assert [(send.seat, send.batch.first_entry) for send in ledger.window.commit_change(0b010)] == [(1, 1)]
     assert ledger.changer.reseated() is None
@@ -160,11 +160,11 @@ def test_a_replacement_holds_what_was_acknowledged_before_the_metadata_name_it()
     assert ledger.changer.found(new) == Copy(new, 0b001)
     copies = ledger.window.seat_replacements(0b001)
     assert [(send.seat, send.batch.first_entry) for send in copies] == [(0, 0)]  # not "b": nobody has it yet
-    assert ledger.window.owes_copies
+    assert ledger.window.seats_owing & ledger.window.replacements
     ledger.acknowledge(sends, 0)  # a late answer of the bookie that was replaced
-    assert ledger.window.owes_copies
+    assert ledger.window.seats_owing & ledger.window.replacements
     ledger.acknowledge(copies, 0)
-    assert not ledger.window.owes_copies
+    assert not ledger.window.seats_owing & ledger.window.replacements
     # The fragment starts behind the last entry that all of its write set have, not behind the LAC.
     assert ledger.changer.copied() == Write(EnsembleChange(0, new, Fragment(0, BOOKIES)))
     assert ledger.changer.written() == Reseat(new, 0b001)
@@ -235,7 +235,7 @@ def test_below_the_ack_quorum_a_replacement_that_fails_is_replaced_in_the_same_c
     assert ledger.changer.found(("b5", "b2", "b6")) == Copy(("b5", "b2", "b6"), 0b101)
     copies = ledger.window.seat_replacements(0b101)
     ledger.acknowledge(former, 0)
-    assert ledger.window.owes_copies
+    assert ledger.window.seats_owing & ledger.window.replacements
     ledger.acknowledge(copies, 0, 2)
     step = ledger.changer.copied()
     assert step == Write(EnsembleChange(0, ("b5", "b2", "b6"), Fragment(0, BOOKIES)))
@@ -321,3 +321,20 @@ def test_a_last_fragment_of_somebody_else_refuses_both_changes() -> None:
         EnsembleChange(9, ("b5", "b2", "b3"), known.last_fragment).apply,
     ):
         assert apply(other) is None
+
+
+def test_seats_for_which_there_is_no_bookie_stay_failed() -> None:
+    ledger = Ledger()
+    ledger.acknowledge(ledger.add("a"), 0, 1, 2)
+    ledger.add("b")
+    ledger.fail(1)
+    ledger.fail(2)
+    assert ledger.changer.next() == Find(0b110)
+    new = ("b1", "b4", "b3")
+    assert ledger.changer.found(new, 0b010) == Write(EnsembleChange(1, new, Fragment(0, BOOKIES), 1))
+    assert ledger.changer.written() == Reseat(new, 0b010)
+    sends = ledger.window.commit_change(0b010)
+    assert [(send.seat, send.batch.first_entry) for send in sends] == [(1, 1)]
+    assert ledger.window.failed == 0b100
+    assert ledger.acknowledge(sends, 1) == []  # The failed seat is no second copy,
+    assert ledger.changer.reseated() == Find(0b100)  # and a bookie is looked for again.

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from itertools import permutations
+from itertools import combinations, permutations
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +14,11 @@ from client_aio.core.placement import (
     Seating,
     WeightedRandom,
     eligible,
+    seats_to_leave,
     weighted_order,
     write_sets_on_one_rack,
 )
+from client_aio.core.quorum import write_set
 from metadata.access.bookies import BookieRecord
 
 POLICIES: list[PlacementPolicy] = [WeightedRandom(), RackAware()]
@@ -207,3 +209,33 @@ def test_doubtful_bookies_may_be_chosen_only_as_far_as_others_are_too_few() -> N
     assert set(eligible(available, excluded=(), doubtful=["b3", "b0"], count=2)) == {"b1", "b2"}
     assert set(eligible(available, excluded=(), doubtful=["b3", "b0"], count=3)) == {"b1", "b2", "b3"}
     assert set(eligible(available, excluded=(), doubtful=["gone", "b0"], count=9)) == {"b0", "b1", "b2", "b3"}
+
+
+@given(data=st.data())
+def test_seats_left_to_bookies_that_are_down_leave_qa_in_each_write_set(data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, 7))
+    write_quorum = data.draw(st.integers(1, size))
+    ack_quorum = data.draw(st.integers(1, write_quorum))
+    vacant = sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1)))
+    count = data.draw(st.integers(0, len(vacant)))
+    rng = random.Random(data.draw(st.integers(0, 99)))
+    left = seats_to_leave(
+        vacant, count, ensemble_size=size, write_quorum=write_quorum, ack_quorum=ack_quorum, rng=rng
+    )
+    ways = [
+        sum(1 << seat for seat in chosen)
+        for chosen in combinations(vacant, count)
+        if all(
+            sum(seat not in chosen for seat in write_set(start, size, write_quorum)) >= ack_quorum
+            for start in range(size)
+        )
+    ]
+    assert left in ways if ways else left is None
+
+
+def test_seats_left_are_found_soon_in_the_largest_ensembles() -> None:
+    for count, is_possible in ((21, True), (22, False)):
+        left = seats_to_leave(
+            range(64), count, ensemble_size=64, write_quorum=3, ack_quorum=2, rng=random.Random(count)
+        )
+        assert (left is not None) == is_possible

@@ -3,11 +3,12 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bookie_aio.wire.blocks import Block, encode_block
 from bookie_aio.wire.messages import Stop
+from client_aio.core.placement import seats_to_leave
 from client_aio.core.quorum import write_set
 from client_aio.core.recovery import Ask, End, EntrySearch, FenceTally, Found, Inconclusive
 
@@ -146,3 +147,46 @@ def test_recovery_never_goes_back_behind_the_last_fragment(stated: int | None) -
     for seat in range(3):
         tally.answer(seat, stated)
     assert tally.lac == 1999
+
+
+@given(data=st.data())
+def test_seats_that_were_down_from_the_start_hide_nothing_and_keep_nothing_open(data: st.DataObject) -> None:
+    """A ledger began with some seats down. Its writer died; these bookies are back, and say no to everything.
+
+    Others may be silent instead, as far as the fences cover. Whatever was acknowledged is found.
+    """
+    size = data.draw(st.integers(1, 5), "E")
+    write_quorum = data.draw(st.integers(1, size), "Qw")
+    ack_quorum = data.draw(st.integers(1, write_quorum), "Qa")
+    rng = random.Random(data.draw(st.integers(0, 999), "seed"))
+    down_mask = seats_to_leave(
+        range(size),
+        data.draw(st.integers(0, size), "down"),
+        ensemble_size=size,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        rng=rng,
+    )
+    assume(down_mask is not None)
+    down = {seat for seat in range(size) if (down_mask or 0) >> seat & 1}
+    holds: list[dict[int, object]] = [{} for _ in range(size)]
+    acknowledged = -1
+    for entry_id in range(data.draw(st.integers(0, 8), "entries")):
+        live = [seat for seat in write_set(entry_id % size, size, write_quorum) if seat not in down]
+        holders = rng.sample(live, rng.randint(0, len(live)))
+        for seat in holders:
+            holds[seat][entry_id] = True
+        if len(holders) >= ack_quorum and acknowledged == entry_id - 1:
+            acknowledged = entry_id
+    tally = FenceTally(size, write_quorum, ack_quorum, 0)
+    bookies: list[dict[int, object] | None] = [None] * size
+    for seat in rng.sample(range(size), size):
+        if not tally.is_covered:
+            tally.answer(seat, None)
+            bookies[seat] = holds[seat]
+    found, end = run(EntrySearch(size, write_quorum, ack_quorum, 0), bookies, rng)
+    assert found[: acknowledged + 1] == list(range(acknowledged + 1))
+    if isinstance(end, End):
+        assert end.last_entry >= acknowledged
+    _, end = run(EntrySearch(size, write_quorum, ack_quorum, 0), list(holds), rng)
+    assert isinstance(end, End)  # With every bookie back, the newcomers too, it can always be closed.

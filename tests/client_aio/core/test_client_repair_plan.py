@@ -10,10 +10,22 @@ from bookie_aio.wire.blocks import Block, encode_block
 from bookie_aio.wire.listing import Row
 from bookie_aio.wire.messages import Stop
 from client_aio.core.quorum import write_set
-from client_aio.core.recovery import End, EntrySearch, Found
-from client_aio.core.repair_plan import Part, complete_parts, owed, plan, replaced, replaced_in_page, split
+from client_aio.core.read_plan import ClassRange
+from client_aio.core.recovery import End, EntrySearch, Found, LossyEnd
+from client_aio.core.repair_plan import (
+    LostRuns,
+    Part,
+    complete_parts,
+    first_held,
+    owed,
+    plan,
+    replaced,
+    replaced_in_page,
+    split,
+)
 from metadata.errors import InvalidTransitionError
-from metadata.model.ledger import Fragment, LedgerMetadata
+from metadata.model.ledger import ABSENT_MAX, Absent, Fragment, GivenUp, LedgerMetadata
+from metadata.store import VALUE_BYTES_MAX
 
 ENTRY = encode_block(
     ledger_id=7, content_term=0, first_entry=0, stride=1, lac=-1, lafr=-1, payloads=[b"x"], running=[1]
@@ -229,3 +241,69 @@ class TestReplacingInAPage:
         self, old: str, new: str
     ) -> None:
         assert replaced_in_page(self.PAGE, 29, self.PART, old, new) is None
+
+
+@pytest.mark.parametrize("stride", [1, 4])
+def test_the_entries_that_nobody_has_are_noted_in_runs(stride: int) -> None:
+    whole = ClassRange(7, 0, 2, 2 + 99 * stride, stride, ("b1",))
+    ids = range(whole.first, whole.last + 1, stride)
+    held = [Row(ids[10], 0, 5, stride), Row(ids[20], 0, 80, stride)]
+    lost, rest = LostRuns(), whole
+    assert not lost
+    following = first_held(rest, [held])
+    assert following == ids[10]
+    lost.add(rest, following)
+    # Entry 12 of the class is listed, and cannot be read: it is lost alone.
+    rest = rest._replace(first=ids[12])
+    assert first_held(rest, [[], held]) == ids[13]
+    lost.add(rest, ids[13])
+    rest = rest._replace(first=ids[15])
+    assert first_held(rest, [held[:1]]) is None
+    lost.add(rest, first_held(rest, [held]))
+    assert [(run.first, run.last, run.step) for run in lost.runs()] == [
+        (ids[0], ids[9], stride),
+        (ids[12], ids[12], stride),
+        (ids[15], ids[19], stride),
+    ]
+    assert lost.entries == 16
+    assert lost.upto(whole) == ids[9]
+    assert lost.upto(whole._replace(first=ids[10])) is None
+    lost.add(whole._replace(first=ids[20]), None)  # Neighbours become one run.
+    assert lost.runs()[-1].last == ids[99]
+    lost.add(whole._replace(first=ids[30]), ids[31])  # Known already.
+    assert lost.entries == 96
+
+
+def test_a_record_of_absent_entries_keeps_a_bookie_until_the_seat_is_whole() -> None:
+    metadata = make(3, 3, [0, 10], 19)
+    first, second = Absent(0, 1, "b1", 5), Absent(10, 1, "b1", 2)
+    noted = metadata.with_absent(first).with_absent(second).with_absent(first._replace(entries=4))
+    assert noted.former_bookies(0) == noted.former_bookies(10) == ["b1"]
+    assert [each.entries for each in noted.absent] == [2, 4]
+    assert LedgerMetadata.from_json(noted.to_json()) == noted
+    assert noted.without_absent(0, 0) is None
+    left = noted.without_absent(0, 1)
+    assert left is not None
+    assert left.absent == (second,)
+    full = metadata
+    for number in range(ABSENT_MAX):
+        full = full.with_absent(Absent(number, 0, "b1", 1))
+    assert len(full.to_json()) < VALUE_BYTES_MAX // 4
+    with pytest.raises(InvalidTransitionError, match="repair"):
+        full.with_absent(Absent(ABSENT_MAX, 0, "b1", 1))
+
+
+def test_a_ledger_is_closed_with_a_loss_once_and_says_so() -> None:
+    metadata = make(3, 3, [0], None)
+    given_up = GivenUp(12, ("b0", "b1"), 3)
+    with pytest.raises(InvalidTransitionError, match="OPEN"):
+        metadata.close_with_loss(9, 100, given_up)
+    entered = metadata.begin_recovery()
+    closed = LossyEnd(entered, 9, 100, given_up).apply(entered)
+    assert closed is not None
+    assert (closed.is_closed, closed.last_entry, closed.given_up) == (True, 9, given_up)
+    assert LedgerMetadata.from_json(closed.to_json()) == closed
+    assert LossyEnd(entered, 9, 100, given_up).apply(closed) is None
+    owned = closed.owned_by("orders")
+    assert LedgerMetadata.from_json(owned.to_json()).log == "orders"
+    assert owned.owned_by("") == closed

@@ -56,7 +56,7 @@ def test_a_roll_waits_for_what_was_sent_and_holds_what_is_added() -> None:
     assert ledger.acknowledge(0, 1, entries=(0,)) == ["0"]
     assert ledger.changer.drained() == Drain(0)
     assert ledger.acknowledge(0, 1, entries=(1,)) == ["1"]
-    assert ledger.changer.drained() == Write(EnsembleChange(2, OTHERS, Fragment(0, BOOKIES, 3)))
+    assert ledger.changer.drained() == Write(EnsembleChange(2, OTHERS, Fragment(0, BOOKIES, 3), 2))
     assert ledger.add("3") == []
     assert ledger.changer.written() == Reseat(OTHERS, ALL)
     assert ledger.window.commit_change(ALL) == []  # nothing is sent twice
@@ -90,7 +90,7 @@ def test_without_others_the_same_bookies_go_on_in_a_new_fragment() -> None:
     ledger = Ledger()
     ledger.acknowledge(0, 1)
     assert ledger.changer.next() == FindAll()
-    assert ledger.changer.not_found_all() == Write(EnsembleChange(2, BOOKIES, Fragment(0, BOOKIES, 3)))
+    assert ledger.changer.not_found_all() == Write(EnsembleChange(2, BOOKIES, Fragment(0, BOOKIES, 3), 2))
     assert ledger.changer.written() == Reseat(BOOKIES, 0)
     assert ledger.window.commit_change(0) == []
     assert ledger.changer.reseated() is None
@@ -103,7 +103,7 @@ def test_a_seat_that_stays_empty_does_not_keep_a_roll_from_being_made() -> None:
     assert ledger.changer.next() == Find(0b100)
     assert ledger.changer.not_found() == Drain(0b100)
     ledger.acknowledge(0, 1)
-    assert ledger.changer.drained() == Write(EnsembleChange(2, BOOKIES, Fragment(0, BOOKIES, 3)))
+    assert ledger.changer.drained() == Write(EnsembleChange(2, BOOKIES, Fragment(0, BOOKIES, 3), 2))
     assert ledger.changer.written() == Reseat(BOOKIES, 0)
     ledger.window.commit_change(0)
     assert ledger.changer.reseated() == Find(0b100)
@@ -125,7 +125,7 @@ def test_a_failure_that_what_was_sent_waits_for_is_mended_first() -> None:
     ledger.sends += ledger.window.commit_change(0b110)
     assert ledger.changer.reseated() == Drain(0)
     assert ledger.acknowledge(0, 1) == ["0", "1"]
-    assert ledger.changer.drained() == Write(EnsembleChange(2, OTHERS, Fragment(0, mended, 3)))
+    assert ledger.changer.drained() == Write(EnsembleChange(2, OTHERS, Fragment(0, mended, 3), 2))
     assert ledger.changer.changes == 1
 
 
@@ -142,7 +142,7 @@ def test_a_roll_without_others_goes_on_with_those_that_have_replaced_some_meanwh
     ledger.sends += ledger.window.commit_change(0b011)
     assert ledger.changer.reseated() == Drain(0)
     assert ledger.acknowledge(0, 1) == ["0", "1"]
-    assert ledger.changer.drained() == Write(EnsembleChange(2, mended, Fragment(0, mended, 3)))
+    assert ledger.changer.drained() == Write(EnsembleChange(2, mended, Fragment(0, mended, 3), 2))
     assert ledger.changer.written() == Reseat(mended, 0)
 
 

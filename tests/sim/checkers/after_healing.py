@@ -128,6 +128,8 @@ async def _count_copies(simulation: Simulation, client: Client) -> None:
         metadata, last = record.metadata, record.closed_last
         if metadata is None or metadata.is_unbounded or last is None or record.is_gone:
             continue
+        if metadata.given_up is not None:
+            continue  # Nothing was written back. A repair makes the missing copies.
         if record.is_of_before:
             continue
         await copies.count(metadata, metadata.fragments, 0, last)

@@ -373,11 +373,16 @@ class History:
             name, quorum = "AllEntriesOfClosedLedgerReachedWriteQuorum", after.write_quorum
         else:
             name, quorum = "RecoveredEntriesReachAckQuorum", after.ack_quorum
+        # The metadata say from where on a ledger has been closed at its ack quorum, on request.
+        short_from = last + 1 if after.below_write_quorum_from is None else after.below_write_quorum_from
         if is_recovered:
             self._check_end(record, before, last)
-            self._check_copies(after, range(before.last_fragment.first_entry, last + 1), quorum, name)
+            self._check_copies(after, range(before.last_fragment.first_entry, short_from), quorum, name)
         elif after.guaranteed_write_quorum:
-            self._check_copies(after, range(last + 1), quorum, name)
+            self._check_copies(after, range(short_from), quorum, name)
+        self._check_copies(
+            after, range(short_from, last + 1), after.ack_quorum, "RecoveredEntriesReachAckQuorum"
+        )
 
     def _check_end(self, record: LedgerRecord, before: LedgerMetadata, last: int) -> None:
         said_no = self.words.denied.get((record.ledger_id, last + 1), ())

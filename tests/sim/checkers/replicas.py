@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.admin.replicas import list_entries
+from client_aio.bookies.connection import list_entries
 from metadata.errors import BookKeeperError, NoSuchLedgerError
 from tests.sim.checkers.invariants import write_set_of
 

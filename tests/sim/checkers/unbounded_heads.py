@@ -64,7 +64,7 @@ def check_change(lives: Lives, life: Life, before: LedgerMetadata, listed: list[
 
 def _check_length(lives: Lives, life: Life, after: LedgerMetadata, what: str) -> None:
     assert after.unbounded is not None
-    given, end = after.unbounded.length_before, after.last_fragment.first_entry
+    given, end = after.length_before, after.last_fragment.first_entry
     if after.length is not None and after.last_entry is not None:
         given, end = after.length, after.last_entry + 1
     length = life.length_below(end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.sim.mutants.planting import Edit, Mutant
 
 _TERMS = ("dirty-entries", "duelling-holders", "partial-takeovers")
+_HEALING = ("healing-logs",)
 _LOGS = ("duelling-logs", "log-crashes", "added-logs")
 
 MUTANTS = [
@@ -51,5 +52,82 @@ MUTANTS = [
         (Edit("client_aio.log.reader:LogReading._source", "if is_complete and not is_closed:",
               "if not is_closed:"),),
         ("truncated-logs", "versatile-logs"),
+    ),
+    Mutant(
+        140, "a writer that heals sends records again that its failed ledger holds",
+        (Edit("client_aio.core.log_chain:Backlog.ended", "reversed(rest)", "reversed(known + rest)"),),
+        _HEALING,
+    ),
+    Mutant(
+        141, "a writer that heals completes records that are behind the end of its failed ledger",
+        (Edit("client_aio.core.log_chain:Backlog.ended",
+              "min(max(0, last_entry + 1 - self._first_entry), len(self._cut))", "len(self._cut)"),),
+        _HEALING,
+    ),
+    Mutant(
+        142, "a writer that heals sends the records that were cut off behind those that were held",
+        (Edit("client_aio.core.log_chain:Backlog.ended", "extendleft(reversed(rest))", "extend(rest)"),),
+        _HEALING,
+    ),
+    Mutant(
+        143, "a writer that heals goes on though another client has taken its log over",
+        (Edit("client_aio.log.healing:Opener._check_own", "not is_still_own(head, self._made)", "False"),),
+        _HEALING,
+    ),
+    Mutant(
+        144, "records that wait behind overdue ones go on, and overtake them",
+        (Edit("client_aio.core.log_chain:Backlog.give_up", "(*self._cut, *self._held)", "self._cut"),
+         Edit("client_aio.core.log_chain:Backlog.give_up",
+              "self._cut, self._held, self.bytes_held = [], deque(), 0", "self._cut = []")),
+        _HEALING,
+    ),
+    Mutant(
+        63, "an addition does not look whose ledger it is",
+        (Edit("client_aio.log.add_ledgers:_check_addable", 'if metadata.log not in ("", log_name):',
+              "if False:"),),
+        ("owned-ledgers",),
+    ),
+    Mutant(
+        64, "a ledger is freed without raising the version of the list",
+        (Edit("client_aio.log.truncation:_sweep_ledgers", "return head if left_over else None",
+              "return None"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "while_it_is_being_listed"),
+    ),
+    Mutant(
+        65, "a sweep takes a ledger's age from two machines' clocks",
+        (Edit("client_aio.log.truncation:_without_young",
+              "await context.ledgers.age_s(each.ledger_id) >= older_than_s",
+              "context.now_ms() - (await context.ledgers.read(each.ledger_id))[0].created_ms "
+              ">= older_than_s * 1000"),),
+        ("owned-ledgers",),
+    ),
+    Mutant(
+        66, "a gap is what cannot be read just now",
+        (Edit("client_aio.log.gaps:is_missing",
+              "isinstance(error, NoSuchLedgerError) and error.ledger_id == reader_id", "True"),),
+        ("owned-ledgers",),
+    ),
+    Mutant(
+        67, "a deletion by hand does not look whether a log lists the ledger",
+        (Edit("client_aio.log.ownership:delete_unlisted", "if owner is not None:", "if False:"),),
+        ("owned-ledgers",),
+    ),
+    Mutant(
+        68, "a repair forgets who may still hold what it found nowhere",
+        (Edit("client_aio.admin.repair:Repair._repair_part", "await self._note_absent(part, copier)",
+              "pass"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "gap_after_a_repair"),
+    ),
+    Mutant(
+        69, "a log that is closed with a loss ends there in silence",
+        (Edit("client_aio.log.reader:LogReading._row",
+              "if is_finished and reader.metadata.given_up is not None:", "if False:"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "cannot_be_recovered"),
+    ),
+    Mutant(
+        70, "a claim that stands there already is not written again",
+        (Edit("client_aio.log.ownership:claim", "check(metadata)",
+              "check(metadata)\n                if metadata.log == log_name:\n                    return"),),
+        tests=("tests/integration/test_ways_on.py", "-k", "listed_meanwhile"),
     ),
 ]  # fmt: skip

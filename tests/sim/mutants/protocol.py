@@ -133,7 +133,7 @@ MUTANTS = [
     ),
     Mutant(
         14, "wrong first entry of a fragment",
-        (Edit(f"{_WINDOW}.begin_change", "(self.lafr if self._is_guaranteed else self.lac) + 1",
+        (Edit(f"{_WINDOW}.begin_change", "(self.lafr if self.is_guaranteed else self.lac) + 1",
               "self._next_entry"),),
         _CHANGES,
     ),
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         38, "a replacement does not yet hold (LAFR, LAC] at the compare-and-set",
-        (Edit(f"{_WINDOW}.copies_first", "return self._is_guaranteed and bool(self._retained)",
+        (Edit(f"{_WINDOW}.copies_first", "return self.is_guaranteed and bool(self._retained)",
               "return False"),),
         ("guaranteed-quorum", "slow-bookie", "chaos"),
     ),
@@ -229,7 +229,7 @@ MUTANTS = [
         60, "the LAFR that is stated is the LAC",
         (Edit("client_aio.core.add_window:AddWindow.lafr_to_state",
               "return self.lafr if self._stated_lafr is None",
-              "return self.lac if self._is_guaranteed"),),
+              "return self.lac if self.is_guaranteed"),),
         ("guaranteed-quorum",),
     ),
     Mutant(

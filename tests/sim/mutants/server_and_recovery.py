@@ -78,8 +78,10 @@ MUTANTS = [
     Mutant(
         48, "recovery says that it has closed the ledger, and has not",
         (Edit("client_aio.ledger.recovery:recover_ledger",
-              "if await held.update("
-              "RecoveredEnd(held.current, recovery.fragments, last_entry, length).apply):", "if True:"),),
+              "if await held.update(\n"
+              "            RecoveredEnd(held.current, recovery.fragments, last_entry, length, "
+              "short_from).apply\n"
+              "        ):", "if True:"),),
         ("rolling-restarts", "chaos"),
     ),
     Mutant(
@@ -99,7 +101,7 @@ MUTANTS = [
     Mutant(
         55, "recovery writes back to Qa where the write quorum is guaranteed",
         (Edit("client_aio.ledger.recovery:Recovery._start_writing",
-              "ack_quorum=write_quorum if metadata.guaranteed_write_quorum else ack_quorum",
+              "ack_quorum=write_quorum if self._is_whole else ack_quorum",
               "ack_quorum=ack_quorum"),),
         ("guaranteed-quorum",),
     ),
@@ -130,9 +132,80 @@ MUTANTS = [
         ("disk-faults", "full-starts", "refusals"),
     ),
     Mutant(
+        140, "a ledger that is closed with a loss ends at the LAC that is stated",
+        (Edit("client_aio.ledger.accept_loss:_find_end",
+              "last_entry, length = await _last_readable(context, metadata, digest, holdings)",
+              "last_entry, length = max(each.lac for each in holdings), 0"),),
+        ("accepted-losses",),
+    ),
+    Mutant(
+        141, "a ledger that is closed with a loss ends where one bookie does",
+        (Edit("client_aio.ledger.accept_loss:_find_end",
+              "last_entry, length = await _last_readable(context, metadata, digest, holdings)",
+              "last_entry, length = await _last_readable(context, metadata, digest, holdings[:1])"),),
+        ("accepted-losses",),
+    ),
+    Mutant(
         61, "what a repair waits to hear of is forgotten meanwhile",
         (Edit("bookie_aio.server.handlers.admin:InspectHandler.list_entries",
               "self._engine.eviction_candidates.discard(request.ledger_id)", "pass"),),
         tests=("tests/bookie_aio/server/test_server_ledger_gc.py", "-k", "waits_to_hear"),
+    ),
+    Mutant(
+        120, "a seat that is down from the start counts as an acknowledgement",
+        (Edit("client_aio.core.add_window:AddWindow._advance",
+              "batch.acks.bit_count() < ack_quorum",
+              "(batch.acks | self.failed & batch.mask).bit_count() < ack_quorum"),),
+        ("scarce-bookies", "scarce-holders"),
+    ),
+    Mutant(
+        121, "a new ledger leaves a write set with fewer than Qa",
+        (Edit("client_aio.core.placement:seats_to_leave",
+              "if can_acknowledge(more, ensemble_size, write_quorum, ack_quorum):", "if True:"),),
+        tests=("tests/client_aio/core/test_client_placement.py", "-k", "left"),
+        note="the writer of such a ledger fails before it acknowledges anything: nothing is lost by that",
+    ),
+    Mutant(
+        122, "a ledger with guaranteed write quorum begins on fewer bookies",
+        (Edit("client_aio.bookies.ensemble_finder:EnsembleFinder.find",
+              "may_leave = not sizes.is_guaranteed", "may_leave = True"),),
+        tests=("tests/integration/test_scarce_bookies.py", "-k", "begins_with_every_bookie"),
+        note="its entries reach their copies later, or it is not closed: a promise is broken in silence",
+    ),
+    Mutant(
+        123, "a ledger is closed at its ack quorum, and the metadata do not say so",
+        (Edit("client_aio.ledger.writer:LedgerWriter._close_metadata",
+              "None if window.is_idle else window.lafr + 1", "None"),),
+        ("guaranteed-quorum",),
+    ),
+    Mutant(
+        124, "a recovery at the ack quorum does not say from which entry on",
+        (Edit("client_aio.ledger.recovery:Recovery.run",
+              "self.below_write_quorum_from = before + 1", "pass"),),
+        ("scarce-bookies", "guaranteed-quorum"),
+    ),
+    Mutant(
+        125, "a fragment's metadata have the length at the LAC where it begins behind the LAFR",
+        (Edit("client_aio.core.add_window:AddWindow.begin_change",
+              "self._length_replicated if self.is_guaranteed else self.length_confirmed",
+              "self.length_confirmed"),),
+        ("guaranteed-quorum", "scarce-bookies"),
+    ),
+    Mutant(
+        126, "a fragment begins without the length below it",
+        (Edit("client_aio.core.ensemble_change:EnsembleChangeMachine._change_at",
+              "self._window.length_before_change", "0"),),
+        ("chaos", "rolling-restarts"),
+    ),
+    Mutant(
+        127, "a takeover fences before it has looked for bookies",
+        (Edit("client_aio.unbounded.writer:take_ledger_over",
+              "found = await context.finder.find(ledger_id, Sizes.of(metadata))\n"
+              "    if not await held.update(take_over):\n"
+              "        raise sealed(held.current)",
+              "if not await held.update(take_over):\n"
+              "        raise sealed(held.current)\n"
+              "    found = await context.finder.find(ledger_id, Sizes.of(metadata))"),),
+        tests=("tests/integration/test_scarce_bookies.py", "-k", "fences_nobody"),
     ),
 ]  # fmt: skip

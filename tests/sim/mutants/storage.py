@@ -12,7 +12,8 @@ _WITNESS = "tests/bookie_aio/storage/test_storage_witness.py"
 MUTANTS = [
     Mutant(
         1, "acknowledgement before the fsync",
-        (Edit("bookie_aio.storage.journal:Journal._write", "segment.file.write_and_sync(buffers, offset, claim)",
+        (Edit("bookie_aio.storage.journal:Journal._write",
+              "segment.file.write_and_sync(buffers, offset, claim)",
               "self._loop.create_task(segment.file.write(buffers, offset))"),),
         _POWER,
     ),

@@ -7,6 +7,7 @@ profiles over the workloads of its name; importing this package enters all of th
 
 from tests.sim.plan import PROFILES, Draw, Plan
 from tests.sim.profiles import (
+    accepted_losses,
     ledger,
     ledger_full_api,
     log,
@@ -19,6 +20,7 @@ from tests.sim.profiles import (
 )
 
 __all__ = [
+    "accepted_losses",
     "all_profiles",
     "draw_plan",
     "ledger",

@@ -264,9 +264,10 @@ def guaranteed_quorum(draw: Draw) -> Plan:
         "ensemble_size": sizes[0], "write_quorum": sizes[1], "ack_quorum": sizes[2],
         "guaranteed_write_quorum": True,
     }  # fmt: skip
-    draw.writer(quorums=quorums, gap=0.05)
+    at_ack_quorum = draw.rng.choice((0.0, 0.0, 0.5))
+    draw.writer(quorums=quorums, gap=0.05, at_ack_quorum=at_ack_quorum)
     draw.actor("tailer", 0.5)
-    draw.actor("recoverer", draw.rng.uniform(1.0, draw.duration))
+    draw.actor("recoverer", draw.rng.uniform(1.0, draw.duration), at_ack_quorum=at_ack_quorum)
     for kind in ("disk_slow", "kill_bookie", "power_cut", "pause"):
         draw.some(kind, list(draw.bookies), 4)
     for kind in ("block_both", "link_slow", "cut_reset"):
@@ -398,3 +399,35 @@ def refusals(draw: Draw) -> Plan:
         draw.fault("disk_full", bookie, at=at + draw.rng.uniform(0.0, 0.5), lasts=1.0)
         at += draw.rng.uniform(0.5, 1.5)
     return draw.plan(segment_bytes=24 * 1024)
+
+
+@profile
+def scarce_bookies(draw: Draw) -> Plan:
+    """Ledgers begin, are written and recovered on fewer live bookies than they have seats.
+
+    There is no spare. Bookies are down when ledgers begin, and come back without having heard of them.
+    """
+    rng = draw.rng
+    sizes = rng.choice(((3, 3, 2), (3, 3, 2), (3, 3, 2), (4, 3, 2), (5, 3, 2), (4, 4, 2), (3, 3, 1)))
+    draw.bookies = _FIVE[: sizes[0]]
+    draw.dishonest = draw.bookies[0]
+    quorums = dict(zip(("ensemble_size", "write_quorum", "ack_quorum"), sizes, strict=True))
+    for _ in range(rng.choice((1, 2))):
+        draw.writer(
+            quorums={**quorums, "guaranteed_write_quorum": rng.random() < 0.3},
+            entries=rng.choice((3, 8)), closes=rng.random() < 0.4, rest=0.2, at_ack_quorum=0.5,
+        )  # fmt: skip
+    draw.actor("tailer", 1.0)
+    for _ in range(2):
+        draw.actor("recoverer", rng.uniform(0.5, 2.0), times=8, gap=1.0, at_ack_quorum=0.5)
+    at = 0.2
+    while at < draw.duration:
+        lasts = rng.uniform(0.5, 4.0)
+        kind = rng.choice(("kill_bookie", "kill_bookie", "power_cut", "pause"))
+        draw.fault(kind, rng.choice(draw.bookies), at=at, lasts=lasts, amount=rng.random())
+        at += lasts * rng.uniform(0.5, 1.2)
+    draw.some("kill_client", draw.clients[:1], 1)
+    for kind in ("block_one_way", "cut_reset", "link_slow"):
+        draw.some(kind, draw.clients, 3)
+    draw.some("meta_lossy", draw.clients, 2)
+    return draw.plan()

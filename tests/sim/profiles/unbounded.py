@@ -116,3 +116,24 @@ def stale_followers(draw: Draw) -> Plan:
             amount=draw.rng.random() * 0.5,
         )
     return draw.plan()
+
+
+@profile
+def scarce_holders(draw: Draw) -> Plan:
+    """Takeovers, rolls and trims without a spare bookie, while bookies are down for long."""
+    rng = draw.rng
+    draw.bookies, draw.dishonest = draw.bookies[:3], "b1"
+    sizes = {"ensemble_size": 3, "write_quorum": 3, "ack_quorum": rng.choice((2, 2, 1))}
+    holders = _holders(draw, rng.choice((2, 3)), quorums=sizes, fragment_bytes=400, trims=0.2, rest=0.5)
+    draw.actor("term_follower", 0.5)
+    at = 0.2
+    while at < draw.duration:
+        lasts = rng.uniform(0.5, 4.0)
+        kind = rng.choice(("kill_bookie", "kill_bookie", "power_cut", "pause"))
+        draw.fault(kind, rng.choice(draw.bookies), at=at, lasts=lasts, amount=rng.random())
+        at += lasts * rng.uniform(0.5, 1.2)
+    draw.some("kill_client", holders[1:], 1)
+    for kind in ("block_one_way", "cut_reset"):
+        draw.some(kind, draw.clients, 3)
+    draw.some("meta_lossy", draw.clients, 2)
+    return draw.plan()

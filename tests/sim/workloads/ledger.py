@@ -69,7 +69,7 @@ async def writer(simulation: Simulation, actor: Actor, client: Client) -> None:
                 await asyncio.sleep(settings["gap"] * rng.random() * 2)
             await ledger.flush()
             if settings["closes"]:
-                await ledger.close()
+                await ledger.close(at_ack_quorum=rng.random() < settings.get("at_ack_quorum", 0.0))
             else:
                 await asyncio.sleep(rng.random() * 2)
                 await ledger.abort()
@@ -140,7 +140,8 @@ async def recoverer(simulation: Simulation, actor: Actor, client: Client) -> Non
         ledger_id = await simulation.newest_ledger(after=-1, by=actor.settings.get("of", ""))
         for _ in range(actor.settings.get("tries", 6)):
             try:
-                opened = await client.open_ledger(ledger_id, recover=True)
+                at_ack_quorum = rng.random() < actor.settings.get("at_ack_quorum", 0.0)
+                opened = await client.open_ledger(ledger_id, recover=True, at_ack_quorum=at_ack_quorum)
             except BookKeeperError as error:
                 simulation.history.note(actor.name, f"recovering ledger {ledger_id}:", repr(error))
                 await asyncio.sleep(rng.random())

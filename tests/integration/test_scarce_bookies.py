@@ -1,0 +1,364 @@
+"""Fewer live bookies than an ensemble has seats: takeovers, creation, trimming, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+import client_aio
+from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from client_aio import Choice, Client, LogRecord, Seating
+
+WAIT_S = 60
+QUICK = {"connect_timeout_s": 2, "add_timeout_s": 2, "read_timeout_s": 2}
+GUARANTEED = {"add_quorum_timeout_s": 2, "add_timeout_s": 2, "max_in_flight_bytes": 10_000}
+
+
+async def records(client: Client, name: str) -> list[bytes]:
+    found: list[LogRecord] = [record async for record in client.read_log(name)]
+    return [record.data for record in found]
+
+
+async def entries(client: Client, ledger: int | str) -> list[bytes]:
+    async with client.open_ledger(ledger) as reader:
+        last = await reader.read_last_add_confirmed()
+        return [entry.data async for entry in reader.read(reader.metadata.first_entry, last)]
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "client_aio.bookies.ensemble_finder" and record.levelno == logging.WARNING
+    ]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return once a condition that nothing announces holds."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.01)
+
+
+class NobodyFits:
+    """A placement policy that accepts no bookie."""
+
+    def choose(self, seating: Seating, rng: random.Random) -> Choice:
+        raise client_aio.NotEnoughBookiesError("no bookie fits")
+
+
+# --- takeovers ---
+
+
+async def test_a_standby_takes_over_on_two_of_three_bookies(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path) as cluster,
+        client_aio.connect(cluster.uri) as first,
+        client_aio.connect(cluster.uri) as standby,
+    ):
+        log, unbounded = await first.open_log("orders"), await first.open_unbounded_ledger("u")
+        await log.append(b"one")
+        await unbounded.add_entry(b"one")
+        await cluster["b1"].kill()
+        await log.append(b"two")
+        await unbounded.add_entry(b"two")
+        async with asyncio.timeout(WAIT_S):
+            taken = await standby.open_log("orders")
+            ledger = await standby.open_unbounded_ledger("u")
+            await taken.append(b"three")
+            await ledger.add_entry(b"three")
+        with pytest.raises(client_aio.LogFencedError):
+            await log.append(b"never")
+        await ledger.close()
+        await taken.close()
+        assert await records(standby, "orders") == [b"one", b"two", b"three"]
+        assert await entries(standby, "u") == [b"one", b"two", b"three"]
+
+
+async def test_a_takeover_that_finds_no_bookies_for_its_next_ledger_fences_nobody(cluster: Cluster) -> None:
+    async with (
+        client_aio.connect(cluster.uri) as first,
+        client_aio.connect(cluster.uri, placement=NobodyFits()) as standby,
+    ):
+        log, unbounded = await first.open_log("orders"), await first.open_unbounded_ledger("u")
+        await log.append(b"one")
+        await unbounded.add_entry(b"one")
+        with pytest.raises(client_aio.NotEnoughBookiesError):
+            await standby.open_log("orders")
+        with pytest.raises(client_aio.NotEnoughBookiesError):
+            await standby.open_unbounded_ledger("u")
+        await log.append(b"two")
+        await unbounded.add_entry(b"two")
+        await log.close()  # nor are the metadata anything but OPEN
+        await unbounded.close()
+        assert (await first.ledger_metadata("u")).term == 1
+
+
+async def test_a_takeover_whose_bookies_do_not_answer_leaves_the_writer_to_go_on(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path) as cluster,
+        client_aio.connect(cluster.uri, add_timeout_s=600) as first,
+        client_aio.connect(cluster.uri, **QUICK) as standby,
+    ):
+        log, unbounded = await first.open_log("orders"), await first.open_unbounded_ledger("u")
+        await log.append(b"one")
+        await unbounded.add_entry(b"one")
+        for bookie_id in ("b1", "b2"):
+            cluster[bookie_id].stop()
+        appended, added = log.append(b"two"), unbounded.add_entry(b"two")
+        for opening in (
+            standby.open_log("orders"),
+            standby.open_unbounded_ledger("u"),
+            standby.open_ledger(log.ledger_id, recover=True),
+        ):
+            with pytest.raises(client_aio.LedgerRecoveryError, match="Nothing was done"):
+                await opening
+        assert (await first.ledger_metadata(log.ledger_id)).state.name == "OPEN"
+        assert (await first.ledger_metadata("u")).term == 1
+        for bookie_id in ("b1", "b2"):
+            cluster[bookie_id].resume()
+        async with asyncio.timeout(WAIT_S):
+            await appended
+            await added
+            await log.close()
+            await unbounded.close()
+
+
+async def test_the_last_fragment_is_all_that_closing_needs(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, bookies=6) as cluster,
+        client_aio.connect(cluster.uri, **QUICK) as client,
+        client_aio.connect(cluster.uri, **QUICK) as standby,
+    ):
+        ledger = await client.create_ledger()
+        await ledger.add_entry(b"zero")
+        for bookie_id in ledger.metadata.last_fragment.bookies:
+            await cluster[bookie_id].kill()
+        async with asyncio.timeout(WAIT_S):
+            await ledger.add_entry(b"first")
+            await ledger.abort()  # Entry 1 is acknowledged, and states the LAC 0.
+            reader = await standby.open_ledger(ledger.ledger_id, recover=True)
+        assert (reader.last_add_confirmed, reader.length) == (1, len(b"zerofirst"))
+        assert reader.metadata.length_before == len(b"zero")
+
+
+async def test_an_idle_writer_that_publishes_its_lac_learns_that_it_was_displaced(cluster: Cluster) -> None:
+    async with (
+        client_aio.connect(cluster.uri, explicit_lac_delay_s=0.3) as one,
+        client_aio.connect(cluster.uri) as other,
+    ):
+        former = await one.open_unbounded_ledger("payments")
+        bounded = await one.create_ledger()
+        await former.add_entry(b"A")
+        await bounded.add_entry(b"A")
+        await other.open_unbounded_ledger("payments")
+        await other.open_ledger(bounded.ledger_id, recover=True)
+        await until(lambda: former.is_closed and bounded.is_closed)
+        for late in (former.add_entry(b"B"), bounded.add_entry(b"B")):
+            with pytest.raises(client_aio.LedgerFencedError):
+                await late
+
+
+# --- creation ---
+
+
+async def test_a_ledger_begins_without_a_bookie_that_is_down(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Cluster(tmp_path) as cluster:
+        await cluster["b2"].kill()
+        async with (
+            client_aio.connect(cluster.uri) as client,  # It has never seen b2.
+            client_aio.connect(cluster.uri, **QUICK) as other,
+        ):
+            ledgers = [await client.create_ledger() for _ in range(3)]
+            for ledger in ledgers:
+                assert sorted(ledger.metadata.last_fragment.bookies) == ["b1", "b2", "b3"]
+                assert ledger.failed_bookies == ["b2"]
+                await ledger.add_entry(b"on two")
+            assert len(warnings_of(caplog)) == 1  # once for the state, and not once a ledger
+            assert "b2" in warnings_of(caplog)[0]
+            await cluster["b2"].start()
+            ledger = ledgers[0]
+            async with asyncio.timeout(WAIT_S):
+                while ledger.failed_bookies:  # It has never heard of the ledger, and takes adds.
+                    await ledger.add_entry(b"more")
+            assert len(ledger.metadata.fragments) == 1
+            metadata = await ledger.close()
+            lacks = {
+                each.bookie_id: each.entries_missing
+                for each in await client.ledger_replicas(ledger.ledger_id)
+            }
+            assert lacks["b1"] == lacks["b3"] == 0
+            assert lacks["b2"]  # A repair finds it, and makes the copies.
+            await client.repair_ledger(ledger.ledger_id, replace="b2", by="b2")
+            assert not any(each.entries_missing for each in await client.ledger_replicas(ledger.ledger_id))
+            # One of the two that hold everything of the second ledger dies. The newcomer is an honest third.
+            await cluster["b1"].kill()
+            reader = await other.open_ledger(ledgers[1].ledger_id, recover=True)
+            assert reader.last_add_confirmed == 0
+            assert await entries(other, ledger.ledger_id) == await entries(client, ledger.ledger_id)
+            assert metadata.last_entry is not None
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 3), (3, 3, 2)])
+async def test_no_write_set_begins_with_fewer_than_qa(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        await cluster["b1"].kill()
+        if shape[2] == 2:
+            await cluster["b2"].kill()
+        with pytest.raises(client_aio.NotEnoughBookiesError, match="Each write set needs"):
+            await client.create_ledger(ensemble_size=3, write_quorum=3, ack_quorum=shape[2])
+
+
+async def test_only_bookies_that_were_registered_get_seats(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        with pytest.raises(client_aio.NotEnoughBookiesError, match="E must be registered"):
+            await client.create_ledger(ensemble_size=4, write_quorum=3, ack_quorum=2)
+
+
+async def test_striped_ledgers_keep_qa_in_each_write_set(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=5) as cluster, client_aio.connect(cluster.uri) as client:
+        await cluster["b4"].kill()
+        async with client.create_ledger(ensemble_size=5, write_quorum=3, ack_quorum=2) as ledger:
+            assert ledger.failed_bookies == ["b4"]
+            await ledger.add_entries([b"%d" % number for number in range(20)])
+        assert await entries(client, ledger.ledger_id) == [b"%d" % number for number in range(20)]
+        await cluster["b5"].kill()
+        with pytest.raises(client_aio.NotEnoughBookiesError):
+            await client.create_ledger(ensemble_size=5, write_quorum=3, ack_quorum=2)
+
+
+async def test_a_guaranteed_write_quorum_begins_with_every_bookie_or_not_at_all(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        await cluster["b1"].kill()
+        with pytest.raises(client_aio.NotEnoughBookiesError, match="guaranteed write quorum"):
+            await client.create_ledger(guaranteed_write_quorum=True)
+
+
+async def test_a_bookie_that_hangs_delays_no_new_ledger(cluster: Cluster) -> None:
+    """Its port accepts, and nothing is answered. To wait for that would take ten minutes."""
+    async with client_aio.connect(cluster.uri, connect_timeout_s=600) as client:
+        cluster["b1"].stop()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                ledger = await client.create_ledger()
+                await ledger.add_entry(b"on two")
+        finally:
+            cluster["b1"].resume()
+        assert ledger.failed_bookies in (["b1"], [])
+
+
+async def test_one_replacement_for_two_failed_seats_is_used(tmp_path: Path) -> None:
+    async with (
+        Cluster(tmp_path, bookies=4) as cluster,
+        client_aio.connect(cluster.uri, **QUICK) as client,
+    ):
+        ledger = await client.create_ledger()
+        await ledger.add_entry(b"zero")
+        lost = ledger.metadata.last_fragment.bookies[:2]
+        await asyncio.gather(*(cluster[bookie_id].kill() for bookie_id in lost))
+        async with asyncio.timeout(WAIT_S):
+            await ledger.add_entry(b"one")
+        assert len(ledger.failed_bookies) == 1
+        assert len(set(lost) & set(ledger.metadata.last_fragment.bookies)) == 1
+        await ledger.close()
+        assert await entries(client, ledger.ledger_id) == [b"zero", b"one"]
+
+
+# --- trimming ---
+
+
+async def test_trimming_needs_neither_a_writer_nor_a_bookie(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as operator:
+        ledger = await client.open_unbounded_ledger("u")
+        for _ in range(3):
+            await ledger.add_entry(b"x")
+            await ledger.roll()
+        assert await operator.trim_unbounded_ledger("u", 2) == 2
+        await ledger.add_entry(b"goes on")  # beside its writer
+        await ledger.roll()
+        await ledger.close()
+        await cluster.kill()
+        assert await operator.trim_unbounded_ledger("u", 3) == 3
+        metadata = await operator.ledger_metadata("u")
+        assert (metadata.state.name, metadata.term) == ("OPEN", 1)
+        assert await operator.trim_unbounded_ledger("u", 1000) == 4  # The last fragment stays.
+        assert await operator.trim_unbounded_ledger("u", 0) == 4
+
+
+async def test_what_is_not_trimmed(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger = await client.create_ledger()
+        with pytest.raises(client_aio.InvalidArgumentError, match="bounded"):
+            await client.trim_unbounded_ledger(ledger.ledger_id, 1)
+        await client.create_unbounded_ledger("locked", password=b"secret")
+        with pytest.raises(client_aio.UnauthorizedAccessError):
+            await client.trim_unbounded_ledger("locked", 1)
+        async with client.open_unbounded_ledger("sealed") as unbounded:
+            await unbounded.close(seal=True)
+        with pytest.raises(client_aio.LedgerClosedError):
+            await client.trim_unbounded_ledger("sealed", 1)
+
+
+# --- guaranteed write quorum without a spare ---
+
+
+async def test_waits_for_the_last_copies_end_at_a_deadline(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri, **GUARANTEED) as client:
+        ledger = await client.create_ledger(guaranteed_write_quorum=True)
+        await ledger.add_entry(b"zero")
+        await until(lambda: ledger.last_add_fully_replicated == 0)
+        async with asyncio.timeout(WAIT_S):
+            await cluster["b3"].kill()
+            for _ in range(30):
+                await ledger.add_entry(b"x" * 1000)
+            with pytest.raises(client_aio.NotEnoughBookiesError, match=r"entries 1 to 30 .* b3"):
+                await ledger.drain()
+            with pytest.raises(client_aio.NotEnoughBookiesError, match="at_ack_quorum"):
+                await ledger.close()
+            await ledger.add_entry(b"the writer goes on")
+            metadata = await ledger.close(at_ack_quorum=True)
+        assert (metadata.state.name, metadata.last_entry) == ("CLOSED", 31)
+        assert metadata.below_write_quorum_from == 1
+        assert (await client.ledger_metadata(ledger.ledger_id)).below_write_quorum_from == 1
+        assert len(await entries(client, ledger.ledger_id)) == 32
+
+
+async def test_nothing_is_recorded_where_every_copy_was_made(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        ledger = await client.create_ledger(guaranteed_write_quorum=True)
+        await ledger.add_entry(b"zero")
+        await until(lambda: ledger.last_add_fully_replicated == 0)
+        assert (await ledger.close(at_ack_quorum=True)).below_write_quorum_from is None
+
+
+async def test_a_recovery_is_content_with_qa_where_it_is_told_to(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri, **GUARANTEED) as client:
+        ledger = await client.create_ledger(guaranteed_write_quorum=True)
+        await ledger.add_entry(b"zero")
+        await cluster["b3"].kill()
+        await ledger.add_entry(b"one")
+        await ledger.abort()
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(client_aio.LedgerRecoveryError, match="at_ack_quorum"):
+                await client.open_ledger(ledger.ledger_id, recover=True)
+            reader = await client.open_ledger(ledger.ledger_id, recover=True, at_ack_quorum=True)
+        assert reader.last_add_confirmed == 1
+        assert reader.metadata.below_write_quorum_from in (0, 1)
+        with pytest.raises(client_aio.InvalidArgumentError):
+            client.open_ledger(ledger.ledger_id, at_ack_quorum=True)
+        await cluster["b3"].start()
+        await client.repair_ledger(ledger.ledger_id, replace="b3", by="b3")
+        assert (await client.ledger_metadata(ledger.ledger_id)).below_write_quorum_from is None
