@@ -3,10 +3,10 @@
     python -m benchmarks.corruption [--rounds 5000] [--seed 1] [--only SEED] [--processes 2] [--dir DIR]
                                     [--json FILE] [--keep DIR]
 
-Each round copies the directory of a real bookie as it was after a clean stop, after a kill when idle, or after
-a kill while small groups were being written. It damages one file or two, starts the bookie on them, and asks it
-over the wire for every entry that it has acknowledged. It adds to ledgers that were fenced or deleted, stops
-the bookie, and looks at its files. Half of the bookies are started once more and asked again.
+Each round copies the directory of a real bookie: after a clean stop, after a kill when idle, or after a kill
+while small groups were being written. It damages one file or two, and starts the bookie on them. It asks the
+bookie over the wire for every entry that it has acknowledged, and adds to ledgers that were fenced or deleted.
+Then it stops the bookie and looks at its files. Half of the bookies are started once more and asked again.
 
 A round of a seed draws the same state, file and damage again. The bytes of a state differ from campaign to
 campaign, since real processes make them. `--keep` copies the damaged directory of each round with a fault.
@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks.corruption.damage import KINDS, remove
+from benchmarks.corruption.damage import remove
 from benchmarks.corruption.judging import FAULTS, Judgement, Round
 from benchmarks.corruption.states import configure, make_line, states_of
 from benchmarks.running import Workplace, run
@@ -187,7 +187,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=1, help="of the campaign: rounds have seeds from SEED000000")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the campaign: rounds have seeds from SEED000000"
+    )
     parser.add_argument("--only", type=int, metavar="SEED", help="only this round")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds before a kill when idle")

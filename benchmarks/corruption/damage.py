@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PAGE = 4096
-KINDS_OF_FILES = (
-    "segment, sealed", "segment, active", "segment, ready", "index", "checkpoint", "witness", "table", "cookie",
-    "spare", "reserve",
-)  # fmt: skip
 _WEIGHTS = {"segment, sealed": 4, "segment, active": 6, "index": 3, "checkpoint": 4, "witness": 3, "table": 3}
 
 
@@ -190,8 +186,10 @@ def _older_version(target: Target) -> str | None:
     versions: list[Path] = []
     for state in target.older:
         older = state.path / VICTIM / target.path.name
-        if older.exists() and (data := older.read_bytes()) != now and (
-            not versions or versions[-1].read_bytes() != data
+        if (
+            older.exists()
+            and (data := older.read_bytes()) != now
+            and (not versions or versions[-1].read_bytes() != data)
         ):
             versions.append(older)
     if not versions:

@@ -6,14 +6,14 @@ Owns one round: copy a state, damage it, start the bookie, ask, stop it, and com
 - WRONG: an entry is given with other bytes.
 - FENCE: an ordinary add is accepted though its writer was fenced, or though it has not the ledger's token.
 - TOMBSTONE: an add to a deleted ledger is accepted.
-- REMOVED: a file that the damage did not touch, and that held live entries, is gone, and these entries with it.
+- REMOVED: a file with live entries that the damage did not touch is gone, and some of these entries with it.
 - CRASHED: the process ended with a traceback, or did not end, or did not answer.
 
 What is allowed: every entry right (`right`), some unknown (`marked`), or a start that is refused in one line
 (`refused`).
 
-The witness file names every acknowledged group of a kill. Where one fault touches the last group and the other
-one the witness, the group may count as torn, and its entries be denied (`right, last group torn`).
+The witness file names every acknowledged group of a kill. Where one of two faults touches the last group and
+the other one the witness, the group may count as torn. Its entries may be denied (`right, last group torn`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from benchmarks.corruption.damage import damage, kind_of, remove
-from benchmarks.corruption.states import STORE, VICTIM, State, arguments_of, copy_file, copy_sparse, payload, small
+from benchmarks.corruption.states import (
+    STORE,
+    VICTIM,
+    State,
+    arguments_of,
+    copy_file,
+    copy_sparse,
+    payload,
+    small,
+)
 from bookie_aio.storage.segment import format as form
 from bookie_aio.wire.blocks import encode_block, parse_blocks
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser, encode_frame
@@ -79,7 +88,7 @@ class CrashedError(Exception):
 
 
 class ForkedBookie:
-    """`bookie serve`, in a process that is forked here: the imports of a new one would take most of a round."""
+    """`bookie serve` in a process that is forked here, since the imports would take most of a round."""
 
     def __init__(self, directory: Path, store: Path, log: Path) -> None:
         self._log = log
@@ -240,7 +249,9 @@ class Wire:
                 assert isinstance(message, ReadAnswer)
                 given = dict[int, str]()
                 for block in parse_blocks(memoryview(body)):
-                    damaged = set(block.damaged_entries()) if block.payload_is_intact() else set(block.entry_ids)
+                    damaged = (
+                        set(block.damaged_entries()) if block.payload_is_intact() else set(block.entry_ids)
+                    )
                     for entry, data in zip(block.entry_ids, block.payloads(), strict=True):
                         expected = payload(ledger_id, entry, ledger.sizes[entry])
                         is_right = entry not in damaged and bytes(data[: len(expected)]) == expected
@@ -365,7 +376,7 @@ class Round:
         self._live = {name: held for name, held in self._live.items() if name not in touched}
 
     def _damage_under_it(self) -> None:
-        """Start the bookie, write small groups, damage the segment that it writes, write more, and kill it."""
+        """Start the bookie, write small groups, damage the segment under it, write more, and kill it."""
         rng = self._rng
         bookie = ForkedBookie(self._directory, self.place / STORE, self.place / "start0.log")
         try:
@@ -422,8 +433,12 @@ class Round:
         denied = [one for one in denied if one not in torn]
         wrong = [one for one, word in found.items() if word not in (_RIGHT, _UNKNOWN, _DENIED)]
         self._is_marked |= _UNKNOWN in found.values()
-        judgement.add("DENIED", len(denied), f"start {number}: {len(denied)} of {len(found)} denied: {denied[:3]}")
-        judgement.add("WRONG", len(wrong), f"start {number}: wrong {[(one, found[one]) for one in wrong[:3]]}")
+        judgement.add(
+            "DENIED", len(denied), f"start {number}: {len(denied)} of {len(found)} denied: {denied[:3]}"
+        )
+        judgement.add(
+            "WRONG", len(wrong), f"start {number}: wrong {[(one, found[one]) for one in wrong[:3]]}"
+        )
         forgotten = []
         for ledger_id, ledger in self._owed.ledgers.items():
             entry, is_torn = len(ledger.sizes) + 1000 + self._starts, bool(self._may_be_torn)
@@ -462,7 +477,9 @@ def _groups(path: Path) -> list[tuple[int, int, set[tuple[int, int]]]]:
     at = bytes(data).find(form.GROUP_MAGIC, form.DATA_OFFSET)
     while at >= 0:
         header = form.peek_group_header(data[at : at + form.GROUP_HEADER_BYTES], segment, at, len(data))
-        rows = form.parse_group_rows(header, data[at : at + header.head_bytes]) if header is not None else None
+        rows = (
+            form.parse_group_rows(header, data[at : at + header.head_bytes]) if header is not None else None
+        )
         if header is not None and rows is not None:
             entries = {
                 (row.ledger_id, row.first + row.stride * number)

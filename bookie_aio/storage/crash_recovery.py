@@ -308,12 +308,12 @@ class CrashRecovery:
         elif not witness.is_whole_somewhere:
             why = f"nothing tells which checkpoint and which groups were durable last: {damage}"
         else:
-            # Each checkpoint is claimed before the next one is written, so an intact file is one behind at most.
+            # Each checkpoint is claimed before the next one is written: a witness is one behind at most.
             claimed = max(claim.checkpoint for claim in witness.claims)
             if claimed + 1 < self._newest:
                 found.lose_all(
-                    f"the witness names checkpoint {claimed}, and number {self._newest} was durable: the witness "
-                    "was set back, and nothing tells which groups were durable last"
+                    f"the witness names checkpoint {claimed}, and number {self._newest} was durable: the "
+                    "witness was set back, and nothing tells which groups were durable last"
                 )
             elif damage:
                 found.notes.append(f"{damage}. Another directory has the same claims, and nothing is lost")

@@ -27,8 +27,6 @@ import client_aio.client
 import client_aio.core.add_window
 import client_aio.ledger.writer
 import metadata.model.paged_list
-import tests.sim.faults.files
-import tests.sim.faults.older_store
 from bookie_aio.config import BookieConfig
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.maintenance.compactor import CompactionConfig

@@ -107,7 +107,9 @@ class Words:
 
     def fenced_or_deleted(self, bookie: str) -> list[int]:
         """Return the ledgers of which a bookie has answered a term above 0, or that they are deleted."""
-        fenced = {ledger_id for (name, ledger_id), terms in self.fenced.items() if name == bookie and max(terms)}
+        fenced = {
+            ledger_id for (name, ledger_id), terms in self.fenced.items() if name == bookie and max(terms)
+        }
         return sorted(fenced | {ledger_id for name, ledger_id in self._deleted if name == bookie})
 
     # --- terms ---------------------------------------------------------------------------------

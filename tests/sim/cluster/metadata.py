@@ -181,7 +181,9 @@ class SimTree(MemoryTree):
         self.change_number += 1
         for key in sorted({*before, *self._nodes}):
             node = self._nodes.get(key)
-            value, version = (None, None) if node is None or node.value is None else (node.value, node.version)
+            value, version = (
+                (None, None) if node is None or node.value is None else (node.value, node.version)
+            )
             if before.get(key) != (value, node.number if node is not None else None):
                 self._values.setdefault(key, []).append((self.change_number, value, version))
                 self._tell(key)

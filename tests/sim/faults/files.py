@@ -1,14 +1,14 @@
-"""Faults of whole files: what restored copies, crossed cables and people do to the directories of a bookie.
+"""Faults of whole files: restored copies, and mistakes of operators in the directories of a bookie.
 
-Owns the kinds that set one file back to an earlier version, cut, empty, remove, zero, exchange or rename it, and
-those that set a whole directory back or start a second bookie on its copy. All of them strike the one bookie
-whose medium may lie, while it does not run. Each kills it first.
+Owns the kinds that set one file back to an earlier version, cut, empty, remove, zero, exchange or rename it.
+Owns the kinds that set all directories back, or start a second bookie on a copy of them. All of them strike
+the one bookie whose medium may lie. Each kills it first.
 
-What such a fault may do follows from what the files say of one another (docs/STORAGE.md):
+The limits of such faults follow from what the files say of one another (docs/STORAGE.md):
 
-- A file may be missing, short, or of another number or version, whichever it is: another file names it.
-- After a kill the witness names every acknowledged group. So bytes anywhere may be zeros or other pages, and the
-  segment that is being written may be set back.
+- Any file may be missing, short, or of another number or version: another file names it.
+- After a kill the witness names every acknowledged group. So bytes anywhere may be zeros or other pages, and
+  the segment that is being written may be set back.
 - After a power cut it may not name the last groups. So what follows from the last group on is left alone, and
   the segment that is being written is not set back: a crash leaves the like.
 - A directory is set back to a moment before the bookie's last start. So the store knows of a start that the
@@ -118,7 +118,7 @@ def put(inode: Inode, content: bytes) -> None:
 
 
 def _strike(simulation: Simulation, fault: Fault, change: Callable[[Files], str]) -> bool:
-    """Kill the bookie, change its files, and have it started; gives False where there is nothing to change."""
+    """Kill the bookie, change its files, and have it started. Return False if nothing was changed."""
     name = simulation.dishonest
     if name not in simulation.served or name in simulation.wiped:
         return False
@@ -312,6 +312,19 @@ def file_misplaced(simulation: Simulation, fault: Fault) -> bool:
         return f"{place[1]} is called {new[1]}"
 
     return _one_file(change)(simulation, fault)
+
+
+ONE_FILE = (
+    "file_truncated",
+    "file_emptied",
+    "file_removed",
+    "file_zeroed",
+    "file_pages_swapped",
+    "file_duplicated",
+    "file_of_another",
+    "file_misplaced",
+)
+"""The kinds that damage one file at one moment."""
 
 
 # --- a bookie's directories ------------------------------------------------------------------------

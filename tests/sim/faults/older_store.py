@@ -1,15 +1,16 @@
 """The metadata store is set back: an older copy of its data is put in the place of the present ones.
 
-Owns the kind `metadata_set_back`, and what the history makes of it.
+Owns the kind `metadata_set_back`, and its consequences for the history.
 
 - A copy is taken, and put back after `lasts`. All sessions end. All clients end, as programs do whose store
-  was away for long; the plan has others for afterwards. The bookies are started again, or go on where `amount`
-  is below 0.2.
+  was away for long; the plan has others for afterwards. The bookies are started again. They go on where
+  `amount` is below 0.2.
 - A ledger whose metadata are not as in the copy is *of before*. Nobody is to read it now. Its bookies have to
   keep it, since the newest metadata may come back.
 - A ledger of before that no bookie has answered for is forgotten: nothing can tell that its id is taken.
-- In half of the runs they do, when the faults end. Then all ledgers of before are checked, and those that were
-  made meanwhile are gone. In the others the older copy stays, and the ledgers that it knows are checked.
+- In half of the runs the newest metadata come back when the faults end. Then all ledgers of before are
+  checked, and those that were made meanwhile are gone. In the others the older copy stays, and the ledgers
+  that it knows are checked.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tests.sim.plan import Fault
     from tests.sim.simulation import Simulation
 
+KIND = "metadata_set_back"
 _GOES_ON_BELOW = 0.2
 _BACK_AFTER_S = 0.2
 
@@ -46,7 +48,9 @@ def _set_back(simulation: Simulation, fault: Fault, older: TreeCopy) -> None:
     for record in history.ledgers.values():
         key = ledger_key(record.ledger_id)
         record.is_of_before = not older.has_same(key, newest) and not record.is_gone
-    unheard_of = [one for one in history.ledgers if history.ledger(one).is_of_before and not _is_known(history, one)]
+    unheard_of = [
+        one for one in history.ledgers if history.ledger(one).is_of_before and not _is_known(history, one)
+    ]
     for ledger_id in unheard_of:
         del history.ledgers[ledger_id]
     simulation.forget_ledgers(unheard_of)

@@ -21,6 +21,8 @@ from metadata.ids import KEY_LEDGERS, ledger_id_of
 from metadata.model.ledger import LedgerMetadata
 from tests.sim.checkers.after_healing import CHECKERS
 from tests.sim.checkers.log import TAG
+from tests.sim.faults.files import ONE_FILE
+from tests.sim.faults.older_store import KIND
 from tests.sim.plan import profile
 from tests.sim.workloads.ledger import role
 
@@ -30,10 +32,6 @@ if TYPE_CHECKING:
     from tests.sim.plan import Actor, Draw, Plan
     from tests.sim.simulation import Simulation
 
-_ONE_FILE = (
-    "file_truncated", "file_emptied", "file_removed", "file_zeroed", "file_pages_swapped", "file_duplicated",
-    "file_misplaced", "file_of_another",
-)  # fmt: skip
 _FIVE = ("b1", "b2", "b3", "b4", "b5")
 """One more than any ensemble takes: the damaged bookie may never come back, or take no adds."""
 _PROBE_ENTRY = 1 << 40
@@ -55,7 +53,9 @@ async def check_fences(simulation: Simulation, client: Client) -> None:
             connection = await client._context.pool.get(bookie)
             await connection.call(Add(ledger_id, 0, 0), Done, body=block, timeout_s=2.0)
         except BookKeeperError as error:
-            simulation.history.note("judge", f"{bookie} refuses a late add to ledger {ledger_id}:", repr(error))
+            simulation.history.note(
+                "judge", f"{bookie} refuses a late add to ledger {ledger_id}:", repr(error)
+            )
 
 
 CHECKERS.append(check_fences)
@@ -150,7 +150,7 @@ def damaged_files(draw: Draw) -> Plan:
     _crowd(draw)
     at = draw.rng.uniform(0.8, 4.0)
     for _ in range(draw.rng.randint(1, 4)):
-        draw.fault(draw.rng.choice(_ONE_FILE), draw.dishonest, at=at, other=_power(draw))
+        draw.fault(draw.rng.choice(ONE_FILE), draw.dishonest, at=at, other=_power(draw))
         at += draw.rng.uniform(1.5, 4.0)
     _also(draw)
     return draw.plan(segment_bytes=draw.rng.choice((24, 32, 64)) * 1024)
@@ -158,7 +158,7 @@ def damaged_files(draw: Draw) -> Plan:
 
 @profile
 def stale_files(draw: Draw) -> Plan:
-    """A file of one bookie is put back as it was earlier: its checkpoint, an index, a table, a sealed segment."""
+    """A file of one bookie is put back as it was earlier, whichever file it is."""
     _crowd(draw)
     at = draw.rng.uniform(0.5, 2.0)
     for _ in range(draw.rng.randint(1, 3)):
@@ -198,7 +198,7 @@ def set_back_metadata(draw: Draw) -> Plan:
         draw.actor("recoverer", at + rng.uniform(0.5, 1.5))
     draw.actor("deleter", back_at + 0.5)
     draw.fault(
-        "metadata_set_back", "", at=copied_at, lasts=lasts, amount=rng.uniform(0.2, 1.0),
+        KIND, "", at=copied_at, lasts=lasts, amount=rng.uniform(0.2, 1.0),
         other=rng.choice(("newest comes back", "")),
     )  # fmt: skip
     draw.some("kill_bookie", list(draw.bookies), 2)
