@@ -47,7 +47,8 @@ MUTANTS = [
     ),
     Mutant(
         107, "a start does not claim the checkpoint that it found",
-        (Edit("bookie_aio.storage.segment.witness:WitnessFiles.catch_up", "if self._files and", "if False and"),),
+        (Edit("bookie_aio.storage.segment.witness:WitnessFiles.catch_up",
+              "if self._files and", "if False and"),),
         tests=(_WITNESS_TESTS, "-k", "two_crashes"),
     ),
 ]  # fmt: skip
