@@ -85,7 +85,7 @@ class Tap:
     def __init__(self, history: History, client: Endpoint, server: Endpoint) -> None:
         self._history = history
         self._client = client.host
-        self._bookie = server.host
+        self._bookie = server.host.removesuffix("-copy")  # a copy is bound by what its original said
         self._there, self._back = f"→ {server.host}", f"→ {client.host}"
         self._words = history.words
         self._requests: dict[int, tuple[Any, _Block, int]] = {}
