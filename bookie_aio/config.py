@@ -71,6 +71,10 @@ class Limits:
     """Long polls that wait on one connection. Above it the bookie answers TOO_MANY_REQUESTS."""
     polls_max: int = 131_072
     """The same over all connections: about 80 MB of memory."""
+    connection_watches_max: int = 32_768
+    """Ledgers that one connection watches. Above it the bookie answers TOO_MANY_REQUESTS."""
+    watches_max: int = 131_072
+    """The same over all connections: about 50 MB of memory."""
 
     list_rows_max: int = 16_384
     list_ledgers_max: int = 65_536

@@ -307,6 +307,7 @@ class Bookie:
             "reads_bytes": self._backpressure.reads.used,
             "reads_running": self._backpressure.running.used,
             "polls_waiting": self._dispatcher.polls_waiting,
+            "ledgers_watched": self._dispatcher.ledgers_watched,
             "ledgers_dropped": self._ledger_gc.dropped,
             "ledgers_forgotten": self._ledger_gc.forgotten,
             "ledgers_trimmed": self._ledger_gc.trimmed,

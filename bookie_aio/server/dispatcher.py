@@ -1,8 +1,8 @@
 """Dispatcher: takes the frames of all connections to the handlers of their requests.
 
 Owns the handshake, the table from a request's type to its handler, and the checks that every request passes.
-They are: only an ADD has a body, the ledger's id has been given out (`given_ids`), the bookie is not
-draining, the ledger is not deleted, the request is authorised. Does not own the bytes and limits of a
+They are: only an ADD and a WATCH have a body, the ledger's id has been given out (`given_ids`), the bookie is
+not draining, the ledger is not deleted, the request is authorised. Does not own the bytes and limits of a
 connection (`connection`), the operations (`handlers`), nor the form of answers (`responder`).
 
 Invariant (rule 7): all of it is synchronous, in the order in which the frames came. A handler's verdict on a
@@ -61,6 +61,7 @@ from bookie_aio.wire.messages import (
     ReadLac,
     RequestDecoder,
     Status,
+    Watch,
     WriteLac,
     encode_answer,
 )
@@ -86,6 +87,7 @@ _KNOWN_MAX = 65_536
 """Ledgers whose passwords are known without asking the metadata store: some 10 MB."""
 
 
+_WITH_BODY = frozenset({Op.ADD, Op.WATCH})
 _OF_DELETED = (Op.DELETE, Op.IS_FREE)
 """The operations that make sense for a ledger that has been deleted."""
 
@@ -291,6 +293,7 @@ class Dispatcher:
             Read: reads.read,
             ReadLac: self._lacs.read_lac,
             WriteLac: self._lacs.write_lac,
+            Watch: self._lacs.watch,
             ListEntries: inspections.list_entries,
             ListLedgers: inspections.list_ledgers,
             Info: inspections.info,
@@ -304,6 +307,11 @@ class Dispatcher:
     def polls_waiting(self) -> int:
         """Return the number of long polls that wait."""
         return self._lacs.polls_waiting
+
+    @property
+    def ledgers_watched(self) -> int:
+        """Return the number of ledgers that connections watch."""
+        return self._lacs.ledgers_watched
 
     def greet(self, peer: Peer, packed: memoryview) -> bool:
         """Answer the handshake, and return whether the connection may go on.
@@ -332,7 +340,8 @@ class Dispatcher:
         elif self.is_draining:
             status, reason = Status.SHUTTING_DOWN, "this bookie is shutting down"
         else:
-            answer = replace(mine, version=min(hello.version_max, VERSION_MAX))
+            peer.version = min(hello.version_max, VERSION_MAX)
+            answer = replace(mine, version=peer.version)
             peer.send(encode_frame(encode_answer(Op.HELLO, request_id, answer)))
             return True
         self._responder.refuse(peer, Op.HELLO, request_id, status, reason, VERSION_MAX)
@@ -352,7 +361,7 @@ class Dispatcher:
             raise MalformedFrameError(f"{type(request).__name__} after the handshake")
         op = request.op
         self.metrics.requests[op] += 1
-        if body and op != Op.ADD:
+        if body and op not in _WITH_BODY:
             reason = f"a {op.name} has no body, and came with one of {len(body):,} bytes"
             self._responder.refuse(peer, op, request_id, Status.BAD_REQUEST, reason)
             return

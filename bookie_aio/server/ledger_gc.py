@@ -63,6 +63,7 @@ from metadata.errors import (
     is_unforeseen,
 )
 from metadata.ids import KEY_CLUSTER, ledger_key
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +108,7 @@ class LedgerGarbageCollector:
         self._store = store
         self._ledgers = LedgerStore(store)
         self._cookie = cookie
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeping: OwnedTask | None = None
         self._drawn: tuple[float, int] | None = None  # the id counter, and the loop's time of that
         self._gone = IdRanges()  # ids below the floor that the last sweep found unlisted
         self._settled, self._settled_for = IdRanges(), 0  # ledgers that do not need the marks of a number
@@ -176,13 +177,13 @@ class LedgerGarbageCollector:
     def start(self, interval_s: float) -> None:
         """Start to sweep at that interval."""
         assert self._sweeping is None
-        self._sweeping = asyncio.get_running_loop().create_task(self._sweep_for_ever(interval_s))
+        self._sweeping = OwnedTask(lambda: self._sweep_for_ever(interval_s), "sweeps of deleted ledgers")
 
     async def close(self) -> None:
         """Stop sweeping."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+            await self._sweeping.wait()
 
     async def _sweep_for_ever(self, interval_s: float) -> None:
         while True:

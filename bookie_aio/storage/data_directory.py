@@ -5,7 +5,7 @@
     DIR/lock                     flocked by the process that has the directory open
     DIR/checkpoint               `bookie_aio.storage.ledgers.checkpoint`
     DIR/NUMBER.ledgers           the table that the checkpoint names (`ledgers.ledger_table`)
-    DIR/witness                  what was durable last (`bookie_aio.storage.witness`)
+    DIR/witness                  what was durable last (`segment.witness`)
     DIR/reserve                  preallocated space for fences and recovery adds
     DIR/ID.segment, DIR/ID.index a segment (ID: 16 hexadecimal digits), and the index of a sealed one
     DIR/ID.spare                 a file that was segment ID, kept to be made a segment again
@@ -38,7 +38,7 @@ from bookie_aio.storage.segment.format import (
     WITNESS,
     id_of,
 )
-from bookie_aio.storage.witness import encode_witness
+from bookie_aio.storage.segment.witness import encode_witness
 from metadata.access.bookies import Cookie
 from metadata.errors import (
     CookieMismatchError,

@@ -33,7 +33,7 @@ from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.allocator import SegmentAllocator, SpaceLimits
 from bookie_aio.storage.segment.segment import SegmentRow
 from bookie_aio.storage.segment.segment_set import SegmentSet
-from bookie_aio.storage.witness import WitnessFiles
+from bookie_aio.storage.segment.witness import WitnessFiles
 from metadata.errors import (
     DiskFailedError,
     DiskFullError,
@@ -216,9 +216,9 @@ class Engine:
             health=self._health,
         )
         if witness.is_absent and not recovered.lost_data_of_any_ledger:
-            await (
-                witness.make_missing()
-            )  # of a new bookie: before the first checkpoint, which proves the loss
+            # A new bookie. A checkpoint without a witness would look like a lost witness.
+            await witness.make_missing()
+        await witness.catch_up()
         self._make_background_parts(recovered, witness)
         try:
             await self._begin(recovered, tail, tail_bytes, witness)

@@ -37,6 +37,10 @@ ANSWER = 0x80
 NO_TERM = -1
 """A read's `term` when it does not fence."""
 REQUEST_ID_MAX = 2**32 - 1
+ALIVE_ID = REQUEST_ID_MAX
+"""No request has this id. A PING's answer under it says: the bookie lives, and reads no requests for now."""
+VERSION_ALIVE = 4
+"""From this version on, bookies send that answer, and have WATCH."""
 WAIT_MS_MAX = 30_000
 
 
@@ -54,8 +58,9 @@ class Op(enum.IntEnum):
     INFO = 9
     FORCE = 10
     DELETE = 11
-    IS_FREE = 12
-    LIFT_MARK = 13
+    WATCH = 12
+    IS_FREE = 13
+    LIFT_MARK = 14
 
 
 class Status(enum.IntEnum):
@@ -391,6 +396,19 @@ class Delete(Message):
 
 
 @dataclass(slots=True)
+class Watch(Message):
+    """Watches the LACs of many ledgers, which are rows in the body (`bookie_aio.wire.watching`).
+
+    The answer waits until the LAC of a watched ledger has moved, for `wait_ms`, or until this connection's
+    next WATCH. Each row adds a ledger to those that the connection watches, or takes one out.
+    """
+
+    op = Op.WATCH
+    schema = (_Integer(0, WAIT_MS_MAX),)
+    wait_ms: int
+
+
+@dataclass(slots=True)
 class IsFree(Message):
     """Asks whether a new ledger may have this id: the bookie has never heard of it."""
 
@@ -423,14 +441,14 @@ class LiftMarkAnswer(Message):
 
 @dataclass(slots=True)
 class Done(Message):
-    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO, IS_FREE."""
+    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO, WATCH, IS_FREE."""
 
     op = Op.PING
 
 
 _ALL = (
-    Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete, IsFree,
-    LiftMark,
+    Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete, Watch,
+    IsFree, LiftMark,
 )  # fmt: skip
 REQUESTS: dict[int, type[Message]] = {message.op: message for message in _ALL}
 ANSWERS: dict[int, type[Message]] = {
@@ -445,6 +463,7 @@ ANSWERS: dict[int, type[Message]] = {
     Op.INFO: Done,
     Op.FORCE: Done,
     Op.DELETE: Done,
+    Op.WATCH: Done,
     Op.IS_FREE: Done,
     Op.LIFT_MARK: LiftMarkAnswer,
 }

@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from client_aio.config import check_flags
-from client_aio.context import ContextOwner
+from client_aio.context import ContextOwner, on_own_loop
 from client_aio.core.read_plan import check_range, trimmed
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.accept_loss import recover_with_loss
@@ -105,6 +105,7 @@ class UnboundedLedgerReader(LedgerReader):
 logger = logging.getLogger(__name__)
 
 
+@on_own_loop()
 class UnboundedLedgerOperations(ContextOwner):
     """The unbounded-ledger operations of a client; a part of `Client`."""
 

@@ -43,6 +43,7 @@ from metadata.errors import (
     is_unforeseen,
 )
 from metadata.keys import check_count, check_key, check_sequence, check_value, token_of
+from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class SqliteMetadataStore(MetadataStore):
         self._opened: Tables | None = None
         self._opened_leases: Leases | None = None
         self._closed = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[OwnedTask] = []
         self._watches: set[_Watch] = set()
         self._poll_now = asyncio.Event()
         self._session: str | None = None
@@ -181,8 +182,8 @@ class SqliteMetadataStore(MetadataStore):
         except BaseException:
             store._abandon()
             raise
-        loops = (store._poll(), store._maintain(), store._keep_session())
-        store._tasks = [asyncio.create_task(each) for each in loops]
+        loops = (store._poll, store._maintain, store._keep_session)
+        store._tasks = [OwnedTask(each, f"SQLite {each.__name__}") for each in loops]
         return store
 
     @property
@@ -283,7 +284,8 @@ class SqliteMetadataStore(MetadataStore):
         session = self._session
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._tasks:
+            await task.wait()
         self._registrations.clear()
         try:
             if session is not None:

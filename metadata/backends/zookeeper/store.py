@@ -67,6 +67,7 @@ from metadata.keys import (
     check_value,
     token_of,
 )
+from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         self._session = Session(servers, timeout_s=session_timeout_s, on_session=self._session_began)
         self.registration_wait_s = session_timeout_s * 2
         self._new_session = asyncio.Event()
-        self._registrar: asyncio.Task[None] | None = None
+        self._registrar: OwnedTask | None = None
         self._registrations: set[ZooKeeperRegistration] = set()
         self._watching: set[asyncio.Event] = set()
         self._closed = False
@@ -315,7 +316,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         except BaseException:
             store._abandon()
             raise
-        store._registrar = asyncio.create_task(store._register_anew())
+        store._registrar = OwnedTask(store._register_anew, "ZooKeeper registrations")
         return store
 
     @property
@@ -598,7 +599,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             changed.set()
         if self._registrar is not None:
             self._registrar.cancel()
-            await asyncio.gather(self._registrar, return_exceptions=True)
+            await self._registrar.wait()
         await self._session.close()
 
     def _abandon(self) -> None:
@@ -725,6 +726,7 @@ class ZooKeeperMetadataStore(MetadataStore):
 
     async def _register_anew(self) -> None:
         """Bring every registration to the present session, whenever a session has begun."""
+        self._new_session.set()  # An earlier task may have been cancelled half-way.
         while True:
             await self._new_session.wait()
             self._new_session.clear()
