@@ -143,6 +143,7 @@ class Simulation:
         self.wiped: set[str] = set()
         self.served: set[str] = set()
         """Bookies that have come to serve once: they are formatted."""
+        self.is_store_set_back = False
         self.damaged_files: list[str] = []
         """What `tests.sim.faults.files` did to files of the dishonest bookie."""
         self._meta_faults: dict[str, MetadataFaults] = {}
@@ -288,6 +289,13 @@ class Simulation:
             self.history.note(name, "serves")
             self.history.require(
                 name not in self.wiped, "WipedBookiesDoNotServe", lambda: f"{name} serves from an empty disk"
+            )
+            age = bookie.age
+            # A damaged file of the age counts as one that is missing; the dishonest disk alone damages files.
+            may_doubt = identity_of(name) == self.dishonest or self.is_store_set_back
+            is_sound = may_doubt or not (age.has_lost or age.in_doubt_below)
+            self.history.require(
+                is_sound, "NothingWasSetBack", lambda: f"{name} takes a copy for the original"
             )
             error = await bookie.stopped
             self.history.note(name, "stopped:", repr(error))

@@ -211,7 +211,7 @@ class WitnessFiles:
             raise full
 
     async def catch_up(self) -> None:
-        """Claim the newest checkpoint before another one is written, if a crash came before its claim.
+        """Claim the newest checkpoint, before another is written, if a crash came between it and its claim.
 
         So an intact witness is one checkpoint behind at most, and one that is further behind was set back.
 

@@ -76,6 +76,7 @@ class LedgerRecord:
     ledger_id: int
     issued: list[bytes] = field(default_factory=list)
     futures: list[asyncio.Future[int]] = field(default_factory=list)
+    sent_at: dict[int, float] = field(default_factory=dict)  # by the writers of `workloads.prompt`
     acked: int = -1
     read_up_to: int = -1
     metadata: LedgerMetadata | None = None

@@ -33,7 +33,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
 )
-from metadata.keys import check_count, check_token, check_value, name_of, parent_of
+from metadata.keys import check_count, check_sequence, check_token, check_value, name_of, parent_of
 from metadata.keys import check_key as _check_key
 from metadata.store import MetadataStore, Registration, Version, Versioned
 from tests.sim.cluster.loop import SimLoop
@@ -229,6 +229,7 @@ class SimMetadataStore(MetadataStore):
         self._stats = stats if stats is not None else {}
         self._timeout_s = timeout_s
         self._session_timeout_s = session_timeout_s
+        self.registration_wait_s = session_timeout_s * 1.5
         self._loop: Any = asyncio.get_running_loop()
         self._is_simulated = isinstance(self._loop, SimLoop)
         self._seen = 0
@@ -429,7 +430,7 @@ class SimMetadataStore(MetadataStore):
         self._live()
         self._watches.setdefault(key, {})[watch] = None
         try:
-            async with asyncio.timeout(self._session_timeout_s * 1.5):
+            async with asyncio.timeout(self.registration_wait_s):
                 while not await self._call(registration.create):
                     await watch.event.wait()
                     watch.event.clear()
@@ -447,6 +448,16 @@ class SimMetadataStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         check_count(name, count)
         return await self._call(lambda: self.tree.allocate(name, count))
+
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        check_sequence(name, least)
+
+        def effect() -> int:
+            if least:
+                self.tree.raise_to(name, least)
+            return self._wrote(self.tree.drawn(name))
+
+        return await self._call(effect)
 
     async def age_s(self, key: str) -> float:
         check_key(key)

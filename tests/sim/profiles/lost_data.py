@@ -186,8 +186,8 @@ def set_back_bookie(draw: Draw) -> Plan:
 def set_back_metadata(draw: Draw) -> Plan:
     """The metadata store is set back to a copy, and ledgers and a log are written before and afterwards.
 
-    Every bookie is started once more behind the copy, and raises its age. A copy from after the last raise can
-    be told from the original by nothing.
+    Every bookie is started once more behind the copy, and raises its age. Nothing tells a copy that is
+    younger than the last raise from the original.
     """
     rng = draw.rng
     copied_at, lasts = rng.uniform(0.5, 2.0), rng.uniform(2.0, 4.0)
