@@ -124,6 +124,7 @@ class Simulation:
         self.history.on_violation = self._stop
         self.tree = SimTree()
         self.tree.watchers.append(self.history.metadata_changed)
+        self.tree.watchers.append(self.history.words.metadata_changed)
         self.shared: dict[str, Any] = {}  # what roles and checkers keep
         self.disks = {
             name: Hardware(self.loop, random.Random(f"{source}/{name}/disk"), self.stats)
