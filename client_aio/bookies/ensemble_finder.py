@@ -158,7 +158,7 @@ class EnsembleFinder:
         while True:
             # The bookie that failed longest ago comes first, even if it lost its seat. Otherwise a bookie
             # that fails each time it is chosen would keep a bookie that has recovered from being chosen.
-            quarantined = directory.quarantined()
+            quarantined = self._pool.doubtful()
             doubtful = [*(bookie_id for bookie_id in lost if bookie_id not in quarantined), *quarantined]
             count = seats.count(None)
             candidates = eligible(
