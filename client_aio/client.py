@@ -380,8 +380,12 @@ class Client(LogOperations, UnboundedLedgerOperations):
 
     def list_ledgers(self, *, first: int = 0) -> AsyncGenerator[int, None]:
         """Yield the ids of all ledgers from `first` on, ascending."""
+        return self._list_ledgers(check_ledger_id(first))
+
+    async def _list_ledgers(self, first: int) -> AsyncGenerator[int, None]:
         self._context.check_open()
-        return self._context.ledgers.ledger_ids(first=check_ledger_id(first))
+        async for ledger_id in self._context.ledgers.ledger_ids(first=first):
+            yield ledger_id
 
     async def ledger_metadata(self, ledger_id: int | str) -> LedgerMetadata:
         """Read a ledger's metadata, by its id or name.

@@ -240,13 +240,13 @@ class _Unlocked(NamedTuple):
 async def _unlock(context: ClientContext, row: LogRow, password: bytes) -> _Unlocked | None:
     try:
         metadata, _ = await context.ledgers.read(row.ledger_id)
+        # Even where it is CLOSED: else the log's next ledger could get another password.
+        digest = await context.unlock(metadata, password)
+        if not metadata.is_closed:
+            await check_reach(context, metadata, digest)
     except NoSuchLedgerError:
         _note_missing(row.ledger_id)
         return None
-    # Even where it is CLOSED: else the log's next ledger could get another password.
-    digest = await context.unlock(metadata, password)
-    if not metadata.is_closed:
-        await check_reach(context, metadata, digest)
     return _Unlocked(metadata, digest)
 
 
