@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.lac_clock import LacClock
+from client_aio.tails import Tails
 from metadata.errors import ClientClosedError, InvalidArgumentError
 from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
@@ -39,14 +40,18 @@ class ClientContext:
     handles: set[Handle] = field(default_factory=set)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     lac_clock: LacClock = field(init=False)
+    tails: Tails = field(init=False)
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
+        self.tails = Tails(self.pool, self.ledgers, self.config)
 
     def close(self) -> None:
-        """Mark the client as closed."""
+        """Mark the client as closed. All tails end, unless this is called from outside the event loop."""
         self._closed.set()
+        if _get_running_loop() is self.loop:
+            self.tails.close()
 
     def check_loop(self) -> None:
         """Raise InvalidArgumentError outside the client's event loop, where calls would wait for ever."""

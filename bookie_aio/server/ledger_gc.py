@@ -7,7 +7,8 @@ Rule 15 drops a ledger only after these steps, in this order:
 1. the bookie lists the ledgers that it holds;
 2. it syncs with the metadata store;
 3. it reads the ledger's metadata, and the store answers "there is no such node";
-4. it reads the cluster record, and the store is that of its own cluster.
+4. it reads the cluster record, and the store is that of its own cluster;
+5. it reads its own age there, and the store is no copy from the past (`age`).
 
 The order matters because a ledger's metadata is created before its first entry is sent to any bookie. The
 metadata of a ledger listed in step 1 therefore existed before the sync. A read after the sync finds the
@@ -25,6 +26,16 @@ fence, so a later repair may bring the ledger back.
 
 The sweep trims an unbounded ledger: it drops the entries below the first entry that its metadata lists.
 
+The ids of deleted ledgers are kept for ever, as ranges. Most deleted ledgers were never held here, and each
+leaves a gap between two ranges. The sweep *folds* such gaps. Ids below the id floor
+(`metadata.access.ledgers`) that the metadata store does not list are gone for good. They get tombstones as
+one range. An id is folded only when two sweeps in a row found it unlisted, and when nothing of it is held
+here. So a listing that is short, against all rules, could cost this bookie the use of one ledger, and never
+data. Ids at or above the floor may belong to a client's block, and be created later. They are left alone.
+
+The marks of all ledgers end in a sweep in which no listed ledger up to their bound needs them any more. The
+floor has to be above the bound then. `bookie_aio.core.healing` has the decision.
+
 The storage frees the space (`bookie_aio.storage.maintenance.compactor`).
 """
 
@@ -32,16 +43,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bookie_aio.core.healing import is_settled
 from bookie_aio.storage.journal import when_durable
+from bookie_aio.storage.ledgers.checkpoint import IdRanges
 from bookie_aio.structured_logging import fields
 from metadata.access.bookies import ClusterRecord
-from metadata.access.ledgers import LedgerStore
+from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.errors import (
+    InvalidTransitionError,
     MetadataCorruptError,
+    MetadataSetBackError,
     NoSuchKeyError,
     NoSuchLedgerError,
     is_unforeseen,
@@ -50,6 +66,10 @@ from metadata.ids import KEY_CLUSTER, ledger_key
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bookie_aio.server.age import BookieAge
+    from bookie_aio.server.given_ids import GivenIds
     from bookie_aio.storage.engine import Engine
     from metadata.access.bookies import Cookie
     from metadata.model.ledger import LedgerMetadata
@@ -59,13 +79,28 @@ log = logging.getLogger(__name__)
 
 _LISTED_AT_ONCE = 8192
 _LOOKED_AT_ONCE = 256
+_SETTLED_AT_ONCE = 2048
+_FOLDED_AT_ONCE = 1024
+_FLOOR_AFTER_S = 3600.0
+"""The id floor is raised to the id counter of so long ago. Clients lose ids of blocks that they drew before.
+No rule depends on the time."""
 
 
 class LedgerGarbageCollector:
     """Drops ledgers that have been deleted, and no others."""
 
-    def __init__(self, engine: Engine, store: MetadataStore, cookie: Cookie, unnamed_grace_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        store: MetadataStore,
+        cookie: Cookie,
+        age: BookieAge,
+        given_ids: GivenIds,
+        unnamed_grace_s: float,
+    ) -> None:
         """`cookie` is this bookie's identity. The caller closes the store after this object."""
+        self._age = age
+        self._given_ids = given_ids
         self._unnamed_grace_s = unnamed_grace_s
         self._unnamed: dict[int, float] = {}  # the loop's time at which the grace period began
         self._looked_upto = -1  # each sweep checks a part of the ledgers for eviction
@@ -74,6 +109,12 @@ class LedgerGarbageCollector:
         self._ledgers = LedgerStore(store)
         self._cookie = cookie
         self._sweeping: OwnedTask | None = None
+        self._drawn: tuple[float, int] | None = None  # the id counter, and the loop's time of that
+        self._gone = IdRanges()  # ids below the floor that the last sweep found unlisted
+        self._settled, self._settled_for = IdRanges(), 0  # ledgers that do not need the marks of a number
+        self.floor_after_s = _FLOOR_AFTER_S
+        self.floor = 0
+        self.folded = 0
         self.dropped = 0
         self.forgotten = 0
         self.trimmed = 0
@@ -92,7 +133,8 @@ class LedgerGarbageCollector:
             await self._store.sync(ledger_key(ledger_id))
             if not await self._is_gone(ledger_id):
                 return False
-            await self._check_cluster()
+            await self.check_cluster()
+            await self._check_droppable(ledger_id)
         if not self._engine.is_deleted(ledger_id):
             await self._bury(ledger_id)
         await when_durable(self._engine.barrier)
@@ -106,10 +148,29 @@ class LedgerGarbageCollector:
             StorageError: the disk is full, or failed.
         """
         held = await self._held()  # rule 15: before the metadata store is asked
+        await self._given_ids.read_again()
+        # The raise covers all of `held`: a store that has it later is no copy from before their creation.
+        await self._age.raise_if_written()
         dropped = 0
-        for ledger_id in await self._unlisted(held):
-            dropped += await self.drop_if_deleted(ledger_id)
+        mark = self._engine.marking.number
+        self.floor = await self._ledgers.floor()  # before the listing: see the id floor
+        unlisted, gone = await self._compare(held, self.floor)
+        for ledger_id in unlisted:
+            if ledger_id >= self._age.in_doubt_below:
+                dropped += await self.drop_if_deleted(ledger_id)
+        if self._age.in_doubt_below and not bisect_left(unlisted, self._age.in_doubt_below):
+            await self._age.check()
+            await self._age.resolve_doubt()
         await self._forget_unnamed(held)
+        if self._age.in_doubt_below:
+            self._gone = IdRanges()  # an id that is not listed need not be gone
+        elif self.floor:
+            await self.check_cluster()
+            await self._age.check()
+            await self._end_marks(mark, gone)
+            await self._fold(gone)
+        if not self._age.in_doubt_below:
+            await self._raise_floor()
         self.sweeps += 1
         return dropped
 
@@ -144,11 +205,14 @@ class LedgerGarbageCollector:
         eviction_candidates.intersection_update(self._unnamed)
         later = held[bisect_right(held, self._looked_upto) :][:_LOOKED_AT_ONCE]
         self._looked_upto = later[-1] if len(later) == _LOOKED_AT_ONCE else -1
-        looked_at = [one for one in sorted({*later, *self._unnamed}) if self._has_entries(one)]
+        below = self._age.in_doubt_below  # an older copy does not know that a repair brought a ledger here
+        candidates = sorted({*later, *self._unnamed})
+        looked_at = [one for one in candidates if one >= below and self._has_entries(one)]
         if not looked_at:
             return
         await self._store.sync(KEY_CLUSTER)
-        await self._check_cluster()
+        await self.check_cluster()
+        await self._age.check()
         now = asyncio.get_running_loop().time()
         for ledger_id in looked_at:
             if ledger_id not in eviction_candidates:
@@ -210,21 +274,101 @@ class LedgerGarbageCollector:
             held += more
         return held
 
-    async def _unlisted(self, held: list[int]) -> list[int]:
-        """Return the ids of `held`, which ascends, that the metadata store does not list."""
-        if not held:
-            return []
+    async def _compare(self, held: list[int], floor: int) -> tuple[list[int], list[tuple[int, int]]]:
+        """Compare ids with those that the metadata store lists.
+
+        Args:
+            held: the ids of the ledgers held here, ascending.
+            floor: the id floor, read before this call.
+
+        Returns:
+            The ids of `held` that are not listed, and the ranges of ids below the floor that are not.
+        """
         unlisted: list[int] = []
-        at = 0
-        async for listed in self._ledgers.ledger_ids(sync=True):
-            while at < len(held) and held[at] < listed:
-                unlisted.append(held[at])
-                at += 1
-            if at < len(held) and held[at] == listed:
-                at += 1
-            if at == len(held):
-                break
-        return unlisted + held[at:]
+        gone: list[tuple[int, int]] = []
+        at = following = 0
+        if held or floor:
+            async for listed in self._ledgers.ledger_ids(sync=True):
+                while at < len(held) and held[at] < listed:
+                    unlisted.append(held[at])
+                    at += 1
+                if at < len(held) and held[at] == listed:
+                    at += 1
+                if following < min(listed, floor):
+                    gone.append((following, min(listed, floor) - 1))
+                following = listed + 1
+                if at == len(held) and following >= floor:
+                    break
+        if following < floor:
+            gone.append((following, floor - 1))
+        return unlisted + held[at:], gone
+
+    # --- ids that are gone ---------------------------------------------------------------------
+
+    async def _raise_floor(self) -> None:
+        """Raise the id floor to what the id counter was an hour ago."""
+        now = asyncio.get_running_loop().time()
+        if self._drawn is not None and now - self._drawn[0] < self.floor_after_s:
+            return
+        before = self._drawn
+        (counter,) = await self._store.allocate_ids(LEDGER_SEQUENCE, 1)
+        self._drawn = (now, counter)
+        # A counter that fell is that of an older copy. The former value says nothing about it.
+        if before is not None and before[1] < counter:
+            await self._ledgers.raise_floor(before[1])
+
+    async def _fold(self, gone: list[tuple[int, int]]) -> None:
+        """Append tombstones for ids that are gone, in ranges, a part of them in each sweep."""
+        before, self._gone = self._gone, IdRanges(gone)
+        waiting: list[asyncio.Future[None]] = []
+        for first, last in gone:
+            for other_first, other_last in before.ranges_from(first):
+                if other_first > last or len(waiting) >= _FOLDED_AT_ONCE:
+                    break
+                waiting += self._fold_range(max(first, other_first), min(last, other_last))
+            await asyncio.sleep(0)
+        await asyncio.gather(*waiting)
+
+    def _fold_range(self, first: int, last: int) -> list[asyncio.Future[None]]:
+        """Append tombstones for a range, without the ids that anything is held of."""
+        waiting = []
+        while first <= last:
+            held, _ = self._engine.list_ledgers(first, 1)
+            end = min(last, held[0] - 1) if held else last
+            if first <= end and not self._engine.is_deleted(first, end):
+                waiting.append(when_durable(partial(self._engine.append_tombstone, first, last=end)))
+                self.folded += 1
+            first = end + 2
+        return waiting
+
+    async def _end_marks(self, number: int, gone: list[tuple[int, int]]) -> None:
+        """End the marks of all ledgers up to a number, if no listed ledger needs them any more.
+
+        Args:
+            number: their number when this sweep began; 0 for none.
+            gone: the ranges of ids below the floor that are not listed.
+        """
+        marking = self._engine.marking
+        if not number or marking.is_unbounded or self.floor <= marking.bound:
+            return
+        if self._settled_for != number:
+            self._settled, self._settled_for = IdRanges(), number
+        reads = 0
+        for ledger_id in _outside(gone, marking.bound):
+            if marking.has_lift(ledger_id, number) or ledger_id in self._settled:
+                continue
+            if reads == _SETTLED_AT_ONCE:
+                return
+            reads += 1
+            with suppress(NoSuchLedgerError):  # deleted since: below the floor, it is gone
+                metadata, _ = await self._ledgers.read(ledger_id)
+                if not is_settled(metadata, self._cookie.bookie_id):
+                    return
+            self._settled.add(ledger_id)
+        # No await from here to the append: a later loss has a bound of its own.
+        if marking.number == number:
+            await when_durable(partial(marking.end_all, number))
+            log.info("marks of lost data ended", extra=fields(bookie=self._cookie.bookie_id))
 
     async def _is_gone(self, ledger_id: int) -> bool:
         try:
@@ -235,7 +379,7 @@ class LedgerGarbageCollector:
             return False  # the metadata exists, though it cannot be read
         return False
 
-    async def _check_cluster(self) -> None:
+    async def check_cluster(self) -> None:
         """Check that the store is that of this bookie's cluster, and not an empty one.
 
         Raises:
@@ -251,8 +395,33 @@ class LedgerGarbageCollector:
                 "is dropped on its word"
             )
 
+    async def _check_droppable(self, ledger_id: int) -> None:
+        """Check that "no such node" proves a deletion.
+
+        Raises:
+            MetadataSetBackError: the store was set back to an older copy, which may lack the ledger.
+            MetadataError: the id has not been given out, or the store cannot be reached.
+        """
+        if not await self._given_ids.covers(ledger_id):
+            raise InvalidTransitionError(f"no ledger has the id {ledger_id}: it has not been given out")
+        await self._age.check()
+        if ledger_id < self._age.in_doubt_below:
+            raise MetadataSetBackError(
+                f"the metadata store was set back to an older copy, which may lack ledger {ledger_id}: it is "
+                "kept until `bookie-aio bookie accept-metadata` answers"
+            )
+
     async def _bury(self, ledger_id: int) -> None:
         # No await since the caller checked that there is no tombstone yet.
         await when_durable(partial(self._engine.append_tombstone, ledger_id))
         self.dropped += 1
         log.info("ledger dropped", extra=fields(bookie=self._cookie.bookie_id, ledger=ledger_id))
+
+
+def _outside(ranges: list[tuple[int, int]], last: int) -> Iterator[int]:
+    """Yield the ids up to `last` that are in none of the ascending ranges."""
+    following = 0
+    for first, end in ranges:
+        yield from range(following, min(first, last + 1))
+        following = end + 1
+    yield from range(following, last + 1)

@@ -33,6 +33,7 @@ from bookie_aio.storage.found_files import ForeignFileError, FoundFiles
 from bookie_aio.storage.journal import Change, Record
 from bookie_aio.storage.ledgers.checkpoint import Checkpoint, IdRanges, unpack_state
 from bookie_aio.storage.ledgers.ledger_table import LedgerTable, PackedTable
+from bookie_aio.storage.ledgers.marks import NO_LEDGER, Marks
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.replay import Group, Replayed, replay_segment
 from bookie_aio.storage.segment.segment import HAS_INDEX, Segment, SegmentRow, UnreadIndexError
@@ -61,8 +62,9 @@ class RecoveredState:
     ledgers: LedgerTable = field(init=False)
     home: str = ""  # the directory of the checkpoint and the reserve
     spares: list[tuple[str, str]] = field(default_factory=list)  # directory and name of spare files
-    lost_data_of_any_ledger: bool = False
-    damaged: set[int] = field(default_factory=set)  # ledgers to mark
+    marks: Marks = field(default_factory=Marks)  # the marks of earlier starts
+    lost_data_of_any_ledger: bool = False  # whether this start has to mark all ledgers
+    damaged: set[int] = field(default_factory=set)  # ledgers that this start has to mark
     tail: Group | None = None  # the last group, if nothing proves that it was durable
     previous: tuple[int, int] = (0, 0)  # the newest segment, and the end of its durable groups
     next_id: int = 1
@@ -97,28 +99,41 @@ class RecoveredState:
         self.damaged = {one for one in self.damaged if one not in self.deleted}
 
     def first_records(self) -> list[Record]:
-        """Return the records that the engine writes first: the tail's, and marks for the damage found."""
+        """Return the records that the engine writes first: the tail's, and marks for the damage found.
+
+        The marks count from this call on.
+        """
+        self.marks.begin(self.next_id)
         records: list[Record] = []
         if self.tail is not None:
             packed = self.tail.packed_rows
             for number, row in enumerate(self.tail.rows):
-                if row.ledger_id in self.deleted:
+                if not row.is_of_all and self.deleted.covers(row.ledger_id, row.last_ledger):
                     continue  # the checkpoint had the tombstone before the tail was durable
-                if row.marks_all or (row.kind == form.KIND_MARK and row.ledger_id in self.damaged):
-                    continue  # a mark follows below, for damage found here or elsewhere
+                if row.kind == form.KIND_MARK and self._is_marked_anew(row):
+                    continue  # or each start on a full disk would add a mark to the tail
                 body = self.tail.bodies[number]
                 at = number * form.ROW_BYTES
                 size = form.ROW_BYTES + len(body)
                 event = _event_of(row, body)
                 records.append(Record(packed[at : at + form.ROW_BYTES], body or None, event, _ignore, size))
         if self.lost_data_of_any_ledger:
-            change = Change(form.KIND_MARK, 0, is_for_all=True)
-            row_of_all = form.mark_row(0, all_ledgers=True)
+            number = self.marks.draw()
+            self.marks.learn_mark(number, NO_LEDGER)
+            change = Change(form.KIND_MARK, 0, is_for_all=True, number=number)
+            row_of_all = form.mark_all_row(number, NO_LEDGER)
             records.append(Record(row_of_all, None, change, _ignore, form.ROW_BYTES))
         for ledger_id in sorted(self.damaged):
-            change = Change(form.KIND_MARK, ledger_id)
-            records.append(Record(form.mark_row(ledger_id), None, change, _ignore, form.ROW_BYTES))
+            number = self.state(ledger_id).marked = self.marks.draw()
+            change = Change(form.KIND_MARK, ledger_id, number=number)
+            records.append(Record(form.mark_row(ledger_id, number), None, change, _ignore, form.ROW_BYTES))
         return records
+
+    def _is_marked_anew(self, row: form.Row) -> bool:
+        """Return whether this start makes a mark that stands for an earlier one as well."""
+        if row.is_of_all:
+            return self.lost_data_of_any_ledger and row.lac == NO_LEDGER
+        return row.ledger_id in self.damaged
 
 
 def _event_of(row: form.Row, body: memoryview) -> Block | Change:
@@ -130,7 +145,11 @@ def _event_of(row: form.Row, body: memoryview) -> Block | Change:
         row.term,
         row.statement(body) if row.kind == form.KIND_STATEMENT else None,
         lock=bytes(body) if row.kind == form.KIND_LOCK else b"",
+        is_for_all=row.is_of_all,
         first=row.first if row.kind == form.KIND_TRIM else 0,
+        last=row.last_ledger,
+        number=row.first if row.kind in (form.KIND_MARK, form.KIND_LIFT) else 0,
+        bound=row.lac if row.is_of_all else NO_LEDGER,
     )
 
 
@@ -226,6 +245,9 @@ class CrashRecovery:
         is_empty = not self._segments.by_id and found.tail is None
         if self._checkpoint is None and not (is_empty and self._is_new):
             found.lose_all("there is no good checkpoint")
+        if found.marks.number and not found.lost_data_of_any_ledger:
+            which = "any ledger" if found.marks.is_unbounded else f"any ledger up to {found.marks.bound}"
+            found.notes.append(f"data was lost before this start, perhaps of {which}")
         found.checkpoint_number = self._witness.checkpoint = self._newest
         return found
 
@@ -265,8 +287,7 @@ class CrashRecovery:
                 if (row := table.row(ledger_id)) is not None:
                     state.raise_to(unpack_state(row))
         found.ledgers.load(checkpoint.ledgers, table, max(self._files.ids(form.TABLE_SUFFIX), default=0))
-        if checkpoint.lost_data_of_any_ledger:
-            found.lose_all("data was lost before this start, and nobody knows of which ledgers")
+        found.marks = checkpoint.marks
         found.next_id = checkpoint.next_segment
 
     async def _load_checkpoint(self) -> Checkpoint | None:
@@ -308,7 +329,14 @@ class CrashRecovery:
         elif not witness.is_whole_somewhere:
             why = f"nothing tells which checkpoint and which groups were durable last: {damage}"
         else:
-            if damage:
+            # Each checkpoint is claimed before the next one is written. So a claim is one behind at most.
+            claimed = max(claim.checkpoint for claim in witness.claims)
+            if claimed + 1 < self._newest:
+                found.lose_all(
+                    f"the witness names checkpoint {claimed}, and number {self._newest} was durable: the "
+                    "witness was set back, and nothing tells which groups were durable last"
+                )
+            elif damage:
                 found.notes.append(f"{damage}. Another directory has the same claims, and nothing is lost")
             return
         self._is_doubtful = True
@@ -571,8 +599,8 @@ class CrashRecovery:
         found.tail = tail
         # The tail proves that an earlier start has seen the damage, and replay skips the damage itself from
         # now on. So the mark in the tail counts, like the records of any other group.
-        if tail is not None and not found.lost_data_of_any_ledger and any(row.marks_all for row in tail.rows):
-            found.lose_all("data was lost before this start, and nobody knows of which ledgers")
+        if tail is not None:
+            found.marks.learn_rows(tail.rows)
 
     async def _named_by(self, segment: Segment) -> tuple[int, int] | None:
         """Return the segment before a sealed one, and its end; None where the first group is not intact."""
@@ -589,17 +617,19 @@ class CrashRecovery:
         found = self._found
         if result.lost_data_of_any_ledger and not found.lost_data_of_any_ledger:
             found.lose_all(f"segment {segment.segment_id} has groups that cannot be read")
+        found.marks.learn_from(result, found.state)
         for ledger_id in result.damaged:
-            if not found.state(ledger_id).is_damaged:
-                found.damaged.add(ledger_id)
+            if not found.state(ledger_id).is_marked:
                 found.notes.append(f"segment {segment.segment_id} has damaged data of ledger {ledger_id}")
+            # Also where it is marked: a client may be about to have that mark lifted, and not this one.
+            found.damaged.add(ledger_id)
         for ledger_id, term in result.terms.items():
             state = found.state(ledger_id)
             state.term = max(state.term, term)
         for ledger_id, lock in result.locks.items():
             found.state(ledger_id).lock = lock
-        for ledger_id in result.deleted:
-            found.deleted.add(ledger_id)
+        for first, last in result.deleted:
+            found.deleted.add_range(first, last)
         for ledger_id, statement in result.statements.items():
             found.state(ledger_id).learn_statement(statement)
         for ledger_id, first in result.trims.items():

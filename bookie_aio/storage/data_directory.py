@@ -1,6 +1,7 @@
 """A data directory: its files, its cookie, and the process that has it open.
 
     DIR/cookie.json              the bookie that owns it (rule 6): a `metadata.access.bookies.Cookie`
+    DIR/age                      how old the directory is: `bookie_aio.core.identity.AgeFile`
     DIR/lock                     flocked by the process that has the directory open
     DIR/checkpoint               `bookie_aio.storage.ledgers.checkpoint`
     DIR/NUMBER.ledgers           the table that the checkpoint names (`ledgers.ledger_table`)
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, write_file
 from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
 from bookie_aio.storage.segment.format import (
+    AGE,
     CHECKPOINT,
     COOKIE,
     INDEX_SUFFIX,
@@ -134,5 +136,5 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
 
 def _is_ours(name: str) -> bool:
     stem = name.removesuffix(TEMPORARY_SUFFIX)
-    known = (COOKIE, CHECKPOINT, RESERVE, WITNESS)
+    known = (COOKIE, AGE, CHECKPOINT, RESERVE, WITNESS)
     return stem in known or any(id_of(stem, suffix) is not None for suffix in _SUFFIXES)

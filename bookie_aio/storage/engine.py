@@ -20,11 +20,13 @@ from bookie_aio.storage.crash_recovery import CrashRecovery, RecoveredState
 from bookie_aio.storage.disk.disk import FailStopDisk
 from bookie_aio.storage.health import StorageHealth
 from bookie_aio.storage.journal import AddWatch, Change, Done, Journal, Record
+from bookie_aio.storage.ledgers.checkpoint import LedgerState
 from bookie_aio.storage.ledgers.checkpointer import Checkpointer
 from bookie_aio.storage.ledgers.ledger_states import LedgerStates
 from bookie_aio.storage.maintenance.compactor import CompactionConfig, Compactor, SegmentRemover
 from bookie_aio.storage.maintenance.scrubber import Scrubber, ScrubConfig
 from bookie_aio.storage.maintenance.sealer import IndexRebuilder, SegmentSealer
+from bookie_aio.storage.marking import Marking
 from bookie_aio.storage.read.lookup import Lookup
 from bookie_aio.storage.read.reader import ReadResult
 from bookie_aio.storage.segment import format as form
@@ -38,14 +40,13 @@ from metadata.errors import (
     EntryTooLargeError,
     StorageError,
 )
-from metadata.ids import ENTRY_ID_MAX
+from metadata.ids import ENTRY_ID_MAX, TERM_FINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from bookie_aio.storage.disk.disk import DirectoryLock, Disk
     from bookie_aio.storage.journal import Group
-    from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.read.reader import ListedRun
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.wire.blocks import Block, LacStatement
@@ -100,6 +101,7 @@ class Engine:
         self._on_writable = on_writable
         self._health = StorageHealth(self)
         self._disk = FailStopDisk(disk, self._health)
+        self.disk: Disk = self._disk  # for other files in the directories
         self._locks: list[DirectoryLock] = []
         self._segments = SegmentSet(
             self._disk,
@@ -108,9 +110,12 @@ class Engine:
             locations_bytes_max=config.locations_bytes_max,
         )
         self._metrics = StorageMetrics()
+        self.counts = self._metrics
+        self.known: LedgerStates
         self._is_closed = False
         self.add_watches: set[AddWatch] = set()
         self.notes: Sequence[str] = ()
+        self.marking: Marking
         self._witness: WitnessFiles | None = None
         self._ledgers: LedgerStates
         self._allocator: SegmentAllocator
@@ -135,6 +140,7 @@ class Engine:
         on_failed: Callable[[StorageError], None],
         on_writable: Callable[[bool], None],
         on_warning: Callable[[str], None] = lambda text: None,
+        begin: Callable[[], Awaitable[int | None]] | None = None,
         owner: int = 0,
     ) -> Engine:
         """Lock the directories, replay what a crash left, and be ready to serve.
@@ -147,6 +153,8 @@ class Engine:
             on_writable: called with False when space ran out or fences may be lost, with True when there is
                 space again.
             on_warning: called with a sentence for the log, for an operator to act on.
+            begin: awaited with the directories locked, before anything is read. Returns the highest ledger id
+                that data was lost of, as the caller knows, for a mark in the first group; None for none.
             owner: of which bookie the files are (`data_directory.owner_of`); others do not count.
 
         Raises:
@@ -158,7 +166,7 @@ class Engine:
         """
         engine = cls(disk, directories, config, on_indexed, on_failed, on_writable)
         try:
-            await engine._start(draw_generation, on_warning, owner)
+            await engine._start(draw_generation, on_warning, begin, owner)
         except BaseException:
             engine._segments.file_cache.close()
             if engine._witness is not None:
@@ -169,17 +177,23 @@ class Engine:
         return engine
 
     async def _start(
-        self, draw_generation: Callable[[], int], on_warning: Callable[[str], None], owner: int
+        self,
+        draw_generation: Callable[[], int],
+        on_warning: Callable[[str], None],
+        begin: Callable[[], Awaitable[int | None]] | None,
+        owner: int,
     ) -> None:
         config = self._config
         self._locks.extend(map(self._disk.lock_directory, self._directories))
+        lost_up_to = None if begin is None else await begin()
         witness = await WitnessFiles.open(self._disk, self._directories, owner, self._health)
         self._witness = witness
         recovery = CrashRecovery(self._disk, self._directories, self._segments, witness)
         recovered = await recovery.run(spare_bytes=config.segment_bytes)
+        if lost_up_to is not None:
+            recovered.lose_all(f"the directory was set back: ledgers up to {lost_up_to} may have lost data")
         self.notes = recovered.notes
-        self._health.lost_data_of_any_ledger = recovered.lost_data_of_any_ledger
-        self._ledgers = LedgerStates(recovered.ledgers, recovered.deleted)
+        self._ledgers = self.known = LedgerStates(recovered.ledgers, recovered.deleted, recovered.marks)
         tail = recovered.first_records()
         tail_bytes = sum(record.size for record in tail)
         capacity = max(config.segment_bytes, tail_bytes + form.DATA_OFFSET + form.GROUP_HEADER_BYTES)
@@ -202,9 +216,9 @@ class Engine:
             health=self._health,
         )
         if witness.is_absent and not recovered.lost_data_of_any_ledger:
-            await (
-                witness.make_missing()
-            )  # of a new bookie: before the first checkpoint, which proves the loss
+            # A new bookie. A checkpoint without a witness would look like a lost witness.
+            await witness.make_missing()
+        await witness.catch_up()
         self._make_background_parts(recovered, witness)
         try:
             await self._begin(recovered, tail, tail_bytes, witness)
@@ -250,8 +264,6 @@ class Engine:
         """Make the parts that work in the background, each after the parts that it uses."""
         config, disk, health = self._config, self._disk, self._health
         segments, ledgers, allocator = self._segments, self._ledgers, self._allocator
-        for ledger_id in recovered.damaged:
-            ledgers.state(ledger_id).is_damaged = True
         self._checkpointer = Checkpointer(
             disk,
             recovered.home,
@@ -277,6 +289,7 @@ class Engine:
         self._index_rebuilder = IndexRebuilder(segments, ledgers, self._checkpointer, self._sealer, health)
         self._remover = SegmentRemover(disk, segments, allocator, self._checkpointer)
         rebuild_index = self._index_rebuilder.rebuild
+        self.marking = Marking(ledgers, self._accept_change)
         self._lookup = Lookup(self, ledgers, segments, rebuild_index)
         self._compactor = Compactor(
             config.compaction,
@@ -300,6 +313,9 @@ class Engine:
             assert event is not None
             if isinstance(event, Change) and event.is_for_all:
                 self._ledgers.accept_for_all()
+                self._journal.append(record)
+            elif isinstance(event, Change) and event.last > event.ledger_id:
+                self._ledgers.bury(event)
                 self._journal.append(record)
             else:
                 self._accept(event.ledger_id, record)
@@ -355,7 +371,12 @@ class Engine:
         """Accept a change that may take the last of the reserve."""
         size = form.ROW_BYTES + len(change.lock)
         self._check_room(size, 0)
-        return self._accept(change.ledger_id, Record(row, change.lock or None, change, done, size))
+        record = Record(row, change.lock or None, change, done, size)
+        if not change.is_for_all:
+            return self._accept(change.ledger_id, record)
+        self._ledgers.accept_for_all()
+        self._journal.append(record)
+        return LedgerState()  # of no ledger
 
     # Each of these raises NoSuchLedgerError once a tombstone was accepted (rule 15).
 
@@ -423,9 +444,10 @@ class Engine:
 
     def append_mark(self, ledger_id: int, done: Done) -> None:
         """Accept the mark that data of this ledger was lost (rule 4). Raises DiskFullError."""
-        change = Change(form.KIND_MARK, ledger_id)
-        state = self._accept_change(form.mark_row(ledger_id), change, done)
-        state.is_damaged = True  # from now on, durable or not
+        number = self._ledgers.marks.draw()
+        change = Change(form.KIND_MARK, ledger_id, number=number)
+        state = self._accept_change(form.mark_row(ledger_id, number), change, done)
+        state.marked = number  # from now on, durable or not
 
     def append_lock(self, ledger_id: int, lock: bytes, done: Done) -> None:
         """Accept a ledger's lock, which counts from this call on, durable or not. Raises DiskFullError."""
@@ -433,11 +455,21 @@ class Engine:
         state = self._accept_change(form.lock_row(ledger_id, lock), change, done)
         state.lock = lock
 
-    def append_tombstone(self, ledger_id: int, done: Done) -> None:
+    def append_tombstone(self, ledger_id: int, done: Done, *, last: int = -1) -> None:
         """Accept that a ledger has been deleted: from this call on nothing is accepted for it (rule 15).
 
-        The ledger's state is dropped once the tombstone is durable. Raises DiskFullError.
+        The ledger's state is dropped once the tombstone is durable. With `last`, all ledgers up to that one
+        are gone for good, and none of them has a state here. Raises DiskFullError.
         """
+        if last > ledger_id:
+            assert next(self._ledgers.states.ids_from(ledger_id), last + 1) > last
+            self._check_room(form.ROW_BYTES, 0)
+            gone = Change(form.KIND_TOMBSTONE, ledger_id, last=last)
+            self._ledgers.bury(gone)
+            self._journal.append(
+                Record(form.tombstones_row(ledger_id, last), None, gone, done, form.ROW_BYTES)
+            )
+            return
         change = Change(form.KIND_TOMBSTONE, ledger_id)
         self._accept_change(form.tombstone_row(ledger_id), change, done)
         self._ledgers.tombstones_pending.add(ledger_id)
@@ -498,6 +530,8 @@ class Engine:
     def term(self, ledger_id: int) -> int:
         """Return the highest term accepted, perhaps not durable yet; 0 for a ledger never heard of."""
         state = self._ledgers.get(ledger_id)
+        if self._ledgers.marks.is_fenced(ledger_id, state):
+            return TERM_FINAL
         return state.term if state is not None else 0
 
     def lock(self, ledger_id: int) -> bytes:
@@ -505,8 +539,13 @@ class Engine:
         state = self._ledgers.get(ledger_id)
         return state.lock if state is not None else b""
 
-    def is_deleted(self, ledger_id: int) -> bool:
-        """Return whether a tombstone was accepted for the ledger, perhaps not durable yet."""
+    def is_deleted(self, ledger_id: int, last: int = -1) -> bool:
+        """Return whether a tombstone was accepted for the ledger, perhaps not durable yet.
+
+        With `last`: whether all ledgers up to that one have tombstones.
+        """
+        if last > ledger_id:
+            return self._ledgers.deleted.covers(ledger_id, last)
         return self._ledgers.is_deleted(ledger_id)
 
     @property
@@ -520,13 +559,15 @@ class Engine:
 
     @property
     def lost_data_of_any_ledger(self) -> bool:
-        """Return whether data was lost that may concern any ledger."""
-        return self._health.lost_data_of_any_ledger
+        """Return whether data was lost that may concern any ledger, or any up to a bound."""
+        return self._ledgers.marks.number > 0
 
     def is_damaged(self, ledger_id: int) -> bool:
         """Return whether data of this ledger was lost, or may have been (rule 4)."""
-        state = self._ledgers.get(ledger_id)
-        return self._health.lost_data_of_any_ledger or (state is not None and state.is_damaged)
+        state, marks = self._ledgers.get(ledger_id), self._ledgers.marks
+        if not marks.number:
+            return state is not None and state.marked > state.lifted
+        return marks.of(ledger_id, state) > 0
 
     def last_entry(self, ledger_id: int) -> int:
         """Return the highest entry that is durable and indexed, or −1."""
@@ -564,8 +605,11 @@ class Engine:
 
     @property
     def is_writable(self) -> bool:
-        """Return whether ordinary adds are accepted: there is room, and no fence may be lost (rule 4)."""
-        return self.has_room and not self.lost_data_of_any_ledger
+        """Return whether ordinary adds are accepted: there is room, and not every fence may be lost.
+
+        Ledgers above the bound of the mark of all ledgers take adds (rule 4).
+        """
+        return self.has_room and not self._ledgers.marks.is_unbounded
 
     # --- reads ---
 
@@ -618,7 +662,8 @@ class Engine:
                 "count": len(self._ledgers.states),
                 "damaged": self._ledgers.states.damaged_count,
                 "deleted_ranges": len(self._ledgers.deleted),
-                "all_damaged": self._health.lost_data_of_any_ledger,
+                "lifted": self._ledgers.states.lifted_count,
+                **self._ledgers.marks.metrics(),
             },
             "disk": {
                 "free_bytes": min(self._disk.space(one).free for one in self._directories),

@@ -1,13 +1,12 @@
-"""The health of a bookie's storage: whether it failed, whether it lost data, whether it has room.
+"""The health of a bookie's storage: whether it failed, and whether it has room.
 
-Owns these three facts, and tells one listener when one of them changes. Every part of the storage that can
-fail gets the same `StorageHealth` and reports to it. Does not own what follows from a fact: the engine drops
+Owns these two facts, and tells one listener when one of them changes. Every part of the storage that can fail
+gets the same `StorageHealth` and reports to it. Does not own what follows from a fact: the engine drops
 the accepted records, and the server deregisters or becomes read-only.
 
 | fact | set by | ends |
 |---|---|---|
 | `error` | the first write, sync or background step that fails (rule 2, fail-stop) | never |
-| `lost_data_of_any_ledger` | crash recovery, or the rebuilding of an index (rule 4) | never |
 | `has_room` | the segment allocator, as free space falls and rises | as often as it does |
 """
 
@@ -35,7 +34,6 @@ class StorageHealth:
         """Start healthy; `listener` is told of each change."""
         self._listener = listener
         self.error: StorageError | None = None
-        self.lost_data_of_any_ledger = False
         self.has_room = True
 
     def fail(self, error: BaseException | None, what: str) -> None:
@@ -56,10 +54,11 @@ class StorageHealth:
         self._listener.storage_failed(error)
 
     def lose_data_of_any_ledger(self) -> None:
-        """Note that data was lost that may concern any ledger, fences included (rule 4)."""
-        if not self.lost_data_of_any_ledger:
-            self.lost_data_of_any_ledger = True
-            self._listener.writable_changed(False)
+        """Tell that data was lost that may concern any ledger, fences included (rule 4).
+
+        `bookie_aio.storage.ledgers.marks` has the mark.
+        """
+        self._listener.writable_changed(False)
 
     def set_room(self, has_room: bool) -> None:
         """Note whether there is room for ordinary adds."""

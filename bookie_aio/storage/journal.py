@@ -69,7 +69,10 @@ class Change(NamedTuple):
     is_for_all: bool = False
     lock: bytes = b""
     first: int = 0
-    before: int = 0  # of KIND_TERM: the term before it, to revert to if the record is dropped
+    before: int = 0  # of KIND_TERM, KIND_LIFT: the term before it, to revert to if the record is dropped
+    last: int = -1  # of KIND_TOMBSTONE for a range of ledgers: the last one
+    number: int = 0  # of KIND_MARK, KIND_LIFT
+    bound: int = -1  # of these for all ledgers: the highest ledger concerned, −1 where it is unknown
 
 
 class Record(NamedTuple):

@@ -11,6 +11,7 @@ Invariants (rule 14):
   keeps its copies as long as the record is there. A repair of the new bookie in its place copies from it.
 - They are read there again after that: before, nothing kept the bookie from dropping them.
 - A fragment that may still change is not repaired.
+- A mark of lost data is lifted only for what was verified after the bookie had named the mark (rule 4).
 
 So a repair that is interrupted anywhere leaves the ledger as good as it was, or better. It may be run again,
 and finds the entries that were copied.
@@ -31,6 +32,8 @@ from bookie_aio.wire.messages import (
     Add,
     AddFlag,
     Done,
+    LiftMark,
+    LiftMarkAnswer,
     ReadAnswer,
     Stop,
 )
@@ -79,6 +82,8 @@ Answer = TypeVar("Answer")
 
 _PIECE_ENTRIES = 4096
 _PIECES_AT_ONCE = 4
+_LIFT_TIMEOUT_S = 120.0
+"""The bookie looks up all entries that it owes of the ledger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,10 @@ class RepairReport:
     """Whether the repair recovered the ledger, and so closed it."""
     is_last_fragment_left: bool
     """Whether the last fragment still names the bookie, since the ledger is not CLOSED (rule 14)."""
+    is_mark_lifted: bool = False
+    """Whether the bookie was marked as having lost data of the ledger, and has all of it again (rule 4)."""
+    mark_left: str = ""
+    """Why the bookie, repaired in its own place, keeps such a mark; empty where it has none."""
 
 
 class _TargetFailed(Exception):
@@ -155,6 +164,7 @@ class Repair:
         self._fragments: dict[int, RepairedFragment] = {}
         self._following = 0  # Fragments that begin below it need no repair in this pass.
         self._was_recovered = False
+        self._mark: int | None = None  # of the bookie that is repaired in its own place; 0: it has none
 
     async def run(self) -> RepairReport:
         """Repair all fragments that can be repaired; see `Client.repair_ledger`."""
@@ -183,12 +193,15 @@ class Repair:
             else:
                 break
         await self._note_whole(metadata)
+        is_mark_lifted, mark_left = await self._lift_mark()
         return RepairReport(
             self._ledger_id,
             self._lost,
             tuple(self._fragments[first_entry] for first_entry in sorted(self._fragments)),
             self._was_recovered,
             is_last_left,
+            is_mark_lifted,
+            mark_left,
         )
 
     async def _note_whole(self, metadata: LedgerMetadata) -> None:
@@ -205,6 +218,25 @@ class Repair:
             self._context, *await self._context.ledgers.read(self._ledger_id, sync=True)
         )
         await held.update(lambda now: None if now.fragments != metadata.fragments else now.fully_replicated())
+
+    async def _lift_mark(self) -> tuple[bool, str]:
+        """Have the bookie lift the mark that it had before; return whether it did, and why not."""
+        if not self._mark:
+            return False, ""
+        try:
+            left = await self._call_for_mark(await self._context.pool.get(self._lost), self._mark)
+        except BookKeeperError as error:
+            return False, str(error)
+        return not left, "the bookie has found more damage meanwhile: run the repair again" if left else ""
+
+    async def _call_for_mark(self, connection: BookieConnection, mark: int) -> int:
+        answer, _ = await connection.call(
+            LiftMark(self._ledger_id, mark),
+            LiftMarkAnswer,
+            timeout_s=_LIFT_TIMEOUT_S,
+            ledger_id=self._ledger_id,
+        )
+        return answer.mark
 
     async def _unlock(self) -> None:
         metadata, _ = await self._context.ledgers.read(self._ledger_id)
@@ -230,6 +262,9 @@ class Repair:
         connection = await self._target(metadata, part)
         target = connection.bookie_id
         token = self._digest.token(target) if self._digest is not None else None
+        if target == self._lost and self._mark is None:
+            # Before the first entry is verified: damage found after it gets a mark of its own.
+            self._mark = await self._call_for_mark(connection, 0)
         copier = _Copier(self._context, metadata, part, self._lost, connection, token, self._on_progress)
         try:
             await copier.copy()

@@ -131,6 +131,10 @@ def text_of_repair(report: RepairReport, *, is_unbounded: bool = False) -> str:
         )
         if fragment.lost:
             lines.append(_text_of_lost(fragment))
+    if report.is_mark_lifted:
+        lines.append(f"{report.replaced} has all that it owes again: its mark of lost data was lifted")
+    elif report.mark_left:
+        lines.append(f"{report.replaced} keeps its mark of lost data: {escape(report.mark_left)}")
     if report.is_last_fragment_left:
         way_out = (
             "`bookie-aio ledger takeover` begins another one"

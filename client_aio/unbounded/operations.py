@@ -20,7 +20,7 @@ from client_aio.context import ContextOwner, on_own_loop
 from client_aio.core.read_plan import check_range, trimmed
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.accept_loss import recover_with_loss
-from client_aio.ledger.create import LedgerSettings, new_metadata
+from client_aio.ledger.create import LedgerSettings, create_metadata
 from client_aio.ledger.reader import LedgerReader
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
@@ -312,8 +312,7 @@ class UnboundedLedgerOperations(ContextOwner):
         An interruption in between leaves a ledger without a name, which `list_ledgers` shows.
         """
         context = self._context
-        metadata, _, _ = await new_metadata(context, settings, unbounded=UnboundedRecord(name))
-        version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+        metadata, version, _, _ = await create_metadata(context, settings, unbounded=UnboundedRecord(name))
         try:
             await LedgerNames(context.ledgers).give(name, metadata.ledger_id, token=context.draw_token())
         except LedgerExistsError:

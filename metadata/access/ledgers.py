@@ -1,13 +1,27 @@
 """Ledgers in the metadata store: a typed layer over any `MetadataStore`.
 
-Owns the keys of ledgers' metadata, the walk over all ledgers, and drawing ledger ids. Does not own the
-content (`metadata.model.ledger`), nor when it changes (the client's recovery and ensemble changes).
+Owns the keys of ledgers' metadata, the walk over all ledgers, drawing ledger ids, and the *id floor*. Does
+not own the content (`metadata.model.ledger`), nor when it changes (the client's recovery and ensemble
+changes).
+
+The id floor. An id below the counter that no ledger has may be a deleted ledger's. Or a client drew it in a
+block, and has not used it yet. Below the floor the second is ruled out, by this order:
+
+1. The floor is raised to F. It never falls.
+2. All ledgers are listed, from a state of the store behind the raise.
+3. An id below F that is not listed is gone for good. If a ledger is created under it later, its creator reads
+   the floor after the creation, and so behind the raise. It finds F, deletes what it has just created, and
+   draws another id. So nobody ever uses that ledger.
+
+A read after the creation sees the raise without a sync: a client's reads never go back behind its own writes.
+An older copy of the store has an older floor. Ids below that one were gone at that time already.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+import json
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from metadata.errors import (
@@ -17,8 +31,17 @@ from metadata.errors import (
     MetadataCorruptError,
     NoSuchKeyError,
     NoSuchLedgerError,
+    VersionConflictError,
 )
-from metadata.ids import KEY_LEDGERS, LEDGER_ID_MAX, ledger_id_of, ledger_key
+from metadata.ids import (
+    KEY_ID_FLOOR,
+    KEY_LEDGERS,
+    LEDGER_ID_MAX,
+    MALFORMED,
+    integer,
+    ledger_id_of,
+    ledger_key,
+)
 from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
@@ -85,14 +108,66 @@ class LedgerStore:
             self._ids = iter(block)
             self._draws, self._draw_failure = draws + 1, None
 
+    def discard_ids(self) -> None:
+        """Drop the rest of the block that was drawn ahead: its ids may have been given out before."""
+        self._ids = iter(())
+
     async def create_ledger(self, metadata: LedgerMetadata, *, token: str | None = None) -> Version:
         """Write a new ledger's metadata.
 
         Raises:
-            LedgerExistsError: a ledger of that id exists, not created under this token.
+            LedgerExistsError: a ledger of that id exists, not created under this token; or no ledger is
+                created under that id any more, and the ids that this object drew with it are lost.
         """
-        with _of_ledger(metadata.ledger_id):
-            return await self.store.create(ledger_key(metadata.ledger_id), metadata.to_json(), token=token)
+        ledger_id = metadata.ledger_id
+        with _of_ledger(ledger_id):
+            version = await self.store.create(ledger_key(ledger_id), metadata.to_json(), token=token)
+        # After the creation: see the id floor.
+        floor, _ = await self._read_floor()
+        if ledger_id < floor:
+            self._ids = iter(())
+            with suppress(NoSuchLedgerError, VersionConflictError):
+                await self.delete(ledger_id, version)
+            raise LedgerExistsError(
+                f"no ledger is created under the id {ledger_id} any more, which was drawn long ago: draw "
+                "another one",
+                ledger_id=ledger_id,
+            )
+        return version
+
+    async def floor(self) -> int:
+        """Return the id floor, as of this call or later."""
+        await self.store.sync(KEY_ID_FLOOR)
+        return (await self._read_floor())[0]
+
+    async def raise_floor(self, floor: int) -> None:
+        """Raise the id floor, unless it is higher already. Ids at or above the id counter must not be below.
+
+        Raises:
+            MetadataUnavailableError: it may be raised, now or later.
+        """
+        value = json.dumps({"format": 1, "floor": floor}).encode()
+        while True:
+            await self.store.sync(KEY_ID_FLOOR)
+            present, version = await self._read_floor()
+            if present >= floor:
+                return
+            with suppress(KeyExistsError, VersionConflictError, NoSuchKeyError):
+                if version is None:
+                    await self.store.create(KEY_ID_FLOOR, value)
+                else:
+                    await self.store.compare_and_set(KEY_ID_FLOOR, value, version)
+                return
+
+    async def _read_floor(self) -> tuple[int, Version | None]:
+        try:
+            value, version = await self.store.read(KEY_ID_FLOOR)
+        except NoSuchKeyError:
+            return 0, None
+        try:
+            return integer(json.loads(value)["floor"], 0, LEDGER_ID_MAX), version
+        except MALFORMED as error:
+            raise MetadataCorruptError(f"the key {KEY_ID_FLOOR!r} is damaged: {error!r}") from error
 
     async def read(self, ledger_id: int, *, sync: bool = False) -> tuple[LedgerMetadata, Version]:
         """Read a ledger's metadata and its version.

@@ -49,7 +49,7 @@ async def _write(uri: str) -> int:
 async def _greet_and_break_off(address: str) -> None:
     host, port = address.rsplit(":", 1)
     reader, writer = await asyncio.open_connection(host, int(port))
-    hello = Hello(version_min=3, version_max=3, client=EVIL, instance_id="", bookie_id="")
+    hello = Hello(version_min=3, version_max=4, client=EVIL, instance_id="", bookie_id="")
     writer.write(encode_frame(encode_request(hello, 1)) + bytes(20))  # no frame follows
     await reader.read()  # to the end: the bookie has logged why, and has closed
     writer.close()

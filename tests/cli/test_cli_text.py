@@ -106,6 +106,14 @@ def test_repair_names_the_way_out_of_a_last_fragment() -> None:
     assert "--recover-after" not in text_of_repair(report, is_unbounded=True)
 
 
+def test_repair_says_what_became_of_a_mark_of_lost_data() -> None:
+    fragments = (RepairedFragment(0, 4, "b1", 5, 500),)
+    report = RepairReport(7, "b1", fragments, False, False, is_mark_lifted=True)
+    assert text_of_repair(report).endswith("b1 has all that it owes again: its mark of lost data was lifted")
+    report = RepairReport(7, "b1", fragments, False, False, mark_left="it is OPEN")
+    assert text_of_repair(report).endswith("b1 keeps its mark of lost data: it is OPEN")
+
+
 def test_drawing_shows_custom_metadata() -> None:
     assert "custom app = b'demo'" in draw_ledger(replace(_ledger(), custom={"app": b"demo"}))
 

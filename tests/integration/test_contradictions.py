@@ -26,7 +26,7 @@ ONE = {"ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1}
 
 @dataclass
 class Gold:
-    """What was acknowledged, and the directories as they were left: of old, by a kill, by a clean stop."""
+    """The entries, fences and deletions that were acknowledged."""
 
     ledgers: dict[int, list[bytes]] = field(default_factory=dict)
     fenced: list[int] = field(default_factory=list)

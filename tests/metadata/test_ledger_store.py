@@ -18,7 +18,7 @@ from metadata.ids import LEDGER_ID_MAX, ledger_key
 from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
-    from metadata.store import MetadataStore
+    from metadata.store import MetadataStore, Version
     from tests.metadata.conftest import Backend
 
 
@@ -104,3 +104,39 @@ async def test_a_watch_of_a_ledger_tells_of_its_change(backend: Backend) -> None
         await waiting
     assert (await two.read(7))[0].is_closed
     await changes.aclose()
+
+
+async def test_no_ledger_is_created_below_the_floor(backend: Backend) -> None:
+    """A client's ids were drawn before the floor was raised, and are used after it."""
+    ledgers, other = LedgerStore(await backend.open()), LedgerStore(await backend.open())
+    first = await ledgers.allocate_id()
+    await ledgers.create_ledger(ledger(first))
+    assert (await ledgers.floor(), await other.floor()) == (0, 0)
+    late, later = await ledgers.allocate_id(), await other.allocate_id()
+    for floor in (late + 1, 1, late + 1):  # it never falls
+        await other.raise_floor(floor)
+        assert (await ledgers.floor(), await other.floor()) == (late + 1, late + 1)
+    with pytest.raises(LedgerExistsError, match="no ledger is created under the id"):
+        await ledgers.create_ledger(ledger(late))
+    assert [each async for each in other.ledger_ids(sync=True)] == [first]
+    drawn = await ledgers.allocate_id()  # the block that held the late id is lost
+    assert drawn > later
+    await ledgers.create_ledger(ledger(drawn))
+    await other.create_ledger(ledger(later))
+    assert [each async for each in other.ledger_ids(sync=True)] == [first, later, drawn]
+
+
+async def test_a_ledger_that_a_raise_of_the_floor_overtakes_is_taken_back(store: MetadataStore) -> None:
+    """The floor is raised, and the ledgers are listed, while the creation is under way."""
+    ledgers = LedgerStore(store)
+    create = store.create
+
+    async def overtaken(key: str, value: bytes, *, token: str | None = None) -> Version:
+        if key == ledger_key(7):
+            await LedgerStore(store).raise_floor(8)
+        return await create(key, value, token=token)
+
+    vars(store)["create"] = overtaken
+    with pytest.raises(LedgerExistsError):
+        await ledgers.create_ledger(ledger(7))
+    assert [each async for each in ledgers.ledger_ids(sync=True)] == []

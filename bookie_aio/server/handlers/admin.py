@@ -1,12 +1,15 @@
-"""Requests about a bookie or a ledger as a whole: LIST_ENTRIES, LIST_LEDGERS, INFO, PING and DELETE.
+"""Requests about a bookie or a ledger as a whole: listings, INFO, PING, DELETE and LIFT_MARK.
 
-The first four change nothing. A listing says by omission which entries and ledgers are absent, so it waits
-for a barrier (rule 3). INFO and PING are answered at once.
+The listings, INFO and PING change nothing. A listing says by omission which entries and ledgers are absent,
+so it waits for a barrier (rule 3). INFO and PING are answered at once.
 
 DELETE says that a ledger has been deleted (rule 15). The bookie does not believe the client: it asks the
-metadata store first (`bookie_aio.server.ledger_gc`). Owns the limits on the DELETEs that wait for the
-metadata store. While the store is away they wait, and must take no more than half of the reads of a
-connection and of the bookie. Other reads would wait for them otherwise.
+metadata store first (`bookie_aio.server.ledger_gc`). LIFT_MARK says that the bookie holds what it owes of a
+ledger, and is not believed either (`bookie_aio.server.healing`).
+
+Owns the limits on such requests that wait for the metadata store. While the store is away they wait, and must
+take no more than half of the reads of a connection and of the bookie. Other reads would wait for them
+otherwise.
 """
 
 from __future__ import annotations
@@ -17,12 +20,16 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 
+from bookie_aio.server.healing import MarkStaysError
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.listing import ROW
 from bookie_aio.wire.messages import (
     Delete,
     Done,
     Info,
+    IsFree,
+    LiftMark,
+    LiftMarkAnswer,
     ListEntries,
     ListEntriesAnswer,
     ListLedgers,
@@ -38,8 +45,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie_aio.config import Limits
+    from bookie_aio.server.given_ids import GivenIds
     from bookie_aio.server.responder import Peer, Responder
     from bookie_aio.storage.engine import Engine
+
+
+_READ_WITHIN_S = 1.0
+"""The age of a reading of the id counter that is good enough for a question about an id below it."""
 
 
 class InspectHandler:
@@ -95,45 +107,118 @@ class InspectHandler:
         self._responder.run(peer, Op.LIST_LEDGERS, request_id, answer, 8 * count_max)
 
 
-class DeleteHandler:
-    """Carries out DELETE."""
+class ClaimHandler:
+    """Carries out IS_FREE, by which a client that makes a ledger asks about its id."""
 
     def __init__(
-        self, limits: Limits, responder: Responder, drop_if_deleted: Callable[[int], Awaitable[bool]]
+        self,
+        engine: Engine,
+        responder: Responder,
+        given_ids: GivenIds,
+        not_free_below: Callable[[], int],
     ) -> None:
-        """`drop_if_deleted` is `LedgerGarbageCollector.drop_if_deleted`."""
+        """`not_free_below` returns the id below which no new ledger may be made."""
+        self._engine = engine
+        self._responder = responder
+        self._given_ids = given_ids
+        self._not_free_below = not_free_below
+
+    def is_free(self, peer: Peer, request_id: int, request: IsFree, body: memoryview) -> None:
+        """Answer OK where the bookie knows nothing of the ledger, and its id has been given out.
+
+        The counter is read again even for an id below its last value. A set-back of the metadata store, which
+        gives ids out twice, shows there.
+        """
+        ledger_id, responder = request.ledger_id, self._responder
+
+        async def answer() -> int:
+            try:
+                is_below = ledger_id < self._given_ids.below
+                await self._given_ids.read_again(unless_read_within_s=_READ_WITHIN_S if is_below else 0.0)
+            except MetadataError as error:
+                responder.refuse(peer, Op.IS_FREE, request_id, Status.TOO_MANY_REQUESTS, str(error))
+                return 0
+            await responder.barrier()
+            if self._engine.known.is_known(ledger_id):
+                reason = f"this bookie holds or dropped a ledger {ledger_id} of before"
+            elif ledger_id < self._not_free_below():
+                reason = f"the id {ledger_id} was given out before the metadata store was set back"
+            elif ledger_id >= self._given_ids.below:
+                reason = f"the id {ledger_id} has not been given out, by this bookie's metadata store"
+            else:
+                responder.acknowledge(peer, Op.IS_FREE, request_id, None)
+                return 0
+            responder.refuse(peer, Op.IS_FREE, request_id, Status.ID_TAKEN, reason)
+            return 0
+
+        responder.run(peer, Op.IS_FREE, request_id, answer, 1)
+
+
+class ConfirmedHandler:
+    """Carries out DELETE and LIFT_MARK, which the metadata store has to confirm."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        responder: Responder,
+        drop_if_deleted: Callable[[int], Awaitable[bool]],
+        lift_mark: Callable[[int, int], Awaitable[int]],
+    ) -> None:
+        """Take `LedgerGarbageCollector.drop_if_deleted` and `Healing.lift`."""
         self._limits = limits
         self._responder = responder
         self._drop_if_deleted = drop_if_deleted
-        self._deleting: Counter[Peer] = Counter()
+        self._lift_mark = lift_mark
+        self._waiting: Counter[Peer] = Counter()
 
     def delete(self, peer: Peer, request_id: int, request: Delete, body: memoryview) -> None:
         """Answer once the ledger's tombstone is durable; refuse where the metadata store has the ledger."""
         ledger_id = request.ledger_id
+
+        async def answer() -> None:
+            if await self._drop_if_deleted(ledger_id):
+                self._responder.acknowledge(peer, Op.DELETE, request_id, None)
+            else:
+                reason = f"ledger {ledger_id} is in the metadata store: it has not been deleted"
+                self._responder.refuse(peer, Op.DELETE, request_id, Status.BAD_REQUEST, reason)
+
+        self._run(peer, Op.DELETE, request_id, answer)
+
+    def lift_mark(self, peer: Peer, request_id: int, request: LiftMark, body: memoryview) -> None:
+        """Answer once the ledger's marks are lifted; refuse where they have to stay (rule 4)."""
+
+        async def answer() -> None:
+            try:
+                mark = await self._lift_mark(request.ledger_id, request.mark)
+            except MarkStaysError as error:
+                self._responder.refuse(peer, Op.LIFT_MARK, request_id, Status.BAD_REQUEST, str(error))
+            else:
+                peer.send(encode_frame(encode_answer(Op.LIFT_MARK, request_id, LiftMarkAnswer(mark))))
+
+        self._run(peer, Op.LIFT_MARK, request_id, answer)
+
+    def _run(self, peer: Peer, op: Op, request_id: int, answering: Callable[[], Awaitable[None]]) -> None:
+        """Run what answers a request, unless too many requests wait for the metadata store."""
         responder = self._responder
 
         async def answer() -> int:
             own_max = max(1, self._limits.connection_reads_max // 2)
             all_max = max(1, self._limits.reads_max // 2)
-            if self._deleting[peer] >= own_max or self._deleting.total() >= all_max:
-                reason = "too many deletions wait for the metadata store; a sweep will look for this one"
-                responder.refuse(peer, Op.DELETE, request_id, Status.TOO_MANY_REQUESTS, reason)
+            if self._waiting[peer] >= own_max or self._waiting.total() >= all_max:
+                reason = (
+                    f"too many requests such as {op.name} wait for the metadata store; send it again later"
+                )
+                responder.refuse(peer, op, request_id, Status.TOO_MANY_REQUESTS, reason)
                 return 0
-            self._deleting[peer] += 1
+            self._waiting[peer] += 1
             try:
-                is_dropped = await self._drop_if_deleted(ledger_id)
+                await answering()
             except MetadataError as error:
-                responder.refuse(peer, Op.DELETE, request_id, Status.INTERNAL_ERROR, str(error))
-                return 0
+                responder.refuse(peer, op, request_id, Status.INTERNAL_ERROR, str(error))
             finally:
-                self._deleting[peer] -= 1
-                if not self._deleting[peer]:
-                    del self._deleting[peer]
-            if is_dropped:
-                responder.acknowledge(peer, Op.DELETE, request_id, None)
-            else:
-                reason = f"ledger {ledger_id} is in the metadata store: it has not been deleted"
-                responder.refuse(peer, Op.DELETE, request_id, Status.BAD_REQUEST, reason)
+                self._waiting[peer] -= 1
+                if not self._waiting[peer]:
+                    del self._waiting[peer]
             return 0
 
-        responder.run(peer, Op.DELETE, request_id, answer, 1)
+        responder.run(peer, op, request_id, answer, 1)

@@ -1,9 +1,9 @@
 """The checkpoint: the state that must outlive the segments it was journaled in, in one small file. Pure.
 
-It holds the term, damage, lock, highest entry and highest LAC statement of ledgers, the ids of deleted
-ledgers, and the list of segments. A ledger without a row here may have one in the table that the checkpoint
-names (`ledger_table`). The checkpoint covers at least every sealed segment. State of later segments in it is
-harmless, since all of this state only grows. It is replaced atomically:
+It holds the term, marks, lock, highest entry and highest LAC statement of ledgers, the marks of all ledgers,
+the ids of deleted ledgers, and the list of segments. A ledger without a row here may have one in the table
+that the checkpoint names (`ledger_table`). The checkpoint covers at least every sealed segment. State of
+later segments in it is harmless, since all of this state only grows. It is replaced atomically:
 
 - before the first group of a new segment;
 - when a segment is sealed;
@@ -14,7 +14,7 @@ Little-endian:
       0  4s   magic b"BKC1"
       4  u32  crc            CRC32C of byte 8 up to the end
       8  u32  version        6
-     12  u32  flags          1: data was lost that may concern any ledger
+     12  u32  reserved, 0
      16  u64  next_segment   the lowest segment id that was never used
      24  u64  segments
      32  u64  ledgers
@@ -22,14 +22,16 @@ Little-endian:
      48  u64  table          the number of the table of ledgers, 0: there is none
      56  u64  number         of this checkpoint: each one has the next number
      64  u64  owner          of which bookie it is, 0: of none with a cookie
-     72  segments × 48 bytes: u64 id, u64 generation (0: not known), u64 where its groups end (0: it is
+     72  48 bytes            the marks of all ledgers (`marks`)
+    120  segments × 48 bytes: u64 id, u64 generation (0: not known), u64 where its groups end (0: it is
              written to, or nothing is known), u64 lowest, u64 highest ledger in its index, u64 flags (1: it
              is sealed; else both ledgers are 0)
       …  ranges × 16 bytes:  u64 first, u64 last id of deleted ledgers, ascending
-      …  ledgers × 144 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: damaged, 2: locked),
+      …  ledgers × 160 bytes: u64 ledger_id, u64 term, i64 highest entry, u32 flags (1: marked, 2: locked),
              u32 code's bytes (all ones: no statement), u64 content term, i64 LAC, i64 LAFR,
              u32 crc, u32 reserved, 32s code, 32s lock, u64 the segment from which on entries count,
-             i64 the first entry that is kept
+             i64 the first entry that is kept, u64 the highest number of a mark of this ledger, u64 the
+             highest number of a mark that was lifted
 
 `IdRanges` is a set of ids as ranges, which is small where ids come in runs, as the ids of deleted ledgers do.
 Invariant: its ranges ascend, and between two of them at least one id is missing.
@@ -45,6 +47,7 @@ from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
 
+from bookie_aio.storage.ledgers.marks import MARKS, Marks
 from bookie_aio.storage.segment.format import UnknownVersionError
 from bookie_aio.storage.segment.segment import SegmentRow
 from bookie_aio.wire.blocks import LacStatement
@@ -88,6 +91,24 @@ class IdRanges:
             self._firsts.insert(at, one)
             self._lasts.insert(at, one)
 
+    def highest(self) -> int:
+        """Return the highest id in the set; −1 for none."""
+        return self._lasts[-1] if self._lasts else -1
+
+    def add_range(self, first: int, last: int) -> None:
+        """Put all ids from `first` to `last` into the set."""
+        low = bisect_left(self._lasts, first - 1)  # the first range that touches or follows it
+        high = bisect_right(self._firsts, last + 1)  # the first range behind that does not touch it
+        if low < high:
+            first, last = min(first, self._firsts[low]), max(last, self._lasts[high - 1])
+        self._firsts[low:high] = array("q", (first,))
+        self._lasts[low:high] = array("q", (last,))
+
+    def covers(self, first: int, last: int) -> bool:
+        """Return whether all ids from `first` to `last` are in the set."""
+        at = bisect_right(self._firsts, first)
+        return at > 0 and last <= self._lasts[at - 1]
+
     def __contains__(self, one: int) -> bool:
         firsts = self._firsts
         if not firsts:
@@ -123,36 +144,43 @@ CHECKPOINT_MAGIC = b"BKC1"
 _HEAD = struct.Struct("<4sIIIQQQQQQQ")
 _SEGMENT = struct.Struct("<QQQQQQ")
 _RANGE = struct.Struct("<QQ")
-_LEDGER = struct.Struct("<QQqIIQqqII32s32sQq")
+_LEDGER = struct.Struct("<QQqIIQqqII32s32sQqQQ")
 _COVERED_FROM = 8
-_FLAG_ALL_DAMAGED = 1
 _FLAG_DAMAGED = 1
 _FLAG_LOCKED = 2
 _NO_STATEMENT = 0xFFFFFFFF
 LEDGER_BYTES = _LEDGER.size
-assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (72, 48, 144)
+assert (_HEAD.size, _SEGMENT.size, LEDGER_BYTES) == (72, 48, 160)
 
 
 class LedgerState:
     """The state of a ledger, beside the places of its entries."""
 
-    __slots__ = ("accepted", "first", "is_damaged", "last_entry", "lock", "since", "statement", "term")
+    __slots__ = (
+        "accepted", "first", "last_entry", "lifted", "lock", "marked", "since", "statement", "term",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.term = 0  # highest accepted, perhaps not durable yet
         self.last_entry = -1
         self.statement: LacStatement | None = None
-        self.is_damaged = False
+        self.marked = 0  # the highest number of a mark of this ledger, perhaps not durable yet
+        self.lifted = 0  # the highest number of a mark that was lifted, and is durable
         self.lock = b""  # checked against a request's token, perhaps not durable yet; empty: none
         self.accepted = 0  # the number of the last record accepted for it
         self.since = 0  # the segment from which on its entries count; 0: from the first
         self.first = 0  # entries below are not kept
 
+    @property
+    def is_marked(self) -> bool:
+        """Return whether a mark of this ledger counts; a mark of all ledgers may count beside it."""
+        return self.marked > self.lifted
+
     def raise_to(self, other: LedgerState) -> None:
         """Take in another state of the same ledger, older or newer: each value only grows."""
         self.term = max(self.term, other.term)
         self.last_entry = max(self.last_entry, other.last_entry)
-        self.is_damaged |= other.is_damaged
+        self.marked, self.lifted = max(self.marked, other.marked), max(self.lifted, other.lifted)
         self.lock = self.lock or other.lock
         self.since = max(self.since, other.since)
         self.first = max(self.first, other.first)
@@ -175,7 +203,7 @@ class Checkpoint:
 
     next_segment: int = 1
     segments: dict[int, SegmentRow] = field(default_factory=dict)
-    lost_data_of_any_ledger: bool = False
+    marks: Marks = field(default_factory=Marks)
     ledgers: dict[int, LedgerState] = field(default_factory=dict)
     deleted: IdRanges = field(default_factory=IdRanges)
     table: int = 0
@@ -189,9 +217,9 @@ def pack_state(ledger_id: int, state: LedgerState) -> bytes:
     term, lac, lafr, crc, mac = statement or (0, 0, 0, 0, b"")
     return _LEDGER.pack(
         ledger_id, state.term, state.last_entry,
-        _FLAG_DAMAGED * state.is_damaged | _FLAG_LOCKED * bool(state.lock),
+        _FLAG_DAMAGED * state.is_marked | _FLAG_LOCKED * bool(state.lock),
         _NO_STATEMENT if statement is None else len(mac), term, lac, lafr, crc, 0, mac, state.lock,
-        state.since, state.first,
+        state.since, state.first, state.marked, state.lifted,
     )  # fmt: skip
 
 
@@ -201,10 +229,13 @@ def unpack_state(row: Buffer) -> LedgerState:
 
 
 def _state_of(fields: tuple[Any, ...]) -> LedgerState:
-    _, term, last_entry, flags, mac_bytes, content_term, lac, lafr, crc, _, mac, lock, since, first = fields
+    (
+        _, term, last_entry, flags, mac_bytes, content_term, lac, lafr, crc, _, mac, lock, since, first,
+        marked, lifted,
+    ) = fields  # fmt: skip
     state = LedgerState()
     state.term, state.last_entry, state.since, state.first = term, last_entry, since, first
-    state.is_damaged = bool(flags & _FLAG_DAMAGED)
+    state.marked, state.lifted = marked, lifted
     state.lock = lock if flags & _FLAG_LOCKED else b""
     if mac_bytes != _NO_STATEMENT:
         state.statement = LacStatement(content_term, lac, lafr, crc, mac[:mac_bytes])
@@ -214,7 +245,7 @@ def _state_of(fields: tuple[Any, ...]) -> LedgerState:
 def encode_checkpoint(
     next_segment: int,
     segments: Iterable[SegmentRow],
-    lost_data_of_any_ledger: bool,
+    marks: Marks,
     rows: Sequence[bytes],
     deleted: bytes = b"",
     table: int = 0,
@@ -232,13 +263,12 @@ def encode_checkpoint(
         owner: of which bookie it is.
     """
     segment_rows = [_SEGMENT.pack(*row) for row in sorted(segments)]
-    flags = _FLAG_ALL_DAMAGED if lost_data_of_any_ledger else 0
     count = sum(map(len, rows)) // _LEDGER.size
     head = _HEAD.pack(
         CHECKPOINT_MAGIC,
         0,
         VERSION,
-        flags,
+        0,
         next_segment,
         len(segment_rows),
         count,
@@ -247,7 +277,7 @@ def encode_checkpoint(
         number,
         owner,
     )
-    covered = [b"".join((head[_COVERED_FROM:], *segment_rows, deleted)), *rows]
+    covered = [b"".join((head[_COVERED_FROM:], marks.packed(), *segment_rows, deleted)), *rows]
     crc = 0
     for part in covered:
         crc = crc32c(part, crc)
@@ -256,7 +286,7 @@ def encode_checkpoint(
 
 def empty_checkpoint(owner: int) -> list[bytes]:
     """Return the checkpoint of a new bookie."""
-    return encode_checkpoint(1, (), False, (), owner=owner)
+    return encode_checkpoint(1, (), Marks(), (), owner=owner)
 
 
 def parse_checkpoint(data: Buffer) -> Checkpoint:
@@ -267,7 +297,7 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
         UnknownVersionError: the checkpoint is of another version.
     """
     head = bytes(data[: _HEAD.size]).ljust(_HEAD.size, b"\0")
-    _, crc, version, flags, next_segment, segments, ledgers, ranges, table, number, owner = _HEAD.unpack(head)
+    _, crc, version, _, next_segment, segments, ledgers, ranges, table, number, owner = _HEAD.unpack(head)
     # The version comes before the length: the head of another version may be shorter.
     is_whole = head[:4] == CHECKPOINT_MAGIC and len(data) >= _COVERED_FROM + 4
     if not is_whole or crc32c(memoryview(data)[_COVERED_FROM:]) != crc:
@@ -277,15 +307,15 @@ def parse_checkpoint(data: Buffer) -> Checkpoint:
             f"a checkpoint of format version {version}; this program knows {VERSION}. It cannot be taken "
             "over: start a new bookie in an empty directory, and have the ledgers of the old one repaired"
         )
-    ranges_at = _HEAD.size + _SEGMENT.size * segments
+    segments_at = _HEAD.size + MARKS.size
+    ranges_at = segments_at + _SEGMENT.size * segments
     ledgers_at = ranges_at + _RANGE.size * ranges
     view = memoryview(data)
     if len(data) != ledgers_at + LEDGER_BYTES * ledgers:
         raise CorruptRecordError("the checkpoint is damaged")
-    found = Checkpoint(
-        next_segment, lost_data_of_any_ledger=bool(flags & 1), table=table, number=number, owner=owner
-    )
-    rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[_HEAD.size : ranges_at]))
+    marks = Marks.parse(view[_HEAD.size : segments_at])
+    found = Checkpoint(next_segment, marks=marks, table=table, number=number, owner=owner)
+    rows = map(SegmentRow._make, _SEGMENT.iter_unpack(view[segments_at:ranges_at]))
     found.segments = {row.segment_id: row for row in rows}
     found.deleted = IdRanges(_RANGE.iter_unpack(view[ranges_at:ledgers_at]))
     for fields in _LEDGER.iter_unpack(view[ledgers_at:]):

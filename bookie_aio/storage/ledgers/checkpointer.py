@@ -113,7 +113,7 @@ class Checkpointer:
         listed += [row for one, row in also_listed.items() if one not in self._segments.by_id]
         number = self.number + 1
         encode = partial(
-            encode_checkpoint, self._allocator.next_id, listed, self._health.lost_data_of_any_ledger, rows,
+            encode_checkpoint, self._allocator.next_id, listed, self._ledgers.marks, rows,
             self._ledgers.deleted.packed(), number=number, owner=self._witness.owner,
         )  # fmt: skip
         if table is not None:

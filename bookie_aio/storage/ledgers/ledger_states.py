@@ -3,8 +3,8 @@
 Owns the state of each ledger, and the sweep that indexes a durable group and updates the states from it. Does
 not own the records on their way to the disk, nor the segments.
 
-Invariant: a term, a lock or a mark counts from the moment it was accepted. An entry or a LAC counts from the
-moment it is durable and indexed (rule 3).
+Invariant: a term, a lock or a mark counts from the moment it was accepted. An entry, a LAC or the lift of a
+mark counts from the moment it is durable and indexed (rule 3).
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
     from bookie_aio.storage.journal import Change, Group
     from bookie_aio.storage.ledgers.checkpoint import IdRanges, LedgerState
     from bookie_aio.storage.ledgers.ledger_table import LedgerTable
+    from bookie_aio.storage.ledgers.marks import Marks
     from bookie_aio.storage.segment.segment import Segment
 
 
 class LedgerStates:
     """The ledgers of one engine."""
 
-    def __init__(self, states: LedgerTable, deleted: IdRanges) -> None:
+    def __init__(self, states: LedgerTable, deleted: IdRanges, marks: Marks) -> None:
         """Take the states that crash recovery found."""
+        self.marks = marks
         self.states = states
         self.deleted = deleted  # ledgers whose tombstones are durable
         self.tombstones_pending: set[int] = set()  # ledgers whose tombstones are accepted, not durable yet
@@ -64,6 +66,11 @@ class LedgerStates:
         state.accepted = self._accepted
         return state
 
+    def bury(self, gone: Change) -> None:
+        """Count a record of a range of ledgers that are gone for good. It counts at once: it stays true."""
+        self.deleted.add_range(gone.ledger_id, gone.last)
+        self._accepted += 1
+
     def accept_for_all(self) -> None:
         """Count a record that concerns every ledger."""
         self._accepted += 1
@@ -80,9 +87,9 @@ class LedgerStates:
         record is smaller than a fence, so the records behind a dropped fence are dropped with it.
         """
         state = self.states.live.get(change.ledger_id)  # live, as is every state with a record under way
-        if state is None:
+        if state is None or change.is_for_all or change.last > change.ledger_id:
             return
-        if change.kind == form.KIND_TERM:
+        if change.kind in (form.KIND_TERM, form.KIND_LIFT):
             state.term = min(state.term, change.before)
         elif change.kind == form.KIND_LOCK and state.lock == change.lock:
             state.lock = b""
@@ -138,7 +145,13 @@ class LedgerStates:
 
     def _apply(self, change: Change, segment: Segment) -> None:
         state = self.states.live.get(change.ledger_id)
-        if change.is_for_all or state is None:  # None: found by crash recovery behind a tombstone
+        if change.is_for_all:
+            self._apply_to_all(change)
+            return
+        if change.last > change.ledger_id:
+            self.deleted.add_range(change.ledger_id, change.last)  # again, where crash recovery found it
+            return
+        if state is None:  # found by crash recovery behind a tombstone
             return
         if change.kind == form.KIND_TOMBSTONE:
             self.tombstones_pending.discard(change.ledger_id)
@@ -161,7 +174,38 @@ class LedgerStates:
             assert change.statement is not None
             state.learn_statement(change.statement)
         elif change.kind == form.KIND_MARK:
-            state.is_damaged = True
+            state.marked = max(state.marked, change.number)
+        elif change.kind == form.KIND_LIFT:
+            state.term = max(state.term, change.term)
+            state.lifted = max(state.lifted, change.number)
+
+    def _apply_to_all(self, change: Change) -> None:
+        if change.kind == form.KIND_MARK:
+            self.marks.learn_mark(change.number, change.bound)
+        else:
+            self.marks.learn_end(change.number, change.bound)
+
+    # --- marks ---------------------------------------------------------------------------------
+
+    def mark_of(self, ledger_id: int) -> int:
+        """Return the highest number of the ledger's marks that count, all ledgers' among them; 0: none."""
+        return self.marks.of(ledger_id, self.get(ledger_id))
+
+    def needs_mark(self, ledger_id: int) -> bool:
+        """Return whether damage of the ledger found now needs a mark of its own.
+
+        It does where the ledger has none, and where a client may be about to lift the one that it has.
+        """
+        number = self.mark_of(ledger_id)
+        return not number or self.marks.is_told(number)
+
+    def is_known(self, ledger_id: int) -> bool:
+        """Return whether anything was ever accepted for the ledger, a tombstone included."""
+        return self.states.get(ledger_id) is not None or self.is_deleted(ledger_id)
+
+    def highest(self) -> int:
+        """Return the highest id of a ledger with a state or a tombstone; −1 for none."""
+        return max(self.states.highest(), self.deleted.highest(), *self.tombstones_pending, -1)
 
     def list(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
         """Return the ids of up to `count_max` ledgers, ascending, and where to go on or −1."""

@@ -24,7 +24,7 @@ The table's file, little-endian:
      24  u64  ledgers
      32  u64  owner          of which bookie it is
      40  u64  checkpoint     the number of a checkpoint that was durable before
-     48  ledgers × 144 bytes, ascending, as in the checkpoint
+     48  ledgers × 160 bytes, ascending, as in the checkpoint
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ VERSION = 2
 _HEAD = struct.Struct("<4sIIIQQQQ")
 _COVERED_FROM = 8
 _FLAGS_AT = 24 // 4
+_LIFTED_AT = 152 // 8
 _ROWS_AT_ONCE = 512
 assert _HEAD.size == 48
 
@@ -58,7 +59,7 @@ assert _HEAD.size == 48
 class PackedTable:
     """Packed rows, ascending by ledger."""
 
-    __slots__ = ("checkpoint", "damaged", "ids", "number", "rows")
+    __slots__ = ("checkpoint", "damaged", "ids", "lifted", "number", "rows")
 
     def __init__(self, number: int = 0, rows: Buffer = b"", checkpoint: int = 0) -> None:
         """Take the rows, and a checkpoint that was durable before; table 0 is the table without any rows."""
@@ -67,6 +68,7 @@ class PackedTable:
         self.rows: Buffer = rows or bytearray()
         self.ids = array("Q")
         self.damaged: set[int] = set()
+        self.lifted: set[int] = set()
         self._index(rows)
 
     def extend(self, rows: Buffer) -> None:
@@ -81,6 +83,8 @@ class PackedTable:
             flags = memoryview(rows).cast("I")[_FLAGS_AT :: LEDGER_BYTES // 4].tolist()
             self.ids.extend(ids)
             self.damaged.update(one for one, flag in zip(ids, flags, strict=True) if flag & 1)
+            lifts = memoryview(rows).cast("Q")[_LIFTED_AT :: LEDGER_BYTES // 8].tolist()
+            self.lifted.update(one for one, lift in zip(ids, lifts, strict=True) if lift)
 
     def row(self, ledger_id: int) -> memoryview | None:
         """Return a ledger's row."""
@@ -184,9 +188,23 @@ class LedgerTable:
 
     @property
     def damaged_count(self) -> int:
-        """Return the number of ledgers of which data was lost."""
-        resting = sum(one not in self.live and one not in self._deleted for one in self._table.damaged)
-        return resting + sum(state.is_damaged for state in self.live.values())
+        """Return the number of ledgers that have a mark of their own."""
+        return self._resting(self._table.damaged) + sum(state.is_marked for state in self.live.values())
+
+    @property
+    def lifted_count(self) -> int:
+        """Return the number of ledgers of which a mark was lifted, and that have no mark of their own."""
+        live = sum(state.lifted > 0 and not state.is_marked for state in self.live.values())
+        return self._resting(self._table.lifted - self._table.damaged) + live
+
+    def _resting(self, ledger_ids: set[int]) -> int:
+        return sum(one not in self.live and one not in self._deleted for one in ledger_ids)
+
+    @property
+    def highest_id(self) -> int:
+        """Return the highest id of a ledger with a state, deleted or not; −1 where there is none."""
+        resting = self._table.ids[-1] if self._table.ids else -1
+        return max(resting, max(self.live, default=-1))
 
     @property
     def table_number(self) -> int:
@@ -217,6 +235,11 @@ class LedgerTable:
             if one != last and one not in self._deleted:
                 yield one
             last = one
+
+    def highest(self) -> int:
+        """Return the highest id with a row or a live state, perhaps of a deleted ledger; −1 for none."""
+        ids = self._table.ids
+        return max(max(self.live, default=-1), ids[-1] if ids else -1)
 
     # --- making a new table ---
 

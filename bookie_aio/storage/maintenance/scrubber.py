@@ -169,8 +169,10 @@ class Scrubber:
     async def _lose(self, segment: Segment, ledger_id: int, last: int) -> None:
         """Mark a ledger with a damaged block that ends at the entry `last`, if the block still counts."""
         state = self._ledgers.get(ledger_id)
-        if state is None or state.since > segment.segment_id or last < state.first or state.is_damaged:
-            return  # deleted, forgotten, trimmed, or marked already
+        if state is None or state.since > segment.segment_id or last < state.first:
+            return  # deleted, forgotten or trimmed
+        if not self._ledgers.needs_mark(ledger_id):
+            return
         self.damaged += 1
         error = DiskFailedError(f"the scrubber found damage in segment {segment.segment_id}")
         await self._lookup.mark(ledger_id, error)

@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.storage.disk.disk import remove_files
+from bookie_aio.storage.ledgers.marks import NO_LEDGER
 from bookie_aio.storage.segment.files import give_up_segment, settle_segment, write_index
 from bookie_aio.storage.segment.format import DATA_OFFSET
 from bookie_aio.storage.segment.replay import Replayed, replay_segment
@@ -268,11 +269,14 @@ class IndexRebuilder:
                 self._unread_until[segment.segment_id] = self._loop.time() + _UNREAD_PAUSE_S
                 return False
             self._unread_until.pop(segment.segment_id, None)
+            # The checkpoint that the sealing begins with makes these marks durable.
+            marks = self._ledgers.marks
             if found.lost_data_of_any_ledger:
+                marks.learn_mark(marks.draw(), NO_LEDGER)
                 self._health.lose_data_of_any_ledger()
             for ledger_id in found.damaged:
                 if self._ledgers.get(ledger_id) is not None:
-                    self._ledgers.state(ledger_id).is_damaged = True
+                    self._ledgers.state(ledger_id).marked = marks.draw()
             await self._segments.unseal(segment, found.index)
             self._sealer.add_unsealed(segment)
         await self._sealer.seal_guarded()

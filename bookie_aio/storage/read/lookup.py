@@ -145,7 +145,8 @@ class Lookup:
         if self._ledgers.is_deleted(ledger_id):
             return
         state = self._ledgers.state(ledger_id)
-        if state.is_damaged and ledger_id not in self._on_their_way:
+        needs_mark = self._ledgers.needs_mark(ledger_id)
+        if not needs_mark and ledger_id not in self._on_their_way:
             return
         self.damaged_blocks += 1
         self._on_their_way.add(ledger_id)
@@ -157,13 +158,13 @@ class Lookup:
                 durable.set_result(error)
 
         try:
-            if state.is_damaged:
-                self._damage_marker.barrier(done)
-            else:
+            if needs_mark:
                 self._damage_marker.append_mark(ledger_id, done)
+            else:
+                self._damage_marker.barrier(done)
         except DiskFullError:
             self._on_their_way.discard(ledger_id)
-            state.is_damaged = True
+            state.marked = self._ledgers.marks.draw()
             return
         error = await durable
         if error is not None:

@@ -40,8 +40,9 @@ Group:
 
 Row:
 
-      0  u16  kind         1 block, 2 term, 3 statement, 4 mark, 5 tombstone, 6 trim, 7 lock, 8 forget
-      2  u16  flags        mark: 1 concerns every ledger; block: 1 it states no LAC
+      0  u16  kind         1 block, 2 term, 3 statement, 4 mark, 5 tombstone, 6 trim, 7 lock, 8 forget, 9 lift
+      2  u16  flags        mark, lift: 1 of all ledgers; block: 1 it states no LAC;
+                           tombstone: 1 of a range of ledgers
       4  u32  head_bytes   block: its head; else 0
       8  u32  rest_bytes   block: its payload; statement: its code; lock: 32; else 0
      12  u32  entries      block
@@ -50,9 +51,13 @@ Row:
      24  u32  rest_crc     block: CRC32C of its payload; statement: of its code; lock: of itself
      28  u32  lac_crc      block, statement: CRC32C of the LAC statement
      32  u64  ledger_id
-     40  u64  term         block, statement: content term; term: the term
-     48  i64  first        block: first entry; statement: LAFR; trim: the first entry that is kept
-     56  i64  lac          block, statement
+     40  u64  term         block, statement: content term; term: the term; lift of one ledger: the term that
+                           it is held under from then on
+     48  i64  first        block: first entry; statement: LAFR; trim: the first entry that is kept; mark: its
+                           number; lift: the highest number that is lifted; tombstone of a range: the last
+                           ledger, where ledger_id is the first one
+     56  i64  lac          block, statement; mark of all ledgers: the highest ledger concerned, −1: unknown;
+                           lift of all: the highest ledger that counts as fenced
 
 The body of a block is the block as it came (`bookie_aio.wire.blocks`). The body of a statement is its code.
 The body of a lock is the lock (`bookie_aio.core.authorisation`). Other rows have no body. So the group's
@@ -91,8 +96,10 @@ KIND_TOMBSTONE = 5
 KIND_TRIM = 6
 KIND_LOCK = 7
 KIND_FORGET = 8
-KINDS = frozenset(range(KIND_BLOCK, KIND_FORGET + 1))
-MARK_ALL = 1
+KIND_LIFT = 9
+KINDS = frozenset(range(KIND_BLOCK, KIND_LIFT + 1))
+OF_ALL = 1
+"""The flag of a mark or a lift of all ledgers, and of the tombstones of a range of ledgers."""
 STATES_NOTHING = 1
 """A block's flag: the bookie must not state its LAC, which is not from the writer."""
 ROW_FLAGS_AT = 2
@@ -178,9 +185,14 @@ class Row(NamedTuple):
         return self.head_bytes + self.rest_bytes
 
     @property
-    def marks_all(self) -> bool:
-        """Return whether the row is a mark that concerns every ledger."""
-        return self.kind == KIND_MARK and bool(self.flags & MARK_ALL)
+    def is_of_all(self) -> bool:
+        """Return whether the row is a mark or a lift of all ledgers."""
+        return self.kind in (KIND_MARK, KIND_LIFT) and bool(self.flags & OF_ALL)
+
+    @property
+    def last_ledger(self) -> int:
+        """Return the last ledger that the row concerns: of a tombstone perhaps above the first."""
+        return self.first if self.kind == KIND_TOMBSTONE and self.flags & OF_ALL else self.ledger_id
 
     def is_plausible(self) -> bool:
         """Return whether the row is of a kind that this version knows."""
@@ -232,14 +244,34 @@ def statement_row(ledger_id: int, statement: LacStatement) -> bytes:
     )  # fmt: skip
 
 
-def mark_row(ledger_id: int, *, all_ledgers: bool = False) -> bytes:
-    """Return the row of the mark that data of this ledger, or of any ledger, was lost."""
-    return _ROW.pack(KIND_MARK, MARK_ALL if all_ledgers else 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
+def mark_row(ledger_id: int, number: int) -> bytes:
+    """Return the row of the mark that data of this ledger was lost."""
+    return _ROW.pack(KIND_MARK, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, number, 0)
+
+
+def mark_all_row(number: int, bound: int) -> bytes:
+    """Return the row of the mark that data of ledgers up to `bound` (−1: of any ledger) was lost."""
+    return _ROW.pack(KIND_MARK, OF_ALL, 0, 0, 0, 0, 0, 0, 0, 0, 0, number, bound)
+
+
+def lift_row(ledger_id: int, number: int, term: int) -> bytes:
+    """Return the row that lifts a ledger's marks up to a number, and holds the ledger under a term."""
+    return _ROW.pack(KIND_LIFT, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, term, number, 0)
+
+
+def lift_all_row(number: int, fenced: int) -> bytes:
+    """Return the row that ends the marks of all ledgers up to a number. Ids up to `fenced` are fenced."""
+    return _ROW.pack(KIND_LIFT, OF_ALL, 0, 0, 0, 0, 0, 0, 0, 0, 0, number, fenced)
 
 
 def tombstone_row(ledger_id: int) -> bytes:
     """Return the row of the tombstone of a ledger."""
     return _ROW.pack(KIND_TOMBSTONE, 0, 0, 0, 0, 0, 0, 0, 0, ledger_id, 0, 0, 0)
+
+
+def tombstones_row(first: int, last: int) -> bytes:
+    """Return the row of the tombstones of a range of ledgers."""
+    return _ROW.pack(KIND_TOMBSTONE, OF_ALL, 0, 0, 0, 0, 0, 0, 0, first, 0, last, 0)
 
 
 def lock_row(ledger_id: int, lock: bytes) -> bytes:
@@ -351,6 +383,7 @@ def parse_group_rows(header: GroupHeader, data: memoryview) -> list[Row] | None:
 
 
 COOKIE = "cookie.json"
+AGE = "age"
 LOCK = "lock"
 CHECKPOINT = "checkpoint"
 RESERVE = "reserve"

@@ -65,11 +65,17 @@ class Replayed:
     terms: dict[int, int] = field(default_factory=dict)
     statements: dict[int, LacStatement] = field(default_factory=dict)
     locks: dict[int, bytes] = field(default_factory=dict)
-    deleted: set[int] = field(default_factory=set)
+    deleted: list[tuple[int, int]] = field(default_factory=list)  # first and last of each range
     trims: dict[int, int] = field(default_factory=dict)
     forgotten: set[int] = field(default_factory=set)
     damaged: set[int] = field(default_factory=set)
+    """Ledgers of which data is damaged here. Marks that stand in the segment are below."""
     lost_data_of_any_ledger: bool = False
+    """Whether groups cannot be read, so that data of any ledger is damaged here."""
+    marks: dict[int, int] = field(default_factory=dict)
+    lifts: dict[int, int] = field(default_factory=dict)
+    marks_of_all: list[tuple[int, int]] = field(default_factory=list)  # number, bound
+    ends_of_all: list[tuple[int, int]] = field(default_factory=list)  # number, the highest fenced id
     unread: DiskFailedError | None = None
     """How the disk failed to read some of the segment, which may be intact."""
 
@@ -105,7 +111,7 @@ class Replayed:
                 if known is None or (row.lac, row.first) > (known.lac, known.lafr):
                     self.statements[ledger_id] = row.statement(group.bodies[number])
             elif row.kind == form.KIND_TOMBSTONE:
-                self.deleted.add(ledger_id)
+                self.deleted.append((ledger_id, row.last_ledger))
             elif row.kind == form.KIND_TRIM:
                 self.trims[ledger_id] = max(row.first, self.trims.get(ledger_id, 0))
             elif row.kind == form.KIND_FORGET:
@@ -118,10 +124,16 @@ class Replayed:
                 else:
                     self.locks[ledger_id] = bytes(group.bodies[number])
             elif row.kind == form.KIND_MARK:
-                if row.marks_all:
-                    self.lost_data_of_any_ledger = True
+                if row.is_of_all:
+                    self.marks_of_all.append((row.first, row.lac))
                 else:
-                    self.damaged.add(ledger_id)
+                    self.marks[ledger_id] = max(row.first, self.marks.get(ledger_id, 0))
+            elif row.kind == form.KIND_LIFT:
+                if row.is_of_all:
+                    self.ends_of_all.append((row.first, row.lac))
+                else:
+                    self.lifts[ledger_id] = max(row.first, self.lifts.get(ledger_id, 0))
+                    self.terms[ledger_id] = max(row.term, self.terms.get(ledger_id, 0))
 
 
 class _Window:

@@ -42,7 +42,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     is_unforeseen,
 )
-from metadata.keys import check_count, check_key, check_value, token_of
+from metadata.keys import check_count, check_key, check_sequence, check_value, token_of
 from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
@@ -133,6 +133,7 @@ class SqliteMetadataStore(MetadataStore):
         self.uri = f"sqlite://{quote(os.fsencode(path))}"
         self._path = path
         self._lease_s = lease_s
+        self.registration_wait_s = lease_s * 2 + REMOVAL_PATIENCE_S
         self._operation_timeout_s = operation_timeout_s
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-sqlite")
         self._lease_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-leases")
@@ -243,7 +244,7 @@ class SqliteMetadataStore(MetadataStore):
         # `_maintain`, here or in any other process, removes the key.
         changes = self.watch(key)
         try:
-            async with asyncio.timeout(self._lease_s * 2 + REMOVAL_PATIENCE_S):
+            async with asyncio.timeout(self.registration_wait_s):
                 async for _ in changes:
                     if await registration.put():
                         break
@@ -262,6 +263,11 @@ class SqliteMetadataStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         check_count(name, count)
         return await self._write(lambda: self._tables.allocate(name, count))
+
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        check_sequence(name, least)
+        submit = self._write if least else self._submit
+        return await submit(lambda: self._tables.ids_drawn(name, least))
 
     async def age_s(self, key: str) -> float:
         check_key(key)

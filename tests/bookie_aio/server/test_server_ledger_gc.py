@@ -210,11 +210,11 @@ async def test_a_ledger_that_comes_while_a_sweep_is_under_way_is_not_dropped(boo
         """Creates a ledger, and adds to it, right behind each sync."""
 
         created = 100
-        client: RawClient
+        client: RawClient | None = None
 
         async def sync(self, key: str) -> None:
             await super().sync(key)
-            if self.created < 103:
+            if self.client is not None and self.created < 103:
                 self.lag()
                 self.created += 1
                 await fill(bookies, self.client, self.created)
@@ -237,7 +237,9 @@ async def test_deletions_that_wait_for_the_metadata_store_leave_room_for_reads(b
             await super().sync(key)
 
     back = asyncio.Event()
+    back.set()
     bookie = await bookies.start(store=AwayStore(bookies.tree), limits=Limits(reads_max=4))
+    back.clear()
     client, other = await bookies.connect(bookie), await bookies.connect(bookie)
     await fill(bookies, client, 7)
     deletes = [client.send(Delete(7)) for _ in range(10)]

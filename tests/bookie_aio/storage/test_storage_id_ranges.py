@@ -37,3 +37,17 @@ def test_ids_that_come_in_a_run_take_one_range() -> None:
 def test_what_are_no_ascending_ranges_is_refused(parts: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match="no range"):
         IdRanges(parts)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=12))
+def test_a_range_is_added_like_its_ids(added: list[tuple[int, int]]) -> None:
+    ranges, ids = IdRanges(), set[int]()
+    for first, more in added:
+        assert ranges.covers(first, first + more) == ids.issuperset(range(first, first + more + 1))
+        ranges.add_range(first, first + more)
+        ids.update(range(first, first + more + 1))
+        assert ranges.covers(first, first + more)
+    one_by_one = IdRanges()
+    for one in ids:
+        one_by_one.add(one)
+    assert list(ranges.ranges()) == list(one_by_one.ranges())

@@ -36,7 +36,7 @@ def lose_the_table(path: Path, place: int) -> int:
     number = sorted(known.segments)[place]
     rows = {**known.segments, number: SegmentRow(number, known.segments[number].generation)}
     data = encode_checkpoint(
-        known.next_segment, rows.values(), False, [], known.deleted.packed(), known.table, known.number
+        known.next_segment, rows.values(), known.marks, [], known.deleted.packed(), known.table, known.number
     )
     checkpoint.write_bytes(b"".join(map(bytes, data)))
     (path / form.table_name(known.table)).unlink()

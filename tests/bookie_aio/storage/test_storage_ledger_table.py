@@ -50,7 +50,7 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
     for number, (kind, one, value) in enumerate(steps, 1):
         if kind == "change" and one not in gone:
             state = states.make(one)
-            state.term, state.is_damaged, state.lock = value, bool(value & 1), bytes(32 * (value & 2) // 2)
+            state.term, state.marked, state.lock = value, value & 1, bytes(32 * (value & 2) // 2)
             model[one] = value
         elif kind == "delete" and model.pop(one, None) is not None:
             gone.add(one)
@@ -85,7 +85,7 @@ def test_states_are_the_same_whether_they_live_or_rest(steps: list[tuple[str, in
         assert len(anew) == len(model)
         found = {each: states.get(each) for each in range(13)}
         assert {each: state.term for each, state in found.items() if state is not None} == model
-        assert states.damaged_count == sum(state.is_damaged for state in found.values() if state is not None)
+        assert states.damaged_count == sum(state.is_marked for state in found.values() if state is not None)
 
 
 def test_a_large_table_is_made_in_small_parts_and_holds_what_is_left() -> None:
@@ -100,10 +100,10 @@ def test_a_large_table_is_made_in_small_parts_and_holds_what_is_left() -> None:
         deleted.add(one)
     states.count()
     for one in (7, 600, 3001, 5000):
-        states.make(one).is_damaged = True
+        states.make(one).marked = 9
     packed = {one: pack_state(one, state) for one, state in states.live.items()}
     parts = list(states.new_rows(packed))
-    assert max(map(len, parts)) < 150 * 512
+    assert max(map(len, parts)) < 166 * 512
     made = PackedTable(2)
     for part in parts:
         made.extend(part)

@@ -13,6 +13,7 @@ from pathlib import Path
 from bookie_aio.wire import messages as wire
 from bookie_aio.wire.blocks import Block, LacStatement, encode_block, entry_checksums, statement_crc
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser, encode_frame
+from bookie_aio.wire.watching import UNWATCH, Moved, encode_asked, encode_moved
 from metadata.ids import TERM_FINAL
 
 FILE = Path(__file__).with_name("golden.hex")
@@ -44,7 +45,7 @@ def blocks() -> dict[str, bytes]:
 def frames() -> dict[str, bytes]:
     block = blocks()["block plain"]
     requests: list[tuple[wire.Message, bytes | None, bytes]] = [
-        (wire.Hello(3, 3, "a client", "an instance", "b1"), None, b""),
+        (wire.Hello(3, 4, "a client", "an instance", "b1"), None, b""),
         (wire.Ping(), bytes(range(32)), b""),
         (wire.Add(7, 0, int(wire.AddFlag.RECOVERY)), None, block),
         (wire.Read(7, wire.NO_TERM, 0, 42, 2**62 - 1, 3, 1 << 20), None, b""),
@@ -55,9 +56,11 @@ def frames() -> dict[str, bytes]:
         (wire.Info(), None, b""),
         (wire.Force(7, 0), None, b""),
         (wire.Delete(7), bytes(range(32)), b""),
+        (wire.Watch(10_000), None, encode_asked([(7, 41), (8, UNWATCH)])),
+        (wire.LiftMark(7, 2**33 + 1), None, b""),
     ]
     answers: list[tuple[wire.Message, wire.Op, bytes]] = [
-        (wire.HelloAnswer(3, "b1", "an instance", "a nonce", 5 << 20, 4 << 20), wire.Op.HELLO, b""),
+        (wire.HelloAnswer(4, "b1", "an instance", "a nonce", 5 << 20, 4 << 20), wire.Op.HELLO, b""),
         (wire.Done(), wire.Op.PING, b""),
         (wire.Done(), wire.Op.ADD, b""),
         (wire.ReadAnswer(int(wire.Stop.NO_SUCH_ENTRY), 45, STATEMENT), wire.Op.READ, block),
@@ -68,6 +71,8 @@ def frames() -> dict[str, bytes]:
         (wire.Done(), wire.Op.INFO, b"{}"),
         (wire.Done(), wire.Op.FORCE, b""),
         (wire.Done(), wire.Op.DELETE, b""),
+        (wire.Done(), wire.Op.WATCH, encode_moved([Moved(7, STATEMENT), Moved(8, None)])),
+        (wire.LiftMarkAnswer(2**33 + 2), wire.Op.LIFT_MARK, b""),
     ]
     found = {}
     for request, auth, body in requests:

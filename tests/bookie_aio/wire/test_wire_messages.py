@@ -41,6 +41,8 @@ REQUESTS = {
     wire.Info: (),
     wire.Force: (ledgers, terms),
     wire.Delete: (ledgers,),
+    wire.Watch: (st.integers(0, wire.WAIT_MS_MAX),),
+    wire.LiftMark: (ledgers, st.integers(0, 2**63 - 1)),
 }
 ANSWERS = {
     wire.HelloAnswer: (u16, text, text, text, u32, u32),
@@ -48,6 +50,7 @@ ANSWERS = {
     wire.ReadLacAnswer: (statements, lacs),
     wire.ListEntriesAnswer: (lacs, st.booleans()),
     wire.ListLedgersAnswer: (st.integers(-1, LEDGER_ID_MAX),),
+    wire.LiftMarkAnswer: (st.integers(0, 2**63 - 1),),
 }
 
 requests = st.one_of([st.builds(cls, *kinds) for cls, kinds in REQUESTS.items()])
@@ -116,6 +119,7 @@ EXAMPLES: list[tuple[Callable[[list[object]], object], list[object]]] = [
         wire.ListEntries(5, 0),
         wire.ListLedgers(0),
         wire.Info(),
+        wire.Watch(10_000),
     )
 ] + [
     (wire.decode_answer, header)

@@ -10,7 +10,11 @@ bounded ones, those of logs, and unbounded ones. `tests.sim.cluster.wiretap` rep
   lower one. Nor does it answer any other request that carries a lower term and was sent after that.
 - TombstonesHold: no bookie acknowledges an add to a ledger after it said that the ledger is deleted.
 - DamagedTakesNoAdds: a bookie that said it lost data of a ledger acknowledges no ordinary add sent to that
-  ledger afterwards (rule 4).
+  ledger afterwards, until the mark is lifted (rule 4).
+- LiftedHoldsAll: a bookie lifts a mark only of a ledger that is CLOSED, or in whose last fragment it is not
+  (rule 4). From then on it denies no entry that it owes of a CLOSED ledger.
+- LiftedIsFenced: from then on it takes no ordinary add to a ledger that is CLOSED.
+- LiftsHold: a mark that was lifted does not count again; a later mark has a higher number.
 - OnlyTheDeletedIsDropped: no bookie says that a ledger is deleted while its metadata are there (rule 15).
 - OpenLedgersAreNotFenced: no bookie refuses a term as too low while the ledger's metadata say OPEN.
 - LacIsAcknowledged: no bookie states a LAC of a bounded ledger that is not acknowledged.
@@ -46,8 +50,10 @@ class Words:
         self._promised_under: dict[tuple[str, int, int], dict[int, int]] = {}  # ... and content term
         self.denied: dict[tuple[int, int], set[str]] = {}  # ledger, entry → who said no to a recovery read
         self._damaged: dict[tuple[str, int], int] = {}  # bookie, ledger → event number
+        self._lifted: dict[tuple[str, int], tuple[int, int]] = {}  # bookie, ledger → mark, event number
+        self.lifts = 0
         self._deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
-        self._fenced: dict[tuple[str, int], dict[int, Answered]] = {}  # bookie, ledger → term
+        self.fenced: dict[tuple[str, int], dict[int, Answered]] = {}  # bookie, ledger → term
 
     # --- adds ----------------------------------------------------------------------------------
 
@@ -88,7 +94,7 @@ class Words:
     def _check_fences(
         self, bookie: str, ledger_id: int, term: int, what: str, is_excused: Callable[[Answered], bool]
     ) -> None:
-        for fence, answered in self._fenced.get((bookie, ledger_id), {}).items():
+        for fence, answered in self.fenced.get((bookie, ledger_id), {}).items():
             self._history.require(
                 fence <= term or is_excused(answered),
                 "FencesHold",
@@ -105,6 +111,13 @@ class Words:
         """Return what a bookie has acknowledged of a ledger under a content term."""
         return self._promised_under.get((bookie, ledger_id, content_term), {})
 
+    def fenced_or_deleted(self, bookie: str) -> list[int]:
+        """Return the ledgers of which a bookie has answered a term above 0, or that they are deleted."""
+        fenced = {
+            ledger_id for (name, ledger_id), terms in self.fenced.items() if name == bookie and max(terms)
+        }
+        return sorted(fenced | {ledger_id for name, ledger_id in self._deleted if name == bookie})
+
     # --- terms ---------------------------------------------------------------------------------
 
     def answered(self, bookie: str, ledger_id: int, term: int, asked_at: int, *, raises: bool = True) -> None:
@@ -116,7 +129,7 @@ class Words:
 
     def _holds(self, bookie: str, ledger_id: int, term: int) -> None:
         now = Answered(self._history.now(), len(self._history.events))
-        self._fenced.setdefault((bookie, ledger_id), {}).setdefault(term, now)
+        self.fenced.setdefault((bookie, ledger_id), {}).setdefault(term, now)
 
     def refused_term(self, bookie: str, ledger_id: int) -> None:
         """Note that a bookie refused a term as too low."""
@@ -145,6 +158,7 @@ class Words:
 
     def has_not(self, bookie: str, ledger_id: int, entry_id: int, content_term: int, asked_at: int) -> None:
         """Note that a bookie said "no such entry"."""
+        self._check_lifted(bookie, ledger_id, entry_id, asked_at)
         promised = self.promised_under(bookie, ledger_id, content_term).get(entry_id)
         if promised is None or promised >= asked_at:
             return
@@ -167,6 +181,47 @@ class Words:
         """Note that a bookie said that it lost data of a ledger."""
         self._damaged.setdefault((bookie, ledger_id), len(self._history.events))
 
+    def named_mark(self, bookie: str, ledger_id: int, asked: int, mark: int) -> None:
+        """Note that a bookie named the mark of a ledger, or lifted the marks up to `asked`, 0 for none."""
+        key, number = (bookie, ledger_id), len(self._history.events)
+        lifted, _ = self._lifted.get(key, (0, 0))
+        self._history.require(
+            not mark or mark > lifted,
+            "LiftsHold",
+            lambda: f"{bookie} has mark {mark} of ledger {ledger_id}, of which it had lifted {lifted}",
+        )
+        if mark:
+            self.is_damaged(bookie, ledger_id)
+        elif asked:
+            self.lifts += 1
+            self._lifted[key] = (asked, number)
+            self._damaged.pop(key, None)
+            metadata = self._history.ledger(ledger_id).metadata
+            self._history.require(
+                metadata is None
+                or metadata.is_closed
+                or (metadata.is_unbounded and bookie not in metadata.last_fragment.bookies),
+                "LiftedHoldsAll",
+                lambda: f"{bookie} lifted the mark of ledger {ledger_id}, which may take more entries",
+            )
+
+    def _check_lifted(self, bookie: str, ledger_id: int, entry_id: int, asked_at: int) -> None:
+        _, lifted_at = self._lifted.get((bookie, ledger_id), (0, 0))
+        record = self._history.ledger(ledger_id)
+        metadata = record.metadata
+        if not lifted_at or asked_at < lifted_at or metadata is None or record.is_gone:
+            return
+        if metadata.is_unbounded or not metadata.is_closed or entry_id > (metadata.last_entry or 0):
+            return
+        seats = metadata.fragment_of(entry_id).bookies
+        size = metadata.ensemble_size
+        write_set = {seats[(entry_id + at) % size] for at in range(metadata.write_quorum)}
+        self._history.require(
+            bookie not in write_set,
+            "LiftedHoldsAll",
+            lambda: f"{bookie} denies entry {entry_id} of ledger {ledger_id}, whose mark it lifted",
+        )
+
     def took_ordinary(self, bookie: str, ledger_id: int, entries: range, asked_at: int) -> None:
         """Note that a bookie said OK to an add that is neither a recovery's nor a repair's."""
         since = self._damaged.get((bookie, ledger_id))
@@ -174,6 +229,15 @@ class Words:
             since is None or asked_at <= since,
             "DamagedTakesNoAdds",
             lambda: f"{bookie} took {entries} of ledger {ledger_id}, of which it said that it lost data",
+        )
+        metadata = self._history.ledger(ledger_id).metadata
+        _, lifted_at = self._lifted.get((bookie, ledger_id), (0, 0))
+        self._history.require(
+            not lifted_at or asked_at < lifted_at or metadata is None or not metadata.is_closed,
+            "LiftedIsFenced",
+            lambda: (
+                f"{bookie} took {entries} of ledger {ledger_id}, which is closed, and whose mark it lifted"
+            ),
         )
 
     # --- the LAC -------------------------------------------------------------------------------

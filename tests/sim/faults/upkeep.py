@@ -1,7 +1,7 @@
 """Upkeep: what bookies do unasked, so often that a run of ten seconds sees it.
 
-Owns how often a seed's bookies scrub and look for ledgers to evict, and the check of that. As shipped, the
-first scrubbing comes after a day and the first eviction after an hour.
+Owns how often a seed's bookies scrub, look for ledgers to evict, and raise the id floor, and the check of
+evictions. As shipped, the first scrubbing comes after a day, the first eviction and raise after an hour.
 
 - ForgottenIsKeptByOthers: a bookie evicts a ledger only when it is CLOSED and names the bookie nowhere.
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.engine import Engine
     from tests.sim.simulation import Simulation
 
-REPAIRING = ("repairer", "caretaker")
+REPAIRING = ("repairer", "healer", "caretaker")
 """Roles that repair bounded ledgers. Of unbounded ones, nothing is ever forgotten."""
 
 
@@ -42,16 +42,23 @@ class Upkeep:
         roles = {actor.role for actor in plan.actors}
         if forgets and roles and roles.isdisjoint(REPAIRING):  # what scripts do, none of them says
             self.sweep_interval_s, self.unnamed_grace_s = 1.0, grace_s
-        self.bookie = _followed(simulation)
+        # Drawn last: all else is as it was for seeds of before.
+        self.floor_after_s = rng.uniform(0.5, 3.0) if rng.random() < 0.5 else 3600.0
+        if self.floor_after_s < 10.0:
+            self.sweep_interval_s = min(self.sweep_interval_s, 1.0)
+        self.bookie = _followed(simulation, self.floor_after_s)
 
 
-def _followed(simulation: Simulation) -> type[Bookie]:
+def _followed(simulation: Simulation, floor_after_s: float) -> type[Bookie]:
     """Return the class of bookies, followed from the moment that they have an engine."""
 
     class FollowedBookie(Bookie):
         async def _open(self, *arguments: Any) -> None:
             await super()._open(*arguments)
             assert self._engine is not None
+            assert self._ledger_gc is not None
+            self._ledger_gc.floor_after_s = floor_after_s
+            _follow_folding(simulation, self._engine)
             _follow_forgetting(simulation, self.bookie_id, self._engine)
             _follow_scrubbing(simulation, self._engine)
 
@@ -77,6 +84,17 @@ def _follow_forgetting(simulation: Simulation, name: str, engine: Engine) -> Non
         simulation.stats["ledger_forgotten"] += 1
 
     vars(engine)["append_forget"] = append_forget
+
+
+def _follow_folding(simulation: Simulation, engine: Engine) -> None:
+    stats, tombstone = simulation.stats, engine.append_tombstone
+
+    def append_tombstone(ledger_id: int, done: Any, *, last: int = -1) -> None:
+        tombstone(ledger_id, done, last=last)
+        if last >= ledger_id:
+            stats["ids_folded"] += last + 1 - ledger_id
+
+    vars(engine)["append_tombstone"] = append_tombstone
 
 
 def _follow_scrubbing(simulation: Simulation, engine: Engine) -> None:

@@ -71,9 +71,9 @@ MUTANTS = [
     ),
     Mutant(
         30, "an add after the deletion",
-        (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
-              "and self._engine.is_deleted(ledger_id) and op != Op.DELETE",
-              "and self._engine.is_deleted(ledger_id) and op not in (Op.DELETE, Op.ADD)"),
+        (Edit("bookie_aio.server.dispatcher:Dispatcher._carry_out",
+              "and self._engine.is_deleted(ledger_id) and op not in _OF_DELETED",
+              "and self._engine.is_deleted(ledger_id) and op not in (*_OF_DELETED, Op.ADD)"),
          Edit("bookie_aio.storage.ledgers.ledger_states:LedgerStates.accept",
               "if self.is_deleted(ledger_id):", "if False:")),
         ("deletions",),
@@ -107,8 +107,10 @@ MUTANTS = [
     Mutant(
         50, "that data was lost is not heard from a tail",
         (Edit("bookie_aio.storage.crash_recovery:CrashRecovery._take_tail",
-              "any(row.marks_all for row in tail.rows)",
-              "False"),),
+              "if tail is not None:", "if False:"),
+         Edit("bookie_aio.storage.crash_recovery:RecoveredState.first_records",
+              "if not row.is_of_all and self.deleted.covers(row.ledger_id, row.last_ledger):",
+              "if row.is_of_all or self.deleted.covers(row.ledger_id, row.last_ledger):")),
         ("full-starts",),
     ),
     Mutant(
@@ -123,6 +125,54 @@ MUTANTS = [
               "await self._disk.sync_directory(directory)",
               "pass"),),
         tests=("tests/sim/test_sim_crashstates.py", "-k", "makes_names_durable"),
+    ),
+    Mutant(
+        91, "a mark is lifted before the copies are there",
+        (Edit("bookie_aio.server.healing:Healing.lift",
+              "await self._check_held(ledger_id, one)", "pass"),
+         Edit("client_aio.admin.repair:Repair._repair_part",
+              "self._mark = await self._call_for_mark(connection, 0)",
+              "self._mark = await self._call_for_mark(connection, 0)\n"
+              "        if self._mark and metadata.is_closed:\n"
+              "            await self._call_for_mark(connection, self._mark)")),
+        ("healed-disks",),
+    ),
+    Mutant(
+        92, "a mark of an open ledger is lifted",
+        (Edit("bookie_aio.core.healing:why_marked", "if metadata.is_closed:", "if True:"),),
+        ("healed-disks",),
+    ),
+    Mutant(
+        93, "a restart forgets that a mark was lifted",
+        (Edit("bookie_aio.storage.ledgers.checkpoint:pack_state", "state.marked, state.lifted,",
+              "state.marked, 0,"),),
+        ("healed-disks",),
+    ),
+    Mutant(
+        94, "a mark is lifted without the fence that was lost",
+        (Edit("bookie_aio.storage.marking:Marking.lift", "state.term = max(state.term, term)", "pass"),
+         Edit("bookie_aio.storage.ledgers.ledger_states:LedgerStates._apply",
+              "state.term = max(state.term, change.term)\n        state.lifted",
+              "state.lifted")),
+        tests=("tests/bookie_aio/storage/test_storage_marks.py", "-k", "leaves_the_fence"),
+    ),
+    Mutant(
+        95, "damage that is found while a client verifies is lifted with the mark before it",
+        (Edit("bookie_aio.storage.ledgers.ledger_states:LedgerStates.needs_mark",
+              "not number or self.marks.is_told(number)", "not number"),),
+        tests=("tests/bookie_aio/storage/test_storage_marks.py", "-k", "after_a_client_asked"),
+    ),
+    Mutant(
+        96, "a loss gets a bound that was asked for before it",
+        (Edit("bookie_aio.storage.marking:Marking.bound_to", "bound = self._bound(up_to)",
+              "number, bound = self._ledgers.marks.number, self._bound(up_to)"),),
+        tests=("tests/bookie_aio/storage/test_storage_marks.py", "-k", "loss_that_is_found_meanwhile"),
+    ),
+    Mutant(
+        97, "a ledger is created below the id floor",
+        (Edit("metadata.access.ledgers:LedgerStore.create_ledger", "if ledger_id < floor:", "if False:"),),
+        ("recycling", "deletions", "chaos"),
+        note="an id that a client drew in a block counts as gone where no ledger has it",
     ),
     Mutant(
         71, "where the witness says that groups end is not heard",

@@ -165,6 +165,31 @@ def full_starts(draw: Draw) -> Plan:
 
 
 @profile
+def healed_disks(draw: Draw) -> Plan:
+    """A bookie's disk loses data again and again, and its ledgers are repaired in its place meanwhile."""
+    draw.crowd(recoverers=2, ack_at_least=2)
+    rng, bookie = draw.rng, draw.dishonest
+    for _ in range(2):
+        draw.actor("healer", rng.uniform(0.5, 3.0))
+    draw.actor("reader", rng.uniform(0.5, 3.0))
+    for _ in range(rng.randint(1, 4)):
+        # Damage to what a start replays, a start, and often another one amid the lifting.
+        at = rng.uniform(0.8, draw.duration * 0.8)
+        for _ in range(rng.randint(1, 3)):
+            draw.fault("disk_bit_flip", bookie, at=at, amount=rng.choice((0.5, 0.99)))
+        draw.fault("kill_bookie", bookie, at=at + 0.01, lasts=0.1)
+        for _ in range(rng.randint(0, 3)):
+            at += rng.uniform(0.2, 1.5)
+            draw.fault(rng.choice(("kill_bookie", "power_cut")), bookie, at=at, lasts=0.05)
+    for kind in ("disk_slow", "disk_full"):
+        draw.some(kind, [bookie], 2)
+    for kind in ("meta_lossy", "meta_lag", "meta_cut"):
+        draw.some(kind, [*draw.bookies, *draw.clients], 2)
+    draw.some("kill_client", draw.clients, 1)
+    return draw.plan(segment_bytes=rng.choice((24, 64, 128)) * 1024)
+
+
+@profile
 def wiped_disks(draw: Draw) -> Plan:
     """A bookie's disk is gone for good while ledgers are written, recovered, repaired and deleted."""
     draw.bookies = _FIVE

@@ -175,6 +175,27 @@ async def repairer(simulation: Simulation, actor: Actor, client: Client) -> None
 
 
 @role
+async def healer(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Repair the bookie whose disk lies in its own place, so that its marks of lost data are lifted."""
+    rng = random.Random(f"{simulation.plan.seed}/{actor.name}/healer")
+    bookie = simulation.plan.dishonest
+    while not simulation.is_healed:
+        await simulation.newest_ledger(after=-1)
+        ledger_id = rng.choice((rng.choice(simulation.ledger_ids), simulation.ledger_ids[-1]))
+        try:
+            report = await client.repair_ledger(
+                ledger_id, replace=bookie, by=bookie,
+                recover_after_s=0.2 if rng.random() < 0.5 else None,
+            )  # fmt: skip
+            simulation.history.note(actor.name, f"healed ledger {ledger_id} of {bookie}:", repr(report))
+            simulation.stats["mark_lifted"] += report.is_mark_lifted
+            simulation.stats["mark_left"] += bool(report.mark_left)
+        except BookKeeperError as error:
+            simulation.history.note(actor.name, f"healing ledger {ledger_id} of {bookie}:", repr(error))
+        await asyncio.sleep(0.1 + 0.4 * rng.random())
+
+
+@role
 async def deleter(simulation: Simulation, actor: Actor, client: Client) -> None:
     """Delete ledgers, whoever writes them."""
     rng = random.Random(f"{simulation.plan.seed}/{actor.name}/deleter")
