@@ -30,6 +30,7 @@ from bookie_aio.config import Limits
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
+from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.structured_logging import RepeatedWarnings
@@ -50,6 +51,7 @@ from client_aio.config import ClientConfig, WriteOptions
 from client_aio.context import ClientContext
 from client_aio.core.digest import Digest
 from client_aio.ledger.writer import LedgerWriter
+from metadata.ids import LEDGER_ID_MAX
 from metadata.model.ledger import LedgerMetadata
 
 if TYPE_CHECKING:
@@ -235,7 +237,8 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
             engine=engine, limits=limits, loop=loop,
             hello=HelloAnswer(VERSION_MAX, "b1", "", "", 1 << 20, 1 << 20),
             info=dict, authoriser=LedgerAuthoriser(engine, passwords), passwords=passwords,
-            drop_if_deleted=cast("Any", None),
+            drop_if_deleted=cast("Any", None), lift_mark=cast("Any", None),
+            given_ids=GivenIds(LEDGER_ID_MAX, cast("Any", None)), not_free_below=lambda: 0,
         )  # fmt: skip
         connection = Connection(
             loop,
