@@ -223,6 +223,10 @@ class Repair:
         """Have the bookie lift the mark that it had before; return whether it did, and why not."""
         if not self._mark:
             return False, ""
+        lost = sum(run.entries for fragment in self._fragments.values() for run in fragment.lost)
+        if lost:
+            # Rule 4: without the mark the bookie would deny entries that it may have held.
+            return False, f"{lost:,} of the entries that it owes can be had from no bookie"
         try:
             left = await self._call_for_mark(await self._context.pool.get(self._lost), self._mark)
         except BookKeeperError as error:
