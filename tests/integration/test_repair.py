@@ -434,9 +434,12 @@ class TestDamage:
                 await cluster[name].end()
                 flip(cluster[name].directory, payload(2222))
                 await cluster[name].start()
+                # The bookie finds the damage, and has its mark before the repair begins.
+                assert len(await stored(client, name, ledger_id, range(COUNT))) < COUNT
             report = await client.repair_ledger(ledger_id, replace=repaired, by=repaired)
             assert report.fragments[0].lost
             assert not report.is_mark_lifted
+            assert "can be had from no bookie" in report.mark_left
             states = {each.bookie_id: each.is_damaged for each in await client.ledger_replicas(ledger_id)}
             assert states[repaired]
 
