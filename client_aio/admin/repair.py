@@ -285,10 +285,16 @@ class Repair:
                 await self._note_absent(part, copier)
             if not await self._name(part, target):
                 return  # Another client changed the fragment: it needs another plan.
+        lost_before = copier.lost.entries
         try:
             await copier.verify()
         except _TargetFailed as failure:
             raise failure.error from failure
+        if copier.lost.entries > lost_before:
+            if await self._is_trimmed(part):
+                return
+            if target != self._lost:
+                await self._note_absent(part, copier)
         if not copier.lost:
             await self._forget_absent(part)
         self._fragments[part.first_entry] = copier.result()
