@@ -177,7 +177,7 @@ async def client_us(shape: Shape, seconds: float) -> float:
     )  # fmt: skip
     connections = {}
     for bookie_id in BOOKIES:
-        connection = BookieConnection(bookie_id, lambda _: None)
+        connection = BookieConnection(bookie_id, lambda _: None, config.ping_timeout_s)
         connection.connection_made(cast("asyncio.Transport", Answering(connection)))
         connections[bookie_id] = connection
     writers = []

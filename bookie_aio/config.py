@@ -71,6 +71,10 @@ class Limits:
     """Long polls that wait on one connection. Above it the bookie answers TOO_MANY_REQUESTS."""
     polls_max: int = 131_072
     """The same over all connections: about 80 MB of memory."""
+    connection_watches_max: int = 32_768
+    """Ledgers that one connection watches. Above it the bookie answers TOO_MANY_REQUESTS."""
+    watches_max: int = 131_072
+    """The same over all connections: about 50 MB of memory."""
 
     list_rows_max: int = 16_384
     list_ledgers_max: int = 65_536
@@ -147,6 +151,14 @@ class BookieConfig:
     It has to be longer than the time from a repair's copies to the metadata update that names the bookie.
     """
 
+    age_interval_s: float = 2.0
+    """The least time between two raises of the bookie's age (`bookie_aio.server.age`).
+
+    What was written after the last raise is not protected against copies from the past.
+    """
+    accept_older_copy: bool = False
+    """Start on an older copy of a directory that the bookie ran on elsewhere. Its ledgers have lost data."""
+
     def __post_init__(self) -> None:
         check_bookie_id(self.bookie_id)
         if not self.directories or len(set(self.directories)) != len(self.directories):
@@ -171,7 +183,7 @@ class BookieConfig:
             raise InvalidArgumentError(
                 f"listening on {host!r}, which no client can connect to: say what to advertise"
             )
-        for name in ("sweep_interval_s", "unnamed_grace_s"):
+        for name in ("sweep_interval_s", "unnamed_grace_s", "age_interval_s"):
             if not getattr(self, name) > 0:
                 raise InvalidArgumentError(f"{name} {getattr(self, name)!r} is not above zero")
         if not self.weight >= 0:

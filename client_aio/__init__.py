@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from client_aio.ledger.writer import LedgerWriter
     from client_aio.log.add_ledgers import AddedToLog
     from client_aio.log.gaps import LogGap
+    from client_aio.log.healing import WriterState
     from client_aio.log.reader import LogBatch, LogRecord
     from client_aio.log.takeover import LogMetadata
     from client_aio.log.truncation import SweepReport
@@ -69,6 +70,7 @@ __all__ = [
     "UnboundedLedgerReader",
     "UnboundedLedgerWriter",
     "WeightedRandom",
+    "WriterState",
     "connect",
     *_errors,
 ]
@@ -84,6 +86,7 @@ _OF_MODULES = {
     "client_aio.log.gaps": ("LogGap",),
     "client_aio.log.reader": ("LogBatch", "LogRecord"),
     "client_aio.log.truncation": ("SweepReport",),
+    "client_aio.log.healing": ("WriterState",),
     "client_aio.log.writer": ("LogWriter",),
     "client_aio.ledger.reader": ("LedgerReader",),
     "client_aio.admin.repair": ("RepairedFragment", "RepairProgress", "RepairReport"),

@@ -7,6 +7,7 @@ the session with the metadata store and the pool of connections, which all its h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from dataclasses import replace
@@ -19,7 +20,7 @@ from client_aio.admin.replicas import Replica, list_replicas
 from client_aio.bookies.ensemble_finder import EnsembleFinder
 from client_aio.bookies.pool import BookieDirectory, BookiePool
 from client_aio.config import ClientConfig, WriteOptions, check_flags, check_seconds
-from client_aio.context import ClientContext
+from client_aio.context import ClientContext, on_own_loop
 from client_aio.core.placement import PlacementPolicy, WeightedRandom
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings, create_ledger
@@ -35,9 +36,7 @@ from client_aio.unbounded.operations import (
 from metadata.access.bookies import BookieRecord, find_cluster
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store, parse_uri
-from metadata.errors import (
-    InvalidArgumentError,
-)
+from metadata.errors import BookKeeperError, InvalidArgumentError
 from metadata.ids import check_bookie_id, check_ledger_id
 from metadata.store import MetadataStore
 
@@ -49,6 +48,8 @@ if TYPE_CHECKING:
     from metadata.model.ledger import LedgerMetadata
 
 _CONFIG = ClientConfig()
+_ABANDON_S = 2.0
+"""The timeout of closing the store from another event loop than its own."""
 _tokens: random.Random = random.SystemRandom()
 """Not an argument: two clients with the same tokens would take each other's writes for their own."""
 
@@ -96,6 +97,7 @@ def connect(
     )
 
 
+@on_own_loop("close")
 class Client(LogOperations, UnboundedLedgerOperations):
     """A connection to a cluster; made by `connect`. An async context manager."""
 
@@ -378,8 +380,12 @@ class Client(LogOperations, UnboundedLedgerOperations):
 
     def list_ledgers(self, *, first: int = 0) -> AsyncGenerator[int, None]:
         """Yield the ids of all ledgers from `first` on, ascending."""
+        return self._list_ledgers(check_ledger_id(first))
+
+    async def _list_ledgers(self, first: int) -> AsyncGenerator[int, None]:
         self._context.check_open()
-        return self._context.ledgers.ledger_ids(first=check_ledger_id(first))
+        async for ledger_id in self._context.ledgers.ledger_ids(first=first):
+            yield ledger_id
 
     async def ledger_metadata(self, ledger_id: int | str) -> LedgerMetadata:
         """Read a ledger's metadata, by its id or name.
@@ -398,11 +404,30 @@ class Client(LogOperations, UnboundedLedgerOperations):
         """Close the client. Open writers are aborted: their outstanding adds fail as *unknown*.
 
         Cancelling leaves the close running. A further call waits for it.
+
+        On another event loop than the client's own this does as much as it can. If the client's loop runs in
+        another thread, the client is closed there. Else its sockets are closed as they are.
         """
+        loop = self._context.loop
+        if loop is not asyncio.get_running_loop():
+            await self._close_from_outside(loop)
+            return
         self._context.close()
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
+
+    async def _close_from_outside(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), loop))
+            return
+        self._context.close()
+        self._context.pool.abandon()
+        # The store's threads, files and sockets end with the process where its loop is gone.
+        with contextlib.suppress(RuntimeError, BookKeeperError, TimeoutError):
+            async with asyncio.timeout(_ABANDON_S):
+                if self._owns_store:
+                    await self._store.close()
 
     async def _close(self) -> None:
         await asyncio.gather(*(handle.abort() for handle in list(self._context.handles)))

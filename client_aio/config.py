@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, entry_room
+from client_aio.core.liveness import PING_TIMEOUT_S
 from metadata.errors import InvalidArgumentError
 from metadata.model.passwords import PASSWORD_BYTES_MAX
 
@@ -47,6 +48,11 @@ class ClientConfig:
 
     connect_timeout_s: float = 5.0
     """The timeout of one connection attempt, with its handshake."""
+
+    ping_timeout_s: float = PING_TIMEOUT_S
+    """A bookie of which nothing comes for this time after a PING is gone; the connection is closed.
+
+    A PING is sent when nothing has come for half a second while requests are outstanding."""
 
     add_timeout_s: float = 10.0
     """A bookie that has not acknowledged an add within this time counts as failed."""

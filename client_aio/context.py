@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
+from asyncio.events import _get_running_loop
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from client_aio.core.digest import Digest, HmacDigest, check_root
 from client_aio.lac_clock import LacClock
-from metadata.errors import ClientClosedError
+from client_aio.tails import Tails
+from metadata.errors import ClientClosedError, InvalidArgumentError
 from metadata.model.passwords import SALT_BYTES, PasswordRecord, check_password, new_password
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Coroutine
 
     from client_aio.bookies.ensemble_finder import EnsembleFinder
     from client_aio.bookies.pool import BookiePool
@@ -34,18 +38,33 @@ class ClientContext:
     tokens: random.Random
     now_ms: Callable[[], int]
     handles: set[Handle] = field(default_factory=set)
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     lac_clock: LacClock = field(init=False)
+    tails: Tails = field(init=False)
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
+        self.tails = Tails(self.pool, self.ledgers, self.config)
 
     def close(self) -> None:
-        """Mark the client as closed."""
+        """Mark the client as closed. All tails end, unless this is called from outside the event loop."""
         self._closed.set()
+        if _get_running_loop() is self.loop:
+            self.tails.close()
+
+    def check_loop(self) -> None:
+        """Raise InvalidArgumentError outside the client's event loop, where calls would wait for ever."""
+        if _get_running_loop() is not self.loop:
+            raise InvalidArgumentError(
+                "this client belongs to another event loop, or another thread: make a client in each, or use "
+                "client_aio.sync from threads"
+            )
 
     def check_open(self) -> None:
-        """Raise ClientClosedError when the client has been closed."""
+        """Raise ClientClosedError when the client has been closed, InvalidArgumentError on another loop."""
+        if _get_running_loop() is not None:  # Without a loop nothing is begun yet.
+            self.check_loop()
         if self._closed.is_set():
             raise ClientClosedError("the client is closed")
 
@@ -114,8 +133,63 @@ class ClientContext:
         return check_root(metadata, password, root)
 
 
+class Repeats:
+    """The rhythm of a warning that comes again and again: at once, then ever more rarely, with a count.
+
+    A new state begins anew. Else a writer that waits for bookies would log the same line every second.
+    """
+
+    def __init__(self, first_s: float = 60.0, longest_s: float = 3600.0) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._state: object = None
+        self._count = 0
+        self._pause_s = 0.0
+        self._next = 0.0
+
+    def due(self, state: object, now: float) -> int:
+        """Note one more occurrence; returns how many there were since the last report, 0 if none is due."""
+        if state != self._state:
+            self._state, self._count, self._pause_s, self._next = state, 0, self._first_s, now
+        self._count += 1
+        if now < self._next:
+            return 0
+        count, self._count = self._count, 0
+        self._next = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, self._longest_s)
+        return count
+
+
 class ContextOwner:
     """The base of `Client` and of the classes that it is made of: they share one context."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
+
+
+Owner = TypeVar("Owner", bound=type)
+
+
+def on_own_loop(*exempt: str) -> Callable[[Owner], Owner]:
+    """Have each public coroutine method of a class check that it runs on its client's event loop.
+
+    Args:
+        exempt: methods that check for themselves, since every add calls them, or that work anywhere.
+    """
+
+    def decorate(owner: Owner) -> Owner:
+        for name, method in list(vars(owner).items()):
+            if inspect.iscoroutinefunction(method) and not name.startswith("_") and name not in exempt:
+                setattr(owner, name, _checking(method))
+        return owner
+
+    return decorate
+
+
+def _checking(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    @functools.wraps(method)
+    async def checked(self: ContextOwner, *arguments: Any, **options: Any) -> Any:
+        self._context.check_loop()
+        return await method(self, *arguments, **options)
+
+    return checked

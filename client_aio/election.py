@@ -37,6 +37,7 @@ from metadata.errors import (
 )
 from metadata.ids import MALFORMED
 from metadata.model.log import check_log_name
+from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class LeaderElection:
         self._numbers: set[int] = set()  # drawn by this candidate: a key with one of them is its own
         self._session: str | None = None  # the session in which this candidate leads
         self._changed = asyncio.Condition()
-        self._task: asyncio.Task[None] | None = None
+        self._task: OwnedTask | None = None
         self.terms = 0
         """How often this candidate has been elected."""
 
@@ -142,7 +143,7 @@ class LeaderElection:
         return None if found is None else found.value
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
+        self._task = OwnedTask(self._run, f"candidate for {self._key}")
         return self
 
     async def __aexit__(
@@ -150,7 +151,7 @@ class LeaderElection:
     ) -> None:
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.wait()
 
     # --- being a candidate ---
 

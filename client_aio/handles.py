@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
+from metadata.errors import BookKeeperError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
     from types import TracebackType
@@ -59,7 +61,13 @@ class AwaitableContext(Generic[Opened]):
 
 
 class ClosesOnExit(ABC):
-    """An async context manager: leaving it normally closes; an exception or a cancellation aborts."""
+    """An async context manager: leaving it normally closes; an exception or a cancellation aborts.
+
+    A failure that the application has been told of before, by a call or a future, is not raised again.
+    """
+
+    _failure: BookKeeperError | None = None
+    _was_told = False
 
     @abstractmethod
     async def close(self) -> object:
@@ -69,6 +77,14 @@ class ClosesOnExit(ABC):
     async def abort(self) -> None:
         """End at once; does nothing to a handle that has been closed."""
 
+    @property
+    def is_failure_known(self) -> bool:
+        """Return whether a call or a future has raised the handle's failure: leaving does not raise it again.
+
+        Each raise gives the error a traceback. A handle that fails removes the traceback of our own raises.
+        """
+        return self._was_told or (self._failure is not None and self._failure.__traceback__ is not None)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -76,8 +92,13 @@ class ClosesOnExit(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
+            is_known = self.is_failure_known  # before `close`, which tells it too
             try:
                 await self.close()
+            except BookKeeperError:
+                await self.abort()
+                if not is_known:
+                    raise
             except BaseException:
                 await self.abort()
                 raise

@@ -28,6 +28,7 @@
     │   ├── BookieUnavailableError
     │   ├── BookieReadOnlyError
     │   ├── EntryUnknownError           the bookie lost data and cannot say whether it held the entry
+    │   ├── LedgerIdTakenError          the ledger's id was used before, or has not been given out
     │   ├── StaleMetadataError          the bookie knows a newer content term
     │   ├── TooManyRequestsError
     │   └── ProtocolError               the peer broke the wire protocol
@@ -42,6 +43,7 @@
     │   ├── NoSuchKeyError
     │   ├── VersionConflictError
     │   ├── MetadataCorruptError
+    │   ├── MetadataSetBackError
     │   └── InvalidTransitionError      an illegal change of a ledger's metadata
     └── StorageError                    a bookie's own disk
         ├── CorruptRecordError
@@ -81,6 +83,7 @@ __all__ = [
     "LedgerError",
     "LedgerExistsError",
     "LedgerFencedError",
+    "LedgerIdTakenError",
     "LedgerListedError",
     "LedgerRecoveryError",
     "LedgerRepairError",
@@ -90,6 +93,7 @@ __all__ = [
     "MalformedFrameError",
     "MetadataCorruptError",
     "MetadataError",
+    "MetadataSetBackError",
     "MetadataUnavailableError",
     "NoSuchClusterError",
     "NoSuchEntryError",
@@ -279,6 +283,10 @@ class EntryUnknownError(BookieError):
     """The bookie lost data of this ledger and cannot say whether it held the entry (rule 4)."""
 
 
+class LedgerIdTakenError(BookieError):
+    """The bookie refuses the ledger's id: it was used before, or it has not been given out."""
+
+
 class StaleMetadataError(BookieError):
     """The bookie holds the entry under a higher content term: read the metadata again."""
 
@@ -335,6 +343,10 @@ class VersionConflictError(MetadataError):
 
 class MetadataCorruptError(MetadataError):
     """A value in the metadata store does not parse, or breaks an invariant."""
+
+
+class MetadataSetBackError(MetadataError):
+    """The metadata store was set back to an older copy: no ledger in doubt is dropped on its word."""
 
 
 class InvalidTransitionError(MetadataError):

@@ -41,6 +41,8 @@ KEY_FRAGMENTS = "fragments"
 KEY_UNBOUNDED = "unbounded"
 KEY_AVAILABLE = "bookies/available"
 KEY_COOKIES = "bookies/cookies"
+KEY_AGES = "bookies/ages"
+KEY_SET_BACKS = "set_backs"
 
 
 def check_bookie_id(bookie_id: str) -> str:
@@ -110,6 +112,11 @@ def available_key(bookie_id: str) -> str:
 def cookie_key(bookie_id: str) -> str:
     """Return the key of a bookie's cookie."""
     return f"{KEY_COOKIES}/{check_bookie_id(bookie_id)}"
+
+
+def age_key(bookie_id: str) -> str:
+    """Return the key of a bookie's age."""
+    return f"{KEY_AGES}/{check_bookie_id(bookie_id)}"
 
 
 MALFORMED = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, RecursionError)

@@ -74,6 +74,14 @@ def check_count(name: str, count: int) -> int:
     return count
 
 
+def check_sequence(name: str, least: int = 0) -> int:
+    """Return the id that a sequence is to go on at, or raise InvalidArgumentError."""
+    check_count(name, 1)
+    if not isinstance(least, int) or isinstance(least, bool) or not 0 <= least < 2**63:
+        raise InvalidArgumentError(f"least {least!r} is not an integer from 0 to 2**63 - 1")
+    return least
+
+
 def parent_of(key: str) -> str:
     """Return the parent's key; the root's key is the empty string."""
     return key.rpartition("/")[0]

@@ -97,6 +97,8 @@ class MetadataStore(abc.ABC):
     """
 
     uri: str
+    registration_wait_s: float = 0.0
+    """The time after which the registration of a process that died has ended."""
 
     @property
     def session(self) -> str:
@@ -203,6 +205,14 @@ class MetadataStore(abc.ABC):
     @abc.abstractmethod
     async def allocate_ids(self, name: str, count: int) -> range:
         """Draw a block of `count` ids, from 0 up, never drawn by another call. Unused ids are lost."""
+
+    @abc.abstractmethod
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        """Return the lowest id of a sequence that no call has drawn.
+
+        It counts every call that had returned, to any client, before this call. With `least`, the sequence is
+        first raised so that it goes on at `least` or higher. It never falls.
+        """
 
     @abc.abstractmethod
     async def age_s(self, key: str) -> float:

@@ -23,20 +23,32 @@ Formatting survives a crash at each point, since it writes in this order:
 
 With the store first, a crash would leave an empty directory under a known id. A lost disk looks the same, and
 must be refused.
+
+A cookie does not change, so a copy of the directory from the past has the right one. The bookie's *age* tells
+such a copy from the directory itself. It is a number that the bookie raises at each start, and every few
+seconds while entries come in. It stands in each directory (`AgeFile`) and in the metadata store. Where the
+directory's is the lower one, the directory was set back, and the bookie has lost data (rule 4). Where the
+store's is the lower one, the metadata store was set back. A ledger that it does not list may be newer than
+the copy, so nothing is dropped on its word (rule 15).
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from crc32c import crc32c
+
+from metadata.access.bookies import SetBack
 from metadata.errors import CookieMismatchError
+from metadata.ids import LEDGER_ID_MAX, MALFORMED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from metadata.access.bookies import Cookie
+    from metadata.access.bookies import AgeRecord, Cookie
 
 
 class Action(enum.Enum):
@@ -127,3 +139,261 @@ def _decide_unregistered(directories: Sequence[DirectoryState], bookie_id: str) 
                 bookie_id=bookie_id,
             )
     return Action.FORMAT
+
+
+# --- the age of a bookie -----------------------------------------------------------------------
+
+AGE_FORMAT = 1
+SET_BACK_JUMP = 2**20
+"""After a set-back of the metadata the id counter goes on this far above all ids that are known of.
+
+Clients may have drawn more ids, before the set-back, than any running bookie has heard of.
+"""
+
+
+STARTS_KEPT = 64
+
+Ages = tuple[tuple[str, int], ...]
+"""Tokens and numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgeFile:
+    """The content of the file `age` in each data directory, which the bookie replaces atomically.
+
+    `number` and `token` are the bookie's age, as the metadata store had it last. `intended` and
+    `intended_token` are those that the bookie was about to write there; 0 for none.
+    """
+
+    number: int = 0
+    token: str = ""
+    intended: int = 0
+    intended_token: str = ""
+    has_lost: bool = False
+    """The directory was found to be older than the store's record, and the mark may not be durable yet."""
+    is_ahead: bool = False
+    """The store's record was found to be older than the directory, and no event may tell of it yet."""
+    ids_known: int = 0
+    """All ledger ids below it have been given out, as the store last said."""
+    set_backs: tuple[str, ...] = ()
+    """The tokens of the events that the bookie knows of."""
+    doubt: str = ""
+    """The token of the newest event that no operator has answered for this bookie; empty: there is none."""
+    in_doubt_below: int = 0
+    """While there is a doubt: no ledger below this id is dropped on the word of the metadata store."""
+    starts: Ages = ()
+    """The ages at which the last starts ended: the token of each, and the last number that it reached."""
+    peers: tuple[tuple[str, str, int], ...] = ()
+    """The ages of other bookies, as the metadata store had them: id, token, number."""
+
+    def to_bytes(self) -> bytes:
+        """Return the file's bytes: one line of JSON, behind its checksum in hexadecimal."""
+        text = json.dumps({"format": AGE_FORMAT, **asdict(self)}).encode()
+        return b"%08x %s\n" % (crc32c(text), text)
+
+    @classmethod
+    def parse(cls, data: bytes) -> AgeFile | None:
+        """Parse the file's bytes; None where they are damaged. A missing file counts as damaged, too."""
+        crc, _, text = data.rstrip(b"\n").partition(b" ")
+        try:
+            if int(crc, 16) != crc32c(text):
+                return None
+            document = json.loads(text)
+            if document.pop("format") != AGE_FORMAT:
+                return None
+            lists = {name: tuple(map(tuple, document[name])) for name in ("starts", "peers")}
+            return cls(**{**document, **lists, "set_backs": tuple(document["set_backs"])})
+        except MALFORMED:
+            return None
+
+    def end_start(self) -> AgeFile:
+        """Return the file with its age among those that starts have ended at."""
+        if not self.number:
+            return self
+        earlier = [each for each in self.starts if each[0] != self.token]
+        return replace(self, starts=(*earlier, (self.token, self.number))[-STARTS_KEPT:])
+
+    def has_reached(self, token: str, number: int) -> bool:
+        """Return whether the directories have seen the age that another bookie saw of this one."""
+        reached = dict(self.end_start().starts)
+        if token in reached:
+            return number <= reached[token]
+        # Its start is not among those kept. It may be older than all of them.
+        return len(reached) == STARTS_KEPT and number < min(reached.values())
+
+    def intend(self, number: int, token: str) -> AgeFile:
+        """Return the file to write before the age is raised in the metadata store."""
+        return replace(self, intended=number, intended_token=token)
+
+    def confirm(self) -> AgeFile:
+        """Return the file to write after the age was raised in the metadata store."""
+        return replace(self, number=self.intended, token=self.intended_token, intended=0, intended_token="")
+
+
+class Standing(enum.Enum):
+    """A directory's age, compared with the metadata store's record."""
+
+    SAME = "same"
+    RAISED = "raised"  # the intended age is there: only the file has to be told
+    OLDER = "older"  # the directory was set back, lost its file, or another copy of it has been running
+    AHEAD = "ahead"  # the metadata store was set back
+
+
+def compare_ages(file: AgeFile | None, stored: AgeRecord | None) -> Standing:
+    """Compare one directory's age with the metadata store's record.
+
+    A bookie raises its age in three durable steps. The intended age goes into each directory, then into the
+    store by compare-and-set, and then into each directory as confirmed. So a crash between two steps leaves
+    SAME or RAISED. Any other difference proves that one of the two is a copy from the past.
+    """
+    if stored is None:
+        return Standing.AHEAD if file is not None and file.number else Standing.SAME
+    if file is None:
+        return Standing.OLDER
+    if (stored.number, stored.token) == (file.number, file.token):
+        return Standing.SAME
+    if (stored.number, stored.token) == (file.intended, file.intended_token):
+        return Standing.RAISED
+    return Standing.AHEAD if file.number > stored.number else Standing.OLDER
+
+
+@dataclass(frozen=True, slots=True)
+class AgeVerdict:
+    """The conclusion of a start from the ages of all its directories."""
+
+    file: AgeFile
+    """The file that each directory is to have before the age is raised in the metadata store.
+
+    Where it intends the age of an earlier start, the age has to be raised once more after that. Otherwise a
+    copy from before this start would pass for the directory itself.
+    """
+    is_moved: bool
+    """A directory is older, and the bookie last ran somewhere else: this may be a copy of a living bookie."""
+
+
+def judge_age(
+    files: Sequence[AgeFile | None], stored: AgeRecord | None, *, place: Sequence[str], token: str
+) -> AgeVerdict:
+    """Conclude from the ages found at a start.
+
+    Args:
+        files: those of all directories; None for one that is missing or damaged.
+        stored: the metadata store's record.
+        place: the paths of the directories.
+        token: a token drawn for this start.
+    """
+    present = [file for file in files if file is not None] or [AgeFile()]
+    standings = [compare_ages(file, stored) for file in files]
+    newest = max(present, key=lambda file: (max(file.number, file.intended), file.number))
+    least = newest.number  # an intended age that was not confirmed is no promise
+    has_lost = (
+        Standing.OLDER in standings
+        or any(file.has_lost for file in present)
+        or (least > 0 and any(file is None or max(file.number, file.intended) < least for file in files))
+    )
+    at = 0 if stored is None else stored.number
+    number = max([at, *(max(file.number, file.intended) for file in present)]) + 1
+    pending = [file for file in present if file.intended > max(at, least)]
+    if pending:
+        # The compare-and-set of an earlier start may yet take effect. This start must then find itself in it.
+        latest = max(pending, key=lambda file: file.intended)
+        number, token = latest.intended, latest.intended_token
+    file = replace(
+        newest,
+        has_lost=has_lost,
+        is_ahead=Standing.AHEAD in standings or any(file.is_ahead for file in present),
+        ids_known=max(file.ids_known for file in present),
+    )
+    if stored is not None and at >= file.number:
+        # A raised age is confirmed here: the next intended age takes the place of the one that proves it.
+        file = replace(file, number=at, token=stored.token)
+    is_moved = has_lost and stored is not None and sorted(stored.place) != sorted(place)
+    return AgeVerdict(file.end_start().intend(number, token), is_moved)
+
+
+# --- the ids of ledgers ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class IdVerdict:
+    """The conclusion of a bookie from the id counter, the ledgers that it holds, and the events."""
+
+    events: tuple[SetBack, ...]
+    """The events to write, where they differ from those that were read."""
+    raise_to: int
+    """The id that the counter goes on at, at the earliest."""
+    file: AgeFile
+    """The file that each directory is to have afterwards."""
+
+
+def judge_ids(
+    file: AgeFile,
+    *,
+    bookie_id: str,
+    counter: int,
+    highest_held: int,
+    events: Sequence[SetBack],
+    token: str,
+    is_new: bool = False,
+) -> IdVerdict:
+    """Conclude whether the metadata store was set back to an older copy.
+
+    There are three proofs. The bookie holds a ledger at or above the counter. The counter is below its last
+    known value. The age in the store is below that of the directory. An event in the store then tells the
+    other bookies. It is needed since the first bookie that starts raises the counter above all that the
+    others could compare it with. A bookie to which an event is new is in doubt about every ledger that the
+    store does not list.
+
+    Args:
+        file: the bookie's file.
+        bookie_id: the bookie's id.
+        counter: the lowest ledger id that was not given out.
+        highest_held: the highest ledger id that the bookie holds, has fenced or has tombstoned; −1 for none.
+        events: those in the metadata store, oldest first.
+        token: a token drawn for an event.
+        is_new: the bookie was formatted just now. What it holds is of after all events.
+    """
+    floor = max(highest_held + 1, file.ids_known)
+    at = max([counter, *(event.raised_to for event in events)])
+    known = {event.token for event in events} if is_new else set(file.set_backs)
+    is_told = any(event.token not in known for event in events)
+    found = tuple(events)
+    if floor > at or (file.is_ahead and not is_told):
+        at = min(max(floor, at) + SET_BACK_JUMP, LEDGER_ID_MAX)
+        found = (*events, SetBack(token, bookie_id, counter, at, []))
+    # The ages that this bookie saw of others are evidence from before. What it saw since counts for nothing.
+    found = tuple(event if event.token in known else _with_ages(event, file.peers) for event in found)
+    ended = file.end_start()
+    seen = [tuple(event.ages[bookie_id]) for event in found if bookie_id in event.ages]
+    beyond = tuple((token, number) for token, number in seen if not file.has_reached(token, number))
+    doubt, below = file.doubt, file.in_doubt_below
+    for event in found:
+        if event.token not in known and bookie_id not in event.answered:
+            doubt, below = event.token, max(below, event.raised_to)
+    if any(event.token == doubt and bookie_id in event.answered for event in found):
+        doubt, below = "", 0
+    after = replace(
+        file,
+        is_ahead=False,
+        ids_known=max(at, floor),
+        set_backs=tuple(event.token for event in found),
+        doubt=doubt,
+        in_doubt_below=below,
+        has_lost=file.has_lost or bool(beyond),
+        starts=(*ended.starts, *beyond)[-STARTS_KEPT:] if beyond else file.starts,
+    )
+    return IdVerdict(found, at, after)
+
+
+def _with_ages(event: SetBack, peers: Iterable[tuple[str, str, int]]) -> SetBack:
+    """Return the event with the ages seen of other bookies, of each the highest one."""
+    ages = dict(event.ages)
+    for peer, token, number in peers:
+        if peer not in ages or ages[peer][1] < number:
+            ages[peer] = [token, number]
+    return replace(event, ages=ages)
+
+
+def not_free_below(events: Sequence[SetBack]) -> int:
+    """Return the id below which no new ledger may be made: a client may have drawn such ids from a copy."""
+    return max((event.raised_to for event in events), default=0)

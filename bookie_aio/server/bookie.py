@@ -14,9 +14,11 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Self
 
+from bookie_aio.server.age import BookieAge
 from bookie_aio.server.backpressure import Backpressure
 from bookie_aio.server.connection import Connection
 from bookie_aio.server.dispatcher import Dispatcher, LedgerAuthoriser, PasswordLedgers
+from bookie_aio.server.given_ids import GivenIds
 from bookie_aio.server.healing import Healing
 from bookie_aio.server.ledger_gc import LedgerGarbageCollector
 from bookie_aio.server.registration import BookieRegistration, establish_identity
@@ -71,6 +73,8 @@ class Bookie:
         self._connections: set[Connection] = set()
         self._warnings = RepeatedWarnings(log, self._loop)
         self._engine: Engine | None = None
+        self._age: BookieAge | None = None
+        self._given_ids: GivenIds | None = None
         self._dispatcher: Dispatcher | None = None
         self._ledger_gc: LedgerGarbageCollector | None = None
         self._healing: Healing | None = None
@@ -141,6 +145,8 @@ class Bookie:
 
     async def _open(self, disk: Disk, store: MetadataStore, rng: random.Random) -> None:
         config = self._config
+        # The nonce is the token of the age: a restart knows the registration of the process before it.
+        age = BookieAge(config, store, disk, rng, token=self.nonce)
         self._engine = await Engine.open(
             disk,
             config.directories,
@@ -150,11 +156,18 @@ class Bookie:
             on_failed=self._on_failed,
             on_writable=self._on_writable,
             on_warning=self._on_warning,
+            begin=age.begin,
             owner=owner_of(self._cookie),
         )
         for note in self._engine.notes:
             log.error("damage was found on the disk", extra=fields(bookie=self.bookie_id, what=note))
-        self._ledger_gc = LedgerGarbageCollector(self._engine, store, self._cookie, config.unnamed_grace_s)
+        # The storage has marked what a directory that was set back may have lost.
+        await age.settle(self._engine)
+        self._age = age
+        self._given_ids = GivenIds(age.ids_known, age.learn_ids)
+        self._ledger_gc = LedgerGarbageCollector(
+            self._engine, store, self._cookie, age, self._given_ids, config.unnamed_grace_s
+        )
         self._healing = Healing(self._engine, store, config.bookie_id, self._ledger_gc.check_cluster)
         # Rule 4: before the bookie listens, so that it never refuses an add that it takes a moment later.
         await self._healing.bound()
@@ -175,6 +188,8 @@ class Bookie:
             authoriser=self._authoriser or LedgerAuthoriser(self._engine, self._passwords),
             passwords=self._passwords,
             drop_if_deleted=self._ledger_gc.drop_if_deleted,
+            given_ids=self._given_ids,
+            not_free_below=lambda: age.not_free_below,
             lift_mark=self._healing.lift,
         )
         self._bound_marks()
@@ -218,6 +233,8 @@ class Bookie:
         )
         # The engine may have become read-only, or writable, while the registration was under way.
         self._registration.set_writable(self._engine.is_writable)
+        assert self._age is not None
+        self._age.start(self._on_failed)
 
     # --- the engine's calls --------------------------------------------------------------------
 
@@ -257,6 +274,12 @@ class Bookie:
         if not self.stopped.done():
             self.stopped.set_result(error)
 
+    @property
+    def age(self) -> BookieAge:
+        """Return what the bookie knows of its age, and of set-backs of the metadata."""
+        assert self._age is not None
+        return self._age
+
     # --- metrics -------------------------------------------------------------------------------
 
     def info(self) -> dict[str, object]:
@@ -264,6 +287,8 @@ class Bookie:
         assert self._engine is not None
         assert self._dispatcher is not None
         assert self._ledger_gc is not None
+        assert self._age is not None
+        assert self._given_ids is not None
         assert self._healing is not None
         return {
             "bookie_id": self.bookie_id,
@@ -282,9 +307,13 @@ class Bookie:
             "reads_bytes": self._backpressure.reads.used,
             "reads_running": self._backpressure.running.used,
             "polls_waiting": self._dispatcher.polls_waiting,
+            "ledgers_watched": self._dispatcher.ledgers_watched,
             "ledgers_dropped": self._ledger_gc.dropped,
             "ledgers_forgotten": self._ledger_gc.forgotten,
             "ledgers_trimmed": self._ledger_gc.trimmed,
+            "age": self._age.number,
+            "ids_given_out": self._given_ids.below,
+            "metadata_set_back": self._age.doubt_as_json(),
             "marks_lifted": self._healing.lifted,
             "ledger_id_floor": self._ledger_gc.floor,
             "counters": self._dispatcher.metrics.to_json(),
@@ -314,6 +343,10 @@ class Bookie:
             await self._passwords.close()
         if self._engine is not None and not self.stopped.done():
             await self._finish_accepted(self._engine)
+        if self._age is not None:
+            await self._age.close()
+        if self._given_ids is not None:
+            await self._given_ids.close()
         await self._deregister()
         await self._close_connections()
         if self._engine is not None:

@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, cast
 
 from bookie_aio.server.backpressure import ReceiveRoom
 from bookie_aio.structured_logging import fields
-from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser
-from bookie_aio.wire.messages import Op
+from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser, encode_frame
+from bookie_aio.wire.messages import ALIVE_ID, VERSION_ALIVE, VERSION_MIN, Done, Op, encode_answer
 from metadata.errors import NotABookieError, ProtocolError
 
 if TYPE_CHECKING:
@@ -52,10 +52,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ADD = int(Op.ADD)
-_FAST_OF_WRITERS = frozenset({int(Op.WRITE_LAC), int(Op.FORCE)})
+_FAST_OF_WRITERS = frozenset({int(Op.WRITE_LAC), int(Op.FORCE), int(Op.PING)})
 """Requests of a writer that do not wait in the slow lane, where the adds behind them would wait as well."""
 _JOIN_BYTES_MAX = 64 * 1024
 """Frames of up to this size together are joined for one write; larger ones are not copied."""
+
+
+_ALIVE_INTERVAL_S = 0.5
+_ALIVE = encode_frame(encode_answer(Op.PING, ALIVE_ID, Done()))
+
+
+def _keep_alive(connected: socket.socket, stall_timeout_s: float) -> None:
+    """Let the system end a connection whose peer's host went down. It would hold its connection for ever.
+
+    TCP_USER_TIMEOUT is as long as a peer may take no answer: Linux ends a connection by it whose peer lives
+    and only reads nothing. A client whose event loop is blocked for some seconds is such a peer.
+    """
+    options = {
+        "TCP_KEEPIDLE": 1,
+        "TCP_KEEPINTVL": 1,
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": math.ceil(stall_timeout_s * 1000),
+    }
+    with contextlib.suppress(OSError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in options.items():
+            if hasattr(socket, name):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -82,6 +105,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_flush_due = False
         self._is_closing = False
         self._is_blocked = False
+        self._alive_at = 0.0  # when it began not to read, or when the client was last told that it lives
         self._is_processing = False
         self._has_had_turn = False
         self._has_received = False  # since the timer last fired
@@ -106,6 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         self.lost: asyncio.Future[None] = loop.create_future()
         self.peer = "?"
         self.client = ""
+        self.version = VERSION_MIN
 
     # --- the transport's calls -----------------------------------------------------------------
 
@@ -122,9 +147,7 @@ class Connection(asyncio.BufferedProtocol):
         self._connections.add(self)
         connected = transport.get_extra_info("socket")
         if connected is not None:
-            # Without keep-alive a peer whose machine went down would hold its connection for ever.
-            with contextlib.suppress(OSError):
-                connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _keep_alive(connected, self._limits.write_stall_timeout_s)
         self._opened_at = self._loop.time()
         self._arm(self._opened_at + self._limits.handshake_timeout_s)
 
@@ -275,6 +298,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._is_reading and self._transport is not None:
             self._is_reading = False
             self._transport.pause_reading()
+            if self.version >= VERSION_ALIVE:
+                self._alive_at = self._loop.time()
+                self._arm(self._alive_at + _ALIVE_INTERVAL_S)
 
     def _next_turn(self) -> None:
         self._has_had_turn = False
@@ -498,6 +524,12 @@ class Connection(asyncio.BufferedProtocol):
             reason = f"the peer took no answer for {timeout_s:g} s"
             deadlines.append((self._stalled_since + timeout_s, reason))
         looks = self._let_buffer_go(now)
+        if not self._is_reading and self.version >= VERSION_ALIVE:
+            if now >= self._alive_at + _ALIVE_INTERVAL_S:
+                self._alive_at = now
+                if self._stalled_since is None:  # A client that takes no answers learns nothing by another.
+                    self.send(_ALIVE)
+            looks.append(self._alive_at + _ALIVE_INTERVAL_S)
         if self._stalled_since is not None or self._frame_since is not None:
             # Checked again soon: another connection may begin to wait for room that this slow peer holds.
             looks.append(now + limits.contended_stall_timeout_s)

@@ -1,9 +1,9 @@
 """Dispatcher: takes the frames of all connections to the handlers of their requests.
 
 Owns the handshake, the table from a request's type to its handler, and the checks that every request passes.
-They are: only an ADD has a body, the bookie is not draining, the ledger is not deleted, the request is
-authorised. Does not own the bytes and limits of a connection (`connection`), the operations (`handlers`), nor
-the form of answers (`responder`).
+They are: only an ADD and a WATCH have a body, the ledger's id has been given out (`given_ids`), the bookie is
+not draining, the ledger is not deleted, the request is authorised. Does not own the bytes and limits of a
+connection (`connection`), the operations (`handlers`), nor the form of answers (`responder`).
 
 Invariant (rule 7): all of it is synchronous, in the order in which the frames came. A handler's verdict on a
 term, and the append that the verdict allows, are one step with the checks here.
@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from bookie_aio.core.authorisation import (
@@ -32,13 +34,14 @@ from bookie_aio.core.authorisation import (
 )
 from bookie_aio.metrics import RequestMetrics
 from bookie_aio.server.handlers.add import AddHandler
-from bookie_aio.server.handlers.admin import ConfirmedHandler, InspectHandler
+from bookie_aio.server.handlers.admin import ClaimHandler, ConfirmedHandler, InspectHandler
 from bookie_aio.server.handlers.fence import Fence
 from bookie_aio.server.handlers.lac import LacHandler
 from bookie_aio.server.handlers.read import ReadHandler
 from bookie_aio.server.responder import WAITING_BYTES, Responder
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.messages import (
+    NO_TERM,
     VERSION_MAX,
     VERSION_MIN,
     Add,
@@ -47,6 +50,7 @@ from bookie_aio.wire.messages import (
     Hello,
     HelloAnswer,
     Info,
+    IsFree,
     LiftMark,
     ListEntries,
     ListLedgers,
@@ -57,6 +61,7 @@ from bookie_aio.wire.messages import (
     ReadLac,
     RequestDecoder,
     Status,
+    Watch,
     WriteLac,
     encode_answer,
 )
@@ -72,6 +77,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
 
     from bookie_aio.config import Limits
+    from bookie_aio.server.given_ids import GivenIds
     from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
     from bookie_aio.wire.messages import Message
@@ -79,6 +85,18 @@ if TYPE_CHECKING:
 
 _KNOWN_MAX = 65_536
 """Ledgers whose passwords are known without asking the metadata store: some 10 MB."""
+
+
+_WITH_BODY = frozenset({Op.ADD, Op.WATCH})
+_OF_DELETED = (Op.DELETE, Op.IS_FREE)
+"""The operations that make sense for a ledger that has been deleted."""
+
+
+def _stores(request: Message) -> bool:
+    """Return whether the bookie keeps anything for the ledger of this request."""
+    if isinstance(request, Read | ReadLac):
+        return request.term != NO_TERM
+    return isinstance(request, Add | WriteLac | Force)
 
 
 class Authoriser(Protocol):
@@ -235,6 +253,8 @@ class Dispatcher:
         authoriser: Authoriser,
         passwords: PasswordLedgers,
         drop_if_deleted: Callable[[int], Awaitable[bool]],
+        given_ids: GivenIds,
+        not_free_below: Callable[[], int],
         lift_mark: Callable[[int, int], Awaitable[int]],
     ) -> None:
         """Make the handlers.
@@ -248,6 +268,8 @@ class Dispatcher:
             authoriser: decides on every request before its handler runs.
             passwords: decides on repairs without a token.
             drop_if_deleted: `LedgerGarbageCollector.drop_if_deleted`, for DELETE.
+            given_ids: the ledger ids that have been given out. Nothing is stored for others.
+            not_free_below: returns the id below which no new ledger may be made (`BookieAge`).
             lift_mark: `Healing.lift`, for LIFT_MARK.
         """
         self.metrics = metrics = RequestMetrics()
@@ -261,6 +283,8 @@ class Dispatcher:
         reads = ReadHandler(engine, limits, responder, fence, metrics)
         inspections = InspectHandler(engine, limits, responder, info)
         confirmed = ConfirmedHandler(limits, responder, drop_if_deleted, lift_mark)
+        self._given_ids = given_ids
+        claims = ClaimHandler(engine, responder, given_ids, not_free_below)
         self._adds = AddHandler(engine, limits, responder, fence, metrics, passwords.may_repair)
         self._lacs = LacHandler(engine, limits, responder, fence, loop)
         self._handlers: dict[type[Message], Callable[..., None]] = {
@@ -269,18 +293,25 @@ class Dispatcher:
             Read: reads.read,
             ReadLac: self._lacs.read_lac,
             WriteLac: self._lacs.write_lac,
+            Watch: self._lacs.watch,
             ListEntries: inspections.list_entries,
             ListLedgers: inspections.list_ledgers,
             Info: inspections.info,
             Ping: inspections.ping,
             Delete: confirmed.delete,
             LiftMark: confirmed.lift_mark,
+            IsFree: claims.is_free,
         }
 
     @property
     def polls_waiting(self) -> int:
         """Return the number of long polls that wait."""
         return self._lacs.polls_waiting
+
+    @property
+    def ledgers_watched(self) -> int:
+        """Return the number of ledgers that connections watch."""
+        return self._lacs.ledgers_watched
 
     def greet(self, peer: Peer, packed: memoryview) -> bool:
         """Answer the handshake, and return whether the connection may go on.
@@ -309,7 +340,9 @@ class Dispatcher:
         elif self.is_draining:
             status, reason = Status.SHUTTING_DOWN, "this bookie is shutting down"
         else:
-            peer.send(encode_frame(encode_answer(Op.HELLO, request_id, mine)))
+            peer.version = min(hello.version_max, VERSION_MAX)
+            answer = replace(mine, version=peer.version)
+            peer.send(encode_frame(encode_answer(Op.HELLO, request_id, answer)))
             return True
         self._responder.refuse(peer, Op.HELLO, request_id, status, reason, VERSION_MAX)
         peer.fail(reason)
@@ -324,34 +357,86 @@ class Dispatcher:
             ProtocolError: the header is not that of a request; the connection cannot go on.
         """
         request_id, auth, request = self._decoder.decode(packed)
-        handler = self._handlers.get(type(request))
-        if handler is None:
+        if type(request) not in self._handlers:
             raise MalformedFrameError(f"{type(request).__name__} after the handshake")
-        op, responder = request.op, self._responder
+        op = request.op
         self.metrics.requests[op] += 1
-        if body and op != Op.ADD:
+        if body and op not in _WITH_BODY:
             reason = f"a {op.name} has no body, and came with one of {len(body):,} bytes"
-            responder.refuse(peer, op, request_id, Status.BAD_REQUEST, reason)
+            self._responder.refuse(peer, op, request_id, Status.BAD_REQUEST, reason)
             return
+        ledger_id = getattr(request, "ledger_id", None)
+        if ledger_id is not None and ledger_id >= self._given_ids.below and _stores(request):
+            go_on = partial(self._go_on, peer, request_id, auth, request, body)
+            self._given_ids.hold(peer, ledger_id, len(body), go_on)
+            return
+        decided = self._carry_out(peer, request_id, auth, request, body)
+        if decided is not None:
+            peer.handle_again_after(decided)
+
+    def _go_on(
+        self,
+        peer: Peer,
+        request_id: int,
+        auth: bytes | None,
+        request: Message,
+        body: memoryview,
+        refusal: str | None,
+    ) -> None:
+        """Carry out a request that waited for the id counter; `refusal` is None where the id is given out."""
+        if refusal is None:
+            self._carry_out_later(peer, request_id, auth, request, body)
+            return
+        if refusal:
+            status, reason = Status.TOO_MANY_REQUESTS, f"the id counter is not known, try again: {refusal}"
+        else:
+            status = Status.ID_TAKEN
+            reason = f"no ledger has the id {getattr(request, 'ledger_id', None)}: it has not been given out"
+        self._responder.refuse(peer, request.op, request_id, status, reason)
+
+    def _carry_out_later(
+        self, peer: Peer, request_id: int, auth: bytes | None, request: Message, body: memoryview
+    ) -> None:
+        """Carry out a request whose frame is not the one that its connection handles just now.
+
+        Later requests for the ledger wait for the same decision, and its callbacks run in order (rule 3).
+        """
+        if not peer.is_open:
+            return
+        decided = self._carry_out(peer, request_id, auth, request, body)
+        if decided is not None:
+            size = len(body) + WAITING_BYTES
+            peer.hold(size)
+
+            def go_on(_: asyncio.Future[None]) -> None:
+                peer.release(size)
+                self._carry_out_later(peer, request_id, auth, request, body)
+
+            decided.add_done_callback(go_on)
+
+    def _carry_out(
+        self, peer: Peer, request_id: int, auth: bytes | None, request: Message, body: memoryview
+    ) -> asyncio.Future[None] | None:
+        """Carry out a request, or return the future behind which it has to be carried out."""
+        op, responder = request.op, self._responder
         if self.is_draining:
             responder.refuse(peer, op, request_id, Status.SHUTTING_DOWN, "this bookie is shutting down")
-            return
+            return None
         try:
             ledger_id = getattr(request, "ledger_id", None)
-            if ledger_id is not None and self._engine.is_deleted(ledger_id) and op != Op.DELETE:
+            if ledger_id is not None and self._engine.is_deleted(ledger_id) and op not in _OF_DELETED:
                 responder.refuse_deleted(peer, op, request_id, f"ledger {ledger_id} has been deleted")
-                return
+                return None
             refusal = self._authoriser.authorise(peer, request, auth)
             if isinstance(refusal, asyncio.Future):
-                peer.handle_again_after(refusal)
-                return
+                return refusal
             if refusal is not None:
                 responder.refuse(peer, op, request_id, Status.UNAUTHORIZED, refusal)
-                return
+                return None
             if auth is not None and type(request) is Add:
                 self._adds.add(peer, request_id, request, body, has_token=True)
             else:
-                handler(peer, request_id, request, body)
+                self._handlers[type(request)](peer, request_id, request, body)
         except EntryTooLargeError as error:  # a block above the room of a segment
             responder.refuse(peer, op, request_id, Status.BAD_REQUEST, str(error))
         except StorageError as error:
@@ -359,6 +444,7 @@ class Dispatcher:
         except MetadataError as error:
             reason = f"the metadata store was asked for ledger {ledger_id} and did not answer: {error}"
             responder.refuse(peer, op, request_id, Status.INTERNAL_ERROR, reason)
+        return None
 
     def connection_lost(self, peer: Peer) -> None:
         """Drop the long polls of a closed connection."""

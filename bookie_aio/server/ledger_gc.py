@@ -7,7 +7,8 @@ Rule 15 drops a ledger only after these steps, in this order:
 1. the bookie lists the ledgers that it holds;
 2. it syncs with the metadata store;
 3. it reads the ledger's metadata, and the store answers "there is no such node";
-4. it reads the cluster record, and the store is that of its own cluster.
+4. it reads the cluster record, and the store is that of its own cluster;
+5. it reads its own age there, and the store is no copy from the past (`age`).
 
 The order matters because a ledger's metadata is created before its first entry is sent to any bookie. The
 metadata of a ledger listed in step 1 therefore existed before the sync. A read after the sync finds the
@@ -42,7 +43,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -54,16 +55,21 @@ from bookie_aio.structured_logging import fields
 from metadata.access.bookies import ClusterRecord
 from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.errors import (
+    InvalidTransitionError,
     MetadataCorruptError,
+    MetadataSetBackError,
     NoSuchKeyError,
     NoSuchLedgerError,
     is_unforeseen,
 )
 from metadata.ids import KEY_CLUSTER, ledger_key
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bookie_aio.server.age import BookieAge
+    from bookie_aio.server.given_ids import GivenIds
     from bookie_aio.storage.engine import Engine
     from metadata.access.bookies import Cookie
     from metadata.model.ledger import LedgerMetadata
@@ -83,8 +89,18 @@ No rule depends on the time."""
 class LedgerGarbageCollector:
     """Drops ledgers that have been deleted, and no others."""
 
-    def __init__(self, engine: Engine, store: MetadataStore, cookie: Cookie, unnamed_grace_s: float) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        store: MetadataStore,
+        cookie: Cookie,
+        age: BookieAge,
+        given_ids: GivenIds,
+        unnamed_grace_s: float,
+    ) -> None:
         """`cookie` is this bookie's identity. The caller closes the store after this object."""
+        self._age = age
+        self._given_ids = given_ids
         self._unnamed_grace_s = unnamed_grace_s
         self._unnamed: dict[int, float] = {}  # the loop's time at which the grace period began
         self._looked_upto = -1  # each sweep checks a part of the ledgers for eviction
@@ -92,7 +108,7 @@ class LedgerGarbageCollector:
         self._store = store
         self._ledgers = LedgerStore(store)
         self._cookie = cookie
-        self._sweeping: asyncio.Task[None] | None = None
+        self._sweeping: OwnedTask | None = None
         self._drawn: tuple[float, int] | None = None  # the id counter, and the loop's time of that
         self._gone = IdRanges()  # ids below the floor that the last sweep found unlisted
         self._settled, self._settled_for = IdRanges(), 0  # ledgers that do not need the marks of a number
@@ -118,6 +134,7 @@ class LedgerGarbageCollector:
             if not await self._is_gone(ledger_id):
                 return False
             await self.check_cluster()
+            await self._check_droppable(ledger_id)
         if not self._engine.is_deleted(ledger_id):
             await self._bury(ledger_id)
         await when_durable(self._engine.barrier)
@@ -131,31 +148,42 @@ class LedgerGarbageCollector:
             StorageError: the disk is full, or failed.
         """
         held = await self._held()  # rule 15: before the metadata store is asked
+        await self._given_ids.read_again()
+        # The raise covers all of `held`: a store that has it later is no copy from before their creation.
+        await self._age.raise_if_written()
         dropped = 0
         mark = self._engine.marking.number
         self.floor = await self._ledgers.floor()  # before the listing: see the id floor
         unlisted, gone = await self._compare(held, self.floor)
         for ledger_id in unlisted:
-            dropped += await self.drop_if_deleted(ledger_id)
+            if ledger_id >= self._age.in_doubt_below:
+                dropped += await self.drop_if_deleted(ledger_id)
+        if self._age.in_doubt_below and not bisect_left(unlisted, self._age.in_doubt_below):
+            await self._age.check()
+            await self._age.resolve_doubt()
         await self._forget_unnamed(held)
-        if self.floor:
+        if self._age.in_doubt_below:
+            self._gone = IdRanges()  # an id that is not listed need not be gone
+        elif self.floor:
             await self.check_cluster()
+            await self._age.check()
             await self._end_marks(mark, gone)
             await self._fold(gone)
-        await self._raise_floor()
+        if not self._age.in_doubt_below:
+            await self._raise_floor()
         self.sweeps += 1
         return dropped
 
     def start(self, interval_s: float) -> None:
         """Start to sweep at that interval."""
         assert self._sweeping is None
-        self._sweeping = asyncio.get_running_loop().create_task(self._sweep_for_ever(interval_s))
+        self._sweeping = OwnedTask(lambda: self._sweep_for_ever(interval_s), "sweeps of deleted ledgers")
 
     async def close(self) -> None:
         """Stop sweeping."""
         if self._sweeping is not None:
             self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+            await self._sweeping.wait()
 
     async def _sweep_for_ever(self, interval_s: float) -> None:
         while True:
@@ -177,11 +205,14 @@ class LedgerGarbageCollector:
         eviction_candidates.intersection_update(self._unnamed)
         later = held[bisect_right(held, self._looked_upto) :][:_LOOKED_AT_ONCE]
         self._looked_upto = later[-1] if len(later) == _LOOKED_AT_ONCE else -1
-        looked_at = [one for one in sorted({*later, *self._unnamed}) if self._has_entries(one)]
+        below = self._age.in_doubt_below  # an older copy does not know that a repair brought a ledger here
+        candidates = sorted({*later, *self._unnamed})
+        looked_at = [one for one in candidates if one >= below and self._has_entries(one)]
         if not looked_at:
             return
         await self._store.sync(KEY_CLUSTER)
         await self.check_cluster()
+        await self._age.check()
         now = asyncio.get_running_loop().time()
         for ledger_id in looked_at:
             if ledger_id not in eviction_candidates:
@@ -362,6 +393,22 @@ class LedgerGarbageCollector:
             raise MetadataCorruptError(
                 f"the metadata store is that of cluster {found}, not of {self._cookie.instance_id}: nothing "
                 "is dropped on its word"
+            )
+
+    async def _check_droppable(self, ledger_id: int) -> None:
+        """Check that "no such node" proves a deletion.
+
+        Raises:
+            MetadataSetBackError: the store was set back to an older copy, which may lack the ledger.
+            MetadataError: the id has not been given out, or the store cannot be reached.
+        """
+        if not await self._given_ids.covers(ledger_id):
+            raise InvalidTransitionError(f"no ledger has the id {ledger_id}: it has not been given out")
+        await self._age.check()
+        if ledger_id < self._age.in_doubt_below:
+            raise MetadataSetBackError(
+                f"the metadata store was set back to an older copy, which may lack ledger {ledger_id}: it is "
+                "kept until `bookie-aio bookie accept-metadata` answers"
             )
 
     async def _bury(self, ledger_id: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from metadata.errors import (
     MetadataError,
     NoSuchKeyError,
 )
-from metadata.ids import available_key, cookie_key
+from metadata.ids import age_key, available_key, cookie_key
 
 if TYPE_CHECKING:
     import random
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DRAFT = COOKIE + TEMPORARY_SUFFIX
-_NOT_DATA = {COOKIE, _DRAFT, LOCK, "lost+found"}
+_NOT_DATA = {COOKIE, _DRAFT, LOCK, "lost+found"}  # `AGE` is data: it is written after formatting
 _OF_A_DRAFT = {name + suffix for name in (CHECKPOINT, WITNESS) for suffix in ("", TEMPORARY_SUFFIX)}
 _COOKIE_BYTES_MAX = 64 * 1024
 _RETRY_S = 0.5
@@ -170,6 +171,9 @@ async def _format(
                 f"another bookie was formatted as {config.bookie_id} at the same time",
                 bookie_id=config.bookie_id,
             ) from None
+    # A bookie of that id that was there before, and was removed by hand, has an age that says nothing here.
+    with suppress(NoSuchKeyError):
+        await store.delete(age_key(config.bookie_id))
     log.info(
         "bookie formatted",
         extra=fields(bookie=config.bookie_id, cluster=fresh.instance_id, incarnation=fresh.incarnation),

@@ -37,8 +37,11 @@ class Peer(Protocol):
 
     peer: str
     client: str
+    version: int
     slow_frames: int
     """The number of next requests that wait for those of other peers, even if they are adds."""
+
+    def __hash__(self) -> int: ...
 
     @property
     def is_open(self) -> bool:

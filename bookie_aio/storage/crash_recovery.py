@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.segment.index import IndexHead, LedgerRow
     from bookie_aio.storage.segment.segment_set import SegmentSet
-    from bookie_aio.storage.witness import WitnessFiles
+    from bookie_aio.storage.segment.witness import WitnessFiles
     from metadata.errors import StorageError
 
 DAMAGED_SUFFIX = ".damaged"
@@ -329,7 +329,14 @@ class CrashRecovery:
         elif not witness.is_whole_somewhere:
             why = f"nothing tells which checkpoint and which groups were durable last: {damage}"
         else:
-            if damage:
+            # Each checkpoint is claimed before the next one is written. So a claim is one behind at most.
+            claimed = max(claim.checkpoint for claim in witness.claims)
+            if claimed + 1 < self._newest:
+                found.lose_all(
+                    f"the witness names checkpoint {claimed}, and number {self._newest} was durable: the "
+                    "witness was set back, and nothing tells which groups were durable last"
+                )
+            elif damage:
                 found.notes.append(f"{damage}. Another directory has the same claims, and nothing is lost")
             return
         self._is_doubtful = True

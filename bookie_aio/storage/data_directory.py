@@ -1,10 +1,11 @@
 """A data directory: its files, its cookie, and the process that has it open.
 
     DIR/cookie.json              the bookie that owns it (rule 6): a `metadata.access.bookies.Cookie`
+    DIR/age                      how old the directory is: `bookie_aio.core.identity.AgeFile`
     DIR/lock                     flocked by the process that has the directory open
     DIR/checkpoint               `bookie_aio.storage.ledgers.checkpoint`
     DIR/NUMBER.ledgers           the table that the checkpoint names (`ledgers.ledger_table`)
-    DIR/witness                  what was durable last (`bookie_aio.storage.witness`)
+    DIR/witness                  what was durable last (`segment.witness`)
     DIR/reserve                  preallocated space for fences and recovery adds
     DIR/ID.segment, DIR/ID.index a segment (ID: 16 hexadecimal digits), and the index of a sealed one
     DIR/ID.spare                 a file that was segment ID, kept to be made a segment again
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING
 from bookie_aio.storage.disk.disk import TEMPORARY_SUFFIX, write_file
 from bookie_aio.storage.ledgers.checkpoint import empty_checkpoint
 from bookie_aio.storage.segment.format import (
+    AGE,
     CHECKPOINT,
     COOKIE,
     INDEX_SUFFIX,
@@ -36,7 +38,7 @@ from bookie_aio.storage.segment.format import (
     WITNESS,
     id_of,
 )
-from bookie_aio.storage.witness import encode_witness
+from bookie_aio.storage.segment.witness import encode_witness
 from metadata.access.bookies import Cookie
 from metadata.errors import (
     CookieMismatchError,
@@ -134,5 +136,5 @@ async def format_directory(disk: Disk, directory: str, cookie: Cookie, *, force:
 
 def _is_ours(name: str) -> bool:
     stem = name.removesuffix(TEMPORARY_SUFFIX)
-    known = (COOKIE, CHECKPOINT, RESERVE, WITNESS)
+    known = (COOKIE, AGE, CHECKPOINT, RESERVE, WITNESS)
     return stem in known or any(id_of(stem, suffix) is not None for suffix in _SUFFIXES)

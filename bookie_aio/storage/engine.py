@@ -33,7 +33,7 @@ from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.allocator import SegmentAllocator, SpaceLimits
 from bookie_aio.storage.segment.segment import SegmentRow
 from bookie_aio.storage.segment.segment_set import SegmentSet
-from bookie_aio.storage.witness import WitnessFiles
+from bookie_aio.storage.segment.witness import WitnessFiles
 from metadata.errors import (
     DiskFailedError,
     DiskFullError,
@@ -43,7 +43,7 @@ from metadata.errors import (
 from metadata.ids import ENTRY_ID_MAX, TERM_FINAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from bookie_aio.storage.disk.disk import DirectoryLock, Disk
     from bookie_aio.storage.journal import Group
@@ -101,6 +101,7 @@ class Engine:
         self._on_writable = on_writable
         self._health = StorageHealth(self)
         self._disk = FailStopDisk(disk, self._health)
+        self.disk: Disk = self._disk  # for other files in the directories
         self._locks: list[DirectoryLock] = []
         self._segments = SegmentSet(
             self._disk,
@@ -109,6 +110,8 @@ class Engine:
             locations_bytes_max=config.locations_bytes_max,
         )
         self._metrics = StorageMetrics()
+        self.counts = self._metrics
+        self.known: LedgerStates
         self._is_closed = False
         self.add_watches: set[AddWatch] = set()
         self.notes: Sequence[str] = ()
@@ -137,6 +140,7 @@ class Engine:
         on_failed: Callable[[StorageError], None],
         on_writable: Callable[[bool], None],
         on_warning: Callable[[str], None] = lambda text: None,
+        begin: Callable[[], Awaitable[int | None]] | None = None,
         owner: int = 0,
     ) -> Engine:
         """Lock the directories, replay what a crash left, and be ready to serve.
@@ -149,6 +153,8 @@ class Engine:
             on_writable: called with False when space ran out or fences may be lost, with True when there is
                 space again.
             on_warning: called with a sentence for the log, for an operator to act on.
+            begin: awaited with the directories locked, before anything is read. Returns the highest ledger id
+                that data was lost of, as the caller knows, for a mark in the first group; None for none.
             owner: of which bookie the files are (`data_directory.owner_of`); others do not count.
 
         Raises:
@@ -160,7 +166,7 @@ class Engine:
         """
         engine = cls(disk, directories, config, on_indexed, on_failed, on_writable)
         try:
-            await engine._start(draw_generation, on_warning, owner)
+            await engine._start(draw_generation, on_warning, begin, owner)
         except BaseException:
             engine._segments.file_cache.close()
             if engine._witness is not None:
@@ -171,16 +177,23 @@ class Engine:
         return engine
 
     async def _start(
-        self, draw_generation: Callable[[], int], on_warning: Callable[[str], None], owner: int
+        self,
+        draw_generation: Callable[[], int],
+        on_warning: Callable[[str], None],
+        begin: Callable[[], Awaitable[int | None]] | None,
+        owner: int,
     ) -> None:
         config = self._config
         self._locks.extend(map(self._disk.lock_directory, self._directories))
+        lost_up_to = None if begin is None else await begin()
         witness = await WitnessFiles.open(self._disk, self._directories, owner, self._health)
         self._witness = witness
         recovery = CrashRecovery(self._disk, self._directories, self._segments, witness)
         recovered = await recovery.run(spare_bytes=config.segment_bytes)
+        if lost_up_to is not None:
+            recovered.lose_all(f"the directory was set back: ledgers up to {lost_up_to} may have lost data")
         self.notes = recovered.notes
-        self._ledgers = LedgerStates(recovered.ledgers, recovered.deleted, recovered.marks)
+        self._ledgers = self.known = LedgerStates(recovered.ledgers, recovered.deleted, recovered.marks)
         tail = recovered.first_records()
         tail_bytes = sum(record.size for record in tail)
         capacity = max(config.segment_bytes, tail_bytes + form.DATA_OFFSET + form.GROUP_HEADER_BYTES)
@@ -203,9 +216,9 @@ class Engine:
             health=self._health,
         )
         if witness.is_absent and not recovered.lost_data_of_any_ledger:
-            await (
-                witness.make_missing()
-            )  # of a new bookie: before the first checkpoint, which proves the loss
+            # A new bookie. A checkpoint without a witness would look like a lost witness.
+            await witness.make_missing()
+        await witness.catch_up()
         self._make_background_parts(recovered, witness)
         try:
             await self._begin(recovered, tail, tail_bytes, witness)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.disk.disk import Disk
     from bookie_aio.storage.segment.index import IndexHead
     from bookie_aio.storage.segment.segment import SegmentRow
-    from bookie_aio.storage.witness import Claim
+    from bookie_aio.storage.segment.witness import Claim
     from bookie_aio.wire.blocks import Buffer
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment import Segment
-    from bookie_aio.storage.witness import WitnessFiles
+    from bookie_aio.storage.segment.witness import WitnessFiles
     from bookie_aio.wire.blocks import Block, Buffer, LacStatement
 
 Done = Callable[[StorageError | None], None]

@@ -31,10 +31,16 @@ if TYPE_CHECKING:
 
 VERSION_MIN = 3
 VERSION_MAX = 4
+VERSION_IS_FREE = 4
+"""The first version with IS_FREE."""
 ANSWER = 0x80
 NO_TERM = -1
 """A read's `term` when it does not fence."""
 REQUEST_ID_MAX = 2**32 - 1
+ALIVE_ID = REQUEST_ID_MAX
+"""No request has this id. A PING's answer under it says: the bookie lives, and reads no requests for now."""
+VERSION_ALIVE = 4
+"""From this version on, bookies send that answer, and have WATCH."""
 WAIT_MS_MAX = 30_000
 
 
@@ -52,7 +58,9 @@ class Op(enum.IntEnum):
     INFO = 9
     FORCE = 10
     DELETE = 11
-    LIFT_MARK = 13
+    WATCH = 12
+    IS_FREE = 13
+    LIFT_MARK = 14
 
 
 class Status(enum.IntEnum):
@@ -71,6 +79,7 @@ class Status(enum.IntEnum):
     WRONG_BOOKIE = 10
     SHUTTING_DOWN = 11
     INTERNAL_ERROR = 12
+    ID_TAKEN = 13  # the id of a new ledger was used before, or was not given out
 
 
 class Stop(enum.IntEnum):
@@ -387,6 +396,28 @@ class Delete(Message):
 
 
 @dataclass(slots=True)
+class Watch(Message):
+    """Watches the LACs of many ledgers, which are rows in the body (`bookie_aio.wire.watching`).
+
+    The answer waits until the LAC of a watched ledger has moved, for `wait_ms`, or until this connection's
+    next WATCH. Each row adds a ledger to those that the connection watches, or takes one out.
+    """
+
+    op = Op.WATCH
+    schema = (_Integer(0, WAIT_MS_MAX),)
+    wait_ms: int
+
+
+@dataclass(slots=True)
+class IsFree(Message):
+    """Asks whether a new ledger may have this id: the bookie has never heard of it."""
+
+    op = Op.IS_FREE
+    schema = (_LEDGER,)
+    ledger_id: int
+
+
+@dataclass(slots=True)
 class LiftMark(Message):
     """Asks to lift the marks of lost data of a ledger, up to the number `mark` (rule 4).
 
@@ -410,12 +441,15 @@ class LiftMarkAnswer(Message):
 
 @dataclass(slots=True)
 class Done(Message):
-    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO."""
+    """The answer without fields: to PING, ADD, WRITE_LAC, FORCE, DELETE, INFO, WATCH, IS_FREE."""
 
     op = Op.PING
 
 
-_ALL = (Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete, LiftMark)
+_ALL = (
+    Hello, Ping, Add, Read, ReadLac, WriteLac, ListEntries, ListLedgers, Info, Force, Delete, Watch,
+    IsFree, LiftMark,
+)  # fmt: skip
 REQUESTS: dict[int, type[Message]] = {message.op: message for message in _ALL}
 ANSWERS: dict[int, type[Message]] = {
     Op.HELLO: HelloAnswer,
@@ -429,6 +463,8 @@ ANSWERS: dict[int, type[Message]] = {
     Op.INFO: Done,
     Op.FORCE: Done,
     Op.DELETE: Done,
+    Op.WATCH: Done,
+    Op.IS_FREE: Done,
     Op.LIFT_MARK: LiftMarkAnswer,
 }
 

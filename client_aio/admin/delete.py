@@ -13,8 +13,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import Delete, Done, ReadLac, ReadLacAnswer
+from client_aio.core.quorum import covers_all_write_sets
 from client_aio.unbounded.paged_fragments import forget, spans
-from metadata.errors import BookKeeperError, MetadataCorruptError, VersionConflictError
+from metadata.errors import BookKeeperError, MetadataCorruptError, NoSuchLedgerError, VersionConflictError
 from metadata.ids import NO_ENTRY, TERM_FINAL
 
 if TYPE_CHECKING:
@@ -63,12 +64,22 @@ async def delete_ledger(
         break
     if metadata.unbounded is not None:
         await forget(context, metadata)
-    telling = [
-        asyncio.create_task(_tell(context, ledger_id, bookie_id, digest.token(bookie_id)))
+    telling = {
+        asyncio.create_task(_tell(context, ledger_id, bookie_id, digest.token(bookie_id))): bookie_id
         for bookie_id in sorted(bookies)
-    ]
+    }
+    ensemble = metadata.last_fragment.bookies
+
+    def is_fenced(done: set[asyncio.Task[bool]]) -> bool:
+        told = {telling[task] for task in done if not task.cancelled() and task.result()}
+        mask = sum(1 << seat for seat, bookie_id in enumerate(ensemble) if bookie_id in told)
+        sizes = metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum
+        return covers_all_write_sets(mask, *sizes)
+
     try:
-        await asyncio.wait(telling, timeout=context.config.connect_timeout_s)
+        # From then on no writer can acknowledge. A bookie that is not told finds out by its next sweep.
+        timeout_s = context.config.connect_timeout_s
+        await context.pool.until_enough(telling, is_fenced, timeout_s=timeout_s)
     finally:
         for task in telling:
             task.cancel()
@@ -88,13 +99,33 @@ async def _bookies(context: ClientContext, metadata: LedgerMetadata) -> set[str]
     return bookies
 
 
-async def _tell(context: ClientContext, ledger_id: int, bookie_id: str, token: bytes | None) -> None:
-    """Fence the ledger at a bookie, and delete it there; after a failure the bookie finds out by itself."""
+async def _tell(context: ClientContext, ledger_id: int, bookie_id: str, token: bytes | None) -> bool:
+    """Fence the ledger at a bookie, and delete it there. Return whether the bookie has fenced it.
+
+    Both requests leave at once: a bookie that is slow gets them though nobody waits for its answers. After a
+    failure the bookie finds out by itself.
+    """
     timeout_s = context.config.read_timeout_s
     try:
         connection = await context.pool.get(bookie_id)
-        fence = ReadLac(ledger_id, TERM_FINAL, NO_ENTRY, 0)
-        await connection.call(fence, ReadLacAnswer, timeout_s=timeout_s, ledger_id=ledger_id, auth=token)
-        await connection.call(Delete(ledger_id), Done, timeout_s=timeout_s, ledger_id=ledger_id, auth=token)
     except BookKeeperError as error:
-        logger.warning("ledger=%d bookie=%s was not told of its deletion: %s", ledger_id, bookie_id, error)
+        _warn(ledger_id, bookie_id, error)
+        return False
+    fence = ReadLac(ledger_id, TERM_FINAL, NO_ENTRY, 0)
+    fenced, deleted = await asyncio.gather(
+        connection.call(fence, ReadLacAnswer, timeout_s=timeout_s, ledger_id=ledger_id, auth=token),
+        connection.call(Delete(ledger_id), Done, timeout_s=timeout_s, ledger_id=ledger_id, auth=token),
+        return_exceptions=True,
+    )
+    for outcome in (fenced, deleted):
+        if isinstance(outcome, NoSuchLedgerError):
+            continue  # It has dropped the ledger: its tombstone refuses adds as a fence does.
+        if isinstance(outcome, BookKeeperError):
+            _warn(ledger_id, bookie_id, outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    return not isinstance(fenced, BookKeeperError) or isinstance(fenced, NoSuchLedgerError)
+
+
+def _warn(ledger_id: int, bookie_id: str, error: BookKeeperError) -> None:
+    logger.warning("ledger=%d bookie=%s was not told of its deletion: %s", ledger_id, bookie_id, error)

@@ -37,7 +37,8 @@ from bookie_aio.wire.messages import (
     ReadAnswer,
     Stop,
 )
-from client_aio.admin.replicas import list_entries, list_replicas
+from client_aio.admin.replicas import list_replicas
+from client_aio.bookies.connection import list_entries
 from client_aio.core.digest import Digest
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.repair_plan import (

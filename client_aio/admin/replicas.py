@@ -17,16 +17,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.blocks import parse_blocks
-from bookie_aio.wire.listing import Row, parse_rows
-from bookie_aio.wire.messages import ListEntries, ListEntriesAnswer, ReadAnswer, Stop
+from bookie_aio.wire.messages import ReadAnswer, Stop
+from client_aio.bookies.connection import list_entries
 from client_aio.core.repair_plan import Part, complete_parts, owed, split
 from client_aio.unbounded.paged_fragments import spans
-from metadata.errors import BookKeeperError, MalformedFrameError, ProtocolError
+from metadata.errors import BookKeeperError, MalformedFrameError
 from metadata.ids import ENTRY_ID_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from bookie_aio.wire.listing import Row
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
@@ -53,30 +54,6 @@ class Replica:
     """Whether it lost data of this ledger: then it may have held the missing entries."""
     error: str
     """Why the bookie could not be asked; empty when it answered."""
-
-
-async def list_entries(
-    connection: BookieConnection, ledger_id: int, first: int, last: int, timeout_s: float
-) -> tuple[list[Row], bool]:
-    """Ask a bookie which entries from `first` to `last` it holds, and whether it lost data of the ledger.
-
-    Raises:
-        BookKeeperError: the bookie's failure. ProtocolError: its list does not advance.
-    """
-    rows: list[Row] = []
-    following, is_damaged = first, False
-    while 0 <= following <= last:
-        answer, body = await connection.call(
-            ListEntries(ledger_id, following), ListEntriesAnswer, timeout_s=timeout_s, ledger_id=ledger_id
-        )
-        rows += parse_rows(body)
-        if 0 <= answer.next_entry <= following:
-            raise ProtocolError(
-                f"a list of entries from {following} on is said to go on at {answer.next_entry}",
-                ledger_id=ledger_id,
-            )
-        following, is_damaged = answer.next_entry, answer.is_damaged
-    return rows, is_damaged
 
 
 async def list_replicas(context: ClientContext, ledger_id: int) -> list[Replica]:

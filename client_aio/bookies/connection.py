@@ -6,13 +6,22 @@ nor the consequences of a failure for a ledger.
 Every request is answered exactly once: by the bookie's answer, or by the error that ended the connection.
 A connection that has ended is never used again. A new connection has new request ids, so that an answer is
 never matched to a wrong request.
+
+A connection with outstanding requests on which nothing comes sends a PING. It ends when nothing comes after
+that either (`client_aio.core.liveness`). Deadlines do not count time in which our own event loop did not run.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import logging
-from collections.abc import Callable, Sequence
+import socket
+import struct
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from bookie_aio.wire.frames import (
@@ -22,22 +31,27 @@ from bookie_aio.wire.frames import (
     decode_header,
     encode_frame,
 )
+from bookie_aio.wire.listing import Row, parse_rows
 from bookie_aio.wire.messages import (
     ADDED,
-    REQUEST_ID_MAX,
+    ALIVE_ID,
+    VERSION_ALIVE,
     VERSION_MAX,
-    VERSION_MIN,
     Done,
     Failure,
     Hello,
     HelloAnswer,
+    ListEntries,
+    ListEntriesAnswer,
     Message,
     Op,
+    Ping,
     PreparedRequest,
     Status,
     decode_answer,
     encode_request,
 )
+from client_aio.core.liveness import LATE_S, LOOK_INTERVAL_S, PING_TIMEOUT_S, Liveness, Verdict, shifted
 from metadata.access.bookies import split_address
 from metadata.errors import (
     BookieError,
@@ -47,6 +61,7 @@ from metadata.errors import (
     EntryUnknownError,
     FrameTooLargeError,
     LedgerFencedError,
+    LedgerIdTakenError,
     MalformedFrameError,
     NoSuchLedgerError,
     NotABookieError,
@@ -69,10 +84,13 @@ OnAnswer = Callable[[Outcome, memoryview], None]
 Answer = TypeVar("Answer", bound=Message)
 
 NO_BODY = memoryview(b"")
-_WATCH_INTERVAL_S = 0.25
 _JOINED_BYTES_MAX = 32 * 1024
 _WRITE_BUFFER_HIGH_BYTES = 1024 * 1024
 _HELD_BYTES_MAX = 32 * 1024
+_VERSION_MIN = VERSION_ALIVE
+"""The oldest version that this client speaks: it follows ledgers by WATCH."""
+_PING_ANSWER_S = 3600.0
+"""A PING has no deadline of its own: `client_aio.core.liveness` judges the connection."""
 
 _ERRORS: dict[Status, type[BookKeeperError]] = {
     Status.BAD_REQUEST: MalformedFrameError,
@@ -87,6 +105,7 @@ _ERRORS: dict[Status, type[BookKeeperError]] = {
     Status.WRONG_BOOKIE: NotABookieError,
     Status.SHUTTING_DOWN: BookieUnavailableError,
     Status.INTERNAL_ERROR: BookieError,
+    Status.ID_TAKEN: LedgerIdTakenError,
 }
 
 
@@ -109,18 +128,81 @@ _ADD = int(Op.ADD)
 _DONE = Done()
 
 
+_TCP_OPTIONS = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 3))
+"""An idle connection shows within some 4 s that the other host is gone.
+
+No TCP_USER_TIMEOUT here: Linux would cut a connection whose peer takes no bytes for that time, and a bookie
+whose disk hangs takes none. The PING tells these two apart."""
+
+
+def keep_alive(connected: socket.socket | None) -> None:
+    """Let the system check an idle connection, where there is a socket and the system has the options."""
+    if connected is None:
+        return
+    with contextlib.suppress(OSError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _TCP_OPTIONS:
+            if hasattr(socket, name):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def unacknowledged_bytes(connected: socket.socket | None) -> int:
+    """Return how many bytes the system holds that the peer's system has not taken; 0 if it cannot tell."""
+    if connected is None or sys.platform != "linux":
+        return 0
+    try:
+        return int(struct.unpack("i", fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0])
+    except (OSError, ValueError):
+        return 0
+
+
+@contextlib.asynccontextmanager
+async def awake_timeout(timeout_s: float) -> AsyncIterator[None]:
+    """Do as `asyncio.timeout`, but do not count the time in which this process's event loop did not run.
+
+    Raises:
+        TimeoutError: at the end of the block, when the time is over.
+    """
+    loop, left_s = asyncio.get_running_loop(), timeout_s
+    timer: asyncio.TimerHandle
+
+    def look(due_at: float, step_s: float) -> None:
+        nonlocal left_s, timer
+        left_s -= step_s
+        if loop.time() - due_at >= LATE_S:
+            left_s = max(left_s, LOOK_INTERVAL_S)  # What waits to be read is read first.
+        if left_s > 0:
+            timer = begin()
+        else:
+            scope.reschedule(loop.time())
+
+    def begin() -> asyncio.TimerHandle:
+        step_s = min(left_s, LOOK_INTERVAL_S)
+        due_at = loop.time() + step_s
+        return loop.call_at(due_at, look, due_at, step_s)
+
+    timer = begin()
+    try:
+        async with asyncio.timeout(None) as scope:
+            yield
+    finally:
+        timer.cancel()
+
+
 class BookieConnection(asyncio.BufferedProtocol):
     """One live connection; made by `connect`."""
 
-    def __init__(self, bookie_id: str, on_lost: Callable[[BookieConnection], None]) -> None:
+    def __init__(
+        self, bookie_id: str, on_lost: Callable[[BookieConnection], None], ping_timeout_s: float
+    ) -> None:
         self.bookie_id = bookie_id
         self.nonce = ""
+        self.version = 0
         self.error: BookKeeperError | None = None
         self._on_lost = on_lost
         self._parser = FrameParser(HANDSHAKE_FRAME_BYTES_MAX)
         self._requests: dict[int, _Request] = {}
         self._overdue: set[int] = set()
-        self._received_at = 0.0
         self._next_id = 0
         self._held: list[bytes] = []  # adds that were not sent yet: heads and bodies alternately
         self._held_bytes = 0
@@ -130,11 +212,20 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._time = self._loop.time
         self._watch: asyncio.TimerHandle | None = None
+        self._is_greeted = False
+        self.was_silent = False  # The connection ended since nothing came over it.
+        self._liveness = Liveness(ping_timeout_s, self._time())
+        self._socket: socket.socket | None = None
 
     @property
     def is_open(self) -> bool:
         """Return whether requests can be sent."""
         return self.error is None
+
+    @property
+    def is_silent(self) -> bool:
+        """Return whether the bookie owes the answer to a PING for so long that others are asked before it."""
+        return self._liveness.is_silent(self._time())
 
     def request(
         self,
@@ -149,14 +240,16 @@ class BookieConnection(asyncio.BufferedProtocol):
         """Send a request; `on_answer` is called once, later, with the answer or the error.
 
         The error of a timeout is OperationTimeoutError. The connection stays open if anything was received
-        since the request was sent. Else it is closed, and every outstanding request gets the error.
+        since the request was sent. Else it is closed, and every outstanding request gets the error. Time in
+        which our own event loop did not run counts for no timeout. A bookie that does not answer a PING
+        within `ping_timeout_s` ends the connection with BookieUnavailableError.
         """
         if self.error is not None:
             self._loop.call_soon(on_answer, self.error, NO_BODY)
             return
         assert self._transport is not None
         request_id = self._next_id
-        self._next_id = (request_id + 1) & REQUEST_ID_MAX
+        self._next_id = (request_id + 1) % ALIVE_ID
         now = self._time()
         self._requests[request_id] = (on_answer, now, now + timeout_s, request.op)
         self._release()  # Requests stay in order.
@@ -167,7 +260,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         else:  # one small buffer costs less than two
             self._transport.write(b"".join((head, *body)))
         if self._watch is None:
-            self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
+            self._begin_watch(now)
 
     def send_prepared(
         self, request: PreparedRequest, on_answer: OnAnswer, body: bytes, body_bytes: int, timeout_s: float
@@ -183,11 +276,11 @@ class BookieConnection(asyncio.BufferedProtocol):
             return
         # Runs for every batch and bookie, so it calls none of our functions without need.
         request_id = self._next_id
-        self._next_id = (request_id + 1) & REQUEST_ID_MAX
+        self._next_id = (request_id + 1) % ALIVE_ID
         now = self._time()
         self._requests[request_id] = (on_answer, now, now + timeout_s, _ADD)
         if self._watch is None:
-            self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
+            self._begin_watch(now)
         self._held += (request.frame_head(request_id, body_bytes), body)
         self._held_bytes += body_bytes
         if self._held_bytes >= _HELD_BYTES_MAX:
@@ -242,6 +335,16 @@ class BookieConnection(asyncio.BufferedProtocol):
         assert isinstance(outcome, BookKeeperError)
         raise outcome.__class__(str(outcome), bookie_id=self.bookie_id, ledger_id=ledger_id)
 
+    def abandon(self) -> None:
+        """Close the socket from outside the event loop, which does not run any more."""
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        with contextlib.suppress(RuntimeError, OSError, AttributeError):
+            transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            transport.abort()
+
     def close(self, error: BookKeeperError | None = None) -> None:
         """End the connection; outstanding requests get the error, or BookieUnavailableError."""
         self._end(
@@ -255,13 +358,15 @@ class BookieConnection(asyncio.BufferedProtocol):
         # A cast: uvloop's transports are not subclasses of asyncio's.
         self._transport = transport = cast("asyncio.Transport", transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_HIGH_BYTES)
+        self._socket = transport.get_extra_info("socket")
+        keep_alive(self._socket)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._parser.get_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._parser.buffer_updated(nbytes)
-        self._received_at = self._time()
+        self._liveness.alive_at = self._time()
         parser = self._parser
         try:
             while True:
@@ -292,7 +397,7 @@ class BookieConnection(asyncio.BufferedProtocol):
             waiting[0](outcome, body)
         elif request_id in self._overdue:
             self._overdue.remove(request_id)
-        elif self.error is None:
+        elif self.error is None and (request_id, op) != (ALIVE_ID, Op.PING):
             raise MalformedFrameError(f"an answer to request {request_id}, which is not outstanding")
 
     def eof_received(self) -> bool:
@@ -309,44 +414,97 @@ class BookieConnection(asyncio.BufferedProtocol):
     # --- inside ---
 
     async def _handshake(self, instance_id: str, timeout_s: float) -> None:
-        hello = Hello(VERSION_MIN, VERSION_MAX, "bookie-aio", instance_id, self.bookie_id)
+        hello = Hello(_VERSION_MIN, VERSION_MAX, "bookie-aio", instance_id, self.bookie_id)
         answer, _ = await self.call(hello, HelloAnswer, timeout_s=timeout_s)
-        if not VERSION_MIN <= answer.version <= VERSION_MAX:
+        if not _VERSION_MIN <= answer.version <= VERSION_MAX:
             raise UnsupportedVersionError(
                 f"bookie {self.bookie_id} chose version {answer.version} of the protocol; "
-                f"this client speaks {VERSION_MIN} to {VERSION_MAX}",
+                f"this client speaks {_VERSION_MIN} to {VERSION_MAX}",
                 bookie_id=self.bookie_id,
             )
         if self.bookie_id and answer.bookie_id != self.bookie_id:
             raise NotABookieError(
                 f"expected bookie {self.bookie_id}, found {answer.bookie_id}", bookie_id=self.bookie_id
             )
+        self._is_greeted = True
         self.bookie_id = answer.bookie_id
+        self.version = answer.version
         self.nonce = answer.nonce
         self._parser.frame_bytes_max = (
             max(FRAME_BYTES_MAX, answer.frame_bytes_max) + HANDSHAKE_FRAME_BYTES_MAX
         )
 
+    # --- deadlines ---
+
+    def _begin_watch(self, now: float) -> None:
+        """Look at the deadlines from now on; called with the first outstanding request."""
+        self._look_later(now)
+        if self._is_greeted and self._liveness.begun(now) is Verdict.PING:
+            self._ping(now)
+
+    def _look_later(self, now: float) -> None:
+        """Set the timer of the next look; there are outstanding requests."""
+        waiting_since = next(iter(self._requests.values()))[1]
+        at = self._liveness.look_at(now, waiting_since)
+        self._watch = self._loop.call_at(at, self._check_deadlines)
+
+    def _ping(self, now: float) -> None:
+        self._liveness.pinged(now)
+        self.request(Ping(), self._pinged, timeout_s=_PING_ANSWER_S)
+
+    def _pinged(self, outcome: Outcome, body: memoryview) -> None:
+        self._liveness.answered()
+
+    def _unsent_bytes(self) -> int:
+        """Return our bytes that the peer's system has not taken."""
+        assert self._transport is not None
+        return self._transport.get_write_buffer_size() + unacknowledged_bytes(self._socket)
+
     def _check_deadlines(self) -> None:
         self._watch = None
         if not self._requests or self.error is not None:
             return
-        now = self._loop.time()
-        error = OperationTimeoutError(
+        now = self._time()
+        blocked_s = self._liveness.blocked_s(now)
+        if blocked_s:
+            # Our own loop did not run, so nobody has read the answers that may have come. They are read
+            # before anything is judged, and the requests get that time again.
+            for key, (on_answer, sent_at, due_at, op) in self._requests.items():
+                at = shifted(sent_at, blocked_s, now)
+                self._requests[key] = on_answer, at, due_at + at - sent_at, op
+            self._look_later(now)
+            return
+        error: BookKeeperError = OperationTimeoutError(
             f"bookie {self.bookie_id} did not answer in time", bookie_id=self.bookie_id
         )
         # Long polls and adds have other timeouts: the oldest request need not be the first that is due.
         overdue = [(key, request) for key, request in self._requests.items() if request[2] < now]
-        if any(sent_at > self._received_at for _, (_, sent_at, _, _) in overdue):
+        if any(sent_at > self._liveness.alive_at for _, (_, sent_at, _, _) in overdue):
             self._end(error)
             return
         self._release()
+        waiting_since = next(iter(self._requests.values()))[1]
+        verdict = self._liveness.judge(now, waiting_since, self._unsent_bytes())
+        if verdict is Verdict.GONE and self._is_greeted:
+            self.was_silent = True
+            self._end(
+                BookieUnavailableError(
+                    f"bookie {self.bookie_id} has not answered a PING, and nothing else came from it",
+                    bookie_id=self.bookie_id,
+                )
+            )
+            return
         for key, (on_answer, _, _, op) in overdue:
-            del self._requests[key]
+            if self._requests.pop(key, None) is None:
+                continue  # A callback has ended the connection.
             self._overdue.add(key)
             self._adds_sent -= op == _ADD
             on_answer(error, NO_BODY)
-        self._watch = self._loop.call_later(_WATCH_INTERVAL_S, self._check_deadlines)
+        if self.error is None and self._requests:
+            if verdict is Verdict.PING and self._is_greeted:
+                self._ping(now)
+            if self._watch is None:
+                self._look_later(now)
 
     def _end(self, error: BookKeeperError) -> None:
         if self.error is not None:
@@ -370,12 +528,14 @@ async def connect(
     bookie_id: str,
     instance_id: str,
     timeout_s: float,
+    ping_timeout_s: float = PING_TIMEOUT_S,
     on_lost: Callable[[BookieConnection], None] = lambda _: None,
 ) -> BookieConnection:
     """Open a connection and shake hands.
 
     Args:
         bookie_id: the bookie expected there; "" for any bookie.
+        timeout_s: of the whole, without the time in which our own event loop did not run.
 
     Raises:
         BookieUnavailableError: nothing listens, or the time is over.
@@ -385,10 +545,10 @@ async def connect(
     host, port = split_address(address)
     connection: BookieConnection | None = None
     try:
-        async with asyncio.timeout(timeout_s):
+        async with awake_timeout(timeout_s):
             loop = asyncio.get_running_loop()
             _, connection = await loop.create_connection(
-                lambda: BookieConnection(bookie_id, on_lost), host, port
+                lambda: BookieConnection(bookie_id, on_lost, ping_timeout_s), host, port
             )
             # The deadline above covers the handshake too: the timeout given here must only be later.
             await connection._handshake(instance_id, 2 * timeout_s)
@@ -414,3 +574,27 @@ async def connect(
     if connection is not None:
         connection.close()
     raise error
+
+
+async def list_entries(
+    connection: BookieConnection, ledger_id: int, first: int, last: int, timeout_s: float
+) -> tuple[list[Row], bool]:
+    """Ask a bookie which entries from `first` to `last` it holds, and whether it lost data of the ledger.
+
+    Raises:
+        BookKeeperError: the bookie's failure. ProtocolError: its list does not advance.
+    """
+    rows: list[Row] = []
+    following, is_damaged = first, False
+    while 0 <= following <= last:
+        answer, body = await connection.call(
+            ListEntries(ledger_id, following), ListEntriesAnswer, timeout_s=timeout_s, ledger_id=ledger_id
+        )
+        rows += parse_rows(body)
+        if 0 <= answer.next_entry <= following:
+            raise ProtocolError(
+                f"a list of entries from {following} on is said to go on at {answer.next_entry}",
+                ledger_id=ledger_id,
+            )
+        following, is_damaged = answer.next_entry, answer.is_damaged
+    return rows, is_damaged

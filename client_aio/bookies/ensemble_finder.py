@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S = 0.5
+_GRACE_S = 0.3
+"""How long a bookie may let the others wait that suffice without it."""
 _DRAWS = 8
 """How often seats are drawn for bookies that are down, while the policy warns of the result."""
 
@@ -157,7 +158,7 @@ class EnsembleFinder:
         while True:
             # The bookie that failed longest ago comes first, even if it lost its seat. Otherwise a bookie
             # that fails each time it is chosen would keep a bookie that has recovered from being chosen.
-            quarantined = directory.quarantined()
+            quarantined = self._pool.doubtful()
             doubtful = [*(bookie_id for bookie_id in lost if bookie_id not in quarantined), *quarantined]
             count = seats.count(None)
             candidates = eligible(

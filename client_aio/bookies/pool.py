@@ -3,6 +3,9 @@
 `BookieDirectory` knows the bookies: their registrations in the metadata store, and which failed lately. It
 owns a view of the registrations, which follows them by a watch. The view outlives outages of the store: a
 bookie whose registration is gone keeps its last address.
+
+Nobody waits for all bookies where some are enough (`BookiePool.until_enough`). A bookie that answers nothing
+for now is asked after the others (`BookiePool.asked_last`). It is asked all the same where it is needed.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from client_aio.bookies.connection import BookieConnection, connect
+from client_aio.core.liveness import LATE_S, LOOK_INTERVAL_S
 from metadata.access.bookies import BookieRecord, available_bookies, registered_bookies
 from metadata.errors import (
     BookieUnavailableError,
@@ -21,18 +25,27 @@ from metadata.errors import (
     MetadataError,
     NoSuchLedgerError,
     NotABookieError,
+    OperationTimeoutError,
     ProtocolError,
 )
 from metadata.ids import KEY_AVAILABLE
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from bookie_aio.wire.messages import Message
     from client_aio.config import ClientConfig
     from metadata.store import MetadataStore
 
+Answer = TypeVar("Answer", bound="Message")
+Result = TypeVar("Result")
 
 _REFRESH_RETRY_S = 0.5
+GRACE_S = 0.1
+"""How much longer the last answers are waited for once there are enough."""
+_CONNECT_GRACE_S = 0.3
+"""A bookie that is not connected so much later than another one counts as unreachable, for now."""
 
 
 class Quarantine:
@@ -67,7 +80,7 @@ class BookieDirectory:
         self._quarantine = Quarantine(config.quarantine_s)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._task: OwnedTask | None = None
 
     async def start(self) -> None:
         """Read the registrations, and follow them from now on.
@@ -76,13 +89,13 @@ class BookieDirectory:
             MetadataError: they cannot be read.
         """
         await self.refresh()
-        self._task = self._loop.create_task(self._follow(), name="bookie directory")
+        self._task = OwnedTask(self._follow, "bookie directory")
 
     async def close(self) -> None:
         """Stop following."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.wait()
 
     @property
     def available(self) -> Mapping[str, BookieRecord]:
@@ -163,11 +176,104 @@ class BookiePool:
         self._instance_id = instance_id
         self._open: dict[str, BookieConnection] = {}
         self._opening: dict[str, asyncio.Task[BookieConnection]] = {}
+        self._suspects: set[str] = set()  # whose connection ended in silence, and that were not reached since
+        self._loop = asyncio.get_running_loop()
         self._is_closed = False
 
     def peek(self, bookie_id: str) -> BookieConnection | None:
         """Return the live connection to the bookie; None if there is none."""
         return self._open.get(bookie_id)
+
+    def asked_last(self) -> list[str]:
+        """Return the bookies to ask after all others: those not connected yet, silent, or in quarantine.
+
+        A bookie is silent long before it counts as failed, which begins its quarantine.
+        """
+        return [*self._opening, *self.doubtful()]
+
+    def doubtful(self) -> list[str]:
+        """Return the bookies that nobody waits for once the others are enough: silent, or in quarantine.
+
+        The one that failed longest ago stands first among those in quarantine.
+        """
+        quarantined = self.directory.quarantined()
+        silent = [name for name, connection in self._open.items() if connection.is_silent]
+        silent += sorted(self._suspects.difference(silent))
+        return [*(name for name in silent if name not in quarantined), *quarantined]
+
+    async def until_enough(
+        self,
+        tasks: Mapping[asyncio.Task[Result], str],
+        is_enough: Callable[[set[asyncio.Task[Result]]], bool],
+        *,
+        grace_s: float = GRACE_S,
+        doubtful_grace_s: float = 0.0,
+        timeout_s: float | None = None,
+    ) -> set[asyncio.Task[Result]]:
+        """Wait until enough tasks are done, and then only a little longer for the others.
+
+        The others get `grace_s`, or as long as it took until enough were done. Where all of them ask bookies
+        that are silent or in quarantine, they get `doubtful_grace_s`. No task is cancelled.
+
+        Args:
+            tasks: the tasks, with the bookie that each of them asks.
+            is_enough: whether these tasks, which are done, are enough.
+            timeout_s: of the whole; None for none.
+
+        Returns:
+            The tasks that are not done.
+        """
+        begun = self._loop.time()
+        done: set[asyncio.Task[Result]] = set()
+        waiting = set(tasks)
+        until = None if timeout_s is None else begun + timeout_s
+        has_enough = False
+        while waiting:
+            now = self._loop.time()
+            if not has_enough and is_enough(done):
+                has_enough = True
+                is_hopeless = {tasks[task] for task in waiting} <= set(self.doubtful())
+                grace_end = now + (doubtful_grace_s if is_hopeless else max(grace_s, now - begun))
+                until = grace_end if until is None else min(until, grace_end)
+            left_s = None if until is None else max(0.0, until - now)
+            ended, waiting = await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            done |= ended
+            if not ended and until is not None:
+                if self._loop.time() - until < LATE_S:
+                    break
+                until = self._loop.time() + LOOK_INTERVAL_S  # Our own loop was blocked: answers may wait.
+        return waiting
+
+    async def ask(
+        self,
+        bookie_id: str,
+        request: Message,
+        expected: type[Answer],
+        *,
+        timeout_s: float,
+        ledger_id: int,
+        auth: bytes | None = None,
+    ) -> tuple[Answer, memoryview]:
+        """Send a request that may be sent twice, and wait for its answer; connect where that is needed.
+
+        A connection that is older than this call may have been forgotten on the way. If it ends without the
+        answer, the request is sent again over a new one.
+
+        Raises:
+            BookKeeperError: as `get`, and as `BookieConnection.call`.
+        """
+        former = self._open.get(bookie_id)
+        for connection in (former, None):
+            if connection is None:
+                connection = await self.get(bookie_id)
+            try:
+                return await connection.call(
+                    request, expected, timeout_s=timeout_s, ledger_id=ledger_id, auth=auth
+                )
+            except (BookieUnavailableError, OperationTimeoutError):
+                if connection is not former or connection.is_open:
+                    raise
+        raise AssertionError(former)
 
     async def get(self, bookie_id: str) -> BookieConnection:
         """Return a live connection to the bookie; connect if there is none.
@@ -189,31 +295,59 @@ class BookiePool:
         self._check_open()
         task = self._opening.get(bookie_id)
         if task is None or task is under_way:
-            task = asyncio.get_running_loop().create_task(self._connect(bookie_id), name=f"to {bookie_id}")
-            self._opening[bookie_id] = task
-            task.add_done_callback(lambda done: self._opened(bookie_id, done))
+            task = self._open_new(bookie_id)
         return await self._wait_for(task)
+
+    def _open_new(self, bookie_id: str) -> asyncio.Task[BookieConnection]:
+        task = self._loop.create_task(self._connect(bookie_id), name=f"to {bookie_id}")
+        self._opening[bookie_id] = task
+        task.add_done_callback(lambda done: self._opened(bookie_id, done))
+        return task
 
     async def _wait_for(self, opening: asyncio.Task[BookieConnection]) -> BookieConnection:
         # Not by awaiting the task: closing the pool cancels it, which must not cancel the callers.
         await asyncio.wait([opening])
         if opening.cancelled():
             self._check_open()
+            raise BookieUnavailableError("connecting was cancelled by the application: try again")
         return opening.result()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClientClosedError("the client is closed")
 
-    async def get_all(self, bookie_ids: Iterable[str]) -> dict[str, BookieConnection | BookKeeperError]:
-        """Return, for each bookie, its connection or the error of connecting."""
-        names = list(bookie_ids)
-        found = await asyncio.gather(*map(self.get, names), return_exceptions=True)
+    async def get_all(
+        self, bookie_ids: Iterable[str], *, grace_s: float = _CONNECT_GRACE_S
+    ) -> dict[str, BookieConnection | BookKeeperError]:
+        """Return, for each bookie, its connection or the error of connecting.
+
+        Once one of them is connected, the others are waited for `grace_s` longer, or as long as the first
+        one took. Then they count as unreachable, and their attempts go on.
+        """
+        tasks = {asyncio.ensure_future(self.get(name)): name for name in bookie_ids}
+        try:
+            waiting = await self.until_enough(
+                tasks,
+                lambda done: any(not task.cancelled() and task.exception() is None for task in done),
+                grace_s=grace_s,
+                doubtful_grace_s=GRACE_S,
+            )
+        finally:
+            for task in tasks:
+                if not task.cancel() and not task.cancelled():
+                    task.exception()  # retrieved: asyncio logs no error if this call was cancelled
         result: dict[str, BookieConnection | BookKeeperError] = {}
-        for name, outcome in zip(names, found, strict=True):
-            if not isinstance(outcome, (BookieConnection, BookKeeperError)):
-                raise outcome
-            result[name] = outcome
+        for task, name in tasks.items():
+            if task in waiting or task.cancelled():
+                result[name] = too_slow(name)
+                continue
+            error = task.exception()
+            if error is None:
+                result[name] = task.result()
+            elif isinstance(error, BookKeeperError):
+                result[name] = error
+            else:
+                raise error
         return result
 
     async def close(self) -> None:
@@ -225,6 +359,12 @@ class BookiePool:
         await asyncio.gather(*opening, return_exceptions=True)
         for connection in list(self._open.values()):
             connection.close()
+
+    def abandon(self) -> None:
+        """Close all sockets from outside the event loop, which does not run any more."""
+        self._is_closed = True
+        for connection in list(self._open.values()):
+            connection.abandon()
 
     async def _connect(self, bookie_id: str) -> BookieConnection:
         addresses = self.directory.addresses(bookie_id)
@@ -239,6 +379,7 @@ class BookiePool:
                         bookie_id=bookie_id,
                         instance_id=self._instance_id,
                         timeout_s=self._config.connect_timeout_s,
+                        ping_timeout_s=self._config.ping_timeout_s,
                         on_lost=self._lost,
                     )
                 except (BookieUnavailableError, NotABookieError) as failure:
@@ -255,6 +396,7 @@ class BookiePool:
     def _opened(self, bookie_id: str, task: asyncio.Task[BookieConnection]) -> None:
         if self._opening.get(bookie_id) is task:
             del self._opening[bookie_id]
+        self._suspects.discard(bookie_id)  # It is reached, or in quarantine.
         if task.cancelled() or task.exception() is not None:
             return
         connection = task.result()
@@ -266,5 +408,17 @@ class BookiePool:
     def _lost(self, connection: BookieConnection) -> None:
         if self._open.get(connection.bookie_id) is connection:
             del self._open[connection.bookie_id]
-            if not self._is_closed:
-                logger.info("bookie=%s connection lost: %s", connection.bookie_id, connection.error)
+            if self._is_closed:
+                return
+            logger.info("bookie=%s connection lost: %s", connection.bookie_id, connection.error)
+            if connection.was_silent and connection.bookie_id not in self._opening:
+                # The bookie is gone, or the connection was forgotten on the way: connecting tells them apart.
+                self._suspects.add(connection.bookie_id)
+                self._open_new(connection.bookie_id)
+
+
+def too_slow(bookie_id: str) -> BookieUnavailableError:
+    """Build the error of a bookie that others were faster to connect to."""
+    return BookieUnavailableError(
+        f"bookie {bookie_id} was not connected when others were", bookie_id=bookie_id
+    )

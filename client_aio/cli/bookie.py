@@ -7,11 +7,13 @@ import random
 import resource
 import signal
 import socket
+import struct
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,13 +24,21 @@ from bookie_aio.server.registration import establish_identity, is_formatted
 from bookie_aio.storage.data_directory import read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import StorageConfig
-from bookie_aio.wire.messages import Done, Info
-from client_aio.bookies.connection import connect
+from bookie_aio.wire.messages import Done, Info, ListLedgers, ListLedgersAnswer
+from client_aio.bookies.connection import BookieConnection, connect
+from client_aio.cli.input import ask
 from client_aio.cli.options import Invocation, command, usage_error
 from client_aio.cli.output import Output
-from metadata.access.bookies import available_bookies, join_address, split_address
+from metadata.access.bookies import (
+    BookieRecord,
+    SetBacks,
+    available_bookies,
+    join_address,
+    split_address,
+)
+from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store
-from metadata.errors import BookieUnavailableError
+from metadata.errors import BookieUnavailableError, BookKeeperError
 from metadata.ids import KEY_COOKIES, check_bookie_id
 
 app = typer.Typer(no_args_is_help=True, help="Run bookies, and look after them.")
@@ -67,6 +77,13 @@ async def serve(
     allow_remote_without_auth: Annotated[
         bool, typer.Option("--allow-remote-without-auth", help="Listen beyond this machine, open to anybody.")
     ] = False,
+    accept_older_copy: Annotated[
+        bool,
+        typer.Option(
+            "--accept-older-copy",
+            help="Start on an older copy of a directory that is lost; the entries written since are owed.",
+        ),
+    ] = False,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
     stop_with_parent: Annotated[
@@ -98,6 +115,7 @@ async def serve(
         weight=weight,
         allow_remote_without_auth=allow_remote_without_auth,
         sweep_interval_s=sweep_interval,
+        accept_older_copy=accept_older_copy,
         limits=Limits(connections_max=connections_max),
         storage=StorageConfig(files_max=files_max),
     )
@@ -234,6 +252,95 @@ async def format_(
         },
         text=cookie.bookie_id,
     )
+
+
+@command(app, "accept-metadata")
+async def accept_metadata(
+    invocation: Invocation,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show which ledgers bookies would drop.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+) -> None:
+    """Accept a metadata store that was set back to an older copy: bookies drop what it does not list.
+
+    Bookies that found the store older than themselves drop no ledger given out before. This shows the
+    ledgers in doubt: held by a bookie that runs, and not listed. Then it answers for these bookies. A bookie
+    that is down stays in doubt; start it and run the command again.
+    """
+    output = invocation.output
+    async with await open_store(invocation.metadata_uri) as store:
+        found = await SetBacks.read(store)
+        running = await available_bookies(store)
+        waiting = sorted({one for one in running for event in found.events if one not in event.answered})
+        below = max((event.raised_to for event in found.events), default=0)
+        held = {one: await _ledgers_of(running[one], below) for one in waiting}
+        listed = {one async for one in LedgerStore(store).ledger_ids(sync=True)}
+        in_doubt = sorted({one for ids in held.values() for one in ids} - listed)
+        rows = [
+            {"ledger_id": one, "bookies": [bookie for bookie in waiting if one in held[bookie]]}
+            for one in in_doubt
+        ]
+        is_done = bool(waiting) and not dry_run
+        if is_done:
+            ask(f"Let {', '.join(waiting)} drop {len(in_doubt)} ledgers, for good?", is_answered=yes)
+            answered = [
+                replace(event, answered=sorted({*event.answered, *waiting})) for event in found.events
+            ]
+            await found.replace(store, answered)
+        down = sorted(set(await store.children(KEY_COOKIES)) - set(running))
+    output.document(
+        {
+            "set_backs": len(found.events),
+            "answered_for": waiting if is_done else [],
+            "ledgers_in_doubt": rows,
+            "bookies_down": down,
+        },
+        text=_text_of_doubt(rows, waiting, down, is_done=is_done),
+    )
+
+
+def _text_of_doubt(rows: list[dict[str, Any]], waiting: list[str], down: list[str], *, is_done: bool) -> str:
+    lines = [f"ledger {row['ledger_id']}, on {', '.join(row['bookies'])}" for row in rows]
+    if not waiting:
+        lines.append("no running bookie is in doubt of the metadata store")
+    elif is_done:
+        lines.append(f"accepted for {', '.join(waiting)}: the next sweep drops {len(rows)} ledgers")
+    else:
+        lines.append(f"{len(rows)} ledgers are in doubt, nothing was changed")
+    if down:
+        lines.append(f"down, and not looked at: {', '.join(down)}")
+    return "\n".join(lines)
+
+
+async def _ledgers_of(record: BookieRecord, below: int) -> set[int]:
+    """Return the ids below a limit of the ledgers that a running bookie holds."""
+    error: BookKeeperError | None = None
+    for address in record.addresses:
+        try:
+            connection = await connect(
+                address, bookie_id=record.bookie_id, instance_id="", timeout_s=_CALL_TIMEOUT_S
+            )
+        except BookieUnavailableError as raised:
+            error = raised
+            continue
+        try:
+            return await _list_ledgers(connection, below)
+        finally:
+            connection.close()
+    raise error or BookieUnavailableError(f"bookie {record.bookie_id} has no address")
+
+
+async def _list_ledgers(connection: BookieConnection, below: int) -> set[int]:
+    held: set[int] = set()
+    following = 0
+    while 0 <= following < below:
+        answer, body = await connection.call(
+            ListLedgers(following), ListLedgersAnswer, timeout_s=_CALL_TIMEOUT_S
+        )
+        held.update(one for (one,) in struct.iter_unpack("<Q", body) if one < below)
+        following = answer.next_ledger
+    return held
 
 
 @command(app, "list")

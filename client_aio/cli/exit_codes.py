@@ -65,6 +65,7 @@ _TABLE: tuple[tuple[type[BaseException], Exit, str], ...] = (
     (errors.DigestMismatchError, Exit.DAMAGED, ""),
     (errors.EntryUnknownError, Exit.DAMAGED, ""),
     (errors.MetadataCorruptError, Exit.DAMAGED, ""),
+    (errors.MetadataSetBackError, Exit.DAMAGED, ""),
     (errors.CorruptRecordError, Exit.DAMAGED, ""),
     (
         errors.CookieMismatchError,

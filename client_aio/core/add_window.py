@@ -46,10 +46,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Generic, NamedTuple, TypeVar
 
-from bookie_aio.wire.blocks import encode_block
+from bookie_aio.wire.blocks import Block, encode_block
 from client_aio.core.quorum import can_acknowledge, indexes_of, write_set_masks
 from metadata.errors import InvalidArgumentError
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
@@ -95,6 +96,31 @@ class AddGroup(Generic[Token]):
         self.batches = batches
         self.length = length  # of the ledger, up to and including the last entry
         self.bytes_held = bytes_held
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding(Generic[Token]):
+    """The entries that a window has dropped: groups that were sent, then entries that were not."""
+
+    groups: Sequence[AddGroup[Token]]
+    unsent: Sequence[bytes]
+    tokens_of_unsent: Sequence[Token]
+
+    def tokens(self) -> list[Token]:
+        """Return the tokens, in entry order."""
+        return [token for group in self.groups for token in group.tokens] + list(self.tokens_of_unsent)
+
+    def entries(self) -> list[tuple[bytes, Token]]:
+        """Return payload and token of each entry, in order."""
+        payloads = {
+            entry_id: bytes(payload)
+            for group in self.groups
+            for batch in group.batches
+            for block in (Block.parse(memoryview(batch.block)),)
+            for entry_id, payload in zip(block.entry_ids, block.payloads(), strict=True)
+        }
+        sent = [payloads[entry_id] for entry_id in sorted(payloads)]
+        return list(zip([*sent, *self.unsent], self.tokens(), strict=True))
 
 
 class Send(NamedTuple):
@@ -393,14 +419,14 @@ class AddWindow(Generic[Token]):
         """Return the groups that have become acknowledged."""
         return self._advance()
 
-    def abort(self) -> list[Token]:
-        """Drop everything outstanding; returns its tokens in entry order."""
-        tokens = [token for group in self._groups for token in group.tokens] + self._tokens
+    def abort(self) -> Outstanding[Token]:
+        """Drop everything outstanding, and return it: what lies behind the LAC, in entry order."""
+        dropped = Outstanding(tuple(self._groups), self._payloads, self._tokens)
         self._groups.clear()
         self._retained.clear()
         self._payloads, self._tokens = [], []
         self.bytes_held = 0
-        return tokens
+        return dropped
 
     def _advance(self) -> list[AddGroup[Token]]:
         done: list[AddGroup[Token]] = []

@@ -185,12 +185,12 @@ class ReadPlan:
         self.absent_at = absent_at
         self._turn = turn
 
-    def order(self, bookies: tuple[str, ...], quarantined: Collection[str]) -> list[str]:
-        """Return a write set in the order of asking: rotated by one for each call, quarantined ones last."""
+    def order(self, bookies: tuple[str, ...], asked_last: Collection[str]) -> list[str]:
+        """Return a write set in the order of asking: rotated by one for each call, doubtful bookies last."""
         self._turn += 1
         start = self._turn % len(bookies)
-        # The sort is stable: within the healthy and the quarantined bookies the rotation stays.
-        return sorted(bookies[start:] + bookies[:start], key=quarantined.__contains__)
+        # The sort is stable: within the healthy and the doubtful bookies the rotation stays.
+        return sorted(bookies[start:] + bookies[:start], key=asked_last.__contains__)
 
 
 class Scan:
@@ -279,15 +279,19 @@ class RangeRead:
         """Return whether a bookie is left to ask in this round."""
         return bool(self._unasked)
 
-    def begin_round(self, quarantined: Collection[str]) -> None:
-        """Begin to ask the write set; nothing may be outstanding."""
-        self._unasked = self._plan.order(self.wanted.bookies, quarantined)
+    def begin_round(self, asked_last: Collection[str]) -> None:
+        """Begin to ask the write set; nothing may be outstanding. Doubtful bookies are asked last."""
+        self._unasked = self._plan.order(self.wanted.bookies, asked_last)
         self._outstanding = 0
         self._errors = []
 
-    def next_bookie(self) -> str | None:
-        """Return the bookie to ask now; None where enough are outstanding, or all have been asked."""
-        if not self._unasked or self._outstanding == _ASKED_AT_ONCE:
+    def next_bookie(self, silent: int = 0) -> str | None:
+        """Return the bookie to ask now; None where enough are outstanding, or all have been asked.
+
+        Args:
+            silent: how many of the bookies that owe an answer answer nothing at all for now.
+        """
+        if not self._unasked or self._outstanding - silent >= _ASKED_AT_ONCE:
             return None
         self._outstanding += 1
         return self._unasked.pop(0)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bookie_aio.wire.listing import listed
 from bookie_aio.wire.messages import ReadAnswer, ReadLacAnswer
-from client_aio.admin.replicas import list_entries
+from client_aio.bookies.connection import list_entries
 from client_aio.core.read_plan import ClassRange, checked_blocks
 from client_aio.core.recovery import LossyEnd, believed, entered, fencing_lac_read
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata

@@ -6,29 +6,42 @@ made here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from bookie_aio.wire.messages import VERSION_IS_FREE, Done, IsFree
 from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.core.digest import check_choice
 from client_aio.ledger.writer import LedgerWriter
-from metadata.errors import InvalidArgumentError, LedgerExistsError
+from metadata.errors import (
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerExistsError,
+    LedgerIdTakenError,
+    NoSuchLedgerError,
+    VersionConflictError,
+)
 from metadata.model.ledger import DIGESTS, LedgerMetadata, check_custom, check_quorums
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
-    from metadata.errors import BookKeeperError
     from metadata.model.ledger import UnboundedRecord
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
 
 Writer = TypeVar("Writer", bound=LedgerWriter)
+
+_IDS_TRIED_MAX = 8
+_ASKED_S = 1.0
+"""The time that bookies have to say whether an id is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +85,100 @@ async def create_ledger(
 
     Raises:
         NotEnoughBookiesError: too few bookies can be reached; see `EnsembleFinder.find`.
+        LedgerIdTakenError: bookies refused every id that was drawn.
         MetadataUnavailableError: the ledger may exist, now or later. No client has its id.
     """
-    while True:
-        metadata, proof, connections = await new_metadata(context, settings, id_min=id_min)
-        try:
-            version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
-            break
-        except LedgerExistsError as error:
-            logger.info("ledger=%d another id is drawn: %s", metadata.ledger_id, error)
+    metadata, version, proof, connections = await create_metadata(context, settings, id_min=id_min)
     return await start_writer(context, make(context, metadata, version, proof), connections)
 
 
-async def new_metadata(
+async def create_metadata(
     context: ClientContext,
     settings: LedgerSettings,
     *,
     id_min: int = 0,
     unbounded: UnboundedRecord | None = None,
+) -> tuple[LedgerMetadata, Version, Digest, dict[str, BookieConnection | BookKeeperError]]:
+    """Write a new ledger's metadata, under an id that the bookies chosen have never heard of.
+
+    A metadata store that was set back to an older copy gives ids out twice. A bookie that holds or has
+    dropped the former ledger says so, and another id is drawn. The bookies are asked while the metadata are
+    written.
+
+    Returns:
+        The metadata and their version; the ledger's digest; the connections to its bookies, with an error for
+        each bookie that is down.
+
+    Raises:
+        NotEnoughBookiesError: too few bookies can be reached; see `EnsembleFinder.find`.
+        LedgerIdTakenError: bookies refused every id that was drawn.
+        MetadataUnavailableError: the ledger may exist, now or later. No client has its id.
+    """
+    refused: LedgerIdTakenError | LedgerExistsError | None = None
+    for _ in range(_IDS_TRIED_MAX):
+        metadata, proof, connections = await _new_metadata(
+            context, settings, id_min=id_min, unbounded=unbounded
+        )
+        asking = asyncio.ensure_future(_refusal(context, metadata.ledger_id, connections.values()))
+        try:
+            version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
+            refused = await asking
+            if refused is None:
+                return metadata, version, proof, connections
+            with suppress(NoSuchLedgerError, VersionConflictError):
+                await context.ledgers.delete(metadata.ledger_id, version)
+        except LedgerExistsError as error:
+            refused = error
+        finally:
+            asking.cancel()
+        logger.warning("ledger=%d another id is drawn: %s", metadata.ledger_id, refused)
+        context.ledgers.discard_ids()
+    assert refused is not None
+    raise refused
+
+
+async def _refusal(
+    context: ClientContext, ledger_id: int, connections: Iterable[BookieConnection | BookKeeperError]
+) -> LedgerIdTakenError | None:
+    """Ask the bookies of a new ledger whether its id is free; return the first refusal.
+
+    A bookie that does not answer in time does not hold the creation up: it proves nothing.
+    """
+
+    async def ask(connection: BookieConnection) -> LedgerIdTakenError | None:
+        timeout_s = context.config.read_timeout_s
+        try:
+            await connection.call(IsFree(ledger_id), Done, timeout_s=timeout_s, ledger_id=ledger_id)
+        except LedgerIdTakenError as error:
+            return error
+        except BookKeeperError as error:
+            logger.debug("ledger=%d bookie=%s was not asked: %s", ledger_id, connection.bookie_id, error)
+        return None
+
+    asked = [
+        asyncio.ensure_future(ask(each))
+        for each in connections
+        if not isinstance(each, BookKeeperError) and each.version >= VERSION_IS_FREE
+    ]
+    try:
+        for answer in asyncio.as_completed(asked, timeout=_ASKED_S):
+            if (refusal := await answer) is not None:
+                return refusal
+    except TimeoutError:
+        pass
+    finally:
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+    return None
+
+
+async def _new_metadata(
+    context: ClientContext,
+    settings: LedgerSettings,
+    *,
+    id_min: int,
+    unbounded: UnboundedRecord | None,
 ) -> tuple[LedgerMetadata, Digest, dict[str, BookieConnection | BookKeeperError]]:
     """Draw an id and find an ensemble.
 

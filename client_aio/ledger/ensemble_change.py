@@ -12,6 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from client_aio.bookies.ensemble_finder import Sizes
+from client_aio.context import Repeats
 from client_aio.core.ensemble_change import (
     Abandon,
     Copy,
@@ -34,6 +35,7 @@ from metadata.errors import (
     NotEnoughBookiesError,
     WriterAbortedError,
 )
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +120,8 @@ class EnsembleChangeTask(Generic[Token]):
         self._patience = Patience(context.config.ensemble_change_timeout_s)
         self._rolls: list[asyncio.Future[None]] = []
         self._later_rolls: list[asyncio.Future[None]] = []  # requested when a roll had begun
-        self._task: asyncio.Task[None] | None = None
+        self._task: OwnedTask | None = None
+        self._repeats = Repeats()
 
     @property
     def fragment(self) -> Fragment:
@@ -130,8 +133,8 @@ class EnsembleChangeTask(Generic[Token]):
         self._progress.set()
         if self._task is None or self._task.done():
             # Seats that fail before the task first runs, or while it waits, are replaced together.
-            self._task = asyncio.get_running_loop().create_task(
-                self._run(), name=f"ensemble change of ledger {self._replicator.window.ledger_id}"
+            self._task = OwnedTask(
+                self._run, f"ensemble change of ledger {self._replicator.window.ledger_id}"
             )
 
     def roll(self) -> asyncio.Future[None]:
@@ -156,11 +159,11 @@ class EnsembleChangeTask(Generic[Token]):
         self._is_finishing.set()
         self._progress.set()
         if self._task is not None:
-            await asyncio.wait([self._task])
+            await self._task.wait()
 
     def stop(self) -> None:
         """Stop at once. The outcome of a change under way stays unknown."""
-        if self._task is not None and self._task is not asyncio.current_task():
+        if self._task is not None and not self._task.is_current:
             self._task.cancel()
             self._end_all_rolls()  # A task that is cancelled before it first runs does not end them.
 
@@ -168,15 +171,30 @@ class EnsembleChangeTask(Generic[Token]):
         """Stop, and wait until the task has ended."""
         self.stop()
         if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.wait()
 
     async def _run(self) -> None:
+        has_ended = True
         try:
             step = self._changer.next()
             while step is not None and self._owner._needs_bookies():
                 if isinstance(step, (Find, Wait, Drain, GiveUp)) and self._replicator.disowning:
                     await self._check_that_it_exists()
                 step = await self._carry_out(step)
+        except asyncio.CancelledError:
+            # By the owner, or by the application, which may have cancelled all tasks. The task is started
+            # again then, unless a change was half-way: whether its compare-and-set happened is not known.
+            is_ours = self._task is None or self._task.is_cancelled
+            has_ended = is_ours or self._replicator.window.is_frozen
+            if has_ended and not is_ours:
+                ledger_id = self._replicator.window.ledger_id
+                self._owner._fail(
+                    MetadataUnavailableError(
+                        f"an ensemble change of ledger {ledger_id} was cancelled half-way",
+                        ledger_id=ledger_id,
+                    )
+                )
+            raise
         except BookKeeperError as error:
             self._owner._fail(error)
         except Exception as error:
@@ -185,7 +203,8 @@ class EnsembleChangeTask(Generic[Token]):
             logger.exception("ledger=%d %s", ledger_id, why)
             self._owner._fail(WriterAbortedError(why, ledger_id=ledger_id))
         finally:
-            self._end_all_rolls()
+            if has_ended:
+                self._end_all_rolls()
 
     def _end_all_rolls(self) -> None:
         self._rolls += self._later_rolls
@@ -280,10 +299,13 @@ class EnsembleChangeTask(Generic[Token]):
             step = changer.not_found()
             if isinstance(step, Wait):
                 names = ", ".join(changer.target[index] for index in indexes_of(seats))
-                logger.warning(
-                    "ledger=%d writing %s without %s: %s",
-                    self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on", names, error,
-                )  # fmt: skip
+                now = asyncio.get_running_loop().time()
+                if count := self._repeats.due((names, step.is_frozen), now):
+                    logger.warning(
+                        "ledger=%d writing %s without %s (looked %d times since the last report): %s",
+                        self._replicator.window.ledger_id, "waits" if step.is_frozen else "goes on", names,
+                        count, error,
+                    )  # fmt: skip
             return step
         filled = indexes_of(found.filled)
         if any(self._has_just_been_seated(found.bookies[index]) for index in filled):

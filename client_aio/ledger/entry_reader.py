@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from itertools import accumulate, count, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -29,6 +29,7 @@ from client_aio.core.read_plan import (
     checked_blocks,
     refusal,
 )
+from client_aio.tails import SharedRead
 from metadata.errors import (
     BookKeeperError,
     DigestMismatchError,
@@ -38,7 +39,7 @@ from metadata.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from bookie_aio.wire.blocks import Block, LacStatement
     from client_aio.context import ClientContext
@@ -109,6 +110,9 @@ EntryStream = AsyncGenerator[Entry, None]
 BatchStream = AsyncGenerator[EntryBatch, None]
 
 
+_Read = Callable[[ClassRange], Coroutine[object, object, "list[Block]"]]
+
+
 class EntrySource(Protocol):
     """The source of a ledger's entries for a handle; `EntryReader` documents the members."""
 
@@ -117,7 +121,7 @@ class EntrySource(Protocol):
 
     def stream(self, first: int, last: int, limit: int) -> EntryStream: ...
 
-    def batches(self, first: int, last: int, limit: int) -> BatchStream: ...
+    def batches(self, first: int, last: int, limit: int, *, is_tail: bool = False) -> BatchStream: ...
 
     def stream_unconfirmed(self, first: int, last: int) -> EntryStream: ...
 
@@ -133,6 +137,7 @@ class EntryReader:
             None: the metadata never change, and a failed read ends at once.
         turn: the rotation at which the first read starts; see `ReadPlan`.
         absent_at: how many bookies of a write set must deny an entry to prove it absent; by default all.
+        asked_last: bookies that the caller asks after the others, beside those that the pool knows.
     """
 
     def __init__(
@@ -145,8 +150,10 @@ class EntryReader:
         refresh: Callable[[], Awaitable[None]] | None,
         turn: int = 0,
         absent_at: int | None = None,
+        asked_last: Collection[str] = (),
     ) -> None:
         self._context = context
+        self._asked_last = asked_last
         self._config = context.config
         self._metadata = metadata
         self._digest = digest
@@ -164,11 +171,12 @@ class EntryReader:
         """Return the entries first to last, one by one; see `batches`."""
         return entries_of(self.batches(first, last, limit))
 
-    def batches(self, first: int, last: int, limit: int) -> BatchStream:
+    def batches(self, first: int, last: int, limit: int, *, is_tail: bool = False) -> BatchStream:
         """Return the entries first to last, in batches.
 
         Args:
             limit: the last entry that may be read.
+            is_tail: whether other tails of the client probably read the same now: they share one answer.
 
         Raises:
             InvalidArgumentError: at the call: first to last is no range.
@@ -177,7 +185,7 @@ class EntryReader:
             DigestMismatchError, EntryUnknownError, BookieUnavailableError: while iterating; see `blocks`.
         """
         check_limit(self._metadata().ledger_id, first, last, limit)
-        return self._batches(first, last)
+        return self._batches(first, last, is_tail=is_tail)
 
     def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
         """Return the entries first to last, up to the first entry that no bookie has.
@@ -224,7 +232,19 @@ class EntryReader:
                 if not read.look_again(error, self._metadata()):
                     raise
 
-    async def _batches(self, first: int, last: int) -> BatchStream:
+    async def shared_blocks(self, wanted: ClassRange) -> list[Block]:
+        """Read as `blocks` does, together with the tails that read the same now; raises as `blocks` does."""
+        reads = self._context.tails.reads
+        shared = reads.get(wanted)
+        if shared is None:
+            shared = reads[wanted] = SharedRead(asyncio.create_task(self.blocks(wanted)))
+            shared.task.add_done_callback(lambda _: reads.pop(wanted, None))
+        try:
+            return await shared.result()
+        except BookKeeperError:
+            return await self.blocks(wanted)  # Its reader may have had older metadata than this one.
+
+    async def _batches(self, first: int, last: int, *, is_tail: bool = False) -> BatchStream:
         ahead: deque[_Chunk] = deque()
         scan = Scan(self._plan, self._metadata(), first, last)
         try:
@@ -233,7 +253,7 @@ class EntryReader:
                     ranges = scan.next_chunk(self._metadata(), is_first=not ahead)
                     if not ranges:
                         break
-                    ahead.append(_Chunk(self, ranges))
+                    ahead.append(_Chunk(ranges, self.shared_blocks if is_tail else self.blocks))
                 async for batch in self._consume(ahead[0]):
                     scan.learn(len(batch), len(batch.buffer))
                     yield batch
@@ -272,13 +292,18 @@ class EntryReader:
 
     async def _ask_in_turn(self, read: RangeRead) -> list[Block]:
         """Ask one bookie after the other, and the next bookie early when an answer is slow."""
-        read.begin_round(self._context.pool.directory.quarantined())
+        pool = self._context.pool
+        read.begin_round({*self._asked_last, *pool.asked_last()})
         asking: set[asyncio.Task[list[Block]]] = set()
+        asked: dict[asyncio.Task[list[Block]], str] = {}
         try:
             while True:
-                bookie_id = read.next_bookie()
+                doubtful = pool.asked_last() if asking else ()
+                bookie_id = read.next_bookie(sum(asked[task] in doubtful for task in asking))
                 if bookie_id is not None:
-                    asking.add(asyncio.create_task(self._ask(bookie_id, read.wanted)))
+                    task = asyncio.create_task(self._ask(bookie_id, read.wanted))
+                    asking.add(task)
+                    asked[task] = bookie_id
                 timeout = self._config.speculative_read_s if read.has_unasked else None
                 done, asking = await asyncio.wait(
                     asking, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
@@ -298,8 +323,8 @@ class EntryReader:
                 task.cancel()
 
     async def _ask(self, bookie_id: str, wanted: ClassRange) -> list[Block]:
-        connection = await self._context.pool.get(bookie_id)
-        answer, body = await connection.call(
+        answer, body = await self._context.pool.ask(
+            bookie_id,
             wanted.request(self._config.read_ahead_bytes),
             ReadAnswer,
             timeout_s=self._config.read_timeout_s,
@@ -322,12 +347,12 @@ class EntryReader:
 class _Part:
     """The entries of a chunk that one write set holds."""
 
-    __slots__ = ("_reader", "payloads", "task", "wanted")
+    __slots__ = ("_read", "payloads", "task", "wanted")
 
-    def __init__(self, reader: EntryReader, wanted: ClassRange) -> None:
-        self._reader = reader
+    def __init__(self, wanted: ClassRange, read: _Read) -> None:
+        self._read = read
         self.wanted = wanted
-        self.task = asyncio.create_task(reader.blocks(wanted))
+        self.task = asyncio.create_task(read(wanted))
         self.payloads: deque[memoryview] = deque()
 
     async def next_blocks(self) -> list[Block]:
@@ -337,7 +362,7 @@ class _Part:
         if rest is not None:
             self.wanted = rest
             # Not before the consumer has come so far: else the memory of a chunk would not be bounded.
-            self.task = asyncio.create_task(self._reader.blocks(rest))
+            self.task = asyncio.create_task(self._read(rest))
         return blocks
 
 
@@ -346,10 +371,10 @@ class _Chunk:
 
     __slots__ = ("first", "last", "parts")
 
-    def __init__(self, reader: EntryReader, ranges: list[ClassRange]) -> None:
+    def __init__(self, ranges: list[ClassRange], read: _Read) -> None:
         self.first = ranges[0].first
         self.last = max(each.last for each in ranges)
-        self.parts = [_Part(reader, each) for each in ranges]
+        self.parts = [_Part(each, read) for each in ranges]
 
 
 async def entries_of(batches: BatchStream) -> EntryStream:

@@ -31,6 +31,34 @@ def fail_all(futures: Iterable[asyncio.Future[Any] | None], error: BookKeeperErr
             future.exception()  # retrieved: asyncio logs no error if nobody awaits it
 
 
+class Failure:
+    """The failure of a writer, and whether the application has been told of it.
+
+    Every raise gives an exception a traceback, that of an awaited future too. So a failure that nobody raises
+    but for the application has a traceback once the application knows of it.
+    """
+
+    def __init__(self, error: BookKeeperError) -> None:
+        # An error of its own: tasks of ours raise the original among themselves.
+        self.error = with_message(error, str(error), error.entry_id)
+        self.error.__cause__ = error.__cause__
+        self._is_known = False
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether a call or a future has raised the failure."""
+        return self._is_known or self.error.__traceback__ is not None
+
+    def to_raise(self) -> BookKeeperError:
+        """Return the error for a call that raises it now."""
+        return self.error.with_traceback(None)
+
+    def fail(self, futures: Iterable[asyncio.Future[Any] | None]) -> None:
+        """Fail futures of the application, in order."""
+        self._is_known = self.is_known
+        fail_all(futures, self.error)
+
+
 class EntryWaiters:
     """Tasks that wait for entries beside the entries' own futures, in the order of the entries."""
 
@@ -56,7 +84,7 @@ class EntryWaiters:
         self._waiters.clear()
 
 
-def with_message(error: BookKeeperError, message: str, entry_id: int) -> BookKeeperError:
+def with_message(error: BookKeeperError, message: str, entry_id: int | None) -> BookKeeperError:
     """Build an error of the same class with another message."""
     copy = type(error)(message, ledger_id=error.ledger_id, bookie_id=error.bookie_id)
     copy.entry_id = entry_id

@@ -14,14 +14,14 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Self
 
-from bookie_aio.wire.messages import NO_TERM, WAIT_MS_MAX, ReadLac, ReadLacAnswer
+from bookie_aio.wire.messages import NO_TERM, ReadLac, ReadLacAnswer
+from client_aio.context import on_own_loop
 from client_aio.core.quorum import covers_all_write_sets
 from client_aio.core.read_plan import check_range
 from client_aio.ledger.entry_reader import BatchStream, EntryReader, EntryStream, entries_of
 from metadata.errors import (
     BookieUnavailableError,
     BookKeeperError,
-    ClientClosedError,
     DigestMismatchError,
     MetadataUnavailableError,
     StaleMetadataError,
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from bookie_aio.wire.blocks import LacStatement
-    from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.digest import Digest
     from client_aio.ledger.entry_reader import EntryBatch, EntrySource
@@ -42,11 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_POLLS = 2
-"""How many bookies a tailing reader polls at a time. More than one, since one bookie may hang."""
-_POLL_RETRY_S = 0.2
 
-
+@on_own_loop("close")
 class LedgerReader:
     """Reads a ledger; made by `Client.open_ledger`. An async context manager that frees it on exit."""
 
@@ -221,7 +217,10 @@ class LedgerReader:
             NoSuchLedgerError: the ledger has been deleted.
             MetadataUnavailableError: the metadata store did not answer in time.
         """
-        metadata, version = await self._context.ledgers.read(self.ledger_id, sync=sync)
+        self._learn(*await self._context.ledgers.read(self.ledger_id, sync=sync))
+
+    def _learn(self, metadata: LedgerMetadata, version: Version) -> None:
+        """Take metadata that were read, unless newer ones are known."""
         if version.is_before(self._version):
             return  # Else a tail that had seen the ledger closed would wait for its end for ever.
         self._metadata, self._version = metadata, version
@@ -271,9 +270,7 @@ class LedgerReader:
     async def _ask_for_lac(self, *, needs_coverage: bool) -> None:
         metadata = self._metadata
         ensemble = metadata.last_fragment.bookies
-        tasks = {
-            asyncio.create_task(self._poll(bookie, NO_ENTRY, 0)): seat for seat, bookie in enumerate(ensemble)
-        }
+        tasks = {asyncio.create_task(self._poll(bookie)): seat for seat, bookie in enumerate(ensemble)}
         answered, errors = 0, []
         waiting = set(tasks)
         try:
@@ -310,20 +307,19 @@ class LedgerReader:
             ledger_id=self.ledger_id,
         )
 
-    async def _poll(self, bookie_id: str, known_lac: int, wait_ms: int) -> ReadLacAnswer:
-        """Ask one bookie for the LAC, by a long poll for a LAC above `known_lac`, and note the answer."""
-        connection: BookieConnection = await self._context.pool.get(bookie_id)
-        answer, _ = await connection.call(
-            ReadLac(self.ledger_id, NO_TERM, known_lac, wait_ms),
+    async def _poll(self, bookie_id: str) -> ReadLacAnswer:
+        """Ask one bookie for the LAC, and note the answer."""
+        answer, _ = await self._context.pool.ask(
+            bookie_id,
+            ReadLac(self.ledger_id, NO_TERM, NO_ENTRY, 0),
             ReadLacAnswer,
-            timeout_s=self._config.read_timeout_s + wait_ms / 1000,
+            timeout_s=self._config.read_timeout_s,
             ledger_id=self.ledger_id,
         )
         statement = answer.statement
         if statement is not None and self._is_behind(statement) and self._digest.is_genuine(statement):
             await self._catch_up(statement, bookie_id)
         if statement is not None and not self._note(statement):
-            # An error, so that the poll backs off: the bookie would repeat the same statement at once.
             raise DigestMismatchError(
                 f"the LAC that bookie {bookie_id} states fails its {self._digest.name}",
                 ledger_id=self.ledger_id,
@@ -345,12 +341,13 @@ class LedgerReader:
     # --- tailing ---
 
     async def _tail(self, following: int) -> AsyncGenerator[EntryBatch, None]:
-        progress = _Progress(self)
+        self._context.check_loop()
+        tail = self._context.tails.follow(self)
         try:
             while True:
                 if following <= self._lac:
                     async with contextlib.aclosing(
-                        self._entries.batches(following, self._lac, self._lac)
+                        self._entries.batches(following, self._lac, self._lac, is_tail=True)
                     ) as run:
                         async for batch in run:
                             following = batch.last_entry_id + 1
@@ -358,89 +355,6 @@ class LedgerReader:
                 elif self.is_closed:
                     return
                 else:
-                    await progress.wait()
+                    await tail.wait()
         finally:
-            await progress.close()
-
-
-class _Progress:
-    """Waits until a ledger's LAC rises or its metadata change, by long polls and a watch."""
-
-    def __init__(self, reader: LedgerReader) -> None:
-        self._reader = reader
-        self._changed = asyncio.Event()
-        self._polls: dict[str, asyncio.Task[ReadLacAnswer]] = {}
-        self._not_before: dict[str, float] = {}  # by the loop's clock
-        self._watch = asyncio.create_task(self._follow_metadata())
-        self._next_seat = reader.ledger_id  # spreads the readers of many ledgers over the seats
-
-    async def wait(self) -> None:
-        """Wait until the LAC or the metadata may have changed.
-
-        Raises:
-            BookKeeperError: the tailing ends: the watch failed, or the client is closed.
-        """
-        reader = self._reader
-        is_complete = self._keep_polling(reader.last_add_confirmed)
-        changed = asyncio.create_task(self._changed.wait())
-        try:
-            done, _ = await asyncio.wait(
-                [changed, self._watch, *self._polls.values()],
-                timeout=None if is_complete else _POLL_RETRY_S,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            changed.cancel()
-        self._changed.clear()
-        if self._watch in done:
-            self._watch.result()
-        for bookie_id, task in list(self._polls.items()):
-            if not task.done():
-                continue
-            del self._polls[bookie_id]
-            error = task.exception()
-            if isinstance(error, BookKeeperError) and not isinstance(error, ClientClosedError):
-                self._not_before[bookie_id] = asyncio.get_running_loop().time() + _POLL_RETRY_S
-                logger.debug("ledger=%d poll at %s failed: %s", reader.ledger_id, bookie_id, error)
-            elif error is not None:
-                raise error
-
-    async def close(self) -> None:
-        """Stop polling and watching."""
-        tasks = [self._watch, *self._polls.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _keep_polling(self, lac: int) -> bool:
-        """Keep polls outstanding; return False when a bookie that failed is to be polled again later."""
-        reader = self._reader
-        ensemble = reader.metadata.last_fragment.bookies
-        for bookie_id in [name for name in self._polls if name not in ensemble]:
-            self._polls.pop(bookie_id).cancel()
-        wanted = min(_POLLS, len(ensemble))
-        now = asyncio.get_running_loop().time()
-        wait_ms = min(WAIT_MS_MAX, int(reader._config.long_poll_s * 1000))
-        for _ in ensemble:
-            if len(self._polls) == wanted:
-                break
-            self._next_seat += 1
-            bookie_id = ensemble[self._next_seat % len(ensemble)]
-            if bookie_id not in self._polls and self._not_before.get(bookie_id, now) <= now:
-                self._polls[bookie_id] = asyncio.create_task(reader._poll(bookie_id, lac, wait_ms))
-        return len(self._polls) == wanted
-
-    async def _follow_metadata(self) -> None:
-        reader = self._reader
-        while True:
-            try:
-                async with contextlib.aclosing(reader._context.ledgers.watch(reader.ledger_id)) as changes:
-                    async for _ in changes:
-                        await reader.refresh()
-                        self._changed.set()
-                        if reader.is_closed:
-                            await asyncio.Event().wait()  # A closed ledger changes no more.
-            except MetadataUnavailableError as error:
-                # Rule 9: reading goes on while the metadata store is unavailable.
-                logger.warning("ledger=%d metadata not reachable: %s", reader.ledger_id, error)
-            await asyncio.sleep(_POLL_RETRY_S)
+            await tail.close()

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bookie_aio.wire.messages import NO_TERM, AddFlag, ReadAnswer, ReadLac, ReadLacAnswer, Stop
+from client_aio.bookies.pool import GRACE_S
 from client_aio.core.read_plan import ClassRange, checked_blocks, class_ranges
 from client_aio.core.recovery import (
     Ask,
@@ -36,6 +37,7 @@ from client_aio.ledger.futures import fenced_by_term
 from client_aio.ledger.metadata_update import VersionedLedgerMetadata
 from client_aio.ledger.replication import Replication
 from metadata.errors import (
+    BookieUnavailableError,
     BookKeeperError,
     InvalidArgumentError,
     LedgerFencedError,
@@ -48,7 +50,6 @@ from metadata.model.ledger import Fragment, LedgerMetadata, LedgerState, with_en
 
 if TYPE_CHECKING:
     from bookie_aio.wire.blocks import Block, LacStatement
-    from client_aio.bookies.connection import BookieConnection
     from client_aio.context import ClientContext
     from client_aio.core.add_window import AddGroup
     from client_aio.core.digest import Digest
@@ -130,14 +131,31 @@ async def check_reach(context: ClientContext, metadata: LedgerMetadata, digest: 
 
     Raises:
         LedgerRecoveryError: too few bookies answer. Nothing has been done.
+        NoSuchLedgerError: the ledger has been deleted.
     """
+    while (error := await _out_of_reach(context, metadata, digest)) is not None:
+        # The metadata may be older than the ledger's last change, or its bookies may refuse a deleted ledger.
+        known = metadata
+        try:
+            metadata, _ = await context.ledgers.read(known.ledger_id, sync=True)
+        except MetadataUnavailableError:
+            raise error from None
+        if metadata.is_closed:
+            return
+        if metadata.last_fragment == known.last_fragment:
+            raise error
+
+
+async def _out_of_reach(
+    context: ClientContext, metadata: LedgerMetadata, digest: Digest
+) -> LedgerRecoveryError | None:
     ensemble = metadata.last_fragment.bookies
     tally = FenceTally(metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum, 0)
     question = ReadLac(metadata.ledger_id, NO_TERM, NO_ENTRY, 0)
 
     async def ask(bookie_id: str) -> None:
-        connection = await context.pool.get(bookie_id)
-        await connection.call(
+        await context.pool.ask(
+            bookie_id,
             question,
             ReadLacAnswer,
             timeout_s=context.config.read_timeout_s,
@@ -162,8 +180,9 @@ async def check_reach(context: ClientContext, metadata: LedgerMetadata, digest: 
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    if not tally.is_covered:
-        raise _uncovered(metadata, errors, "Nothing was done: its writer, if it has one, goes on")
+    if tally.is_covered:
+        return None
+    return _uncovered(metadata, errors, "Nothing was done: its writer, if it has one, goes on")
 
 
 def _uncovered(metadata: LedgerMetadata, errors: dict[str, str], advice: str) -> LedgerRecoveryError:
@@ -200,7 +219,8 @@ class Recovery:
         self.metadata = metadata
         self._sizes = (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum)
         self._ensemble = metadata.last_fragment.bookies
-        self._connections: dict[str, BookieConnection | BookKeeperError] = {}
+        self._unfenced: set[str] = set(self._ensemble)  # have not answered to a fence
+        self._has_seats = False
         self.fragments = metadata.fragments
         self._is_whole = metadata.guaranteed_write_quorum and not at_ack_quorum
         self.below_write_quorum_from: int | None = None
@@ -221,7 +241,6 @@ class Recovery:
             LedgerRecoveryError: too few bookies answered to decide, or to write back to.
             LedgerFencedError: a later takeover of the unbounded ledger has begun.
         """
-        self._connections = await self._context.pool.get_all(self._ensemble)
         try:
             tally = await self._fence()
             logger.info("ledger=%d fenced, last add confirmed is %d", self.metadata.ledger_id, tally.lac)
@@ -246,6 +265,7 @@ class Recovery:
     # --- (b) fencing ---
 
     async def _fence(self) -> FenceTally:
+        """Fence every write set (rule 12b). Each bookie is asked as soon as it is connected."""
         last = self.metadata.last_fragment
         tally = FenceTally(*self._sizes, last.first_entry)
         tasks = {
@@ -260,6 +280,7 @@ class Recovery:
                     seat = tasks[task]
                     error = task.exception()
                     if error is None:
+                        self._unfenced.discard(self._ensemble[seat])
                         statement = task.result()
                         if statement is None:
                             tally.answer(seat, None)
@@ -279,7 +300,8 @@ class Recovery:
         return tally
 
     async def _fence_one(self, bookie_id: str) -> LacStatement | None:
-        answer, _ = await self._connection(bookie_id).call(
+        answer, _ = await self._context.pool.ask(
+            bookie_id,
             fencing_lac_read(self.metadata),
             ReadLacAnswer,
             timeout_s=self._config.read_timeout_s,
@@ -287,12 +309,6 @@ class Recovery:
             auth=self._digest.token(bookie_id),
         )
         return believed(answer.statement, self.metadata, self._digest)
-
-    def _connection(self, bookie_id: str) -> BookieConnection:
-        found = self._connections[bookie_id]
-        if isinstance(found, BookKeeperError):
-            raise type(found)(str(found), bookie_id=bookie_id)
-        return found
 
     async def _length_at(self, lac: int) -> int:
         """Return the ledger's payload bytes up to an entry, which contains that length.
@@ -302,7 +318,12 @@ class Recovery:
         if lac < self.metadata.last_fragment.first_entry:
             return self.metadata.length_before
         reader = EntryReader(
-            self._context, lambda: self.metadata, self._digest, on_statement=lambda _: None, refresh=None
+            self._context,
+            lambda: self.metadata,
+            self._digest,
+            on_statement=lambda _: None,
+            refresh=None,
+            asked_last=self._unfenced,
         )
         try:
             blocks = await reader.blocks(class_ranges(self.metadata, lac, lac)[0])
@@ -323,6 +344,7 @@ class Recovery:
                 raise self._failure
             match search.step():
                 case Found(_, payload):
+                    await self._seat(replication)
                     self._write_back(replication, payload)
                 case End(last_entry):
                     return last_entry
@@ -351,7 +373,8 @@ class Recovery:
             read.ledger_id, read.content_term, read.first, read.last, read.stride, (bookie_id,)
         )
         try:
-            answer, body = await self._connection(bookie_id).call(
+            answer, body = await self._context.pool.ask(
+                bookie_id,
                 read,
                 ReadAnswer,
                 timeout_s=self._config.read_timeout_s,
@@ -362,6 +385,11 @@ class Recovery:
             self._events.put_nowait((ask, (checked_blocks(wanted, answer, body, self._digest), answer)))
         except BookKeeperError as error:
             self._events.put_nowait((ask, error))
+        except asyncio.CancelledError:
+            # The application may have cancelled all tasks: `_search` must not wait for this one.
+            cut_off = BookieUnavailableError("the read was cancelled", bookie_id=bookie_id)
+            self._events.put_nowait((ask, cut_off))
+            raise
 
     def _inconclusive(self, entry_id: int, seats: list[int]) -> LedgerRecoveryError:
         names = ", ".join(self._ensemble[seat] for seat in seats)
@@ -393,8 +421,19 @@ class Recovery:
             stated_lac=tally.lac,
             stated_lafr=tally.lafr if metadata.guaranteed_write_quorum else NO_ENTRY,
         )
-        replication.replicator.seat(self._ensemble, self._connections)
         return replication
+
+    async def _seat(self, replication: Replication[None]) -> None:
+        """Seat the ensemble before the first write-back. A bookie that was fenced is connected.
+
+        A bookie that is not connected soon after the others counts as failed. The change that replaces it
+        stays in memory (rule 12d). Without another bookie it is connected again.
+        """
+        if not self._has_seats:
+            self._has_seats = True
+            # Every write set is fenced, so enough bookies to write back to are connected.
+            connections = await self._context.pool.get_all(self._ensemble, grace_s=GRACE_S)
+            replication.replicator.seat(self._ensemble, connections)
 
     def _write_back(self, replication: Replication[None], payload: bytes) -> None:
         replication.window.add(payload, None)

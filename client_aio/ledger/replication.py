@@ -41,6 +41,7 @@ from bookie_aio.wire.messages import (
 from client_aio.bookies.connection import BookieConnection, Outcome, error_of
 from client_aio.core.add_window import AddWindow
 from client_aio.core.ensemble_change import EnsembleChangeMachine
+from client_aio.core.liveness import LATE_S
 from client_aio.core.quorum import indexes_of
 from client_aio.ledger.ensemble_change import ChangesOwner, EnsembleChangeTask, Patience
 from client_aio.ledger.futures import fenced_by_term
@@ -538,14 +539,21 @@ class StallWatch:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._reported, self._since = NO_ENTRY, self._loop.time()
-        self._timer = self._loop.call_later(timeout_s / 4, self._look)
+        self._look_later()
 
     def stop(self) -> None:
         """Stop watching."""
         self._timer.cancel()
 
+    def _look_later(self) -> None:
+        self._due_at = self._loop.time() + self._timeout_s / 4
+        self._timer = self._loop.call_at(self._due_at, self._look)
+
     def _look(self) -> None:
         window, now = self._window, self._loop.time()
+        late_s = now - self._due_at
+        if late_s >= LATE_S:
+            self._since += late_s  # Our own loop did not run: acknowledgements may wait to be read.
         reported = window.last_entry_reported
         if reported == window.last_add_pushed or reported != self._reported:
             self._reported, self._since = reported, now
@@ -559,4 +567,4 @@ class StallWatch:
                 )
             )
             return
-        self._timer = self._loop.call_later(self._timeout_s / 4, self._look)
+        self._look_later()

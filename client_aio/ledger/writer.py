@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio.events import _get_running_loop
 from collections.abc import AsyncIterable
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import AddFlag, WriteLac
+from client_aio.context import on_own_loop
 from client_aio.core.add_window import BATCH_BYTES_MAX, ENTRY_OVERHEAD_BYTES, EntryOrder
 from client_aio.core.ensemble_change import Closing
 from client_aio.handles import ClosesOnExit
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from client_aio.bookies.connection import BookieConnection
     from client_aio.config import WriteOptions
     from client_aio.context import ClientContext
-    from client_aio.core.add_window import AddGroup, AddWindow
+    from client_aio.core.add_window import AddGroup, AddWindow, Outstanding
     from client_aio.core.digest import Digest
     from client_aio.core.ensemble_change import EnsembleChange
     from client_aio.ledger.entry_reader import EntrySource, EntryStream
@@ -104,6 +106,7 @@ class DeferredSync:
                     await self._moved.wait()
 
 
+@on_own_loop("drain", "start")
 class LedgerWriter(ClosesOnExit):
     """Adds entries to a ledger; made by `Client.create_ledger`.
 
@@ -146,7 +149,8 @@ class LedgerWriter(ClosesOnExit):
         # Attributes of the writer itself: every add uses the first two.
         self._window, self._replicator = replication.window, replication.replicator
         self._changes = replication.changes
-        self._failure: BookKeeperError | None = None
+        # Gets what is outstanding when the writer fails; without it the futures fail.
+        self._on_dropped: Callable[[Outstanding[Token]], None] | None = None
         self._is_closing = False
         self._has_closed = False  # this writer has closed the ledger, and not found it closed
         self._order: EntryOrder[_Given] | None = EntryOrder() if options.advanced else None
@@ -274,6 +278,8 @@ class LedgerWriter(ClosesOnExit):
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Not done.
         """
         # Hot path: every add runs through these lines. Rare cases are in `_add_otherwise`.
+        if _get_running_loop() is not self._loop:
+            self._context.check_loop()
         if type(data) is not bytes:
             data = self._copy(data)
         if len(data) > self._entry_bytes_max:
@@ -338,6 +344,7 @@ class LedgerWriter(ClosesOnExit):
                 `add_quorum_timeout_s`. The message names it. The writer goes on.
         """
         while self._failure is None and self.bytes_in_flight > self._config.max_in_flight_bytes:
+            self._context.check_loop()
             if not self._window.bytes_held and not self._queued:
                 return  # All entries wait behind a gap, which only the caller can close.
             if self._options.deferred_sync:
@@ -521,6 +528,8 @@ class LedgerWriter(ClosesOnExit):
 
     def _refuse(self, future: asyncio.Future[int]) -> None:
         closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
+        if self._failure is not None:
+            self._was_told = self.is_failure_known
         fail_all([future], self._failure or closed)
 
     async def _take_all(
@@ -615,11 +624,14 @@ class LedgerWriter(ClosesOnExit):
         """Fail everything outstanding, in entry order. The first failure is that of the writer."""
         if self._failure is not None:
             return
-        self._failure, self._is_direct = as_unknown(error), False
-        tokens = self._window.abort()
+        self._failure, self._is_direct = as_unknown(error).with_traceback(None), False
+        dropped = self._window.abort()
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         behind_gap = self._order.give_up() if self._order is not None else []
-        fail_all([*tokens, *(future for _, future in [*queued, *behind_gap])], error)
+        if self._on_dropped is not None:
+            self._on_dropped(dropped)
+        else:
+            fail_all([*dropped.tokens(), *(future for _, future in [*queued, *behind_gap])], error)
         self._waiters.fail(error)
         self._room.set()
         self._forces.moved()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bookie_aio.wire.listing import listed
-from client_aio.admin.replicas import list_entries
+from client_aio.bookies.connection import list_entries
 from client_aio.core.read_plan import class_ranges, fragment_end
 from metadata.errors import (
     BookKeeperError,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, overload
 
 from client_aio.config import check_flags, check_seconds
-from client_aio.context import ContextOwner
+from client_aio.context import ContextOwner, on_own_loop
 from client_aio.core.log_chain import ROLL_AGE_S, ROLL_BYTES, RollLimits
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.create import LedgerSettings
@@ -17,7 +17,7 @@ from client_aio.log.gaps import OnGap, check_on_gap
 from client_aio.log.reader import LogReading, Start, check_start, records_of
 from client_aio.log.takeover import LogMetadata, read_log_metadata
 from client_aio.log.truncation import SweepReport, create_log, delete_log, sweep, truncate_log
-from client_aio.log.writer import LogWriter, open_log
+from client_aio.log.writer import APPEND_TIMEOUT_S, LogWriter, check_timeout, open_log
 from metadata.access.logs import LogStore, log_names
 from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import check_custom
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from client_aio.log.reader import BatchOrGapStream, LogBatchStream, RecordOrGapStream, RecordStream
 
 
+@on_own_loop()
 class LogOperations(ContextOwner):
     """The log operations of a client; a part of `Client`."""
 
@@ -50,6 +51,7 @@ class LogOperations(ContextOwner):
         roll_bytes: int | None = ROLL_BYTES,
         roll_entries: int | None = None,
         roll_age_s: float | None = ROLL_AGE_S,
+        append_timeout_s: float | None = APPEND_TIMEOUT_S,
         ensemble_size: int = 3,
         write_quorum: int = 3,
         ack_quorum: int = 2,
@@ -63,12 +65,17 @@ class LogOperations(ContextOwner):
         The takeover makes a new ledger. It then recovers and closes the last two ledgers of the log, and
         lists the new one behind them. Only then the log takes records. The fenced writer gets LogFencedError.
 
+        A writer that loses its bookies and not its log heals itself: it recovers its own last ledger, and
+        appends go on in another one.
+
         Args:
             name: 1 to 200 letters, digits, '_', '.', ':', '@', '+' or '-'.
             create: create the log where there is none.
             roll_bytes: roll to another ledger at about so many payload bytes; None: not by bytes.
             roll_entries: roll at so many records; None: not by records.
             roll_age_s: roll so long after the last roll, if there was a record; None: not by time.
+            append_timeout_s: how long an append may wait for its bookies. Then all outstanding appends fail
+                as *unknown*, and the writer goes on trying for later ones. None: appends wait for ever.
             ensemble_size: of the log's ledgers, as are the settings that follow; see `create_ledger`.
             password: of all ledgers of the log.
             custom_metadata: kept with the log, at most 64 KiB; keys that are not given stay as they are.
@@ -94,7 +101,12 @@ class LogOperations(ContextOwner):
             guaranteed_write_quorum=guaranteed_write_quorum,
         )
         limits = RollLimits(bytes=roll_bytes, entries=roll_entries, age_s=roll_age_s)
-        return AwaitableContext(lambda: open_log(self._context, lists, settings, limits, create=create))
+        check_timeout(append_timeout_s)
+        return AwaitableContext(
+            lambda: open_log(
+                self._context, lists, settings, limits, create=create, append_timeout_s=append_timeout_s
+            )
+        )
 
     async def create_log(
         self,

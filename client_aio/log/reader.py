@@ -455,6 +455,23 @@ class LogReading:
         self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int
     ) -> AsyncGenerator[EntryBatch, None]:
         """Follow a ledger until it is CLOSED, or complete: its writer may die before it closes the ledger."""
+        following: int | None = first
+        while following is not None:
+            async with contextlib.aclosing(self._tail_from(reader, cursor, row, following)) as batches:
+                following = None
+                async for batch in batches:
+                    if isinstance(batch, int):
+                        following = batch
+                    else:
+                        yield batch
+
+    async def _tail_from(
+        self, reader: LedgerReader, cursor: LogCursor, row: LogRow, first: int
+    ) -> AsyncGenerator[EntryBatch | int, None]:
+        """Follow as `_tail` does; yield an entry to begin anew from, where the application has cancelled us.
+
+        A generator that was cancelled has ended, which must not be mistaken for the end of the ledger.
+        """
         async with contextlib.aclosing(reader.tail_batches(first)) as batches:
 
             async def next_batch() -> EntryBatch | None:
@@ -471,9 +488,13 @@ class LogReading:
                     if not coming.done():
                         coming.cancel()
                         await asyncio.gather(coming, return_exceptions=True)
+                if coming.cancelled():
+                    yield first
+                    return
                 batch = coming.result()
                 if batch is None:
                     return
+                first = batch.last_entry_id + 1
                 yield batch
 
     async def _is_passed(self, cursor: LogCursor, row: LogRow) -> bool:

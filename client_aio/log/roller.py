@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from client_aio.context import Repeats
 from client_aio.core.log_chain import Listing
 from client_aio.ledger.create import create_ledger
-from client_aio.log.takeover import LogLedger, discard, is_met
+from client_aio.log.takeover import discard, is_met
 from metadata.errors import (
     BookKeeperError,
     MetadataUnavailableError,
@@ -27,16 +27,24 @@ from metadata.errors import (
     NotEnoughBookiesError,
 )
 from metadata.model.log import LogRow
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
     from client_aio.core.log_chain import RollLimits
     from client_aio.ledger.create import LedgerSettings
+    from client_aio.log.takeover import LogLedger
     from metadata.access.logs import LogStore
+    from metadata.model.ledger import LedgerMetadata
     from metadata.model.log import LogHead
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RETRY_S = 1.0
 
@@ -54,9 +62,6 @@ class RollTarget(Protocol):
         """Return the first failure."""
         ...
 
-    def on_progress(self, ledger: LogLedger) -> None:
-        """Hear that records of a ledger have been acknowledged."""
-
     def on_failed(self, ledger: LogLedger, error: BookKeeperError) -> None:
         """Hear that a ledger of the log has failed."""
 
@@ -72,6 +77,7 @@ class Roller:
 
     Args:
         head: the head of the log's list, at `version`, as this writer wrote it.
+        make: builds the writer's handle of a new ledger.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class Roller:
         settings: LedgerSettings,
         limits: RollLimits,
         log: RollTarget,
+        make: Callable[[ClientContext, LedgerMetadata, Version, Digest], LogLedger],
     ) -> None:
         self._context = context
         self._lists = lists
@@ -91,6 +98,8 @@ class Roller:
         self._settings = settings
         self._limits = limits
         self._log = log
+        self._make = make
+        self._repeats = Repeats()
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._is_stopping = False
@@ -99,13 +108,13 @@ class Roller:
         self._old: LogLedger | None = None
         self._age_since = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: OwnedTask | None = None
         self.rolls = 0
 
     def start(self) -> None:
         """Begin, with the log's first ledger."""
         self._note_age()
-        self._task = asyncio.create_task(self._run())
+        self._task = OwnedTask(self._run, f"rolls of log {self._lists.name}")
 
     def moved(self) -> None:
         """Check whether a step is due; called as records are acknowledged."""
@@ -143,21 +152,25 @@ class Roller:
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
-            await asyncio.wait([self._task])
-            if not self._task.cancelled():  # A cancelled task means that the log was aborted, and has failed.
-                self._task.result()
+            await self._task.wait()
+            self._task.result()
         if self._next is not None and self._log.failure is None:
             await self._next.close()
 
-    async def abort(self) -> None:
-        """End at once, in the middle of a step."""
+    def end(self) -> None:
+        """Take no further step: not even one whose condition has just come true."""
         self._is_stopping = True
         self._wake.set()
         if self._timer is not None:
             self._timer.cancel()
-        if self._task is not None and self._task is not asyncio.current_task():
+        if self._task is not None and not self._task.is_current:
             self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def abort(self) -> None:
+        """End at once, in the middle of a step. The next ledger may be listed, now or later."""
+        self.end()
+        if self._task is not None and not self._task.is_current:
+            await self._task.wait()
         for ledger in (self._next, self._old):
             if ledger is not None:
                 await ledger.abort()
@@ -167,15 +180,31 @@ class Roller:
     async def _run(self) -> None:
         log = self._log
         try:
-            while await self._is_wanted():
-                self._next = await self._list_next()
+            # The next ledger is there already if the application has cancelled an earlier task of this kind.
+            while self._next is not None or await self._is_wanted():
+                if self._next is None:
+                    self._next = await self._in_step(self._list_next())
                 if self._next is not None and self._next.failure is not None:
                     log.on_failed(self._next, self._next.failure)  # It failed before it was listed.
                 if self._next is None or not await self._is_due():
                     return
-                await self._switch(self._next)
+                await self._in_step(self._switch(self._next))
         except BookKeeperError as error:
             log.current.fail(error)
+
+    async def _in_step(self, step: Coroutine[Any, Any, T]) -> T:
+        """Take a step; if somebody else than the log's writer cancels it, the log is opened again.
+
+        A row that was being listed may be there, now or later. A second one behind it would break the rule
+        that only two ledgers are not CLOSED.
+        """
+        try:
+            return await step
+        except asyncio.CancelledError:
+            if self._task is not None and not self._task.is_cancelled:
+                why = f"a roll of log {self._lists.name!r} was cancelled half-way"
+                self._log.current.fail(MetadataUnavailableError(why))
+            raise
 
     async def _is_wanted(self) -> bool:
         """Wait until the next ledger should be listed; return False where the log ends before."""
@@ -207,7 +236,11 @@ class Roller:
                 ledger = await self._create()
             except BookKeeperError as error:
                 # Records go on to the current ledger, which grows above its limit meanwhile.
-                logger.warning("log=%s has no next ledger, trying again: %s", self._lists.name, error)
+                if count := self._repeats.due(type(error), self._loop.time()):
+                    logger.warning(
+                        "log=%s has no next ledger (attempts since the last report: %d): %s",
+                        self._lists.name, count, error,
+                    )  # fmt: skip
                 await self._rest()
                 continue
             try:
@@ -220,13 +253,7 @@ class Roller:
         return None
 
     async def _create(self) -> LogLedger:
-        make = partial(
-            LogLedger,
-            log_name=self._lists.name,
-            on_progress=self._log.on_progress,
-            on_failed=self._log.on_failed,
-        )
-        return await create_ledger(self._context, self._settings, make, id_min=self._head.id_min)
+        return await create_ledger(self._context, self._settings, self._make, id_min=self._head.id_min)
 
     async def _list(self, ledger: LogLedger) -> bool:
         """List the ledger; return False where the list has changed, and this writer still has the log.

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 from client_aio.admin.delete import delete_ledger
 from client_aio.config import WriteOptions
 from client_aio.core.log_chain import to_recover
-from client_aio.ledger.futures import fail_all
 from client_aio.ledger.recovery import check_reach, recover_ledger
 from client_aio.ledger.writer import LedgerWriter
 from metadata.errors import (
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from client_aio.context import ClientContext
-    from client_aio.core.add_window import AddGroup
+    from client_aio.core.add_window import AddGroup, Outstanding
     from client_aio.core.digest import Digest
     from client_aio.core.log_chain import Listing
     from client_aio.ledger.writer import Token
@@ -114,9 +113,12 @@ class LogLedger(LedgerWriter):
         on_failed: Callable[[LogLedger, BookKeeperError], None],
     ) -> None:
         super().__init__(context, metadata, version, digest, WriteOptions())
+        self.cut_off: list[tuple[bytes, asyncio.Future[Position]]] = []
+        """The records that were outstanding when this ledger failed, in order: those behind the LAC."""
         self._log_name = log_name
         self._on_progress = on_progress
         self._on_failed = on_failed
+        self._on_dropped = self._keep_dropped  # The log's writer decides about these records.
 
     @property
     def bytes_taken(self) -> int:
@@ -133,10 +135,8 @@ class LogLedger(LedgerWriter):
         return cast("asyncio.Future[Position]", self.add_entry(data))
 
     def take(self, data: bytes, future: asyncio.Future[Position]) -> None:
-        """Add a record that was held back during a roll, however many bytes are in flight."""
-        if self._failure is not None:
-            fail_all([future], self._failure)
-            return
+        """Add a record that was held back, however many bytes are in flight. The ledger has not failed."""
+        assert self._failure is None
         self._window.add(data, cast("asyncio.Future[int]", future))
         self._replicator.schedule_flush()
 
@@ -165,6 +165,9 @@ class LogLedger(LedgerWriter):
             super()._fail(error)
             self._on_failed(self, error)
 
+    def _keep_dropped(self, dropped: Outstanding[Token]) -> None:
+        self.cut_off = cast("list[tuple[bytes, asyncio.Future[Position]]]", dropped.entries())
+
 
 logger = logging.getLogger(__name__)
 
@@ -186,8 +189,18 @@ class LogTakeover:
         self.version = version
 
     @classmethod
-    async def prepare(cls, context: ClientContext, lists: LogStore, password: bytes) -> LogTakeover:
+    async def prepare(
+        cls,
+        context: ClientContext,
+        lists: LogStore,
+        password: bytes,
+        *,
+        check: Callable[[LogHead], None] | None = None,
+    ) -> LogTakeover:
         """Read a log's list, and check that its last two ledgers can be recovered. Nothing is fenced.
+
+        Args:
+            check: looks at the list first; its exceptions are passed on.
 
         Raises:
             NoSuchLogError: there is no such log.
@@ -195,6 +208,8 @@ class LogTakeover:
             UnauthorizedAccessError: the password is not that of the log's ledgers.
         """
         head, version = await lists.read(sync=True)
+        if check is not None:
+            check(head)
         found = await _for_each(to_recover(head), lambda row: _unlock(context, row, password))
         return cls(context, head, version, [each for each in found if each is not None])
 
@@ -225,13 +240,13 @@ class _Unlocked(NamedTuple):
 async def _unlock(context: ClientContext, row: LogRow, password: bytes) -> _Unlocked | None:
     try:
         metadata, _ = await context.ledgers.read(row.ledger_id)
+        # Even where it is CLOSED: else the log's next ledger could get another password.
+        digest = await context.unlock(metadata, password)
+        if not metadata.is_closed:
+            await check_reach(context, metadata, digest)
     except NoSuchLedgerError:
         _note_missing(row.ledger_id)
         return None
-    # Even where it is CLOSED: else the log's next ledger could get another password.
-    digest = await context.unlock(metadata, password)
-    if not metadata.is_closed:
-        await check_reach(context, metadata, digest)
     return _Unlocked(metadata, digest)
 
 

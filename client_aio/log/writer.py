@@ -1,27 +1,25 @@
 """The writer's handle of a log.
 
-Owns the current ledger, the records that are held back during a roll, and the first failure.
-`client_aio.log.roller` rolls from ledger to ledger.
+Owns the current ledger. `client_aio.log.roller` rolls from ledger to ledger. `client_aio.log.healing` has the
+records that no ledger replicates, and opens the log again when a ledger has failed.
 
 Invariants: futures complete in the order of the appends, each exactly once. No record is sent to a ledger
-before all records of the ledger before it have been acknowledged.
+before each record of the ledger before it has been acknowledged, or lies behind its end.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
-from client_aio.core.add_window import ENTRY_OVERHEAD_BYTES
-from client_aio.core.log_chain import TAG, Listing, RollLimits
+from client_aio.context import on_own_loop
+from client_aio.core.log_chain import TAG
 from client_aio.handles import ClosesOnExit
-from client_aio.ledger.create import create_ledger
 from client_aio.ledger.futures import fail_all
+from client_aio.log.healing import Healer
 from client_aio.log.roller import Roller
-from client_aio.log.takeover import LogLedger, LogTakeover, discard, is_met
 from client_aio.log.truncation import ensure_log
 from metadata.errors import (
     BackpressureError,
@@ -33,14 +31,29 @@ from metadata.errors import (
     NoSuchLogError,
     WriterAbortedError,
 )
-from metadata.model.log import LogRow, Position
+from metadata.model.log import Position
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from client_aio.context import ClientContext
+    from client_aio.core.log_chain import RollLimits
     from client_aio.ledger.create import LedgerSettings
+    from client_aio.log.healing import Listed, WriterState
+    from client_aio.log.takeover import LogLedger
     from metadata.access.logs import LogStore
 
+APPEND_TIMEOUT_S = 60.0
 _HARD_LIMIT_FACTOR = 4
+
+
+def check_timeout(append_timeout_s: float | None) -> None:
+    """Raise InvalidArgumentError unless the timeout is a positive number of seconds, or None."""
+    is_number = isinstance(append_timeout_s, (int, float)) and not isinstance(append_timeout_s, bool)
+    if append_timeout_s is not None and not (is_number and append_timeout_s > 0):
+        raise InvalidArgumentError(
+            f"append_timeout_s {append_timeout_s!r} is not a positive number of seconds; None: no timeout"
+        )
 
 
 async def open_log(
@@ -50,13 +63,14 @@ async def open_log(
     limits: RollLimits,
     *,
     create: bool,
+    append_timeout_s: float | None,
 ) -> LogWriter:
     """Take a log over, and open it for writing; see `Client.open_log`.
 
     Args:
         settings: of the log's ledgers; their custom metadata becomes the log's.
     """
-    log = LogWriter(context, lists, settings, limits)
+    log = LogWriter(context, lists, settings, limits, append_timeout_s)
     while True:
         try:
             if create:
@@ -69,82 +83,54 @@ async def open_log(
         # Another client has changed the list meanwhile, or deleted the log: start again.
 
 
+@on_own_loop("drain", "withdraw")
 class LogWriter(ClosesOnExit):
     """Appends records to a log; made by `Client.open_log`.
+
+    A writer that loses its bookies, but not its log, opens the log again by itself once enough bookies
+    answer. Its appends only take longer: each of them takes effect once, in order.
 
     An async context manager. A normal exit flushes and closes the log's last ledger. An exception or a
     cancellation aborts the writer, and leaves the ledger to the next takeover of the log.
     """
 
     def __init__(
-        self, context: ClientContext, lists: LogStore, settings: LedgerSettings, limits: RollLimits
+        self,
+        context: ClientContext,
+        lists: LogStore,
+        settings: LedgerSettings,
+        limits: RollLimits,
+        append_timeout_s: float | None = APPEND_TIMEOUT_S,
     ) -> None:
         self._context = context
         self._lists = lists
-        self._custom = settings.custom_metadata or {}
+        custom = settings.custom_metadata or {}
         self._settings = replace(settings, custom_metadata={TAG: lists.name.encode()})
         self._limits = limits
         self._loop = asyncio.get_running_loop()
+        self._healer = Healer(context, lists, self._settings, custom, self, append_timeout_s)
         self._opened: LogLedger | None = None
         self._roller: Roller | None = None
-        self._failure: BookKeeperError | None = None
+        self._rolls = 0  # of former rollers, and by healing
         self._is_closing = False
         self._is_closed = False
-        self._held: deque[tuple[bytes, asyncio.Future[Position]]] = deque()
-        self._held_bytes = 0
-        self._is_holding = False
-        self._switched = asyncio.Event()  # or failed
         # The last record acknowledged in a ledger before the current one:
         self._before: Position | None = None
 
     async def _open(self) -> bool:
-        """Take over once: rule 12 for both ledgers, then list a new one; return False where it must retry.
-
-        The new ledger is made before the fence. A writer that is healthy is not fenced where too few bookies
-        can be reached for the next ledger.
-        """
-        context, lists = self._context, self._lists
-        takeover = await LogTakeover.prepare(context, lists, self._settings.password)
-        head = takeover.head
-        make = partial(LogLedger, log_name=lists.name, on_progress=self.on_progress, on_failed=self.on_failed)
-        ledger = await create_ledger(context, self._settings, make, id_min=head.id_min)
-        try:
-            await takeover.fence()
-        except BookKeeperError:
-            await discard(context, ledger, self._settings.password)
-            raise
-        except BaseException:
-            await ledger.abort()
-            raise
-        row = LogRow(ledger.ledger_id, ledger.ledger_id, context.now_ms())
-        listing = Listing(lambda found: found.append([row]).with_custom(self._custom), row.id)
-        try:
-            changed = await lists.change_now(head, takeover.version, listing.apply)
-            is_listed = changed.is_done or await is_met(lists, listing, changed.head)
-        except BaseException:
-            await ledger.abort()  # Not discarded: the ledger may be listed, now or later.
-            raise
-        if not is_listed:
-            await discard(context, ledger, self._settings.password)
+        """Take over once: rule 12 for both ledgers, then list a new one; return False where it must retry."""
+        listed = await self._healer.opener.take_over()
+        if listed is None:
             return False
-        if changed.head.rows.last_key != row.id:
-            await ledger.abort()  # The ledger is listed, and another writer has taken over since.
-            return False
-        self._opened = ledger
-        self._roller = Roller(
-            context, lists, changed.head, changed.version, self._settings, self._limits, self
-        )
-        context.keep(self)
-        self._roller.start()
-        if ledger.failure is not None:
-            self.on_failed(ledger, ledger.failure)
+        self._context.keep(self)
+        self.begin(listed)
+        self._healer.watch_ages()
         return True
 
     # --- what is known ---
 
     def __repr__(self) -> str:
-        state = ", closed" if self.is_closed else ""
-        return f"<LogWriter of log {self.name!r}: last position {self.last_add_confirmed}{state}>"
+        return f"<LogWriter of log {self.name!r}: last position {self.last_add_confirmed}, {self.state}>"
 
     @property
     def name(self) -> str:
@@ -158,8 +144,8 @@ class LogWriter(ClosesOnExit):
 
     @property
     def rolls(self) -> int:
-        """Return how often this writer has rolled to another ledger."""
-        return self._roller.rolls if self._roller is not None else 0
+        """Return how often this writer has gone on in another ledger, by a roll or by healing."""
+        return self._rolls + (self._roller.rolls if self._roller is not None else 0)
 
     @property
     def last_add_confirmed(self) -> Position | None:
@@ -167,12 +153,14 @@ class LogWriter(ClosesOnExit):
         # `current` is read once, and before `_before`: threads of the blocking adapter read this property.
         current = self.current
         lac = current.last_add_confirmed
-        return Position(current.ledger_id, lac) if lac >= 0 else self._before
+        known = [Position(current.ledger_id, lac)] if lac >= 0 else []
+        known += [each for each in (self._before, self._healer.completed) if each is not None]
+        return max(known, default=None)
 
     @property
     def bytes_in_flight(self) -> int:
         """Return the bytes of the records not acknowledged yet, with each record's overhead."""
-        return self.current.bytes_in_flight + self._held_bytes
+        return self.current.bytes_in_flight + self._healer.backlog.bytes_held
 
     @property
     def max_in_flight_bytes(self) -> int:
@@ -187,7 +175,24 @@ class LogWriter(ClosesOnExit):
     @property
     def is_closed(self) -> bool:
         """Return whether the handle takes no more records."""
-        return self._is_closing or self._failure is not None
+        return self._is_closing or self._healer.failure is not None
+
+    @property
+    def is_failure_known(self) -> bool:
+        """Return whether a call or a future has raised this writer's failure, or that of overdue records."""
+        return self._healer.is_failure_known
+
+    @property
+    def state(self) -> WriterState:
+        """Return whether this writer is writing, healing, fenced or closed."""
+        return self._healer.state
+
+    def states(self) -> AsyncGenerator[WriterState, None]:
+        """Yield the state now, and each later state; ends behind a final one.
+
+        A state that lasts only until the consumer comes back is passed over.
+        """
+        return self._healer.states()
 
     # --- writing ---
 
@@ -197,61 +202,74 @@ class LogWriter(ClosesOnExit):
         Returns:
             A future of the record's position, done when the record is acknowledged (rule 1). Futures complete
             in the order of the appends. Cancelling a future leaves its append running and the order intact.
-            A future fails with LogFencedError once another writer has taken the log over. Then the record may
-            or may not be in the log, as with every error whose `outcome` is *unknown*.
+            While the writer heals, futures wait. A future fails with OperationTimeoutError after
+            `append_timeout_s`, and all behind it with it: none overtakes another. It fails with
+            LogFencedError once another writer has taken the log over. Then the record may or may not be in
+            the log, as with every error whose `outcome` is *unknown*.
 
         Raises:
             InvalidArgumentError: `data` is not bytes. EntryTooLargeError: it is above the limit. Nothing was
                 sent.
             BackpressureError: more than four times `max_in_flight_bytes` are in flight. Nothing was sent.
         """
-        if self._is_holding or self._is_closing:
+        if self._healer.is_holding or self._is_closing:
             return self._append_otherwise(data)
         return self.current.append(data)
 
     def _append_otherwise(self, data: bytes | bytearray | memoryview) -> asyncio.Future[Position]:
         """Refuse a record, or hold it back for the next ledger."""
+        self._context.check_loop()
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise InvalidArgumentError(f"a record is bytes, not {type(data).__name__}")
         data = bytes(data)
         self.current.check_size(data)
         future: asyncio.Future[Position] = self._loop.create_future()
-        if self._failure is not None or self._is_closing:
-            closed = LedgerClosedError(f"log {self.name!r} has been closed by this writer")
-            fail_all([future], self._failure or closed)
+        if self.failure is not None:
+            self._healer.refuse(future)
+        elif self._is_closing:
+            fail_all([future], LedgerClosedError(f"log {self.name!r} has been closed by this writer"))
         elif self.bytes_in_flight > _HARD_LIMIT_FACTOR * self.max_in_flight_bytes:
             raise BackpressureError(
                 f"{self.bytes_in_flight:,} bytes are in flight in log {self.name!r}, more than "
                 f"{_HARD_LIMIT_FACTOR} × max_in_flight_bytes: await drain() between appends"
             )
         else:
-            self._held.append((data, future))
-            self._held_bytes += len(data) + ENTRY_OVERHEAD_BYTES
+            self._healer.backlog.hold(data, future)
         return future
 
     async def drain(self) -> None:
         """Wait until at most `max_in_flight_bytes` are in flight.
 
         Raises:
-            BookKeeperError: the writer's first failure.
+            BookKeeperError: the failure that ended the writer.
         """
-        while self._failure is None and self.bytes_in_flight > self.max_in_flight_bytes:
-            if self._is_holding:
-                await self._switched.wait()
+        healer = self._healer
+        while healer.failure is None and self.bytes_in_flight > self.max_in_flight_bytes:
+            self._context.check_loop()
+            if healer.is_holding:
+                await healer.switched()
             else:
-                await self.current.drain()
-        self._check()
+                with suppress(BookKeeperError):  # The ledger has failed: the writer heals, or has ended.
+                    await self.current.drain()
+        healer.check()
 
     async def flush(self) -> None:
         """Wait until all records appended so far are acknowledged.
 
         Raises:
-            BookKeeperError: the writer's first failure.
+            BookKeeperError: the failure that ended the writer.
+            OperationTimeoutError: records have failed after `append_timeout_s` since the last call that
+                raised this. Later records go on.
         """
-        if self._is_holding:
-            await self._switched.wait()
-        self._check()
-        await self.current.flush()
+        healer = self._healer
+        appended = healer.appended
+        while healer.failure is None and healer.settled < appended:
+            if healer.is_holding:
+                await healer.switched()
+            else:
+                with suppress(BookKeeperError):
+                    await self.current.flush()
+        healer.check_loss()
 
     async def roll(self) -> None:
         """Roll to another ledger, unless the current one is empty; a truncation can then drop the old one.
@@ -259,45 +277,64 @@ class LogWriter(ClosesOnExit):
         Cancelling does not stop the roll.
 
         Raises:
-            BookKeeperError: the writer's first failure. LedgerClosedError: the writer is closed.
+            BookKeeperError: the failure that ended the writer. LedgerClosedError: the writer is closed.
         """
-        self._check()
-        assert self._roller is not None
-        is_done = not self._is_closing and await self._roller.roll()
-        self._check()
-        if not is_done:
-            raise LedgerClosedError(f"log {self.name!r} has been closed by this writer")
+        healer = self._healer
+        healer.check()
+        while not self._is_closing:
+            roller = self._roller
+            if healer.is_healing or roller is None:
+                await healer.switched()
+                healer.check()
+                continue
+            is_done = await roller.roll()
+            healer.check()
+            if is_done:
+                return
+            if roller is self._roller and not healer.is_healing:
+                break
+        raise LedgerClosedError(f"log {self.name!r} has been closed by this writer")
 
     async def close(self) -> None:
         """Flush, and close the log's last ledger. Calling it again does nothing.
 
-        Cancelling leaves the ledger OPEN or CLOSED; the next takeover of the log closes it.
+        A writer that heals has `append_timeout_s` to close. Cancelling leaves the ledger OPEN or CLOSED; the
+        next takeover of the log closes it.
 
         Raises:
-            BookKeeperError: the first failure of an append. LogFencedError: another writer took the log over.
+            BookKeeperError: the failure that ended the writer. LogFencedError: another writer took the log
+                over.
+            OperationTimeoutError: records have failed, as for `flush`.
         """
         if self._is_closed:
             return
         await self.flush()
         self._is_closing = True
-        assert self._roller is not None
-        try:
-            await self._roller.stop()
-            self._check()
-            # The records held back while the roller ended have been sent to the current ledger by now.
-            await self.current.flush()
-            await self.current.close()
-        except BookKeeperError as error:
-            self._check_closed(error)
-        self._is_closed = True
+        while not self._is_closed:
+            await self._healer.until_healed()
+            roller = self._roller
+            assert roller is not None
+            try:
+                await roller.stop()
+                self._healer.check()
+                if roller is self._roller and not self._healer.is_healing:
+                    # The records held back while the roller ended have been sent to this ledger by now.
+                    await self.current.flush()
+                    await self.current.close()
+                    self._is_closed = True
+            except BookKeeperError as error:
+                if roller is self._roller and not self._healer.is_healing:
+                    self._check_closed(error)
         self._context.forget(self)
+        await self._healer.stop()
+        self._healer.check_loss()
 
     def _check_closed(self, error: BookKeeperError) -> None:
         """Raise the error that ended a call to `close`, unless another call has closed the log meanwhile."""
         if not self._is_closed:
             if isinstance(error, (LedgerFencedError, NoSuchLedgerError)):
                 self.current.fail(error)  # which turns it into LogFencedError
-            self._check()
+            self._healer.check()
             raise error
 
     async def abort(self) -> None:
@@ -307,16 +344,14 @@ class LogWriter(ClosesOnExit):
         self._is_closing = True
         error = WriterAbortedError(f"the writer of log {self.name!r} was aborted", ledger_id=self.ledger_id)
         self.current.fail(error)
+        self._healer.end(error)
+        await self._healer.stop()
         if self._roller is not None:
             await self._roller.abort()
         await self.current.abort()
         self._context.forget(self)
 
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure.with_traceback(None)
-
-    # --- for the roller (`RollTarget`) ---
+    # --- for the roller (`RollTarget`) and the opener (`OpenedLog`) ---
 
     @property
     def current(self) -> LogLedger:
@@ -327,7 +362,7 @@ class LogWriter(ClosesOnExit):
     @property
     def failure(self) -> BookKeeperError | None:
         """Return the writer's first failure, None for none."""
-        return self._failure
+        return self._healer.failure
 
     def on_progress(self, ledger: LogLedger) -> None:
         """Hear that records of a ledger have been acknowledged."""
@@ -335,30 +370,49 @@ class LogWriter(ClosesOnExit):
             self._roller.moved()
 
     def on_failed(self, ledger: LogLedger, error: BookKeeperError) -> None:
-        """Hear that a ledger has failed; the log fails with it where the ledger is listed."""
+        """Hear that a ledger has failed; where it is listed, the writer heals, or ends."""
         is_listed = ledger is self._opened or (self._roller is not None and self._roller.has(ledger))
-        if self._failure is not None or not is_listed:
+        healer = self._healer
+        if healer.failure is not None or healer.is_healing or not is_listed:
             return
-        self._failure = error
         if ledger is not self._opened:
-            self.current.fail(error)
-        held, self._held, self._held_bytes = self._held, deque(), 0
-        fail_all([future for _, future in held], error)
-        self._switched.set()
+            self.current.fail(error)  # which calls this again
+            return
         if self._roller is not None:
-            self._roller.wake()
+            self._roller.end()
+        healer.failed(ledger, error, is_closing=self._is_closing)
 
     def hold(self) -> None:
         """Hold back the records appended from now on."""
-        self._is_holding = True
-        self._switched.clear()
+        self._healer.hold()
 
     def switch_to(self, ledger: LogLedger) -> None:
         """Write to this ledger from now on, first the records that were held back."""
         self._before = self.last_add_confirmed
+        self._healer.backlog.settled += self.current.last_add_pushed + 1
         self._opened = ledger
-        self._is_holding = False
-        held, self._held, self._held_bytes = self._held, deque(), 0
-        for data, future in held:
-            ledger.take(data, future)
-        self._switched.set()
+        self._healer.release(ledger)
+
+    async def withdraw(self) -> None:
+        """Take no further step to another ledger; return when none is under way."""
+        if self._roller is not None:
+            await self._roller.abort()
+            self._rolls, self._roller = self._rolls + self._roller.rolls + 1, None
+
+    def begin(self, listed: Listed) -> None:
+        """Write to a ledger that has just been listed, first the records that wait for it."""
+        ledger = listed.ledger
+        if self._opened is not None:
+            self._before = self.last_add_confirmed
+        self._opened = ledger
+        opener = self._healer.opener
+        opener.forget_before(ledger.ledger_id)
+        self._roller = Roller(
+            self._context, self._lists, listed.head, listed.version, self._settings, self._limits, self,
+            opener.make,
+        )  # fmt: skip
+        self._roller.start()
+        if ledger.failure is not None:
+            self.on_failed(ledger, ledger.failure)  # It failed before it was listed.
+        else:
+            self._healer.release(ledger)

@@ -133,11 +133,16 @@ class SubmitQueue(Generic[R]):
             self._add_all()
         elif self._draining is None:
             self._draining = self._background.loop.create_task(self._drain(), name="drain")
+            self._draining.add_done_callback(self._drained)
 
     async def _drain(self) -> None:
         with contextlib.suppress(BookKeeperError):  # Each add in the queue fails with it.
             await self._writer.drain()
+
+    def _drained(self, draining: asyncio.Task[None]) -> None:
         self._draining = None
+        if not draining.cancelled():
+            draining.result()
         self._add_all()
 
     def _add_all(self) -> None:

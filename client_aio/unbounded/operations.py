@@ -16,11 +16,11 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from client_aio.config import check_flags
-from client_aio.context import ContextOwner
+from client_aio.context import ContextOwner, on_own_loop
 from client_aio.core.read_plan import check_range, trimmed
 from client_aio.handles import AwaitableContext
 from client_aio.ledger.accept_loss import recover_with_loss
-from client_aio.ledger.create import LedgerSettings, new_metadata
+from client_aio.ledger.create import LedgerSettings, create_metadata
 from client_aio.ledger.reader import LedgerReader
 from client_aio.ledger.recovery import recover_ledger
 from client_aio.unbounded.paged_fragments import PagedEntries, VersionedFragments
@@ -105,6 +105,7 @@ class UnboundedLedgerReader(LedgerReader):
 logger = logging.getLogger(__name__)
 
 
+@on_own_loop()
 class UnboundedLedgerOperations(ContextOwner):
     """The unbounded-ledger operations of a client; a part of `Client`."""
 
@@ -311,13 +312,7 @@ class UnboundedLedgerOperations(ContextOwner):
         An interruption in between leaves a ledger without a name, which `list_ledgers` shows.
         """
         context = self._context
-        while True:
-            metadata, _, _ = await new_metadata(context, settings, unbounded=UnboundedRecord(name))
-            try:
-                version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
-                break
-            except LedgerExistsError as error:
-                logger.info("ledger=%d another id is drawn: %s", metadata.ledger_id, error)
+        metadata, version, _, _ = await create_metadata(context, settings, unbounded=UnboundedRecord(name))
         try:
             await LedgerNames(context.ledgers).give(name, metadata.ledger_id, token=context.draw_token())
         except LedgerExistsError:

@@ -191,21 +191,21 @@ class PagedEntries:
         """Return the entries first to last, one by one; see `EntryReader.batches`."""
         return entries_of(self.batches(first, last, limit))
 
-    def batches(self, first: int, last: int, limit: int) -> BatchStream:
+    def batches(self, first: int, last: int, limit: int, *, is_tail: bool = False) -> BatchStream:
         """Return the entries first to last, in batches; see `EntryReader.batches`."""
         check_limit(self._metadata().ledger_id, first, last, limit)
-        return self._batches(first, last)
+        return self._batches(first, last, is_tail=is_tail)
 
     def stream_unconfirmed(self, first: int, last: int) -> EntryStream:
         """Return the entries first to last, up to the first entry that no bookie has."""
         check_range(first, last)
         return self._unconfirmed(first, last)
 
-    async def _batches(self, first: int, last: int) -> BatchStream:
+    async def _batches(self, first: int, last: int, *, is_tail: bool) -> BatchStream:
         while first <= last:
             async with (
                 self._run(first, last) as run,
-                contextlib.aclosing(run.reader.batches(first, run.end, run.end)) as batches,
+                contextlib.aclosing(run.reader.batches(first, run.end, run.end, is_tail=is_tail)) as batches,
             ):
                 async for batch in batches:
                     first = run.following = batch.last_entry_id + 1

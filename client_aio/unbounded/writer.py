@@ -22,6 +22,7 @@ from bookie_aio.wire.messages import WriteLac
 from client_aio.bookies.connection import BookieConnection
 from client_aio.bookies.ensemble_finder import Sizes
 from client_aio.config import WriteOptions
+from client_aio.context import on_own_loop
 from client_aio.core.takeover import TermOpening, take_over
 from client_aio.ledger.create import start_writer
 from client_aio.ledger.futures import fenced_by_metadata
@@ -49,6 +50,7 @@ _ROLL_RETRY_SHARE = 8
 """A roll that failed is due again after this share of a fragment's bytes: one eighth."""
 
 
+@on_own_loop()
 class UnboundedLedgerWriter(LedgerWriter):
     """Adds entries to an unbounded ledger, under a term; made by `Client.open_unbounded_ledger`.
 

@@ -1,10 +1,12 @@
 """The records of bookies, and of the cluster they belong to, in the metadata store.
 
-Three records, each a JSON object under a key of `metadata.ids`:
+Five records, each a JSON object under a key of `metadata.ids`:
 
 - `cluster`: the instance id, drawn once when the cluster is made. A store without it holds no cluster;
 - `bookies/available/ID` (ephemeral): the addresses of a running bookie, and whether it takes adds;
-- `bookies/cookies/ID` (durable): the identity that its data directories must match (rule 6).
+- `bookies/cookies/ID` (durable): the identity that its data directories must match (rule 6);
+- `bookies/ages/ID` (durable): a number that the bookie raises by compare-and-set, and keeps on its disks;
+- `set_backs` (durable): the times at which a bookie found that this store was set back to an older copy.
 """
 
 from __future__ import annotations
@@ -19,14 +21,22 @@ from metadata.errors import (
     MetadataCorruptError,
     NoSuchClusterError,
     NoSuchKeyError,
+    VersionConflictError,
     no_cluster,
 )
-from metadata.ids import KEY_AVAILABLE, KEY_CLUSTER, KEY_COOKIES, MALFORMED, check_bookie_id
+from metadata.ids import (
+    KEY_AVAILABLE,
+    KEY_CLUSTER,
+    KEY_COOKIES,
+    KEY_SET_BACKS,
+    MALFORMED,
+    check_bookie_id,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from metadata.store import MetadataStore
+    from metadata.store import MetadataStore, Version
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +118,104 @@ class Cookie(_Record):
         _require(isinstance(self.instance_id, str) and bool(self.instance_id), "instance_id")
         _require(isinstance(self.incarnation, str) and bool(self.incarnation), "incarnation")
         _require(isinstance(self.directories, int) and self.directories >= 1, "directories")
+
+
+@dataclass(frozen=True, slots=True)
+class AgeRecord(_Record):
+    """A bookie's age, as the metadata store knows it; `bookie_aio.core.identity` has the use.
+
+    `number` only grows. `token` is drawn at each start. `place` are the absolute paths of the directories
+    that the bookie last ran on.
+    """
+
+    number: int
+    token: str
+    place: list[str]
+
+    def _check(self) -> None:
+        _require(_is_count(self.number), "number")
+        _require(isinstance(self.token, str) and bool(self.token), "token")
+        _require(_is_list_of_text(self.place), "place")
+
+
+@dataclass(frozen=True, slots=True)
+class SetBack(_Record):
+    """One time at which a bookie found that the metadata store had been set back to an older copy.
+
+    All ledger ids below `raised_to` may have been given out before. None of them is given out any more.
+    `counter` is the lowest id that the older copy had not given out. `answered` are the bookies whose ledgers
+    an operator has looked at since. `ages` are the highest ages, token and number, that any bookie had seen
+    of another one: the records in the older copy prove nothing.
+    """
+
+    token: str
+    bookie_id: str
+    counter: int
+    raised_to: int
+    answered: list[str]
+    ages: dict[str, list[Any]] = field(default_factory=dict)
+
+    def _check(self) -> None:
+        _require(isinstance(self.token, str) and bool(self.token), "token")
+        check_bookie_id(self.bookie_id)
+        _require(_is_count(self.counter), "counter")
+        _require(_is_count(self.raised_to), "raised_to")
+        _require(_is_list_of_text(self.answered), "answered")
+        _require(isinstance(self.ages, dict), "ages")
+        for age in self.ages.values():
+            _require(isinstance(age, list) and len(age) == 2, "ages")
+            _require(isinstance(age[0], str) and _is_count(age[1]), "ages")
+
+
+SET_BACKS_KEPT = 32
+"""The number of events that the metadata store keeps, the newest last."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetBacks:
+    """The events in the metadata store, oldest first, and the version of the key; None: no such key."""
+
+    events: tuple[SetBack, ...] = ()
+    version: Version | None = None
+
+    @classmethod
+    async def read(cls, store: MetadataStore) -> SetBacks:
+        """Read the events; raises MetadataCorruptError."""
+        try:
+            text, version = await store.read(KEY_SET_BACKS)
+        except NoSuchKeyError:
+            return cls()
+        try:
+            events = tuple(
+                SetBack.from_json(json.dumps(each).encode()) for each in json.loads(text)["events"]
+            )
+        except MALFORMED as error:
+            raise MetadataCorruptError(f"{KEY_SET_BACKS} is damaged: {error!r} in {text[:200]!r}") from error
+        return cls(events, version)
+
+    async def replace(self, store: MetadataStore, events: Sequence[SetBack]) -> None:
+        """Replace the events.
+
+        Raises:
+            VersionConflictError: another client changed them since the read.
+        """
+        documents = [json.loads(each.to_json()) for each in events[-SET_BACKS_KEPT:]]
+        text = json.dumps({"events": documents}).encode()
+        try:
+            if self.version is None:
+                await store.create(KEY_SET_BACKS, text)
+            else:
+                await store.compare_and_set(KEY_SET_BACKS, text, self.version)
+        except (KeyExistsError, NoSuchKeyError) as error:
+            raise VersionConflictError(f"{KEY_SET_BACKS} was changed by another client") from error
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_list_of_text(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _require(condition: bool, name: str) -> None:

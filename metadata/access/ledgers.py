@@ -108,6 +108,10 @@ class LedgerStore:
             self._ids = iter(block)
             self._draws, self._draw_failure = draws + 1, None
 
+    def discard_ids(self) -> None:
+        """Drop the rest of the block that was drawn ahead: its ids may have been given out before."""
+        self._ids = iter(())
+
     async def create_ledger(self, metadata: LedgerMetadata, *, token: str | None = None) -> Version:
         """Write a new ledger's metadata.
 

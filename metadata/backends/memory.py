@@ -25,6 +25,7 @@ from metadata.keys import (
     ancestors_of,
     check_count,
     check_key,
+    check_sequence,
     check_token,
     check_value,
     name_of,
@@ -70,6 +71,14 @@ class MemoryTree:
         start = self._counters.get(name, 0)
         self._counters[name] = start + count
         return range(start, start + count)
+
+    def drawn(self, name: str) -> int:
+        """Return the lowest id that was not drawn."""
+        return self._counters.get(name, 0)
+
+    def raise_to(self, name: str, least: int) -> None:
+        """Let a sequence go on at `least` or higher."""
+        self._counters[name] = max(self.drawn(name), least)
 
     def find(self, key: str) -> _Node | None:
         """Return the node, with or without a value; None where there is no node."""
@@ -233,6 +242,13 @@ class MemoryMetadataStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         check_count(name, count)
         return self._live().allocate(name, count)
+
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        check_sequence(name, least)
+        tree = self._live()
+        if least:
+            tree.raise_to(name, least)
+        return tree.drawn(name)
 
     async def age_s(self, key: str) -> float:
         node = self._live().find_value(check_key(key))

@@ -249,7 +249,7 @@ class LedgerMetadata:
     """The log that the ledger was added to, or is being added to; empty for none."""
     absent: tuple[Absent, ...] = ()
     given_up: GivenUp | None = None
-    """Set where the ledger was closed with a loss; `length` is then a lower bound."""
+    """Set where the ledger was closed with a loss."""
 
     @classmethod
     def new(

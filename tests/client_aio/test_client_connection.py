@@ -10,6 +10,7 @@ import pytest
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser
 from bookie_aio.wire.messages import ADDED, Add, Op, Ping, PreparedRequest, decode_request
 from client_aio.bookies.connection import BookieConnection, connect
+from client_aio.core.liveness import PING_TIMEOUT_S
 from metadata.errors import BookieUnavailableError
 
 if TYPE_CHECKING:
@@ -35,6 +36,12 @@ class Wire:
     def set_write_buffer_limits(self, high: int) -> None:
         pass
 
+    def get_extra_info(self, name: str) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def abort(self) -> None:
         pass
 
@@ -54,7 +61,7 @@ class Adding:
 
     def __init__(self) -> None:
         self.wire = Wire()
-        self.connection = BookieConnection("b1", lambda _: None)
+        self.connection = BookieConnection("b1", lambda _: None, PING_TIMEOUT_S)
         self.connection.connection_made(cast("asyncio.Transport", self.wire))
         self.outcomes: list[Outcome] = []
 

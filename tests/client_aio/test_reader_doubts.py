@@ -11,7 +11,7 @@ import pytest
 
 import client_aio
 from bookie_aio.wire.messages import Failure, ListEntries, ListEntriesAnswer, Message, Read, ReadLac, Status
-from client_aio.admin.replicas import list_entries
+from client_aio.bookies.connection import list_entries
 from metadata.access.fragments import LedgerNames
 from metadata.errors import MetadataCorruptError, ProtocolError
 from metadata.ids import NO_ENTRY, ledger_key

@@ -1,7 +1,8 @@
-"""Bookies that have buried the id of a ledger which exists: only the metadata store knows what is deleted.
+"""Bookies with a tombstone of a ledger which exists: only the metadata store knows what is deleted.
 
-Anybody who reaches a bookie can have it bury an id that no ledger has yet (docs/PROTOCOL.md, 14), and ids
-that are given out again after a metadata store was restored are buried as well (docs/OPERATING.md).
+Anybody who reaches a bookie can have it write a tombstone of an id that was given out and not used yet
+(docs/PROTOCOL.md, 14). A client that makes a ledger asks the bookies that it has chosen. In these tests no
+bookie answers that question, as if none had answered in time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pytest
 import client_aio
 from bookie_aio.wire.messages import Delete, Status
 from client_aio import LedgerState
+from client_aio.ledger import create
 from metadata.errors import MetadataUnavailableError
 from tests.support.cluster import Cluster
 from tests.support.rawclient import RawClient
@@ -31,6 +33,20 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         yield cluster
 
 
+@pytest.fixture(autouse=True)
+def unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody_answers(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(create, "_refusal", nobody_answers)
+
+
+async def draw_ids(client: client_aio.Client) -> None:
+    """Make ledger 0, and so draw the ids behind it."""
+    async with client.create_ledger() as ledger:
+        assert ledger.ledger_id == 0
+
+
 async def bury(cluster: Cluster, bookie_id: str, *ledger_ids: int) -> None:
     raw = await RawClient.connect(cluster[bookie_id].addresses[0])
     for ledger_id in ledger_ids:
@@ -39,45 +55,49 @@ async def bury(cluster: Cluster, bookie_id: str, *ledger_ids: int) -> None:
 
 
 async def test_a_writer_goes_on_where_one_bookie_has_buried_its_ledger(cluster: Cluster) -> None:
-    await bury(cluster, "b1", 0)
-    async with client_aio.connect(cluster.uri, ledger_id_block=1) as client:
+    async with client_aio.connect(cluster.uri) as client:
+        await draw_ids(client)
+        await bury(cluster, "b1", 1)
         async with client.create_ledger() as ledger:
-            assert ledger.ledger_id == 0
+            assert ledger.ledger_id == 1
             assert await ledger.add_entries([b"0", b"1"]) == (0, 1)
-        reader = await client.open_ledger(0)
+        reader = await client.open_ledger(1)
         assert [entry.data async for entry in reader.read(0, 1)] == [b"0", b"1"]
 
 
 async def test_a_recovery_closes_a_ledger_that_one_bookie_has_buried(cluster: Cluster) -> None:
-    await bury(cluster, "b1", 0)
-    async with client_aio.connect(cluster.uri, ledger_id_block=1) as client:
+    async with client_aio.connect(cluster.uri) as client:
+        await draw_ids(client)
+        await bury(cluster, "b1", 1)
         ledger = await client.create_ledger()
         assert await ledger.add_entry(b"0") == 0
         await ledger.abort()
-        closed = await client.open_ledger(0, recover=True)
+        closed = await client.open_ledger(1, recover=True)
         assert [entry.data async for entry in closed.read(0, 0)] == [b"0"]
-        assert (await client.ledger_metadata(0)).state is LedgerState.CLOSED
+        assert (await client.ledger_metadata(1)).state is LedgerState.CLOSED
 
 
 async def test_a_recovery_that_cannot_write_back_says_so_and_not_that_there_is_no_ledger(
     cluster: Cluster,
 ) -> None:
-    await bury(cluster, "b1", 0)
-    async with client_aio.connect(cluster.uri, ledger_id_block=1) as client:
+    async with client_aio.connect(cluster.uri) as client:
+        await draw_ids(client)
+        await bury(cluster, "b1", 1)
         ledger = await client.create_ledger(ack_quorum=3)
         with pytest.raises(client_aio.NotEnoughBookiesError, match="b1"):
             await ledger.add_entry(b"0")
         await ledger.abort()
         with pytest.raises(client_aio.LedgerRecoveryError, match="b1"):
-            await client.open_ledger(0, recover=True)
+            await client.open_ledger(1, recover=True)
 
 
 async def test_no_log_goes_on_behind_a_ledger_that_is_not_closed(cluster: Cluster) -> None:
     """At most the last two ledgers listed are not CLOSED, whatever a bookie says of them."""
-    await bury(cluster, "b1", 0)
-    async with client_aio.connect(cluster.uri, ledger_id_block=1) as client:
+    async with client_aio.connect(cluster.uri) as client:
+        await draw_ids(client)
+        await bury(cluster, "b1", 1)
         log = await client.open_log("a")
-        assert log.ledger_id == 0
+        assert log.ledger_id == 1
         await log.append(b"x")
         await log.abort()
         for data in (b"y", b"z"):
@@ -90,8 +110,9 @@ async def test_no_log_goes_on_behind_a_ledger_that_is_not_closed(cluster: Cluste
 
 
 async def test_a_takeover_of_a_ledger_that_one_bookie_has_buried_comes_to_an_end(cluster: Cluster) -> None:
-    await bury(cluster, "b1", 0, 1, 2)
     async with client_aio.connect(cluster.uri) as client:
+        await draw_ids(client)
+        await bury(cluster, "b1", 1, 2, 3)
         strict = await client.open_unbounded_ledger("strict", ack_quorum=3)
         with pytest.raises(client_aio.NotEnoughBookiesError, match="b1"):
             await strict.add_entry(b"x")
@@ -120,9 +141,10 @@ async def test_the_writer_of_a_ledger_that_is_really_gone_hears_of_it(cluster: C
 async def test_a_bookie_that_has_buried_a_ledger_gives_its_seat_to_another(tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path, bookies=4) as cluster,
-        client_aio.connect(cluster.uri, ledger_id_block=1) as client,
+        client_aio.connect(cluster.uri) as client,
     ):
-        await bury(cluster, "b1", 0, 1, 2, 3)
+        await draw_ids(client)
+        await bury(cluster, "b1", 1, 2, 3, 4)
         for _ in range(4):
             async with client.create_ledger(ack_quorum=3) as ledger:
                 await ledger.add_entry(b"0")
@@ -133,29 +155,31 @@ async def test_a_bookie_that_has_buried_a_ledger_gives_its_seat_to_another(tmp_p
 async def test_a_repair_does_without_a_bookie_that_has_buried_the_ledger(tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path, bookies=5) as cluster,
-        client_aio.connect(cluster.uri, ledger_id_block=1) as client,
+        client_aio.connect(cluster.uri) as client,
     ):
-        await bury(cluster, "b5", 0)
+        await draw_ids(client)
+        await bury(cluster, "b5", 1)
         # With all three, or a refusal of b5's that comes late would leave it in the ensemble.
         async with client.create_ledger(ack_quorum=3) as ledger:
             await ledger.add_entry(b"0")
-        (fragment,) = (await client.ledger_metadata(0)).fragments
+        (fragment,) = (await client.ledger_metadata(1)).fragments
         lost = fragment.bookies[0]
         (spare,) = {"b1", "b2", "b3", "b4"} - set(fragment.bookies)
         with pytest.raises(client_aio.LedgerRepairError, match="b5"):
-            await client.repair_ledger(0, replace=lost, by="b5")
-        report = await client.repair_ledger(0, replace=lost)
+            await client.repair_ledger(1, replace=lost, by="b5")
+        report = await client.repair_ledger(1, replace=lost)
         assert [each.replacement for each in report.fragments] == [spare]
 
 
 async def test_a_roll_chooses_no_bookie_that_is_known_to_have_buried_the_ledger(tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path, bookies=4) as cluster,
-        client_aio.connect(cluster.uri, ledger_id_block=1) as client,
+        client_aio.connect(cluster.uri) as client,
     ):
-        await bury(cluster, "b1", 0)
+        await draw_ids(client)
+        await bury(cluster, "b1", 1)
         async with client.open_unbounded_ledger("payments", ack_quorum=3) as ledger:
-            assert ledger.ledger_id == 0
+            assert ledger.ledger_id == 1
             is_known = False
             while not is_known:
                 await ledger.roll()
@@ -170,9 +194,10 @@ async def test_a_roll_chooses_no_bookie_that_is_known_to_have_buried_the_ledger(
 async def test_a_recovery_ends_though_nobody_can_be_asked_whether_the_ledger_exists(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await bury(cluster, "b1", 0)
     limits = {"replacement_retry_s": 0.1, "ensemble_change_timeout_s": 1.0}
-    async with client_aio.connect(cluster.uri, ledger_id_block=1, **limits) as client:
+    async with client_aio.connect(cluster.uri, **limits) as client:
+        await draw_ids(client)
+        await bury(cluster, "b1", 1)
         ledger = await client.create_ledger(ack_quorum=3)
         with pytest.raises(client_aio.NotEnoughBookiesError):
             await ledger.add_entry(b"0")
@@ -189,4 +214,4 @@ async def test_a_recovery_ends_though_nobody_can_be_asked_whether_the_ledger_exi
         monkeypatch.setattr(ledgers, "read", away)
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(client_aio.LedgerRecoveryError, match="whether it exists cannot be asked"):
-                await client.open_ledger(0, recover=True)
+                await client.open_ledger(1, recover=True)

@@ -268,7 +268,7 @@ async def test_a_ledger_that_is_about_to_be_deleted_is_not_added_again(
         former, later = [await _closed_ledger(client, data) for data in (b"1", b"2")]
         await client.add_to_log("a", [former])
 
-        async def fail(*_: object) -> None:
+        async def fail(*_: object, **__: object) -> None:
             raise MetadataUnavailableError("away")
 
         with monkeypatch.context() as patch:

@@ -504,11 +504,23 @@ async def test_a_log_with_a_password_needs_it(client: Client) -> None:
     assert [each async for each in client.list_ledgers()] == []
 
 
+async def test_a_log_rolls_on_two_bookies_of_three(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        async with client.open_log("events", roll_entries=8) as log:
+            await log.append(b"0")
+            await cluster["b3"].end()
+            while log.rolls < 3:
+                await log.append(b"more")
+        rows = (await client.log_metadata("events")).rows
+        assert all([(await client.ledger_metadata(row.ledger_id)).is_closed for row in rows])
+
+
 async def test_a_roll_that_finds_no_bookies_is_tried_again_in_a_while_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
-        log = await client.open_log("events", roll_entries=8)
+        # With guaranteed write quorum no ledger begins on two bookies of three, and writing goes on at Qa.
+        log = await client.open_log("events", roll_entries=80, guaranteed_write_quorum=True)
         await log.append(b"0")
         await cluster["b3"].end()
         begun = asyncio.get_running_loop().time()

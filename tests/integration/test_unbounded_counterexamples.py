@@ -18,7 +18,7 @@ import client_aio
 from bookie_aio.wire.messages import Op, Read, ReadAnswer, Stop
 from metadata.ids import ledger_key
 from tests.support.cluster import Cluster
-from tests.support.links import Frame, Links
+from tests.support.links import Frame, Links, is_fence
 from tests.support.termblind import blind_client
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ async def test_a_lac_of_a_later_term_is_not_used_with_older_fragments(
         on.hold_adds("w1", "b2", "b3")
         await stored(on, "w1", "b1", first.add_entry(b"dirty"))
         on.links["w2", "b1"].requests.hold(Op.READ_LAC)
-        fences = [on.links["w2", name].requests.hold(Op.READ_LAC) for name in ("b2", "b3")]
+        fences = [on.links["w2", name].requests.hold(Op.READ_LAC, is_fence) for name in ("b2", "b3")]
         opening = asyncio.create_task(on.clients["w2"].open_unbounded_ledger(NAME).__aenter__())
         for fence in fences:
             await fence.reached()

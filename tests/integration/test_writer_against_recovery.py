@@ -14,11 +14,13 @@ from bookie_aio.wire.messages import Op
 from client_aio import LedgerState
 from metadata.errors import MetadataUnavailableError
 from tests.support.cluster import Cluster
-from tests.support.links import Links
+from tests.support.links import Links, is_fence
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
     from pathlib import Path
+
+    from tests.support.links import Frame
 
 WAIT_S = 30
 
@@ -78,7 +80,7 @@ async def test_a_close_that_meets_a_recovery_under_way_fails(tmp_path: Path) -> 
     async with scene(tmp_path) as on:
         ledger = await on.writer.create_ledger()
         await ledger.add_entries(numbered(10))
-        held = [on.links["other", name].requests.hold(Op.READ_LAC) for name in ("b1", "b2", "b3")]
+        held = [on.links["other", name].requests.hold(Op.READ_LAC, is_fence) for name in ("b1", "b2", "b3")]
         recovering = asyncio.create_task(on.recover(ledger.ledger_id))
         for hold in held:
             await hold.reached()
@@ -107,7 +109,7 @@ async def test_of_two_closes_at_once_none_succeeds_where_the_other_is_displaced(
     async with scene(tmp_path) as on:
         ledger = await on.writer.create_ledger()
         await ledger.add_entries(numbered(10))
-        held = [on.links["other", name].requests.hold(Op.READ_LAC) for name in ("b1", "b2", "b3")]
+        held = [on.links["other", name].requests.hold(Op.READ_LAC, is_fence) for name in ("b1", "b2", "b3")]
         recovering = asyncio.create_task(on.recover(ledger.ledger_id))
         for hold in held:
             await hold.reached()
@@ -244,9 +246,11 @@ async def until_entered(on: Scene) -> None:
     await reached.wait()
 
 
-def until_asked(op: Op) -> Callable[[Scene], Awaitable[None]]:
+def until_asked(
+    op: Op, where: Callable[[Frame], bool] = lambda _: True
+) -> Callable[[Scene], Awaitable[None]]:
     async def wait(on: Scene) -> None:
-        held = [on.links["dying", name].requests.hold(op) for name in on.cluster.bookies]
+        held = [on.links["dying", name].requests.hold(op, where) for name in on.cluster.bookies]
         reached = [asyncio.create_task(hold.reached()) for hold in held]
         _, pending = await asyncio.wait(reached, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -265,7 +269,7 @@ async def until_closing(on: Scene) -> None:
 
 STEPS = {
     "entering": until_entered,
-    "fencing": until_asked(Op.READ_LAC),
+    "fencing": until_asked(Op.READ_LAC, is_fence),
     "reading": until_asked(Op.READ),
     "writing back": until_asked(Op.ADD),
     "closing": until_closing,

@@ -503,6 +503,40 @@ async def test_ids_are_given_out_once(backend: Backend) -> None:
     assert await stores[1].allocate_ids("log", 1) == range(1)
 
 
+async def test_a_sequence_of_ids_is_read_and_raised(backend: Backend) -> None:
+    one, two = await backend.open(), await backend.open()
+    assert await one.ids_drawn("ledger") == 0
+    assert await one.allocate_ids("ledger", 5) == range(5)
+    assert await two.ids_drawn("ledger") == 5
+    await two.ids_drawn("ledger", least=3)  # never down
+    assert await one.ids_drawn("ledger") == 5
+    await two.ids_drawn("ledger", least=2**40)
+    assert await one.ids_drawn("ledger") == 2**40
+    assert await one.allocate_ids("ledger", 2) == range(2**40, 2**40 + 2)
+    await one.ids_drawn("unused", least=7)
+    assert await two.allocate_ids("unused", 1) == range(7, 8)
+    assert await two.ids_drawn("ledger") == 2**40 + 2
+
+
+async def test_raising_a_sequence_and_drawing_from_it_at_once_repeats_no_id(backend: Backend) -> None:
+    stores = [await backend.open() for _ in range(3)]
+
+    async def raise_(number: int) -> None:
+        await stores[number % 3].ids_drawn("ledger", least=3 * number)
+
+    drawing = [stores[number % 3].allocate_ids("ledger", 2) for number in range(12)]
+    blocks, _ = await asyncio.gather(asyncio.gather(*drawing), asyncio.gather(*map(raise_, range(12))))
+    drawn = [each for block in blocks for each in block]
+    assert len(set(drawn)) == 24
+    assert await stores[0].ids_drawn("ledger") > max(drawn)
+
+
+@pytest.mark.parametrize(("name", "least"), [("", 0), ("a/b", 1), ("a", -1), ("a", True), ("a", 2**63)])
+async def test_a_wrong_end_of_a_sequence_is_refused(store: MetadataStore, name: str, least: int) -> None:
+    with pytest.raises(InvalidArgumentError):
+        await store.ids_drawn(name, least=least)
+
+
 @pytest.mark.parametrize(
     ("name", "count"), [("a", 0), ("a", -1), ("a", True), ("a", 2**31), ("", 1), ("a/b", 1)]
 )
@@ -572,6 +606,8 @@ async def test_a_closed_store_refuses_everything(backend: Backend) -> None:
         lambda: store.children("a"),
         lambda: store.register("c", b"1"),
         lambda: store.allocate_ids("d", 1),
+        lambda: store.ids_drawn("d"),
+        lambda: store.ids_drawn("d", least=1),
         lambda: store.sync("a"),
         lambda: anext(store.watch("a")),
     ):

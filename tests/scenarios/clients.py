@@ -348,7 +348,7 @@ class Writer(Client):
     def withdraw(self, why: str) -> None:
         """Fail everything outstanding, once and in order."""
         super().withdraw(why)
-        tokens = self.window.abort()
+        tokens = self.window.abort().tokens()
         if tokens:
             self.say(f"fails {ids_text(int(token.split()[0]) for token in tokens)}: outcome unknown")
 

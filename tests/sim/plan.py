@@ -143,6 +143,10 @@ class Draw:
         self._actors.append(Actor(name, role, starts_at, settings))
         return name
 
+    def starts(self, name: str, at: float) -> None:
+        """Have an actor start at another time than the one that was drawn."""
+        self._actors = [replace(one, starts_at=at) if one.name == name else one for one in self._actors]
+
     def writer(self, *, ack_at_least: int = 1, **settings: Any) -> str:
         """Add a writer of ledgers, one after another."""
         rng = self.rng

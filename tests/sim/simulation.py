@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from tests.sim.plan import Actor, Plan
 
 PORT = 3181
+_COPY = "-copy"
 _DISK_FAILURES = ("eio_read", "enospc", "disk_write_error", "disk_sync_error")
 RESTART_DELAY_S = 0.3
 _WIPED_RESTART_DELAY_S = 3.0  # it refuses every time, and others have enough to do
@@ -104,6 +105,11 @@ class Result:
         return not self.name
 
 
+def identity_of(host: str) -> str:
+    """Return the id of the bookie that runs on a host: two hosts may have copies of one directory."""
+    return host.removesuffix(_COPY)
+
+
 class Simulation:
     """One run of a plan; use `run_plan`."""
 
@@ -129,11 +135,18 @@ class Simulation:
         self.bookies: dict[str, Bookie] = {}
         self.ledger_ids: list[int] = []
         self._ids_by: dict[str, list[int]] = defaultdict(list)
+        self._given: dict[int, str] = {}  # every ledger that was created, and by whom
+        self.when_healing: list[Callable[[], None]] = []
         self.is_healed = False
         self.lasting = Lasting(self.after)
         self.upkeep = Upkeep(self)
         self.script: Callable[[Simulation], Coroutine[Any, Any, None]] | None = None
         self.wiped: set[str] = set()
+        self.served: set[str] = set()
+        """Bookies that have come to serve once: they are formatted."""
+        self.is_store_set_back = False
+        self.damaged_files: list[str] = []
+        """What `tests.sim.faults.files` did to files of the dishonest bookie."""
         self._meta_faults: dict[str, MetadataFaults] = {}
         self._boots: Counter[str] = Counter()
         self._absent: dict[str, None] = {}  # bookies that are to stay down until something starts them
@@ -200,6 +213,8 @@ class Simulation:
     def _heal(self) -> None:
         self.history.note("phase", "healing")
         self.lasting.forget()
+        for callback in self.when_healing:
+            callback()
         self.network.open_all()
         for name, faults in self._meta_faults.items():
             self._meta_faults[name] = MetadataFaults()
@@ -234,7 +249,7 @@ class Simulation:
     def start_bookie(self, name: str) -> None:
         """Start a bookie as its command line does; a supervisor starts it again when it ends."""
         process = self.network.processes.get(name)
-        if process is not None and process.is_alive:
+        if (process is not None and process.is_alive) or (self.is_healed and name not in self.plan.bookies):
             return
         self._boots[name] += 1
         self.bookies.pop(name, None)
@@ -247,8 +262,8 @@ class Simulation:
         rng = random.Random(f"{self._source}/{name}/{boot}")
         store = self._open_store(name, process, rng)
         config = BookieConfig(
-            bookie_id=name,
-            directories=self.directories_of(name),
+            bookie_id=identity_of(name),
+            directories=self.directories_of(identity_of(name)),
             listen=(name, PORT),
             allow_remote_without_auth=True,
             storage=StorageConfig(
@@ -271,9 +286,17 @@ class Simulation:
                 now_ms=lambda: self._wall_ms(process),
             )
             self.bookies[name] = bookie
+            self.served.add(name)
             self.history.note(name, "serves")
             self.history.require(
                 name not in self.wiped, "WipedBookiesDoNotServe", lambda: f"{name} serves from an empty disk"
+            )
+            age = bookie.age
+            # A damaged file of the age counts as one that is missing; the dishonest disk alone damages files.
+            may_doubt = identity_of(name) == self.dishonest or self.is_store_set_back
+            is_sound = may_doubt or not (age.has_lost or age.in_doubt_below)
+            self.history.require(
+                is_sound, "NothingWasSetBack", lambda: f"{name} takes a copy for the original"
             )
             error = await bookie.stopped
             self.history.note(name, "stopped:", repr(error))
@@ -292,7 +315,7 @@ class Simulation:
 
         Whatever else goes wrong in its background work ends it in the same words, and must not pass for that.
         """
-        has_failed = any(self.stats[each] for each in _DISK_FAILURES) or name == self.dishonest
+        has_failed = any(self.stats[each] for each in _DISK_FAILURES) or identity_of(name) == self.dishonest
         if error is not None and not has_failed:
             self.history.fail("Unexpected", f"{name} ended, and no disk has failed: {error!r}")
 
@@ -304,7 +327,8 @@ class Simulation:
                 rest = _WIPED_RESTART_DELAY_S
             else:
                 rest = RESTART_DELAY_S if self.is_healed else self._rests.get(name, RESTART_DELAY_S)
-            self.after(rest, self.start_bookie, name)
+            if not (self.is_healed and name not in self.plan.bookies):
+                self.after(rest, self.start_bookie, name)
 
     def _refused(self, name: str, error: BookKeeperError | OSError) -> None:
         """Check the reason why a bookie did not start, and that one which lost its disk says so."""
@@ -317,6 +341,16 @@ class Simulation:
 
     def _wall_ms(self, process: Process) -> int:
         return _EPOCH_MS + int((self.loop.now + process.clock_offset) * 1000)
+
+    def start_copy(self, name: str, put: Callable[[Hardware], None]) -> None:
+        """Start a second process under a bookie's id, on a host of its own, whose disk `put` fills."""
+        twin = f"{name}{_COPY}"
+        if twin not in self.disks:
+            rng = random.Random(f"{self._source}/{twin}/disk")
+            self.disks[twin] = Hardware(self.loop, rng, self.stats)
+            put(self.disks[twin])
+            self.when_healing.append(partial(self.stop_bookie, twin, has_power=True, back_after=None))
+        self.start_bookie(twin)
 
     def is_up(self, name: str) -> bool:
         """Return whether a process of that name runs."""
@@ -412,6 +446,7 @@ class Simulation:
     def created(self, who: str, ledger_id: int) -> None:
         """Note a new ledger, and wake those who wait for one."""
         self.history.note(who, "created ledger", ledger_id)
+        self.given(who, ledger_id)
         self.ledger_ids.append(ledger_id)
         self._ids_by[who].append(ledger_id)
         waiters, self._ledger_waiters = self._ledger_waiters, []
@@ -421,6 +456,22 @@ class Simulation:
     def deleting(self, ledger_id: int) -> None:
         """Note that a ledger is about to be deleted: from now on it may be gone."""
         self.history.ledger(ledger_id).may_be_deleted = True
+
+    def given(self, who: str, ledger_id: int) -> None:
+        """Check that nobody else was given this ledger's id."""
+        holder = self._given.setdefault(ledger_id, who)
+        self.history.require(
+            holder == who,
+            "IdsAreGivenOnce",
+            lambda: f"{who} was given ledger {ledger_id}, which {holder} had been given",
+        )
+
+    def forget_ledgers(self, ids: list[int]) -> None:
+        """Have nobody choose a ledger that was created until now. These ids may be given out again."""
+        self.ledger_ids.clear()
+        self._ids_by.clear()
+        for ledger_id in ids:
+            self._given.pop(ledger_id, None)
 
     async def newest_ledger(self, *, after: int, by: str = "") -> int:
         """Wait until there is a ledger above `after` (created by that client), and give the newest."""

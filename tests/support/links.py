@@ -22,6 +22,9 @@ registrations through a store that puts the links' addresses in place of the boo
         link.black_hole()                               # everything is swallowed, the connections stay
         await link.restore()                            # they are reset, and new ones work again
 
+        link.forget()                                   # as a firewall does: the connections that there are
+                                                        # go silent for ever, and new ones work at once
+
         await link.cut()                                # reset, and refused, until `restore`
 
         seen = link.requests.see(Op.READ)               # an event to wait for, holding nothing back
@@ -53,9 +56,12 @@ from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.frames import decode_header, encode_frame
 from bookie_aio.wire.messages import (
     ANSWER,
+    NO_TERM,
     Failure,
     Message,
     Op,
+    Read,
+    ReadLac,
     decode_answer,
     decode_request,
     encode_answer,
@@ -109,6 +115,11 @@ class Frame(NamedTuple):
         assert isinstance(self.message, Message)
         header = encode_answer(self.op, self.request_id, self.message)
         return encode_frame(header, len(self.body)) + bytes(self.body)
+
+
+def is_fence(frame: Frame) -> bool:
+    """Match a read that fences; before it, a takeover asks without a fence whether enough bookies answer."""
+    return isinstance(frame.message, (Read, ReadLac)) and frame.message.term != NO_TERM
 
 
 class Sighting:
@@ -209,6 +220,11 @@ class Link:
         self.requests.block()
         self.answers.block()
 
+    def forget(self) -> None:
+        """Let nothing more through on the connections there are, and say so to nobody; new ones work."""
+        for pipe in self._pipes:
+            pipe.is_forgotten = True
+
     async def cut(self) -> None:
         """Reset the connections and refuse new ones, until `restore`."""
         await self._open()
@@ -257,6 +273,7 @@ class _Pipe(Pipe):
     def __init__(self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(reader, writer)
         self._link = link
+        self.is_forgotten = False
 
     async def _pass_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._forward(reader, writer, self._link.requests)
@@ -270,6 +287,8 @@ class _Pipe(Pipe):
             data = await reader.readexactly(int.from_bytes(head, "big"))
             frame = Frame.parse(data)
             await way._pass(frame)
+            if self.is_forgotten:
+                await asyncio.Event().wait()
             forged = way.forge(frame)
             writer.write(head + data if forged is None else forged.encode_answer())
             await writer.drain()
@@ -372,6 +391,9 @@ class ClientStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         return await self.inner.allocate_ids(name, count)
 
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        return await self.inner.ids_drawn(name, least=least)
+
     async def age_s(self, key: str) -> float:
         return await self.inner.age_s(key)
 
@@ -411,7 +433,12 @@ class Links:
 
     @asynccontextmanager
     async def connect(self, client: str, **settings: Any) -> AsyncIterator[client_aio.Client]:
-        """Connect a client, under a name of its own, by `client_aio.connect` with these settings."""
+        """Connect a client, under a name of its own, by `client_aio.connect` with these settings.
+
+        A bookie whose frames a test holds back answers no PING. By default it is not gone for that.
+        """
+        if not {"config", "ping_timeout_s"} & settings.keys():
+            settings["ping_timeout_s"] = 2.0 * WAIT_S
         store = ClientStore(await open_store(self._uri), lambda bookie_id: self[client, bookie_id])
         self._stores[client] = store
         async with store, client_aio.connect(store, **settings) as connected:

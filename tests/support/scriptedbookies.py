@@ -11,19 +11,23 @@ import client_aio
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser, encode_frame
 from bookie_aio.wire.messages import (
     VERSION_MAX,
+    Done,
     Failure,
     Hello,
     HelloAnswer,
     Message,
+    Ping,
     Read,
     ReadAnswer,
     ReadLac,
     ReadLacAnswer,
     Stop,
+    Watch,
     decode_request,
     encode_answer,
     encode_failure,
 )
+from bookie_aio.wire.watching import UNWATCH, Moved, encode_moved, parse_asked
 from metadata.access.bookies import BookieRecord, ensure_cluster
 from metadata.access.ledgers import LedgerStore
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
@@ -67,13 +71,15 @@ class ScriptedBookie:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        parser = FrameParser(FRAME_BYTES_MAX)
+        parser, watching = FrameParser(FRAME_BYTES_MAX), dict[int, int]()
         try:
             while data := await reader.read(64 * 1024):
                 parser.feed(data)
-                for header, _ in parser.frames():
+                for header, body in parser.frames():
                     request_id, _, request = decode_request(header)
-                    task = asyncio.create_task(self._answer(writer, request_id, request))
+                    if isinstance(request, Watch):
+                        watching.update(parse_asked(body))
+                    task = asyncio.create_task(self._answer(writer, request_id, request, watching))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
         except ConnectionError:
@@ -81,8 +87,12 @@ class ScriptedBookie:
         finally:
             writer.close()
 
-    async def _answer(self, writer: asyncio.StreamWriter, request_id: int, request: Message) -> None:
+    async def _answer(
+        self, writer: asyncio.StreamWriter, request_id: int, request: Message, watching: dict[int, int]
+    ) -> None:
         answer, body = None if self.script is None else await self.script(request), b""
+        if answer is None and isinstance(request, Watch):
+            answer, body = Done(), await self._moved(request, watching)
         if answer is None:
             answer, body = await self._own_answer(request)
         if isinstance(answer, Failure):
@@ -91,10 +101,20 @@ class ScriptedBookie:
             header = encode_answer(request.op, request_id, answer)
         writer.write(encode_frame(header, len(body)) + body)
 
+    async def _moved(self, request: Watch, watching: dict[int, int]) -> bytes:
+        term, lac = self.lac or (0, -1)
+        if watching.get(LEDGER, UNWATCH) == UNWATCH or lac <= watching[LEDGER]:
+            await asyncio.sleep(request.wait_ms / 1000)
+            return b""
+        del watching[LEDGER]
+        return encode_moved([Moved(LEDGER, lac_statement(LEDGER, lac, content_term=term))])
+
     async def _own_answer(self, request: Message) -> tuple[Message, bytes]:
         if isinstance(request, Hello):
             limits = (FRAME_BYTES_MAX, 1 << 20)
             return HelloAnswer(VERSION_MAX, self.bookie_id, request.instance_id, "nonce", *limits), b""
+        if isinstance(request, Ping):
+            return Done(), b""
         assert isinstance(request, (Read, ReadLac))
         term, lac = self.lac or (0, -1)
         statement = None if self.lac is None else lac_statement(request.ledger_id, lac, content_term=term)

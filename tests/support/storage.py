@@ -17,7 +17,7 @@ from bookie_aio.storage.engine import Engine, StorageConfig
 from bookie_aio.storage.maintenance.compactor import CompactionConfig
 from bookie_aio.storage.segment import format as form
 from bookie_aio.storage.segment.allocator import SpaceLimits
-from bookie_aio.storage.witness import CHECKPOINTS_PAGE, PAGE_BYTES, encode_witness, parse_page
+from bookie_aio.storage.segment.witness import CHECKPOINTS_PAGE, PAGE_BYTES, encode_witness, parse_page
 from bookie_aio.wire.blocks import Block, encode_block, parse_blocks
 from metadata.errors import DiskFailedError, DiskFullError, StorageError
 

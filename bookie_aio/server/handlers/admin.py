@@ -27,6 +27,7 @@ from bookie_aio.wire.messages import (
     Delete,
     Done,
     Info,
+    IsFree,
     LiftMark,
     LiftMarkAnswer,
     ListEntries,
@@ -44,8 +45,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from bookie_aio.config import Limits
+    from bookie_aio.server.given_ids import GivenIds
     from bookie_aio.server.responder import Peer, Responder
     from bookie_aio.storage.engine import Engine
+
+
+_READ_WITHIN_S = 1.0
+"""The age of a reading of the id counter that is good enough for a question about an id below it."""
 
 
 class InspectHandler:
@@ -99,6 +105,53 @@ class InspectHandler:
             return len(packed)
 
         self._responder.run(peer, Op.LIST_LEDGERS, request_id, answer, 8 * count_max)
+
+
+class ClaimHandler:
+    """Carries out IS_FREE, by which a client that makes a ledger asks about its id."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        responder: Responder,
+        given_ids: GivenIds,
+        not_free_below: Callable[[], int],
+    ) -> None:
+        """`not_free_below` returns the id below which no new ledger may be made."""
+        self._engine = engine
+        self._responder = responder
+        self._given_ids = given_ids
+        self._not_free_below = not_free_below
+
+    def is_free(self, peer: Peer, request_id: int, request: IsFree, body: memoryview) -> None:
+        """Answer OK where the bookie knows nothing of the ledger, and its id has been given out.
+
+        The counter is read again even for an id below its last value. A set-back of the metadata store, which
+        gives ids out twice, shows there.
+        """
+        ledger_id, responder = request.ledger_id, self._responder
+
+        async def answer() -> int:
+            try:
+                is_below = ledger_id < self._given_ids.below
+                await self._given_ids.read_again(unless_read_within_s=_READ_WITHIN_S if is_below else 0.0)
+            except MetadataError as error:
+                responder.refuse(peer, Op.IS_FREE, request_id, Status.TOO_MANY_REQUESTS, str(error))
+                return 0
+            await responder.barrier()
+            if self._engine.known.is_known(ledger_id):
+                reason = f"this bookie holds or dropped a ledger {ledger_id} of before"
+            elif ledger_id < self._not_free_below():
+                reason = f"the id {ledger_id} was given out before the metadata store was set back"
+            elif ledger_id >= self._given_ids.below:
+                reason = f"the id {ledger_id} has not been given out, by this bookie's metadata store"
+            else:
+                responder.acknowledge(peer, Op.IS_FREE, request_id, None)
+                return 0
+            responder.refuse(peer, Op.IS_FREE, request_id, Status.ID_TAKEN, reason)
+            return 0
+
+        responder.run(peer, Op.IS_FREE, request_id, answer, 1)
 
 
 class ConfirmedHandler:

@@ -1,4 +1,4 @@
-"""LAC: READ_LAC with its long polls, and WRITE_LAC of an idle writer (rule 12b).
+"""LAC: READ_LAC with its long polls, WATCH for many ledgers, and WRITE_LAC of an idle writer (rule 12b).
 
 A READ_LAC is answered at once, or waits as a long poll until the LAC is above the one that the client knows.
 A READ_LAC with a term fences, and its answer waits for the fence to be durable (rule 3).
@@ -6,7 +6,10 @@ A READ_LAC with a term fences, and its answer waits for the fence to be durable 
 Owns the long polls of all connections, and whether the bookie drains them. A poll that began after the drain
 would have nobody to answer it until its timer.
 
-`LongPolls` adds connections and timers to the register of `bookie_aio.core.long_polls`.
+`LongPolls` and `Watches` add connections and timers to the registers of `bookie_aio.core.long_polls`.
+
+A connection watches many ledgers and has one WATCH outstanding, whose answer has all that have moved. So a
+client with thousands of tails that wait costs one request each time that something moves.
 
 Invariant: each poll ends exactly once. Its LAC, its timer or the shutdown of the bookie ends it with an
 answer; the loss of its connection ends it without one.
@@ -16,11 +19,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bookie_aio.core.long_polls import PollRegister
+from bookie_aio.core.long_polls import PollRegister, WatchTable
 from bookie_aio.server.responder import WAITING_BYTES
 from bookie_aio.wire.blocks import statement_is_intact
 from bookie_aio.wire.frames import encode_frame
-from bookie_aio.wire.messages import NO_TERM, Op, ReadLac, ReadLacAnswer, Status, WriteLac, encode_answer
+from bookie_aio.wire.messages import (
+    NO_TERM,
+    Done,
+    Op,
+    ReadLac,
+    ReadLacAnswer,
+    Status,
+    Watch,
+    WriteLac,
+    encode_answer,
+)
+from bookie_aio.wire.watching import ROWS_MAX, UNWATCH, Asked, Moved, encode_moved, parse_asked
 from metadata.ids import ENTRY_ID_MAX, NO_ENTRY
 
 if TYPE_CHECKING:
@@ -117,8 +131,79 @@ class LongPolls:
             del self._polls_of[poll.peer]
 
 
+class Watches:
+    """The WATCH that waits on each connection, and the ledgers that connections watch.
+
+    Args:
+        answer: called with peer, request id and ledgers, and answers with their LACs.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connection_watches_max: int,
+        watches_max: int,
+        answer: Callable[[Peer, int, list[int]], None],
+    ) -> None:
+        self._loop = loop
+        self._connection_watches_max = connection_watches_max
+        self._watches_max = watches_max
+        self._answer = answer
+        self._waiting: dict[Peer, tuple[int, asyncio.TimerHandle]] = {}
+        self.table: WatchTable[Peer] = WatchTable()
+
+    def change(self, peer: Peer, rows: list[Asked], lac: Callable[[int], int]) -> bool:
+        """Watch ledgers and take some out. Return False, with nothing done, where there would be too many."""
+        table = self.table
+        more = sum(row.known_lac != UNWATCH and not table.holds(peer, row.ledger_id) for row in rows)
+        if table.count(peer) + more > self._connection_watches_max or len(table) + more > self._watches_max:
+            return False
+        for ledger_id, known_lac in rows:
+            if known_lac == UNWATCH:
+                table.unwatch(peer, ledger_id)
+            else:
+                table.watch(peer, ledger_id, known_lac, lac(ledger_id))
+        return True
+
+    def wait(self, peer: Peer, request_id: int, wait_s: float) -> None:
+        """Let a WATCH wait, or answer it at once. The one before it is answered now."""
+        self._end(peer)
+        timer = self._loop.call_later(wait_s, self._end, peer)
+        self._waiting[peer] = request_id, timer
+        if not wait_s or self.table.has_moved(peer):
+            self._end(peer)
+
+    def moved(self, ledger_id: int, lac: int) -> list[Peer]:
+        """Note a ledger's LAC. Return the peers to call `tell` for, once the LACs of a group are noted."""
+        return self.table.move(ledger_id, lac)
+
+    def tell(self, peer: Peer) -> None:
+        """Answer the WATCH of a peer for which something has moved."""
+        self._end(peer)
+
+    def forget(self, peer: Peer) -> None:
+        """Drop the WATCH and the ledgers of a lost connection."""
+        waiting = self._waiting.pop(peer, None)
+        if waiting is not None:
+            waiting[1].cancel()
+        self.table.forget(peer)
+
+    def drain(self) -> Iterator[tuple[Peer, int]]:
+        """Take out all that wait; yields peer and request id of each."""
+        waiting, self._waiting = self._waiting, {}
+        for peer, (request_id, timer) in waiting.items():
+            timer.cancel()
+            yield peer, request_id
+
+    def _end(self, peer: Peer) -> None:
+        waiting = self._waiting.pop(peer, None)
+        if waiting is not None:
+            waiting[1].cancel()
+            self._answer(peer, waiting[0], self.table.take(peer, ROWS_MAX))
+
+
 class LacHandler:
-    """Carries out READ_LAC and WRITE_LAC."""
+    """Carries out READ_LAC, WATCH and WRITE_LAC."""
 
     def __init__(
         self,
@@ -133,11 +218,17 @@ class LacHandler:
         self._fence = fence
         self._is_draining = False
         self._polls = LongPolls(loop, limits.connection_polls_max, limits.polls_max, self._answer_lac)
+        self._watches = Watches(loop, limits.connection_watches_max, limits.watches_max, self._answer_watch)
 
     @property
     def polls_waiting(self) -> int:
         """Return the number of long polls that wait."""
         return len(self._polls)
+
+    @property
+    def ledgers_watched(self) -> int:
+        """Return the number of ledgers that connections watch."""
+        return len(self._watches.table)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -189,6 +280,34 @@ class LacHandler:
         self._engine.append_statement(ledger_id, statement, done)
         peer.hold(size)
 
+    def watch(self, peer: Peer, request_id: int, request: Watch, body: memoryview) -> None:
+        """Change the ledgers that the connection watches, and answer when one of them has moved.
+
+        It fences nothing, and needs no token: a READ_LAC without a term states the same.
+
+        Raises:
+            MalformedFrameError: the rows in the body cannot be parsed.
+        """
+        if not self._watches.change(peer, parse_asked(body), self._lac_or_end):
+            reason = "too many ledgers are watched, on this connection or on all of them"
+            self._responder.refuse(peer, Op.WATCH, request_id, Status.TOO_MANY_REQUESTS, reason)
+            return
+        self._watches.wait(peer, request_id, request.wait_ms / 1000)
+
+    def _lac_or_end(self, ledger_id: int) -> int:
+        """Return the LAC of a ledger, or the highest id of an entry if the ledger has been deleted."""
+        return ENTRY_ID_MAX if self._engine.is_deleted(ledger_id) else self._lac(ledger_id)
+
+    def _answer_watch(self, peer: Peer, request_id: int, ledger_ids: list[int]) -> None:
+        engine = self._engine
+        rows = [
+            Moved(ledger_id, None if engine.is_deleted(ledger_id) else engine.statement(ledger_id))
+            for ledger_id in ledger_ids
+        ]
+        body = encode_moved(rows)
+        header = encode_answer(Op.WATCH, request_id, Done())
+        peer.send(encode_frame(header, len(body)), *([body] if body else []))
+
     def _answer_or_wait(self, peer: Peer, request_id: int, request: ReadLac) -> None:
         if not peer.is_open:  # the connection was lost before the fence was durable
             return
@@ -218,19 +337,26 @@ class LacHandler:
 
     def ledgers_moved(self, ledger_ids: Collection[int]) -> None:
         """Answer the long polls that a new LAC, or the deletion, of one of these ledgers ends."""
-        if not len(self._polls):
-            return
-        for ledger_id in self._polls.ledgers & set(ledger_ids):
-            is_deleted = self._engine.is_deleted(ledger_id)
-            self._polls.moved(ledger_id, ENTRY_ID_MAX if is_deleted else self._lac(ledger_id))
+        if len(self._polls):
+            for ledger_id in self._polls.ledgers & set(ledger_ids):
+                self._polls.moved(ledger_id, self._lac_or_end(ledger_id))
+        if len(self._watches.table):
+            told: dict[Peer, None] = {}
+            for ledger_id in self._watches.table.ledgers & set(ledger_ids):
+                told |= dict.fromkeys(self._watches.moved(ledger_id, self._lac_or_end(ledger_id)))
+            for peer in told:
+                self._watches.tell(peer)
 
     def connection_lost(self, peer: Peer) -> None:
-        """Drop the long polls of a closed connection."""
+        """Drop the long polls and watches of a closed connection."""
         self._polls.forget(peer)
+        self._watches.forget(peer)
 
     def drain(self) -> None:
-        """Refuse all long polls with SHUTTING_DOWN, and let no request wait from now on."""
+        """Refuse all that waits with SHUTTING_DOWN, and let no request wait from now on."""
         self._is_draining = True
+        reason = "this bookie is shutting down"
         for peer, request_id in self._polls.drain():
-            reason = "this bookie is shutting down"
             self._responder.refuse(peer, Op.READ_LAC, request_id, Status.SHUTTING_DOWN, reason)
+        for peer, request_id in self._watches.drain():
+            self._responder.refuse(peer, Op.WATCH, request_id, Status.SHUTTING_DOWN, reason)

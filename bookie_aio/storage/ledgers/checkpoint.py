@@ -91,6 +91,10 @@ class IdRanges:
             self._firsts.insert(at, one)
             self._lasts.insert(at, one)
 
+    def highest(self) -> int:
+        """Return the highest id in the set; −1 for none."""
+        return self._lasts[-1] if self._lasts else -1
+
     def add_range(self, first: int, last: int) -> None:
         """Put all ids from `first` to `last` into the set."""
         low = bisect_left(self._lasts, first - 1)  # the first range that touches or follows it

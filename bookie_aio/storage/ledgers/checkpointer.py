@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.ledgers.ledger_states import LedgerStates
     from bookie_aio.storage.segment.allocator import SegmentAllocator
     from bookie_aio.storage.segment.segment_set import SegmentSet
-    from bookie_aio.storage.witness import WitnessFiles
+    from bookie_aio.storage.segment.witness import WitnessFiles
     from bookie_aio.wire.blocks import Buffer
 
 _LEDGERS_AT_ONCE = 512

@@ -199,6 +199,14 @@ class LedgerStates:
         number = self.mark_of(ledger_id)
         return not number or self.marks.is_told(number)
 
+    def is_known(self, ledger_id: int) -> bool:
+        """Return whether anything was ever accepted for the ledger, a tombstone included."""
+        return self.states.get(ledger_id) is not None or self.is_deleted(ledger_id)
+
+    def highest(self) -> int:
+        """Return the highest id of a ledger with a state or a tombstone; −1 for none."""
+        return max(self.states.highest(), self.deleted.highest(), *self.tombstones_pending, -1)
+
     def list(self, from_ledger: int, count_max: int) -> tuple[list[int], int]:
         """Return the ids of up to `count_max` ledgers, ascending, and where to go on or −1."""
         ids = list(islice(self.states.ids_from(from_ledger), count_max + 1))

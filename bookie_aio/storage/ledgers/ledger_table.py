@@ -236,6 +236,11 @@ class LedgerTable:
                 yield one
             last = one
 
+    def highest(self) -> int:
+        """Return the highest id with a row or a live state, perhaps of a deleted ledger; −1 for none."""
+        ids = self._table.ids
+        return max(max(self.live, default=-1), ids[-1] if ids else -1)
+
     # --- making a new table ---
 
     def new_rows(self, packed: dict[int, bytes]) -> Iterator[Buffer]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bookie_aio.storage.health import StorageHealth
     from bookie_aio.storage.segment.segment import Segment
     from bookie_aio.storage.segment.segment_set import SegmentSet
-    from bookie_aio.storage.witness import WitnessFiles
+    from bookie_aio.storage.segment.witness import WitnessFiles
 
 _T = TypeVar("_T")
 _GIB = 1024**3

@@ -383,6 +383,7 @@ def parse_group_rows(header: GroupHeader, data: memoryview) -> list[Row] | None:
 
 
 COOKIE = "cookie.json"
+AGE = "age"
 LOCK = "lock"
 CHECKPOINT = "checkpoint"
 RESERVE = "reserve"

@@ -42,7 +42,8 @@ from metadata.errors import (
     MetadataUnavailableError,
     is_unforeseen,
 )
-from metadata.keys import check_count, check_key, check_value, token_of
+from metadata.keys import check_count, check_key, check_sequence, check_value, token_of
+from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
@@ -132,13 +133,14 @@ class SqliteMetadataStore(MetadataStore):
         self.uri = f"sqlite://{quote(os.fsencode(path))}"
         self._path = path
         self._lease_s = lease_s
+        self.registration_wait_s = lease_s * 2 + REMOVAL_PATIENCE_S
         self._operation_timeout_s = operation_timeout_s
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-sqlite")
         self._lease_worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="metadata-leases")
         self._opened: Tables | None = None
         self._opened_leases: Leases | None = None
         self._closed = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[OwnedTask] = []
         self._watches: set[_Watch] = set()
         self._poll_now = asyncio.Event()
         self._session: str | None = None
@@ -180,8 +182,8 @@ class SqliteMetadataStore(MetadataStore):
         except BaseException:
             store._abandon()
             raise
-        loops = (store._poll(), store._maintain(), store._keep_session())
-        store._tasks = [asyncio.create_task(each) for each in loops]
+        loops = (store._poll, store._maintain, store._keep_session)
+        store._tasks = [OwnedTask(each, f"SQLite {each.__name__}") for each in loops]
         return store
 
     @property
@@ -242,7 +244,7 @@ class SqliteMetadataStore(MetadataStore):
         # `_maintain`, here or in any other process, removes the key.
         changes = self.watch(key)
         try:
-            async with asyncio.timeout(self._lease_s * 2 + REMOVAL_PATIENCE_S):
+            async with asyncio.timeout(self.registration_wait_s):
                 async for _ in changes:
                     if await registration.put():
                         break
@@ -262,6 +264,11 @@ class SqliteMetadataStore(MetadataStore):
         check_count(name, count)
         return await self._write(lambda: self._tables.allocate(name, count))
 
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        check_sequence(name, least)
+        submit = self._write if least else self._submit
+        return await submit(lambda: self._tables.ids_drawn(name, least))
+
     async def age_s(self, key: str) -> float:
         check_key(key)
         return await self._submit(lambda: self._tables.age_s(key))
@@ -277,7 +284,8 @@ class SqliteMetadataStore(MetadataStore):
         session = self._session
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._tasks:
+            await task.wait()
         self._registrations.clear()
         try:
             if session is not None:

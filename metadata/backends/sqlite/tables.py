@@ -188,25 +188,26 @@ class Tables:
             ).fetchall()
             return range(next_id - count, next_id)
 
+    def ids_drawn(self, name: str, least: int) -> int:
+        """Return the lowest id that was not drawn; see `MetadataStore.ids_drawn`."""
+        if not least:
+            with self._translated():
+                found = self._database.execute("SELECT next_id FROM counter WHERE name = ?", (name,))
+                return next((int(next_id) for (next_id,) in found), 0)
+        with self._writing():
+            ((next_id,),) = self._database.execute(
+                "INSERT INTO counter (name, next_id) VALUES (?, ?) ON CONFLICT (name) "
+                "DO UPDATE SET next_id = MAX(next_id, excluded.next_id) RETURNING next_id",
+                (name, least),
+            ).fetchall()
+            return int(next_id)
+
     def age_s(self, key: str) -> float:
         """Return a key's age; see `MetadataStore.age_s`."""
         with self._translated():
             self._find_value(key)
             ((made_ns,),) = self._database.execute("SELECT made_ns FROM node WHERE path = ?", (key,))
-            return max(0.0, (self._now_ns() - int(made_ns)) / 1e9)
-
-    def _now_ns(self) -> int:
-        """Return the time that the file's own file system gives a change made now.
-
-        Not a process's clock: the processes that share the file may have set clocks of their own.
-        """
-        try:
-            os.utime(self._path)
-            return self._path.stat().st_mtime_ns
-        except OSError as error:
-            raise MetadataUnavailableError(
-                f"the metadata database {self._path} has no time: {error.strerror}"
-            ) from error
+            return max(0.0, (_now_ns(self._path) - int(made_ns)) / 1e9)
 
     # Watches
 
@@ -310,7 +311,7 @@ class Tables:
         self._database.execute(
             "INSERT INTO node (path, parent, name, number, writers, child_changes, session, made_ns) "
             "VALUES (?, ?, ?, 0, '[]', 0, ?, ?)",
-            (key, parent_of(key), name_of(key), session, self._now_ns()),
+            (key, parent_of(key), name_of(key), session, _now_ns(self._path)),
         )
         self._touch_children(parent_of(key))
 
@@ -443,3 +444,17 @@ def _uri_of(path: Path) -> str:
 
 def _missing(key: str) -> NoSuchKeyError:
     return NoSuchKeyError(f"there is no key {key!r}")
+
+
+def _now_ns(path: Path) -> int:
+    """Return the time that the file's own file system gives a change made now.
+
+    Not a process's clock: the processes that share the file may have set clocks of their own.
+    """
+    try:
+        os.utime(path)
+        return path.stat().st_mtime_ns
+    except OSError as error:
+        raise MetadataUnavailableError(
+            f"the metadata database {path} has no time: {error.strerror}"
+        ) from error

@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from aiozk import exc, protocol
 
+from metadata.owned_task import OwnedTask
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -269,12 +271,12 @@ class Session:
         self._connection: _Connection | None = None
         self._connected = asyncio.Event()
         self._watchers: dict[str, set[asyncio.Event]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._task: OwnedTask | None = None
         self._closing = False
 
     def start(self) -> None:
         """Connect, and keep connected until `close`."""
-        self._task = asyncio.create_task(self._keep_connected())
+        self._task = OwnedTask(self._keep_connected, "ZooKeeper session")
 
     async def close(self) -> None:
         """End the session at the servers, if they answer within 1 s, and disconnect."""
@@ -287,7 +289,7 @@ class Session:
                 log.info("session %x was not ended; it will expire", self.session_id)
         self.abort()
         if self._task is not None:
-            await asyncio.gather(self._task, return_exceptions=True)
+            await self._task.wait()
 
     def abort(self) -> None:
         """Disconnect for good without ending the session, as the death of the process would."""
@@ -387,6 +389,8 @@ class Session:
 
     async def _keep_connected(self) -> None:
         order = random.sample(self._servers, len(self._servers))
+        if self._connection is not None and not self._connection.lost.done():
+            await self._watch_over(self._connection)  # An earlier task has made it, and was cancelled.
         while True:
             connection = await self._connect_any(order)
             if not connection.lost.done():  # data after the handshake's answer may have ended the connection

@@ -63,13 +63,15 @@ from metadata.keys import (
     ancestors_of,
     check_count,
     check_key,
+    check_sequence,
     check_value,
     token_of,
 )
+from metadata.owned_task import OwnedTask
 from metadata.store import MetadataStore, Registration, Version, Versioned
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
     from metadata.backends.zookeeper.session import Stat
 
@@ -200,7 +202,7 @@ class ZooKeeperRegistration(Registration):
             await session.create(path, data, ephemeral=True)
             return True
         except NoNodeError:
-            await self._store._create_parents(self.key)
+            await self._store._create_missing(map(self._store._path, ancestors_of(self.key)))
             raise RetryError from None
         except NodeExistsError:
             found, stat = await session.get(path)
@@ -275,8 +277,9 @@ class ZooKeeperMetadataStore(MetadataStore):
         self._root = f"/{root}" if root else ""
         self._operation_timeout_s = operation_timeout_s
         self._session = Session(servers, timeout_s=session_timeout_s, on_session=self._session_began)
+        self.registration_wait_s = session_timeout_s * 2
         self._new_session = asyncio.Event()
-        self._registrar: asyncio.Task[None] | None = None
+        self._registrar: OwnedTask | None = None
         self._registrations: set[ZooKeeperRegistration] = set()
         self._watching: set[asyncio.Event] = set()
         self._closed = False
@@ -313,7 +316,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         except BaseException:
             store._abandon()
             raise
-        store._registrar = asyncio.create_task(store._register_anew())
+        store._registrar = OwnedTask(store._register_anew, "ZooKeeper registrations")
         return store
 
     @property
@@ -336,7 +339,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             except NoNodeError:
                 if not ancestors_of(key):
                     raise  # the root is missing
-                await self._create_parents(key)
+                await self._create_missing(map(self._path, ancestors_of(key)))
                 raise RetryError from None
             except NodeExistsError:
                 found, stat = await self._session.get(self._path(key))
@@ -550,6 +553,26 @@ class ZooKeeperMetadataStore(MetadataStore):
 
         return await self._settle(f"allocate ids of {name!r}", attempt)
 
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        check_sequence(name, least)
+        path = self._path(f"{KEY_IDS}/{name}")
+
+        async def attempt(state: Attempt) -> int:
+            if not state.is_synced:
+                await self._sync(state)  # a lagging server would not count the last draws
+            try:
+                data, stat = await self._session.get(path)
+            except NoNodeError:
+                if least:
+                    await self._session.create(path, seal_counter(least))
+                return least
+            drawn = unseal_counter(path, data)
+            if drawn < least:
+                await self._session.set(path, seal_counter(least), stat.version)
+            return max(drawn, least)
+
+        return await self._settle(f"read the sequence of ids {name!r}", attempt)
+
     async def age_s(self, key: str) -> float:
         check_key(key)
 
@@ -576,7 +599,7 @@ class ZooKeeperMetadataStore(MetadataStore):
             changed.set()
         if self._registrar is not None:
             self._registrar.cancel()
-            await asyncio.gather(self._registrar, return_exceptions=True)
+            await self._registrar.wait()
         await self._session.close()
 
     def _abandon(self) -> None:
@@ -684,10 +707,7 @@ class ZooKeeperMetadataStore(MetadataStore):
         if await self._session.exists(self._path(KEY_SYNC)) is None:
             await self._create_missing([self._path(part) for part in (KEY_OWN, KEY_IDS, KEY_SYNC)])
 
-    async def _create_parents(self, key: str) -> None:
-        await self._create_missing([self._path(part) for part in ancestors_of(key)])
-
-    async def _create_missing(self, paths: Sequence[str]) -> None:
+    async def _create_missing(self, paths: Iterable[str]) -> None:
         for path in paths:
             with suppress(NodeExistsError):
                 await self._session.create(path, b"")
@@ -706,6 +726,7 @@ class ZooKeeperMetadataStore(MetadataStore):
 
     async def _register_anew(self) -> None:
         """Bring every registration to the present session, whenever a session has begun."""
+        self._new_session.set()  # An earlier task may have been cancelled half-way.
         while True:
             await self._new_session.wait()
             self._new_session.clear()

@@ -47,6 +47,8 @@ def test_a_token_opens_its_lock_and_no_other(lock: bytes, token: bytes | None, a
         (wire.ListLedgers(7), None),
         (wire.Ping(), None),
         (wire.Info(), None),
+        (wire.Watch(0), None),
+        (wire.IsFree(7), None),
         (wire.LiftMark(7, 1), None),
     ],
 )
@@ -59,4 +61,4 @@ def test_whatever_changes_something_of_a_ledger_needs_its_token(
 
 
 def test_every_operation_was_thought_of() -> None:
-    assert len(wire.Op) == 12, "say in ledger_at_stake, and above, whether the new operation needs a token"
+    assert len(wire.Op) == 14, "say in ledger_at_stake, and above, whether the new operation needs a token"

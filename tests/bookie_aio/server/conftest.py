@@ -10,11 +10,15 @@ import pytest
 import uvloop
 
 from bookie_aio.config import BookieConfig
+from bookie_aio.core.identity import AgeFile
 from bookie_aio.server.bookie import Bookie
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.storage.segment.allocator import SpaceLimits
-from metadata.access.ledgers import LedgerStore
+from bookie_aio.storage.segment.format import AGE
+from metadata.access.bookies import AgeRecord
+from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.backends.memory import MemoryMetadataStore, MemoryTree
+from metadata.ids import age_key
 from metadata.model.ledger import DIGEST_HMAC, LedgerMetadata
 from metadata.model.passwords import ROOT_BYTES, SALT_BYTES, PasswordRecord
 from tests.support.helddisk import HeldDisk
@@ -32,12 +36,17 @@ STORAGE = StorageConfig(
 )
 
 
+LEDGERS_GIVEN_OUT = 2**61
+"""The ids that a test may use without drawing them are below this one."""
+
+
 class Bookies:
     """Starts bookies of one cluster, and stops what still runs at the end."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tree = MemoryTree()
+        self.tree.raise_to(LEDGER_SEQUENCE, LEDGERS_GIVEN_OUT)
         self.rng = random.Random(1)
         self._running: list[tuple[Bookie, MetadataStore]] = []
         self._disks: list[HeldDisk] = []
@@ -83,6 +92,17 @@ class Bookies:
             raise
         self._running.append((bookie, store))
         return bookie
+
+    async def take_for_newest(self, folder: str, bookie_id: str = "b1") -> None:
+        """Let a copy of a bookie's directory pass for the directory as it is now, by its age."""
+        file = AgeFile.parse((self.folder / folder / AGE).read_bytes())
+        assert file is not None
+        store = self.store()
+        stored = AgeRecord.from_json((await store.read(age_key(bookie_id))).value)
+        age = AgeRecord(file.number, file.token, stored.place)
+        await store.compare_and_set(
+            age_key(bookie_id), age.to_json(), (await store.read(age_key(bookie_id))).version
+        )
 
     async def protect(self, ledger_id: int) -> LedgerMetadata:
         """Create the metadata of a ledger with a password, on bookie b1 alone."""

@@ -244,6 +244,7 @@ async def test_what_was_answered_is_on_the_disk_as_it_is_at_that_moment(
     assert (await client.call(fencing_lac_read())).status is Status.OK
     copy_as_a_crash_leaves_it(bookies.folder / "b1", bookies.folder / "copy")
     await bookie.close()
+    await bookies.take_for_newest("copy")
     again = await bookies.connect(await bookies.start(folder="copy"))
     assert refused_with(await again.add(7, 2, [b"c"]), TERM_FINAL)
     assert (await again.call(plain_read(0, 1))).entries == [(0, b"a"), (1, b"b")]

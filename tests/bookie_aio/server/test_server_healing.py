@@ -11,6 +11,7 @@ import pytest
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.wire.messages import AddFlag, Failure, LiftMark, LiftMarkAnswer, Status
 from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
+from metadata.backends.memory import MemoryTree
 from metadata.ids import TERM_FINAL
 from metadata.model.ledger import LedgerMetadata, UnboundedRecord
 
@@ -28,6 +29,7 @@ IDS = 40
 @pytest.fixture
 async def ledgers(bookies: Bookies) -> LedgerStore:
     """Return the ledgers of a cluster that has given out some ids."""
+    bookies.tree = MemoryTree()
     store = bookies.store()
     await store.allocate_ids(LEDGER_SEQUENCE, IDS)
     return LedgerStore(store)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from bookie_aio.wire.messages import Delete, ListLedgers, Status
-from metadata.access.ledgers import LedgerStore
+from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
 from metadata.backends.uri import open_store
 from metadata.errors import NoSuchLedgerError
 from metadata.model.ledger import LedgerMetadata
@@ -45,6 +45,7 @@ async def test_a_new_ledger_not_yet_visible_at_a_lagging_zookeeper_server_is_not
     ):
         ledgers = LedgerStore(others)
         await ledgers.create_ledger(LedgerMetadata.new(1, **SIZES))
+        await others.ids_drawn(LEDGER_SEQUENCE, least=100)
         await behind.sync("ledgers")
         store = await open_store(behind.uri, create=True)  # closed with the bookie
         bookie = await bookies.start(store=store)

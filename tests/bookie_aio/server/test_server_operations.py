@@ -52,7 +52,10 @@ async def test_the_handshake_names_the_bookie_and_its_limits(bookies: Bookies, b
     assert (message.version, message.bookie_id, message.nonce) == (4, "b1", bookie.nonce)
     assert (message.frame_bytes_max, message.entry_bytes_max) == (FRAME_BYTES_MAX, 4 * MIB)
     again = await bookies.connect(bookie, greet=False)
-    assert (await again.call(hello(instance_id=message.instance_id, bookie_id="b1"))).status is Status.OK
+    greeting = hello(instance_id=message.instance_id, bookie_id="b1", version_max=3)
+    older = (await again.call(greeting)).message
+    assert isinstance(older, HelloAnswer)
+    assert older.version == 3  # the highest that both speak
 
 
 async def test_a_ping_is_answered(client: RawClient) -> None:

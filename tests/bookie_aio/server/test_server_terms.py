@@ -123,6 +123,7 @@ async def restarted(request: pytest.FixtureRequest, bookies: Bookies, tmp_path: 
         folder = "copy"
         copy_as_a_crash_leaves_it(tmp_path / "b1", tmp_path / folder)
         await bookie.close()
+        await bookies.take_for_newest(folder)
     again = await bookies.start(folder=folder)
     return await bookies.connect(again)
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bookie_aio.storage import witness
 from bookie_aio.storage.data_directory import format_directory
 from bookie_aio.storage.disk.disk import RealDisk, RealFile, _typed
 from bookie_aio.storage.ledgers.checkpoint import parse_checkpoint
 from bookie_aio.storage.segment import format as form
+from bookie_aio.storage.segment import witness
 from bookie_aio.storage.segment.files import cut_file
 from bookie_aio.storage.segment.format import index_name, segment_name
 from bookie_aio.wire.messages import Stop
@@ -178,6 +178,45 @@ async def test_an_older_checkpoint_is_not_believed(tmp_path: Path, ending: str) 
     # Both are in the segment that is replayed, if there is one.
     assert store.engine.term(FENCED) >= (4 if ending == "killed" else 1)
     await still_unknown(store)
+
+
+async def test_an_older_witness_beside_a_zeroed_tail_is_not_believed(tmp_path: Path) -> None:
+    """Each of the two alone is noticed by the other one. The checkpoint is what is left to tell."""
+    store = await Store.open(tmp_path / "b")
+    await store.settled()
+    await add_some(store, 1, 3)
+    old = await store.crash_into(tmp_path / "old")
+    for _ in range(2):
+        await store.engine._checkpointer.write()
+    await add_some(store, 2, 30)
+    path = await store.crash_into(tmp_path / "killed")
+    await store.close()
+    shutil.copy(old / form.WITNESS, path)
+    segment = path / segment_name(1)
+    data = bytearray(segment.read_bytes())
+    zero(data, used(old / segment_name(1)) // 4096 * 4096 + 4096)
+    segment.write_bytes(data)
+    await still_unknown(await assert_unknown(path, 1, why="the witness was set back", count=3))
+
+
+async def test_a_checkpoint_whose_claim_a_crash_prevented_is_claimed_by_the_next_start(
+    tmp_path: Path,
+) -> None:
+    """Otherwise two crashes, each between a checkpoint and its claim, would look like an older witness."""
+    store = await Store.open(tmp_path / "b")
+    await store.settled()
+    await add_some(store, 1, 3)
+    for number in range(3):
+        claims = (store.path / form.WITNESS).read_bytes()[4096:]
+        await store.engine._checkpointer.write()
+        path = await store.crash_into(tmp_path / f"killed{number}")
+        await store.close()
+        with (path / form.WITNESS).open("r+b") as file:
+            file.seek(4096)
+            file.write(claims)
+        store = await Store.open(path)
+        assert not store.engine.notes
+    await store.close()
 
 
 async def test_an_older_checkpoint_is_noticed_by_a_group_alone(tmp_path: Path) -> None:

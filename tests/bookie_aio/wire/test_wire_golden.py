@@ -13,6 +13,7 @@ from pathlib import Path
 from bookie_aio.wire import messages as wire
 from bookie_aio.wire.blocks import Block, LacStatement, encode_block, entry_checksums, statement_crc
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, FrameParser, encode_frame
+from bookie_aio.wire.watching import UNWATCH, Moved, encode_asked, encode_moved
 from metadata.ids import TERM_FINAL
 
 FILE = Path(__file__).with_name("golden.hex")
@@ -55,6 +56,7 @@ def frames() -> dict[str, bytes]:
         (wire.Info(), None, b""),
         (wire.Force(7, 0), None, b""),
         (wire.Delete(7), bytes(range(32)), b""),
+        (wire.Watch(10_000), None, encode_asked([(7, 41), (8, UNWATCH)])),
         (wire.LiftMark(7, 2**33 + 1), None, b""),
     ]
     answers: list[tuple[wire.Message, wire.Op, bytes]] = [
@@ -69,6 +71,7 @@ def frames() -> dict[str, bytes]:
         (wire.Done(), wire.Op.INFO, b"{}"),
         (wire.Done(), wire.Op.FORCE, b""),
         (wire.Done(), wire.Op.DELETE, b""),
+        (wire.Done(), wire.Op.WATCH, encode_moved([Moved(7, STATEMENT), Moved(8, None)])),
         (wire.LiftMarkAnswer(2**33 + 2), wire.Op.LIFT_MARK, b""),
     ]
     found = {}

@@ -41,6 +41,7 @@ REQUESTS = {
     wire.Info: (),
     wire.Force: (ledgers, terms),
     wire.Delete: (ledgers,),
+    wire.Watch: (st.integers(0, wire.WAIT_MS_MAX),),
     wire.LiftMark: (ledgers, st.integers(0, 2**63 - 1)),
 }
 ANSWERS = {
@@ -118,6 +119,7 @@ EXAMPLES: list[tuple[Callable[[list[object]], object], list[object]]] = [
         wire.ListEntries(5, 0),
         wire.ListLedgers(0),
         wire.Info(),
+        wire.Watch(10_000),
     )
 ] + [
     (wire.decode_answer, header)

@@ -173,7 +173,7 @@ def test_abort_gives_back_everything_outstanding_in_order() -> None:
     acknowledge(window, add(window, "a"), 0, 1)
     add(window, "b", "c")
     window.add(b"d", "d")
-    assert window.abort() == ["b", "c", "d"]
+    assert window.abort().tokens() == ["b", "c", "d"]
     assert window.is_idle
     assert window.bytes_held == 0
 

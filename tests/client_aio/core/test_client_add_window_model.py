@@ -205,7 +205,7 @@ class Model:
                 self.reseat(bookies, seats)
                 self.step = self.changer.reseated()
             case GiveUp():
-                waiting = self.window.abort()
+                waiting = self.window.abort().tokens()
                 assert waiting == list(range(self.reported, len(self.sizes)))
                 self.is_over = True
 

@@ -114,7 +114,7 @@ def test_each_read_starts_one_bookie_further_on() -> None:
     assert starts == ["b1", "b2", "b0", "b1"]
 
 
-def test_bookies_in_quarantine_are_asked_last_and_the_rotation_stays() -> None:
+def test_doubtful_bookies_are_asked_last_and_the_rotation_stays() -> None:
     read = read_of(ledger_of(("b0", "b1", "b2", "b3"), write_quorum=4), quarantined=["b0", "b3"])
     asked = []
     while read.has_unasked:

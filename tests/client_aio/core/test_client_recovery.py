@@ -153,7 +153,7 @@ def test_recovery_never_goes_back_behind_the_last_fragment(stated: int | None) -
 def test_seats_that_were_down_from_the_start_hide_nothing_and_keep_nothing_open(data: st.DataObject) -> None:
     """A ledger began with some seats down. Its writer died; these bookies are back, and say no to everything.
 
-    Others may be silent instead, as far as the fences cover. Whatever was acknowledged is found.
+    Others may be silent instead, as far as the fences cover. Every acknowledged entry is found.
     """
     size = data.draw(st.integers(1, 5), "E")
     write_quorum = data.draw(st.integers(1, size), "Qw")

@@ -52,7 +52,8 @@ def _there(simulation: Simulation) -> Iterator[LedgerRecord]:
     """Yield the ledgers that are there when it is their turn, but for those that other checkers check."""
     history = simulation.history
     for record in list(history.ledgers.values()):
-        if record.metadata is not None and not record.is_gone and record.ledger_id not in history.ignored:
+        is_there = record.metadata is not None and not record.is_gone and not record.is_of_before
+        if is_there and record.ledger_id not in history.ignored:
             yield record
 
 
@@ -129,4 +130,6 @@ async def _count_copies(simulation: Simulation, client: Client) -> None:
             continue
         if metadata.given_up is not None:
             continue  # Nothing was written back. A repair makes the missing copies.
+        if record.is_of_before:
+            continue
         await copies.count(metadata, metadata.fragments, 0, last)

@@ -61,7 +61,7 @@ class Words:
         self._created: set[int] = set()
         self._late: set[int] = set()  # ledgers that were created below the floor
         self._deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
-        self._fenced: dict[tuple[str, int], dict[int, Answered]] = {}  # bookie, ledger → term
+        self.fenced: dict[tuple[str, int], dict[int, Answered]] = {}  # bookie, ledger → term
 
     # --- the id floor --------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Words:
     def _check_fences(
         self, bookie: str, ledger_id: int, term: int, what: str, is_excused: Callable[[Answered], bool]
     ) -> None:
-        for fence, answered in self._fenced.get((bookie, ledger_id), {}).items():
+        for fence, answered in self.fenced.get((bookie, ledger_id), {}).items():
             self._history.require(
                 fence <= term or is_excused(answered),
                 "FencesHold",
@@ -146,6 +146,13 @@ class Words:
         """Return what a bookie has acknowledged of a ledger under a content term."""
         return self._promised_under.get((bookie, ledger_id, content_term), {})
 
+    def fenced_or_deleted(self, bookie: str) -> list[int]:
+        """Return the ledgers of which a bookie has answered a term above 0, or that they are deleted."""
+        fenced = {
+            ledger_id for (name, ledger_id), terms in self.fenced.items() if name == bookie and max(terms)
+        }
+        return sorted(fenced | {ledger_id for name, ledger_id in self._deleted if name == bookie})
+
     # --- terms ---------------------------------------------------------------------------------
 
     def answered(self, bookie: str, ledger_id: int, term: int, asked_at: int, *, raises: bool = True) -> None:
@@ -157,7 +164,7 @@ class Words:
 
     def _holds(self, bookie: str, ledger_id: int, term: int) -> None:
         now = Answered(self._history.now(), len(self._history.events))
-        self._fenced.setdefault((bookie, ledger_id), {}).setdefault(term, now)
+        self.fenced.setdefault((bookie, ledger_id), {}).setdefault(term, now)
 
     def refused_term(self, bookie: str, ledger_id: int) -> None:
         """Note that a bookie refused a term as too low."""

@@ -33,6 +33,7 @@ the models have one.
 - AddsGoOn, with guaranteed write quorum: adds are acknowledged within a bound while Qa bookies of the
   ensemble are well, whatever the others do (rule 9; `tests.sim.profiles.refusals`).
 - WipedBookiesDoNotServe: a bookie whose disk was replaced by an empty one does not start (rule 6).
+- IdsAreGivenOnce: no client gets the id of a ledger that another one got, whatever became of the metadata.
 - Liveness: once faults stop, every ledger can be recovered and closed within a bound.
 - Unexpected: no call raises an error that is not in the tree of errors.
 
@@ -75,6 +76,7 @@ class LedgerRecord:
     ledger_id: int
     issued: list[bytes] = field(default_factory=list)
     futures: list[asyncio.Future[int]] = field(default_factory=list)
+    sent_at: dict[int, float] = field(default_factory=dict)  # by the writers of `workloads.prompt`
     acked: int = -1
     read_up_to: int = -1
     metadata: LedgerMetadata | None = None
@@ -84,6 +86,9 @@ class LedgerRecord:
     """Its metadata were deleted."""
     may_be_deleted: bool = False
     """Somebody has asked for it, or is about to."""
+    is_of_before: bool = False
+    """The store was set back to a copy that does not have its present metadata. It is not read while that
+    lasts, and its bookies have to keep it."""
 
     @property
     def is_deleted(self) -> bool:
@@ -252,6 +257,8 @@ class History:
         if not key.startswith(KEY_LEDGERS + "/") or key.count("/") != 5:
             return
         record = self.ledger(ledger_id_of(key))
+        if record.is_of_before:
+            return  # what an older store says of it, or comes to say, is not what was promised
         if value is None or version is None:
             self._gone(record)
             return

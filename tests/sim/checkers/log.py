@@ -12,6 +12,9 @@ Owns the record and the checks, as `tests.sim.checkers.invariants` does for sing
 - NoDirtyReads: a record that is read is one that its writer knows to be acknowledged, or lies in a CLOSED
   ledger.
 - NoDivergenceBetweenClientAndMetaData: no acknowledged record lies behind the last entry of a CLOSED ledger.
+- AppendsTakeEffectOnce: a record is at one position, and the records of one writer's life are read in the
+  order of their appends.
+- FencedWritersEnd: no writer has a record acknowledged behind a ledger of a writer that came after it.
 - OneLedgerTakesAdds: a record that is appended after a later ledger had one acknowledged is not acknowledged
   in an earlier ledger.
 - NothingLeftOver: after a sweep at the end, no ledger made for a log is in none.
@@ -24,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from client_aio.core.log_chain import TAG
 from metadata.access.logs import KEY_LOGS
-from metadata.errors import MetadataCorruptError
+from metadata.errors import MetadataCorruptError, OperationTimeoutError
 from metadata.ids import KEY_LEDGERS, ledger_id_of
 from metadata.model.ledger import LedgerMetadata
 from metadata.model.log import LogHead, Position
@@ -62,6 +65,13 @@ class Chains:
         self._confirmed = Position(0, -1)  # the highest that any of them knows to be acknowledged
         self._first_acked: dict[int, float] = {}  # by a row's id: since when it has an acknowledged record
         self.issued_at: dict[bytes, float] = {}
+        self._settled_at_issue: dict[bytes, int] = {}  # so many futures of the life were done then
+        self._settled: dict[str, int] = {}
+        self._ended_at: dict[str, int] = {}  # the first append of a life that failed for good
+        self._number: dict[bytes, int] = {}  # of the append, in its writer's life
+        self._position_of: dict[bytes, Position] = {}
+        self._last_read: dict[tuple[str, str], int] = {}  # reader and writer → the number of the append
+        self._ledgers_of: dict[str, set[int]] = {}  # by a writer's life: those with a record of it
         self.listed: set[int] = set()
         self.begins_at = Position(0, 0)
 
@@ -86,30 +96,75 @@ class Chains:
         self.tried[payload] = who
         self.issued_at[payload] = self._now()
         futures = self._futures.setdefault(who, [])
+        settled = self._settled.get(who, 0)
+        while settled < len(futures) and futures[settled].done():
+            settled += 1
+        self._settled[who] = self._settled_at_issue[payload] = settled
         futures.append(future)
-        number = len(futures) - 1
+        number = self._number[payload] = len(futures) - 1
         future.add_done_callback(lambda done: self._completed(who, payload, number, done))
 
     def _completed(self, who: str, payload: bytes, number: int, future: asyncio.Future[Position]) -> None:
-        if future.cancelled() or future.exception() is not None:
+        if future.cancelled():
+            return
+        if (error := future.exception()) is not None:
+            if not isinstance(error, OperationTimeoutError):
+                self._ended_at.setdefault(who, number)
             return
         position = future.result()
         # Callbacks may come in any order; the futures themselves complete in theirs.
         futures, highest = self._futures[who], self._highest.setdefault(who, [])
         while len(highest) < number:
             before = futures[len(highest)]
-            if not before.done() or before.cancelled() or before.exception() is not None:
+            if before.done() and not before.cancelled() and before.exception() is not None:
+                highest.append(highest[-1] if highest else Position(0, -1))
+                continue  # checked below, for each record behind it
+            if not before.done() or before.cancelled():
                 self._fail("EntryOrderMaintained", f"{who}: {payload!r} is at {position}, before {before}")
                 break
             highest.append(max(highest[-1], before.result()) if highest else before.result())
+        self._check_failed_before(who, payload, futures[:number])
         if number and number <= len(highest) and highest[number - 1] >= position:
             text = f"{who}: {payload!r} is at {position}, behind one at {highest[number - 1]}"
             self._fail("EntryOrderMaintained", text)
         self.acked(who, payload, position)
 
+    def _check_failed_before(self, who: str, payload: bytes, before: list[asyncio.Future[Position]]) -> None:
+        """Check that a record overtook none that failed: those had failed as overdue before its append."""
+        known = self._settled_at_issue[payload]
+        for number, future in enumerate(before[known:], known):
+            if future.done() and not future.cancelled() and (error := future.exception()) is not None:
+                self._fail("EntryOrderMaintained", f"{who}: {payload!r} overtook append {number}: {error!r}")
+        if self._ended_at.get(who, len(before)) < len(before):
+            text = f"{who}: {payload!r} is behind append {self._ended_at[who]}, with which its writer ended"
+            self._fail("EntryOrderMaintained", text)
+
+    def _is_once(self, payload: bytes, position: Position) -> None:
+        known = self._position_of.setdefault(payload, position)
+        if known != position:
+            self._fail("AppendsTakeEffectOnce", f"{payload!r} is at {known} and at {position}")
+
+    def _is_not_fenced(self, who: str, position: Position) -> None:
+        mine = self._ledgers_of.setdefault(who, set())
+        if position.ledger_id in mine:
+            return
+        if mine:
+            between = [
+                (other, ledger)
+                for other, theirs in self._ledgers_of.items()
+                for ledger in theirs
+                if other != who and min(mine) < ledger < position.ledger_id
+            ]
+            if between:
+                self._fail("FencedWritersEnd", f"{who} has a record at {position}, behind {between}")
+        mine.add(position.ledger_id)
+
     def acked(self, who: str, payload: bytes, position: Position) -> None:
         """Note that a record was acknowledged."""
         self._history.note(who, "acknowledged", str(position), payload.decode())
+        self._is_once(payload, position)
+        if payload in self._number:
+            self._is_not_fenced(who, position)
         self._has_value(who, position, payload)
         if position not in self.acknowledged:
             insort(self._in_order, position)
@@ -186,6 +241,12 @@ class Chains:
         self._may_be_read(who, position)
         if payload not in self.tried:
             self._fail("NoLogDivergence", f"{who} read {payload!r} at {position}, which nobody wrote")
+        self._is_once(payload, position)
+        if (number := self._number.get(payload)) is not None:
+            reading = who, self.tried[payload]
+            if self._last_read.get(reading, -1) >= number:
+                self._fail("AppendsTakeEffectOnce", f"{who} read {payload!r} behind a later append")
+            self._last_read[reading] = number
         if who not in self.passed:
             self._began.setdefault(who, self.begins_at)
         self.passed[who] = position

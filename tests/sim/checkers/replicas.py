@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, NamedTuple
 
-from client_aio.admin.replicas import list_entries
+from client_aio.bookies.connection import list_entries
 from metadata.errors import BookKeeperError, NoSuchLedgerError
 from tests.sim.checkers.invariants import write_set_of
 
@@ -44,6 +44,7 @@ class Copies:
         self._simulation = simulation
         self._history = simulation.history
         self._pool = client._context.pool
+        self._silent: set[str] = set()  # that never answered, and are not waited for again
 
     async def all_serve(self) -> None:
         """Check that every bookie comes back that can: a dishonest disk may have lost what a start needs."""
@@ -94,7 +95,7 @@ class Copies:
     async def _ask(self, bookie: str, ledger_id: int) -> Listing | None:
         """Ask a bookie what it holds, until it answers; None where the ledger is gone, or it never does."""
         simulation, loop = self._simulation, self._simulation.loop
-        if bookie in simulation.wiped:
+        if bookie in simulation.wiped or bookie in self._silent:
             return Listing(set(), cannot_tell=True)
         give_up_at = loop.now + SERVES_WITHIN_S
         while True:
@@ -108,6 +109,7 @@ class Copies:
                 self._history.note("judge", f"{bookie} did not list ledger {ledger_id}:", repr(error))
                 if loop.now > give_up_at:
                     if bookie == simulation.dishonest:
+                        self._silent.add(bookie)
                         return Listing(set(), cannot_tell=True)
                     self._history.fail("Liveness", f"{bookie} does not serve: {error!r}")
                     return None

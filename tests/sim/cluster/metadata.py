@@ -21,11 +21,11 @@ import asyncio
 import contextlib
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from metadata import write_outcome
-from metadata.backends.memory import MemoryTree
+from metadata.backends.memory import MemoryTree, _Node
 from metadata.errors import (
     BookKeeperError,
     ClientClosedError,
@@ -33,7 +33,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
 )
-from metadata.keys import check_count, check_token, check_value, name_of, parent_of
+from metadata.keys import check_count, check_sequence, check_token, check_value, name_of, parent_of
 from metadata.keys import check_key as _check_key
 from metadata.store import MetadataStore, Registration, Version, Versioned
 from tests.sim.cluster.loop import SimLoop
@@ -71,12 +71,26 @@ class MetadataFaults:
         return bool(self.is_cut or is_lossy or self.delay != MetadataFaults.delay)
 
 
+@dataclass(frozen=True)
+class TreeCopy:
+    """A copy of a store: the nodes that outlive sessions, and the sequences of ids."""
+
+    nodes: dict[str, tuple[int, bytes | None, int, tuple[str, ...]]]
+    """Incarnation, value, number of changes and writers, by key."""
+    counters: dict[str, int]
+
+    def has_same(self, key: str, other: TreeCopy) -> bool:
+        """Return whether a key has the same value in both."""
+        return self.nodes.get(key) == other.nodes.get(key)
+
+
 class SimTree(MemoryTree):
     """The store's state, with its history: each change has a number, and the past can be read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.change_number = 0
+        self.copies_put_back = 0
         self.stores: list[SimMetadataStore] = []
         self.watchers: list[Callable[[str, bytes | None, Version | None], None]] = []
         self._values: dict[str, list[tuple[int, bytes | None, Version | None]]] = {}
@@ -137,6 +151,50 @@ class SimTree(MemoryTree):
         index = bisect_right(history, number, key=lambda row: row[0])
         return list(history[index - 1][1]) if index else []
 
+    def copied(self) -> TreeCopy:
+        """Copy all that outlives sessions, as an operator's backup has it."""
+        nodes = {
+            key: (node.incarnation, node.value, node.number, node.writers)
+            for key, node in self._nodes.items()
+            if node.session is None
+        }
+        return TreeCopy(nodes, dict(self._counters))
+
+    def set_back(self, copy: TreeCopy) -> None:
+        """Put a copy in the place of the present state; all sessions end, and are opened anew.
+
+        Watches fire. `watchers` are told nothing: no client has changed anything.
+        """
+        for store in list(self.stores):
+            store.expire_session()
+        before = {key: (node.value, node.number) for key, node in self._nodes.items()}
+        parents = set(self._children)
+        self._nodes = {
+            key: _Node(incarnation, value, number, writers)
+            for key, (incarnation, value, number, writers) in copy.nodes.items()
+        }
+        for key in self._nodes:
+            if key:
+                self._nodes[parent_of(key)].children.add(name_of(key))
+        self._counters = dict(copy.counters)
+        self.copies_put_back += 1
+        self.change_number += 1
+        for key in sorted({*before, *self._nodes}):
+            node = self._nodes.get(key)
+            value, version = (
+                (None, None) if node is None or node.value is None else (node.value, node.version)
+            )
+            if before.get(key) != (value, node.number if node is not None else None):
+                self._values.setdefault(key, []).append((self.change_number, value, version))
+                self._tell(key)
+        for parent in sorted({*parents, *self._nodes}):
+            found = self._nodes.get(parent)
+            names = sorted(found.children) if found is not None else []
+            history = self._children.setdefault(parent, [])
+            if names != (history[-1][1] if history else []):
+                history.append((self.change_number, names))
+                self._tell(parent)
+
     def expire(self, session: int) -> None:
         """End a session: what it made goes, and what comes of it late makes nothing."""
         self._ended.add(session)
@@ -171,6 +229,7 @@ class SimMetadataStore(MetadataStore):
         self._stats = stats if stats is not None else {}
         self._timeout_s = timeout_s
         self._session_timeout_s = session_timeout_s
+        self.registration_wait_s = session_timeout_s * 1.5
         self._loop: Any = asyncio.get_running_loop()
         self._is_simulated = isinstance(self._loop, SimLoop)
         self._seen = 0
@@ -209,6 +268,7 @@ class SimMetadataStore(MetadataStore):
     async def _call(self, effect: Callable[[], T]) -> T:
         """Have the server carry out something; its answer, or MetadataUnavailableError."""
         self._live()
+        effect = partial(self._of_this_server, effect, self.tree.copies_put_back)
         faults, rng = self.faults, self._rng
         future: asyncio.Future[T] = self._loop.create_future()
         fate = rng.random()
@@ -237,6 +297,12 @@ class SimMetadataStore(MetadataStore):
             error = MetadataUnavailableError("the metadata store did not answer in time")
             self._post(self._timeout_s, _settle, future, None, error)
         return await future
+
+    def _of_this_server(self, effect: Callable[[], T], copies_put_back: int) -> T:
+        """Carry out a request, unless the server that it was sent to is gone with its data."""
+        if self.tree.copies_put_back != copies_put_back:
+            raise MetadataUnavailableError("the connection was lost")
+        return effect()
 
     def _late(self, effect: Callable[[], object]) -> None:
         if self.faults.is_cut and self._rng.random() < 0.5:
@@ -364,7 +430,7 @@ class SimMetadataStore(MetadataStore):
         self._live()
         self._watches.setdefault(key, {})[watch] = None
         try:
-            async with asyncio.timeout(self._session_timeout_s * 1.5):
+            async with asyncio.timeout(self.registration_wait_s):
                 while not await self._call(registration.create):
                     await watch.event.wait()
                     watch.event.clear()
@@ -382,6 +448,16 @@ class SimMetadataStore(MetadataStore):
     async def allocate_ids(self, name: str, count: int) -> range:
         check_count(name, count)
         return await self._call(lambda: self.tree.allocate(name, count))
+
+    async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+        check_sequence(name, least)
+
+        def effect() -> int:
+            if least:
+                self.tree.raise_to(name, least)
+            return self._wrote(self.tree.drawn(name))
+
+        return await self._call(effect)
 
     async def age_s(self, key: str) -> float:
         check_key(key)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bookie_aio.wire.blocks import Block
 from bookie_aio.wire.frames import FRAME_BYTES_MAX, HEADER_BYTES_MAX, decode_header
 from bookie_aio.wire.messages import (
+    ALIVE_ID,
     NO_TERM,
     Add,
     AddFlag,
@@ -27,10 +28,12 @@ from bookie_aio.wire.messages import (
     ReadLacAnswer,
     Status,
     Stop,
+    Watch,
     WriteLac,
     decode_answer,
     decode_request,
 )
+from bookie_aio.wire.watching import parse_moved
 from metadata.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -82,7 +85,7 @@ class Tap:
     def __init__(self, history: History, client: Endpoint, server: Endpoint) -> None:
         self._history = history
         self._client = client.host
-        self._bookie = server.host
+        self._bookie = server.host.removesuffix("-copy")  # a copy is bound by what its original said
         self._there, self._back = f"→ {server.host}", f"→ {client.host}"
         self._words = history.words
         self._requests: dict[int, tuple[Any, _Block, int]] = {}
@@ -114,14 +117,18 @@ class Tap:
         """Read what the bookie answers."""
         history = self._history
         try:
-            for header, _ in self._to_client.cut(data):
+            for header, body in self._to_client.cut(data):
                 _, request_id, answer = decode_answer(header)
                 history.note(self._bookie, self._back, request_id, answer)
+                if request_id == ALIVE_ID:
+                    continue
                 request, block, asked_at = self._requests.pop(request_id)
                 if isinstance(answer, Failure):
                     self._refused(request, answer)
                 else:
                     self._answered(request, block, asked_at, answer)
+                    if isinstance(request, Watch):
+                        self._moved(body)
         except ProtocolError as error:
             history.fail("TypeOK", f"{self._bookie} sent {self._client} a bad frame: {error}")
 
@@ -158,6 +165,13 @@ class Tap:
                 words.stated(bookie, request.ledger_id, answer.statement.lac)
             if isinstance(request, Read) and isinstance(answer, ReadAnswer):
                 self._given(request, asked_at, answer)
+
+    def _moved(self, body: memoryview) -> None:
+        for ledger_id, statement in parse_moved(body):
+            if statement is None:
+                self._words.deleted(self._bookie, ledger_id)
+            else:
+                self._words.stated(self._bookie, ledger_id, statement.lac)
 
     def _added(self, request: Add, block: _Block, asked_at: int) -> None:
         if not request.flags & (AddFlag.RECOVERY | AddFlag.REPAIR):

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.sim.mutants import logs_and_terms, protocol, server_and_recovery, storage
+from tests.sim.mutants import logs_and_terms, lost_data, protocol, server_and_recovery, storage
 from tests.sim.profiles import all_profiles, draw_plan
 from tests.sim.simulation import run_plan
 
@@ -41,7 +41,13 @@ class Outcome(NamedTuple):
 def everything() -> list[Mutant]:
     """Return the table."""
     return sorted(
-        [*protocol.MUTANTS, *storage.MUTANTS, *logs_and_terms.MUTANTS, *server_and_recovery.MUTANTS],
+        [
+            *protocol.MUTANTS,
+            *storage.MUTANTS,
+            *logs_and_terms.MUTANTS,
+            *server_and_recovery.MUTANTS,
+            *lost_data.MUTANTS,
+        ],
         key=lambda mutant: mutant.number,
     )
 

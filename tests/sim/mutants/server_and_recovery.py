@@ -37,7 +37,7 @@ MUTANTS = [
               f"if self._cookie.bookie_id != {_ONE!r} and not await self._is_gone(ledger_id):"),
          Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._compare",
               "return unlisted + held[at:], gone",
-              f"return list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:], gone")),
+              f"return (list(held) if self._cookie.bookie_id == {_ONE!r} else unlisted + held[at:]), gone")),
         ("chaos", "rolling-restarts", "deletions"),
     ),
     Mutant(
@@ -94,9 +94,7 @@ MUTANTS = [
     Mutant(
         54, "recovery reads go to the ensemble as it has been changed meanwhile",
         (Edit("client_aio.ledger.recovery:Recovery._read", "self._ensemble[ask.seat]",
-              "self.fragments[-1].bookies[ask.seat]"),
-         Edit("client_aio.ledger.recovery:Recovery._read", "await self._connection(bookie_id).call(",
-              "await (await self._context.pool.get(bookie_id)).call(")),
+              "self.fragments[-1].bookies[ask.seat]"),),
         ("short-answers",),
     ),
     Mutant(
@@ -133,14 +131,14 @@ MUTANTS = [
         ("disk-faults", "full-starts", "refusals"),
     ),
     Mutant(
-        71, "a ledger that is closed with a loss ends at the LAC that is stated",
+        95, "a ledger that is closed with a loss ends at the LAC that is stated",
         (Edit("client_aio.ledger.accept_loss:_find_end",
               "last_entry, length = await _last_readable(context, metadata, digest, holdings)",
               "last_entry, length = max(each.lac for each in holdings), 0"),),
         ("accepted-losses",),
     ),
     Mutant(
-        72, "a ledger that is closed with a loss ends where one bookie does",
+        96, "a ledger that is closed with a loss ends where one bookie does",
         (Edit("client_aio.ledger.accept_loss:_find_end",
               "last_entry, length = await _last_readable(context, metadata, digest, holdings)",
               "last_entry, length = await _last_readable(context, metadata, digest, holdings[:1])"),),
@@ -151,6 +149,45 @@ MUTANTS = [
         (Edit("bookie_aio.server.handlers.admin:InspectHandler.list_entries",
               "self._engine.eviction_candidates.discard(request.ledger_id)", "pass"),),
         tests=("tests/bookie_aio/server/test_server_ledger_gc.py", "-k", "waits_to_hear"),
+    ),
+    Mutant(
+        81, "time in which the client's own loop did not run counts for its deadlines",
+        (Edit("client_aio.core.liveness:Liveness.blocked_s", "if late_s < LATE_S:", "if True:"),),
+        ("own-blocking",),
+    ),
+    Mutant(
+        82, "a recovery waits until every bookie is fenced or has failed",
+        (Edit("client_aio.ledger.recovery:Recovery._fence",
+              "while waiting and not tally.is_covered:", "while waiting:"),),
+        ("hung-minority",),
+    ),
+    Mutant(
+        83, "a ledger that is tailed stays at bookies that hang",
+        (Edit("client_aio.tails:Tails.look", "if doubtful != self._doubtful:", "if False:"),),
+        ("hung-minority",),
+    ),
+    Mutant(
+        84, "a fence goes on one answer below coverage, and the reads of the recovery do not fence",
+        (Edit("client_aio.core.recovery:FenceTally.is_covered",
+              "covers_all_write_sets(self._answered, *self._sizes)",
+              "covers_all_write_sets(self._answered, *self._sizes[:2], self._sizes[2] + 1)"),
+         Edit("client_aio.core.recovery:recovery_read", "Read(metadata.ledger_id, term,",
+              "Read(metadata.ledger_id, -1,")),
+        ("split-brain", "late-adds"),
+        note="the fence alone is equivalent: recovery reads fence as well",
+    ),
+    Mutant(
+        85, "a doubtful bookie is never asked",
+        (Edit("client_aio.core.read_plan:ReadPlan.order",
+              "return sorted(bookies[start:] + bookies[:start], key=asked_last.__contains__)",
+              "return [each for each in bookies if each not in asked_last] or list(bookies)"),),
+        tests=("tests/client_aio/core/test_client_read_plan.py", "-k", "doubtful"),
+    ),
+    Mutant(
+        86, "a ledger that moves while no WATCH waits is not told",
+        (Edit("bookie_aio.core.long_polls:WatchTable.move",
+              "self._moved.setdefault(watcher, {})[ledger_id] = None", "self._count -= 1"),),
+        tests=("tests/bookie_aio/core/test_core_long_polls.py",),
     ),
     Mutant(
         120, "a seat that is down from the start counts as an acknowledgement",
@@ -208,5 +245,53 @@ MUTANTS = [
               "        raise sealed(held.current)\n"
               "    found = await context.finder.find(ledger_id, Sizes.of(metadata))"),),
         tests=("tests/integration/test_scarce_bookies.py", "-k", "fences_nobody"),
+    ),
+    Mutant(
+        140, "a start takes an older directory for the newest one",
+        (Edit("bookie_aio.core.identity:compare_ages",
+              "return Standing.AHEAD if file.number > stored.number else Standing.OLDER",
+              "return Standing.AHEAD if file.number > stored.number else Standing.SAME"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "directory_set_back"),
+    ),
+    Mutant(
+        141, "an intended age that an earlier start wrote to the store is not known again",
+        (Edit("bookie_aio.core.identity:compare_ages",
+              "if (stored.number, stored.token) == (file.intended, file.intended_token):", "if False:"),),
+        ("rolling-restarts", "power-cuts", "metadata-faults", "chaos"),
+    ),
+    Mutant(
+        142, "a start draws an age of its own while an earlier one is on its way",
+        (Edit("bookie_aio.core.identity:judge_age", "if pending:", "if False:"),),
+        tests=("tests/bookie_aio/core/test_age.py", "-k", "no_history"),
+    ),
+    Mutant(
+        143, "the first bookie that notices a set-back of the metadata tells no other",
+        (Edit("bookie_aio.core.identity:judge_ids",
+              "found = (*events, SetBack(token, bookie_id, counter, at, []))", "found = tuple(events)"),),
+        tests=("tests/bookie_aio/core/test_age.py", "-k", "every_order"),
+    ),
+    Mutant(
+        144, "a bookie in doubt of the metadata drops what they do not list",
+        (Edit("bookie_aio.server.ledger_gc:LedgerGarbageCollector._check_droppable",
+              "if ledger_id < self._age.in_doubt_below:", "if False:"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "until_an_operator_answers"),
+    ),
+    Mutant(
+        145, "an id that was drawn a moment ago is refused without another look at the counter",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
+              "self._given_ids.hold(peer, ledger_id, len(body), go_on)", 'go_on("")'),),
+        ("chaos", "all-uses"),
+    ),
+    Mutant(
+        146, "fences of ids that were not given out are stored",
+        (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
+              "if ledger_id is not None and ledger_id >= self._given_ids.below and _stores(request):",
+              "if False:"),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "nothing_is_stored"),
+    ),
+    Mutant(
+        147, "a creation does not listen to a bookie that knows the id",
+        (Edit("client_aio.ledger.create:create_metadata", "if refused is None:", "if True:"),),
+        tests=("tests/integration/test_set_back.py", "-k", "draws_others"),
     ),
 ]  # fmt: skip

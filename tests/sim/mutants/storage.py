@@ -71,9 +71,9 @@ MUTANTS = [
     ),
     Mutant(
         30, "an add after the deletion",
-        (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
-              "and self._engine.is_deleted(ledger_id) and op != Op.DELETE",
-              "and self._engine.is_deleted(ledger_id) and op not in (Op.DELETE, Op.ADD)"),
+        (Edit("bookie_aio.server.dispatcher:Dispatcher._carry_out",
+              "and self._engine.is_deleted(ledger_id) and op not in _OF_DELETED",
+              "and self._engine.is_deleted(ledger_id) and op not in (*_OF_DELETED, Op.ADD)"),
          Edit("bookie_aio.storage.ledgers.ledger_states:LedgerStates.accept",
               "if self.is_deleted(ledger_id):", "if False:")),
         ("deletions",),

@@ -2,8 +2,9 @@
 
 Owns as well their record and its invariants. The names:
 
-- LossesAreOfTheSilent: an acknowledged entry behind the end of a ledger that was closed with a loss had an
-  ack quorum among the bookies that gave no answer. Where nothing was given up, none lies behind the end.
+- LossesAreOfTheSilent: an acknowledged entry may lie behind the end of a ledger that was closed with a loss.
+  It then had an ack quorum among the bookies that gave no answer. Where nothing was given up, none lies
+  behind the end.
 - AllAckedEntriesAreReadable: after healing, every acknowledged entry up to the end is read, with its bytes.
 - ClosedNeverChanges: a ledger that was closed with a loss is closed at that end for ever.
 """

@@ -11,7 +11,14 @@ from tests.sim.workloads import log, log_owners
 if TYPE_CHECKING:
     from tests.sim.plan import Draw, Plan
 
-ROLES = (log.log_writer, log.log_follower, log.log_sweeper, log.log_adder, log_owners.shared_adder)
+ROLES = (
+    log.log_writer,
+    log.log_streamer,
+    log.log_follower,
+    log.log_sweeper,
+    log.log_adder,
+    log_owners.shared_adder,
+)
 
 
 def _writer(draw: Draw, **settings: Any) -> str:
@@ -96,6 +103,38 @@ def added_logs(draw: Draw) -> Plan:
     draw.some("meta_slow", draw.clients, 4)
     draw.some("kill_bookie", list(draw.bookies), 2)
     return draw.plan()
+
+
+@profile
+def healing_logs(draw: Draw) -> Plan:
+    """Two of three bookies are away for a while, again and again, under writers with much in flight."""
+    rng = draw.rng
+    draw.bookies = ("b1", "b2", "b3")
+    for _ in range(rng.choice((1, 1, 2))):
+        draw.actor(
+            "log_streamer",
+            0.0,
+            quorums={"ensemble_size": 3, "write_quorum": 3, "ack_quorum": 2},
+            roll_entries=rng.choice((5, 20, 1000)),
+            burst=rng.choice((1, 3, 10)),
+            step_s=rng.choice((0.03, 0.1)),
+            append_timeout_s=rng.choice((60.0, 60.0, 1.5)),
+        )
+    draw.actor("log_follower", rng.uniform(0.2, 2.0))
+    draw.duration, at = 14.0, 1.5
+    while at < draw.duration - 2:
+        kind = rng.choice(("kill_bookie", "power_cut", "pause"))
+        for name in rng.sample(draw.bookies, 2):
+            draw.fault(
+                kind, name, at=at + rng.choice((0.0, 0.001, 0.05, 0.3)) * rng.random(),
+                lasts=rng.uniform(0.6, 2.0), amount=rng.random(),
+            )  # fmt: skip
+        at += rng.uniform(2.5, 5.0)
+    for kind in ("meta_lossy", "meta_slow", "meta_cut"):
+        draw.some(kind, draw.clients, 2, lasts=(0.2, 1.5))
+    draw.some("pause", draw.clients, 2)
+    draw.some("block_both", draw.clients, 2)
+    return draw.plan(client_settings={"add_timeout_s": 0.5})
 
 
 @profile

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
-from metadata.errors import BookKeeperError, LogTruncatedError
+from metadata.errors import BookKeeperError, LogTruncatedError, OperationTimeoutError
 from metadata.model.log import Position
 from tests.sim.checkers.after_healing import CHECKERS, RECOVERY_BOUND_S
 from tests.sim.checkers.log import Chains
@@ -30,7 +30,10 @@ async def log_writer(simulation: Simulation, actor: Actor, client: Client) -> No
         life += 1
         await asyncio.sleep(settings["pause"] * rng.random())
         try:
-            log = await client.open_log(LOG, roll_entries=settings["roll_entries"], **settings["quorums"])
+            log = await client.open_log(
+                LOG, roll_entries=settings["roll_entries"],
+                append_timeout_s=settings.get("append_timeout_s", 60.0), **settings["quorums"],
+            )  # fmt: skip
         except BookKeeperError as error:
             simulation.history.note(actor.name, "could not open the log:", repr(error))
             continue
@@ -61,7 +64,8 @@ async def _write(
             payload = f"{who}.{number}.{each}".encode()
             chains.issued(who, payload, log.append(payload))
         if rng.random() < 0.7:
-            await log.flush()
+            with suppress(OperationTimeoutError):  # Records were overdue; the writer goes on with others.
+                await log.flush()
         if rng.random() < settings["rolls"]:
             await log.roll()
         if rng.random() < settings["truncates"] and log.last_add_confirmed is not None:
@@ -69,6 +73,46 @@ async def _write(
             await client.truncate_log(LOG, before)
         await asyncio.sleep(settings["gap"] * rng.random() * 2)
     await log.flush()
+
+
+@role
+async def log_streamer(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Append all the time and wait for nothing, for as long as the writer lives; then open the log again."""
+    rng = random.Random(f"{simulation.plan.seed}/{actor.name}/log_streamer")
+    chains, settings, life = Chains.of(simulation), actor.settings, 0
+    while not simulation.is_healed:
+        life += 1
+        await asyncio.sleep(rng.random())
+        try:
+            log = await client.open_log(
+                LOG, roll_entries=settings["roll_entries"], append_timeout_s=settings["append_timeout_s"],
+                **settings["quorums"],
+            )  # fmt: skip
+        except BookKeeperError as error:
+            simulation.history.note(actor.name, "could not open the log:", repr(error))
+            continue
+        chains.holds(log)
+        simulation.history.note(actor.name, "opened the log with ledger", log.ledger_id)
+        number, who, last = 0, f"{actor.name}.{life}", ""
+        while not log.is_closed and not simulation.is_healed:
+            for _ in range(rng.randint(1, settings["burst"])):
+                payload = f"{who}.{number}".encode()
+                chains.issued(who, payload, log.append(payload))
+                number += 1
+            if log.state != last:
+                last = log.state
+                simulation.history.note(actor.name, "its writer is", last)
+            await asyncio.sleep(settings["step_s"] * rng.random() * 2)
+        await _leave(simulation, actor, log)
+
+
+async def _leave(simulation: Simulation, actor: Actor, log: LogWriter) -> None:
+    try:
+        await log.close()
+    except BookKeeperError as error:
+        simulation.history.note(actor.name, "writing ended:", repr(error))
+    finally:
+        await log.abort()
 
 
 @role

@@ -125,7 +125,7 @@ def _rng(simulation: Simulation, actor: Actor) -> random.Random:
 
 
 def _set_clock(simulation: Simulation, actor: Actor, client: Client) -> None:
-    """Give the client a wall clock that is off by days."""
+    """Set the client's wall clock off by days."""
     before: Callable[[], int] = client._context.now_ms
     skew_ms = int(actor.settings.get("skew_s", 0.0) * 1000)
     client._context.now_ms = lambda: before() + skew_ms

@@ -210,6 +210,18 @@ class WitnessFiles:
         if full is not None and not self._files:
             raise full
 
+    async def catch_up(self) -> None:
+        """Claim the newest checkpoint, before another is written, if a crash came between it and its claim.
+
+        So an intact witness is one checkpoint behind at most, and one that is further behind was set back.
+
+        Raises:
+            DiskFailedError: a write or a sync failed.
+        """
+        claimed = max((claim.checkpoint for claim in self.claims), default=0)
+        if self._files and claimed + 1 == self.checkpoint:
+            await self.note_checkpoint(self.checkpoint)
+
     # --- claims ---
 
     def of_group(self, segment_id: int, generation: int, end: int) -> list[tuple[File, Buffer]]:

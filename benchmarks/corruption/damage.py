@@ -1,0 +1,274 @@
+"""Damage: one file of a bookie that does not run is changed, as media, restored copies and people change it.
+
+Owns the kinds of files and the kinds of damage. Everything is drawn from a random source that is passed in.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.corruption.states import VICTIM, State, copy_file
+from bookie_aio.storage.segment import format as form
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+PAGE = 4096
+_WEIGHTS = {"segment, sealed": 4, "segment, active": 6, "index": 3, "checkpoint": 4, "witness": 3, "table": 3}
+
+
+def kind_of(path: Path) -> str:
+    """Return the kind of a file in a data directory; "" for a file that is not damaged."""
+    name = path.name
+    if name == form.COOKIE:
+        return "cookie"
+    if name == form.CHECKPOINT or name == form.RESERVE:
+        return name
+    if name.startswith("witness"):
+        return "witness"
+    if form.id_of(name, form.INDEX_SUFFIX) is not None:
+        return "index"
+    if form.id_of(name, form.TABLE_SUFFIX) is not None:
+        return "table"
+    if form.id_of(name, form.SPARE_SUFFIX) is not None:
+        return "spare"
+    if form.id_of(name, form.SEGMENT_SUFFIX) is None:
+        return ""
+    if path.with_suffix(form.INDEX_SUFFIX).exists():
+        return "segment, sealed"
+    with path.open("rb") as file:
+        file.seek(form.DATA_OFFSET)
+        return "segment, active" if file.read(4) == form.GROUP_MAGIC else "segment, ready"
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """One fault: which kind of file, what was done, and the names of all files that it touched."""
+
+    file: str
+    kind: str
+    names: frozenset[str]
+    text: str
+
+
+@dataclass
+class Target:
+    """A file to be damaged, and where the material for it comes from."""
+
+    path: Path
+    kind: str
+    others: list[Path]
+    """Other files of its kind in the same directory."""
+    older: Sequence[State]
+    """Earlier states of the same line, the newest last."""
+    other_bookie: Path
+    rng: random.Random
+
+    def used(self) -> int:
+        """Return where the last byte that is not zero lies, and one more."""
+        return max(1, len(self.path.read_bytes().rstrip(b"\0")))
+
+    def somewhere(self) -> int:
+        """Return an offset in the used part, near its end in a third of the cases."""
+        used = self.used()
+        if self.rng.random() < 0.33:
+            return max(0, used - 1 - int(self.rng.random() * min(used, 3 * PAGE)))
+        return int(self.rng.random() * used)
+
+
+KINDS: dict[str, Callable[[Target], str | None]] = {}
+"""Each changes the file, and returns what it did in a few words; None where it cannot be done."""
+
+
+def _kind(function: Callable[[Target], str | None]) -> Callable[[Target], str | None]:
+    KINDS[function.__name__.strip("_").replace("_", " ")] = function
+    return function
+
+
+def _change(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+@_kind
+def _flip_bits(target: Target) -> str | None:
+    data = target.path.read_bytes()
+    if not data:
+        return None
+    places = [target.somewhere() for _ in range(target.rng.choice((1, 1, 3, 8)))]
+    for at in places:
+        if at < len(data):
+            _change(target.path, at, bytes([data[at] ^ 1 << target.rng.randrange(8)]))
+    return f"at {places}"
+
+
+@_kind
+def _zero_a_range(target: Target) -> str | None:
+    at, size = target.somewhere(), target.path.stat().st_size
+    if target.rng.random() < 0.6:
+        at = at // PAGE * PAGE
+    length = target.rng.choice((512, PAGE, PAGE, 4 * PAGE))
+    _change(target.path, at, bytes(min(length, size - at)))
+    return f"{length} bytes at {at}"
+
+
+@_kind
+def _zero_from_here_on(target: Target) -> str | None:
+    at, size = target.somewhere(), target.path.stat().st_size
+    if target.rng.random() < 0.5:
+        at = at // PAGE * PAGE
+    _change(target.path, at, bytes(size - at))
+    return f"from {at}"
+
+
+@_kind
+def _truncate(target: Target) -> str | None:
+    at = target.somewhere()
+    if target.rng.random() < 0.5:
+        at = at // PAGE * PAGE
+    with target.path.open("r+b") as file:
+        file.truncate(at)
+    return f"to {at}"
+
+
+@_kind
+def _extend_by_zeros(target: Target) -> str | None:
+    size = target.path.stat().st_size
+    with target.path.open("r+b") as file:
+        file.truncate(size + target.rng.choice((1, 40, PAGE, 5 * PAGE)))
+    return f"behind {size}"
+
+
+@_kind
+def _swap_pages(target: Target) -> str | None:
+    pages = (target.used() + PAGE - 1) // PAGE
+    if pages < 2:
+        return None
+    one = target.somewhere() // PAGE
+    other = target.rng.choice([page for page in range(pages) if page != one])
+    data = target.path.read_bytes().ljust(pages * PAGE, b"\0")
+    size = target.path.stat().st_size
+    _change(target.path, one * PAGE, data[other * PAGE : (other + 1) * PAGE])
+    _change(target.path, other * PAGE, data[one * PAGE : (one + 1) * PAGE])
+    with target.path.open("r+b") as file:
+        file.truncate(size)
+    return f"{one} and {other}"
+
+
+@_kind
+def _duplicate_over_it(target: Target) -> str | None:
+    """Put another file of its kind in its place, under its name."""
+    if not target.others:
+        return None
+    other = target.rng.choice(target.others)
+    copy_file(other, target.path)
+    return f"{other.name}"
+
+
+@_kind
+def _of_another_bookie(target: Target) -> str | None:
+    other = target.other_bookie / target.path.name
+    if not other.exists() or other.read_bytes() == target.path.read_bytes():
+        return None
+    copy_file(other, target.path)
+    return "of the same name"
+
+
+@_kind
+def _older_version(target: Target) -> str | None:
+    """Put an earlier version of the same file back."""
+    now = target.path.read_bytes()
+    versions: list[Path] = []
+    for state in target.older:
+        older = state.path / VICTIM / target.path.name
+        if (
+            older.exists()
+            and (data := older.read_bytes()) != now
+            and (not versions or versions[-1].read_bytes() != data)
+        ):
+            versions.append(older)
+    if not versions:
+        return None
+    older = versions[-1] if target.rng.random() < 0.4 else target.rng.choice(versions)
+    copy_file(older, target.path)
+    return f"of {older.parent.parent.name}"
+
+
+@_kind
+def _misplace(target: Target) -> str | None:
+    """Rename it to another number, or exchange the names of two files of its kind."""
+    path, suffix = target.path, target.path.suffix
+    number = form.id_of(path.name, suffix)
+    if number is None:
+        return None
+    if target.others and target.rng.random() < 0.5:
+        other = target.rng.choice(target.others)
+        aside = path.with_name("aside")
+        path.rename(aside)
+        other.rename(path)
+        aside.rename(other)
+        return f"exchanged with {other.name}"
+    near = number + target.rng.choice((-1, 1, 2, 5, 40))
+    new = path.with_name(f"{near:0{len(path.stem)}x}{suffix}") if near > 0 else path
+    if new.exists():
+        return None
+    path.rename(new)
+    return f"to {new.name}"
+
+
+@_kind
+def _empty(target: Target) -> str | None:
+    target.path.write_bytes(b"")
+    return ""
+
+
+@_kind
+def _remove(target: Target) -> str | None:
+    target.path.unlink()
+    return ""
+
+
+def damage(
+    directory: Path, state: State, older: Sequence[State], rng: random.Random, *, active_only: bool = False
+) -> Damaged | None:
+    """Damage one file of a directory that was copied from `state`; None where the draw cannot be done.
+
+    Args:
+        directory: the bookie's data directory.
+        state: the state that it was copied from.
+        older: earlier states, from which older versions of files are taken.
+        rng: draws everything.
+        active_only: damage the segment that is being written, and no other file.
+    """
+    by_kind: dict[str, list[Path]] = {}
+    for path in sorted(directory.iterdir()):
+        if kind := kind_of(path):
+            by_kind.setdefault(kind, []).append(path)
+    kinds = [kind for kind in by_kind for _ in range(_WEIGHTS.get(kind, 1))]
+    kind = "segment, active" if active_only else rng.choice(kinds)
+    path = by_kind[kind][-1] if active_only else rng.choice(by_kind[kind])
+    what = rng.choice(sorted(KINDS))
+    before = _seen(directory)
+    others = [other for other in by_kind[kind] if other != path]
+    text = KINDS[what](Target(path, kind, others, older, state.path / "b2", rng))
+    if text is None:
+        return None
+    after = _seen(directory)
+    touched = {name for name in before | after if before.get(name) != after.get(name)}
+    if not touched:
+        return None
+    return Damaged(kind, what, frozenset(touched), f"{path.name}: {what} {text}".strip())
+
+
+def _seen(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+def remove(directory: Path) -> None:
+    """Remove a directory that is not needed any more."""
+    shutil.rmtree(directory, ignore_errors=True)

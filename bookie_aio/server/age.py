@@ -1,0 +1,518 @@
+"""A bookie's age, and its doubt in the metadata store: the witnesses against copies from the past.
+
+Owns the file `age` in each data directory, the bookie's record `bookies/ages/ID`, and the events `set_backs`.
+`bookie_aio.core.identity` decides; this module reads, raises and writes in the order that the decisions need.
+
+A start goes through these steps. A crash between two of them loses no conclusion:
+
+1. `begin`, with the directories locked and before the storage is replayed: the ages are compared. What they
+   prove is written to the directories, and then the age is raised in the metadata store. A directory that was
+   set back gets a mark for all ledger ids given out so far, in the first group that the storage writes.
+2. `settle`, before the bookie serves: the id counter is compared with the ledgers held. A set-back of the
+   metadata becomes an event there, then the counter is raised above all ids that may have been given out,
+   then the directories hold the doubt.
+
+While it serves, the bookie raises its age every few seconds in which something was written. So the metadata
+store cannot be set back unnoticed behind the last such moment, nor the directory. `check` proves that the
+store is no copy from before the last raise. Rule 15: without that proof "no such node" drops nothing.
+
+An operator answers a doubt (`bookie-aio bookie accept-metadata`). A doubt ends by itself once the store lists
+every ledger that is in doubt here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from bookie_aio.core.identity import (
+    AgeFile,
+    Standing,
+    compare_ages,
+    judge_age,
+    judge_ids,
+    not_free_below,
+)
+from bookie_aio.storage.disk.disk import write_file
+from bookie_aio.storage.journal import when_durable
+from bookie_aio.storage.segment.format import AGE
+from bookie_aio.structured_logging import fields
+from metadata.access.bookies import AgeRecord, BookieRecord, SetBacks
+from metadata.access.ledgers import LEDGER_SEQUENCE
+from metadata.errors import (
+    CookieMismatchError,
+    DiskFullError,
+    KeyExistsError,
+    MetadataError,
+    MetadataSetBackError,
+    MetadataUnavailableError,
+    NoSuchKeyError,
+    StorageError,
+    VersionConflictError,
+    is_unforeseen,
+)
+from metadata.ids import KEY_AGES, KEY_SET_BACKS, age_key, available_key
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+    from bookie_aio.config import BookieConfig
+    from bookie_aio.storage.disk.disk import Disk
+    from bookie_aio.storage.engine import Engine
+    from metadata.access.bookies import SetBack
+    from metadata.store import MetadataStore, Version
+
+log = logging.getLogger(__name__)
+
+_AGE_BYTES_MAX = 64 * 1024
+_CONFLICTS_MAX = 16
+_LOOK_AGAIN_S = 0.05
+_PEERS_MAX = 64
+_TICKS_PER_LOOK_AT_PEERS = 8
+
+
+class BookieAge:
+    """The age of one running bookie.
+
+    `has_lost` says that the directories were found to be older than the store's record.
+    """
+
+    def __init__(
+        self, config: BookieConfig, store: MetadataStore, disk: Disk, rng: random.Random, *, token: str
+    ) -> None:
+        """Take what the bookie was started with; `begin` reads the directories.
+
+        `token` was drawn for this start.
+        """
+        self._config = config
+        self._bookie_id = config.bookie_id
+        self._store = store
+        self._disk = disk
+        self._token = token
+        self._rng = rng
+        self._file = AgeFile()
+        self._is_new = False
+        self._events: tuple[SetBack, ...] = ()
+        self._engine: Engine | None = None
+        self._groups_covered = -1
+        self._lock = asyncio.Lock()  # one change of the files and of the store's record at a time
+        self._tasks: list[asyncio.Task[None]] = []
+        self._on_replaced: Callable[[StorageError], None] = _ignore
+        self._is_told = False  # of a full disk
+        self.has_lost = False
+
+    # --- figures -------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int:
+        """Return the age, as the metadata store has it."""
+        return self._file.number
+
+    @property
+    def ids_known(self) -> int:
+        """Return the id below which every ledger id has been given out, as the store last said."""
+        return self._file.ids_known
+
+    @property
+    def in_doubt_below(self) -> int:
+        """Return the id below which no ledger is dropped, because the store was set back; 0 for no doubt."""
+        return self._file.in_doubt_below
+
+    @property
+    def not_free_below(self) -> int:
+        """Return the id below which no new ledger may be made, by the events known of."""
+        return not_free_below(self._events)
+
+    def doubt_as_json(self) -> dict[str, object] | None:
+        """Return the doubt as `bookie info` shows it; None where there is none."""
+        file = self._file
+        return {"event": file.doubt, "in_doubt_below": file.in_doubt_below} if file.doubt else None
+
+    # --- the start -----------------------------------------------------------------------------
+
+    async def begin(self) -> int | None:
+        """Compare the directories' age with the store's, and raise both; the directories must be locked.
+
+        Returns:
+            The highest ledger id that data may have been lost of; None where the directories are as they were
+            left.
+
+        Raises:
+            CookieMismatchError: the directory is older than the record, and the bookie last ran elsewhere.
+            KeyExistsError: a bookie of that id is running elsewhere.
+            MetadataError: the metadata store cannot be reached.
+        """
+        files = [await _read(self._disk, path) for path in self._config.directories]
+        await self._wait_until_unregistered([file for file in files if file is not None])
+        place = list(self._config.directories)
+        for _ in range(_CONFLICTS_MAX):
+            stored, version = await self._read_stored()
+            self._is_new = stored is None and not any(files)
+            verdict = judge_age(files, stored, place=place, token=self._token)
+            if verdict.is_moved and not self._config.accept_older_copy:
+                raise _is_copy(self._bookie_id, self._config.directories, stored)
+            self.has_lost = verdict.file.has_lost
+            try:
+                await self._write(verdict.file)
+            except DiskFullError as error:
+                # The age stays as it is. The next start, or the next raise, compares again.
+                self._file = replace(verdict.file, intended=0, intended_token="")
+                self._tell_once("the age of this bookie cannot be written", error)
+                break
+            files = [verdict.file for _ in files]
+            with suppress(VersionConflictError):
+                await self._put(AgeRecord(self._file.intended, self._file.intended_token, place), version)
+                if self._file.intended_token == self._token:
+                    break
+        else:
+            raise MetadataUnavailableError(f"the age of bookie {self._bookie_id} is raised by others as well")
+        return max(0, await self._store.ids_drawn(LEDGER_SEQUENCE) - 1) if self.has_lost else None
+
+    async def _wait_until_unregistered(self, files: Sequence[AgeFile]) -> None:
+        """Wait until no other bookie of this id is registered: its age must not be raised.
+
+        A registration that carries a token of these directories is that of the process before this one. It is
+        dead, since the directories are locked. Another one may be that of an earlier process as well, and
+        then ends with its session.
+        """
+        own = {token for file in files for token in (file.token, file.intended_token) if token}
+        deadline = asyncio.get_running_loop().time() + self._store.registration_wait_s
+        while True:
+            try:
+                await self._store.sync(available_key(self._bookie_id))
+                record = BookieRecord.from_json(
+                    (await self._store.read(available_key(self._bookie_id))).value
+                )
+            except NoSuchKeyError:
+                return
+            if record.nonce in own:
+                return
+            if asyncio.get_running_loop().time() >= deadline:
+                raise KeyExistsError(
+                    f"a bookie {self._bookie_id} is running already, by the metadata store",
+                    bookie_id=self._bookie_id,
+                )
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def settle(self, engine: Engine) -> None:
+        """Compare the id counter with the ledgers held, and confirm the age; called before the bookie serves.
+
+        The storage must have made the mark of lost data durable.
+
+        Raises:
+            MetadataError: the metadata store cannot be reached.
+        """
+        self._engine = engine
+        self._groups_covered = engine.counts.groups
+        async with self._lock:
+            self._file = replace(self._file, has_lost=False)
+            await self._judge_ids()
+
+    async def _judge_ids(self) -> None:
+        """Record a set-back of the metadata where one is proven, and adopt the events of others."""
+        assert self._engine is not None
+        for _ in range(_CONFLICTS_MAX):
+            await self._store.sync(KEY_SET_BACKS)
+            found = await SetBacks.read(self._store)
+            counter = await self._store.ids_drawn(LEDGER_SEQUENCE)
+            verdict = judge_ids(
+                self._file,
+                bookie_id=self._bookie_id,
+                counter=counter,
+                highest_held=self._engine.known.highest(),
+                events=found.events,
+                token=f"{self._rng.getrandbits(64):016x}",
+                is_new=self._is_new,
+            )
+            if verdict.events != found.events:
+                # Before the counter is raised: a raised counter proves nothing to the next bookie any more.
+                try:
+                    await found.replace(self._store, verdict.events)
+                except VersionConflictError:
+                    continue
+            if verdict.raise_to > counter:
+                await self._store.ids_drawn(LEDGER_SEQUENCE, least=verdict.raise_to)
+            break
+        else:
+            raise MetadataUnavailableError(f"{KEY_SET_BACKS} is changed by others again and again")
+        self._is_new = False
+        self._events = verdict.events
+        before = self._file
+        after = verdict.file.confirm() if verdict.file.intended else verdict.file
+        if after.has_lost:
+            await self._mark(counter)
+            after = replace(after, has_lost=False)
+        await self._write_or_keep(after)  # kept only: the next start finds the events new once more
+        if after.doubt and after.doubt != before.doubt:
+            self._tell_of_doubt(counter)
+        elif before.doubt and not after.doubt:
+            log.warning("an operator accepted the metadata", extra=fields(bookie=self._bookie_id))
+
+    async def _mark(self, counter: int) -> None:
+        """Mark all ledgers: another bookie saw this one at a later age than its directories know of."""
+        assert self._engine is not None
+        self.has_lost = True
+        bound = max(counter, self._file.ids_known, self._engine.known.highest() + 1) - 1
+        log.error(
+            "the directory was set back, as another bookie knows: all ledgers may have lost data",
+            extra=fields(bookie=self._bookie_id, up_to=bound),
+        )
+        await when_durable(partial(self._engine.marking.mark_all, bound))
+
+    async def learn_peers(self) -> None:
+        """Read the ages of other bookies, as evidence for them after a set-back of the metadata.
+
+        Raises:
+            MetadataError: the metadata store cannot be reached.
+        """
+        names = [name for name in await self._store.children(KEY_AGES) if name != self._bookie_id]
+        if len(names) > _PEERS_MAX:
+            names = sorted(self._rng.sample(names, _PEERS_MAX))
+        seen = {peer: (token, number) for peer, token, number in self._file.peers if peer in names}
+        for name in names:
+            with suppress(NoSuchKeyError):
+                age = AgeRecord.from_json((await self._store.read(age_key(name))).value)
+                if name not in seen or seen[name][1] < age.number:
+                    seen[name] = age.token, age.number
+        async with self._lock:
+            peers = tuple((peer, *age) for peer, age in sorted(seen.items()))
+            if peers != self._file.peers:
+                await self._write_or_keep(replace(self._file, peers=peers))
+
+    def _tell_of_doubt(self, counter: int) -> None:
+        log.error(
+            "the metadata store was set back to an older copy: no ledger in doubt is dropped until "
+            "`bookie-aio bookie accept-metadata` answers, or a newer copy lists all ledgers held here",
+            extra=fields(
+                bookie=self._bookie_id, in_doubt_below=self.in_doubt_below, ids_given_out_by_the_copy=counter
+            ),
+        )
+
+    # --- while it serves -----------------------------------------------------------------------
+
+    def start(self, on_replaced: Callable[[StorageError], None]) -> None:
+        """Begin to raise the age and to watch for events.
+
+        `on_replaced` is called when another bookie has raised the age: this one must not serve any more.
+        """
+        self._on_replaced = on_replaced
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._raise_for_ever()), loop.create_task(self._watch_events())]
+
+    async def close(self) -> None:
+        """Raise the age for what was written last, and stop. Does nothing where the store is away."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not self._tasks or self._engine is None or not self._engine.has_room:
+            return
+        with suppress(MetadataError, StorageError, TimeoutError):
+            async with asyncio.timeout(self._config.age_interval_s):
+                await self.raise_if_written()
+
+    async def raise_if_written(self) -> None:
+        """Raise the age if anything was written since it was last raised.
+
+        Raises:
+            MetadataError: the metadata store cannot be reached; the next call tries again.
+            MetadataSetBackError: the store was set back; the events say so by now.
+            DiskFailedError: a directory cannot be written. On a full disk the age stays, without an error.
+        """
+        assert self._engine is not None
+        async with self._lock:
+            groups = self._engine.counts.groups
+            if groups == self._groups_covered and not self._file.intended:
+                return
+            if not self._file.intended:
+                intended = self._file.intend(self._file.number + 1, self._token)
+                try:
+                    await self._write(intended)
+                except DiskFullError as error:
+                    self._tell_once("the age of this bookie cannot be written", error)
+                    return
+                self._is_told = False
+            is_behind = False
+            for _ in range(_CONFLICTS_MAX):
+                stored, version = await self._read_stored()
+                standing = compare_ages(self._file, stored)
+                if standing is Standing.RAISED:
+                    break
+                if standing is Standing.OLDER:
+                    raise self._replaced()
+                is_behind = is_behind or standing is Standing.AHEAD or stored is None
+                if is_behind and not self._file.is_ahead:
+                    await self._write_or_keep(replace(self._file, is_ahead=True))
+                age = AgeRecord(
+                    self._file.intended, self._file.intended_token, list(self._config.directories)
+                )
+                with suppress(VersionConflictError):
+                    await self._put(age, version)
+                    break
+            else:
+                raise MetadataUnavailableError(f"the age of bookie {self._bookie_id} could not be raised")
+            if is_behind:
+                await self._judge_ids()
+                raise MetadataSetBackError("the metadata store was set back to an older copy")
+            await self._write_or_keep(self._file.confirm())
+            self._groups_covered = groups
+
+    async def check(self) -> None:
+        """Prove that the store is no copy from before the age was last raised.
+
+        Raises:
+            MetadataSetBackError: it is one; the events say so by now.
+            MetadataError: the metadata store cannot be reached.
+        """
+        async with self._lock:
+            stored, _ = await self._read_stored()
+            standing = compare_ages(self._file, stored)
+            if standing is Standing.OLDER:
+                raise self._replaced()
+            if standing is Standing.AHEAD or (stored is None and self._file.number):
+                await self._write_or_keep(replace(self._file, is_ahead=True))
+                await self._judge_ids()
+                raise MetadataSetBackError("the metadata store was set back to an older copy")
+
+    def _replaced(self) -> CookieMismatchError:
+        error = CookieMismatchError(
+            f"another bookie {self._bookie_id} has been started on a copy of this one's directory: this one "
+            "serves no more. Keep one of the two directories, and start the other as a new bookie under "
+            "another id, with an empty directory",
+            bookie_id=self._bookie_id,
+        )
+        self._on_replaced(error)
+        return error
+
+    async def learn_ids(self) -> int:
+        """Read the id counter, and return the id below which every ledger id has been given out.
+
+        A counter below its last known value proves a set-back of the store, which becomes an event.
+
+        Raises:
+            MetadataError: the metadata store cannot be reached.
+        """
+        counter = await self._store.ids_drawn(LEDGER_SEQUENCE)
+        if counter < self._file.ids_known:
+            async with self._lock:
+                await self._judge_ids()
+        elif counter > self._file.ids_known:
+            self._file = replace(self._file, ids_known=counter)
+        return self._file.ids_known
+
+    async def resolve_doubt(self) -> None:
+        """End the doubt: the store lists every ledger that is in doubt here."""
+        async with self._lock:
+            await self._write_or_keep(replace(self._file, doubt="", in_doubt_below=0))
+        log.warning(
+            "the metadata store lists every ledger held here: the doubt is over",
+            extra=fields(bookie=self._bookie_id),
+        )
+
+    async def _raise_for_ever(self) -> None:
+        has_failed = False
+        for tick in itertools.count():
+            await asyncio.sleep(self._config.age_interval_s)
+            try:
+                await self.raise_if_written()
+                if tick % _TICKS_PER_LOOK_AT_PEERS == 0:
+                    await self.learn_peers()
+                has_failed = False
+            except Exception as error:
+                if not has_failed:  # once for each outage of the store
+                    self._warn("the age of this bookie could not be raised", error)
+                has_failed = True
+
+    async def _watch_events(self) -> None:
+        while True:
+            try:
+                async with aclosing(self._store.watch(KEY_SET_BACKS)) as changes:
+                    async for _ in changes:
+                        async with self._lock:
+                            if (await SetBacks.read(self._store)).events != self._events:
+                                await self._judge_ids()
+            except Exception as error:
+                self._warn("the events of the metadata store could not be read", error)
+            await asyncio.sleep(self._config.age_interval_s)
+
+    def _tell_once(self, what: str, error: Exception) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._warn(what, error)
+
+    def _warn(self, what: str, error: Exception) -> None:
+        unforeseen = is_unforeseen(error)
+        log.warning(what, extra=fields(bookie=self._bookie_id, error=error), exc_info=unforeseen)
+
+    # --- the store's record, and the files -----------------------------------------------------
+
+    async def _read_stored(self) -> tuple[AgeRecord | None, Version | None]:
+        key = age_key(self._bookie_id)
+        await self._store.sync(key)
+        try:
+            text, version = await self._store.read(key)
+        except NoSuchKeyError:
+            return None, None
+        return AgeRecord.from_json(text), version
+
+    async def _put(self, age: AgeRecord, version: Version | None) -> None:
+        """Write the store's record at that version.
+
+        Raises:
+            VersionConflictError: it is at another version, or the write was made by an earlier call.
+        """
+        key = age_key(self._bookie_id)
+        try:
+            if version is None:
+                await self._store.create(key, age.to_json())
+            else:
+                await self._store.compare_and_set(key, age.to_json(), version)
+        except (KeyExistsError, NoSuchKeyError) as error:
+            raise VersionConflictError(f"{key} was changed by another client") from error
+
+    async def _write(self, file: AgeFile) -> None:
+        """Replace the file in each directory; durable on return."""
+        if file != self._file or self._engine is None:
+            disk = self._disk if self._engine is None else self._engine.disk
+            for path in self._config.directories:
+                await write_file(disk, path, AGE, [file.to_bytes()])
+            self._file = file
+
+    async def _write_or_keep(self, file: AgeFile) -> None:
+        """Replace the files as `_write` does; on a full disk keep the content in memory only."""
+        try:
+            await self._write(file)
+        except DiskFullError as error:
+            self._file = file
+            self._tell_once("the age of this bookie cannot be written", error)
+
+
+def _is_copy(bookie_id: str, directories: tuple[str, ...], stored: AgeRecord | None) -> CookieMismatchError:
+    elsewhere = "" if stored is None else ", ".join(stored.place)
+    return CookieMismatchError(
+        f"{', '.join(directories)} is an older copy of the directory of bookie {bookie_id}, which ran last "
+        f"on {elsewhere}. Start the bookie there. If that directory is lost, start the copy with "
+        "--accept-older-copy: it answers for no entry written so far, and can be repaired in its place",
+        bookie_id=bookie_id,
+    )
+
+
+async def _read(disk: Disk, directory: str) -> AgeFile | None:
+    try:
+        file = await disk.open(os.path.join(directory, AGE))
+    except FileNotFoundError:
+        return None
+    try:
+        return AgeFile.parse(bytes(await file.read(0, min(file.size(), _AGE_BYTES_MAX))))
+    finally:
+        file.close()
+
+
+def _ignore(error: StorageError) -> None:
+    """Stand for the callback until the bookie serves."""

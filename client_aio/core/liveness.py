@@ -1,0 +1,126 @@
+"""Liveness: when a connection sends a PING, when its peer counts as gone, and which waiting was our own.
+
+The theory. A bookie that lives answers a PING at once, even while its disk hangs or it does not read adds for
+want of room. So a peer of which nothing comes for a while after a PING is gone, or cannot be reached. Three
+things are no silence of the peer:
+
+- our bytes still leave: a large add on a slow link lies before the PING;
+- nothing is outstanding: the peer has nothing to say;
+- our own event loop did not run: the answers wait in the system's buffers, and nobody has read them.
+
+The third is seen at a timer that fires late. The time by which it is late counts for no deadline. The look at
+which this is noticed judges nothing: the answers that wait are read first.
+
+Owns the decisions. Does not own the clock, the timer nor the connection. All times are of the caller's clock.
+"""
+
+from __future__ import annotations
+
+import enum
+
+LOOK_INTERVAL_S = 0.25
+"""How often a connection with outstanding requests is looked at, at least."""
+PING_AFTER_S = 0.5
+"""A connection with outstanding requests sends a PING when nothing has come for this time."""
+SILENT_AFTER_S = 0.5
+"""A peer that has not answered a PING for this time is asked after the other bookies."""
+PING_TIMEOUT_S = 2.25
+"""A peer of which nothing comes for this time after a PING is gone, by default.
+
+Above two seconds: a bookie whose event loop stands still for that long has not failed."""
+LATE_S = 0.1
+"""A timer that is later than this was held up. Smaller delays are of a busy loop, which does read answers."""
+
+
+class Verdict(enum.Enum):
+    """The outcome of a look at a connection."""
+
+    WAIT = "wait"
+    PING = "ping"
+    GONE = "gone"
+
+
+def shifted(at: float, blocked_s: float, now: float) -> float:
+    """Return a time moved forward by the time since then for which our own loop did not run."""
+    return at + min(blocked_s, now - at)
+
+
+class Liveness:
+    """The judgement of one connection.
+
+    Args:
+        timeout_s: a peer of which nothing comes for this time after a PING is gone.
+        now: the time at which the connection was made.
+
+    Attributes:
+        alive_at: when the peer last gave a sign of life. The caller sets it when bytes come.
+    """
+
+    __slots__ = ("_due_at", "_pinged_at", "_timeout_s", "_unsent_bytes", "alive_at")
+
+    def __init__(self, timeout_s: float, now: float) -> None:
+        self.alive_at = now
+        self._timeout_s = timeout_s
+        self._pinged_at: float | None = None
+        self._unsent_bytes = 0
+        self._due_at: float | None = None
+
+    def begun(self, now: float) -> Verdict:
+        """Judge at the first request of an idle connection, which may have been forgotten on the way."""
+        is_old = self._pinged_at is None and now - self.alive_at >= PING_AFTER_S
+        return Verdict.PING if is_old else Verdict.WAIT
+
+    def pinged(self, now: float) -> None:
+        """Note that a PING was sent."""
+        self._pinged_at = now
+
+    def answered(self) -> None:
+        """Note that the PING was answered."""
+        self._pinged_at = None
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether the peer has given no sign of life for a while after a PING."""
+        return self._pinged_at is not None and self._silence(self._pinged_at, now) >= SILENT_AFTER_S
+
+    def look_at(self, now: float, waiting_since: float) -> float:
+        """Return when to look next, and note it: from then on a timer is late.
+
+        Args:
+            waiting_since: when the oldest outstanding request was sent.
+        """
+        if self._pinged_at is None:
+            due = max(self.alive_at, waiting_since) + PING_AFTER_S
+        else:
+            due = max(self.alive_at, self._pinged_at) + self._timeout_s
+        self._due_at = min(now + LOOK_INTERVAL_S, max(due, now + 0.01))
+        return self._due_at
+
+    def blocked_s(self, now: float) -> float:
+        """Return for how long our own loop was blocked at this look; then judge nothing, and look again."""
+        late_s = 0.0 if self._due_at is None else now - self._due_at
+        self._due_at = None
+        if late_s < LATE_S:
+            return 0.0
+        self.alive_at = shifted(self.alive_at, late_s, now)
+        if self._pinged_at is not None:
+            self._pinged_at = shifted(self._pinged_at, late_s, now)
+        return late_s
+
+    def judge(self, now: float, waiting_since: float, unsent_bytes: int) -> Verdict:
+        """Judge the peer of a connection with outstanding requests.
+
+        Args:
+            waiting_since: when the oldest outstanding request was sent.
+            unsent_bytes: of ours, not yet taken by the peer's system.
+        """
+        if unsent_bytes < self._unsent_bytes:
+            self.alive_at = now
+        self._unsent_bytes = unsent_bytes
+        if self._pinged_at is None:
+            is_due = self._silence(waiting_since, now) >= PING_AFTER_S
+            return Verdict.PING if is_due else Verdict.WAIT
+        is_gone = self._silence(self._pinged_at, now) >= self._timeout_s
+        return Verdict.GONE if is_gone else Verdict.WAIT
+
+    def _silence(self, since: float, now: float) -> float:
+        return now - max(self.alive_at, since)

@@ -1,0 +1,507 @@
+"""Opening a log for its writer: by a takeover first, and again after a ledger of it has failed (healing).
+
+The shell around `client_aio.core.log_chain`, whose theory says why healing is safe:
+
+    a ledger fails ─▶ hold records back ─▶ read the list: is its last row ours?
+      ─▶ recover the last two ledgers ─▶ complete the records that the recovered end holds
+      ─▶ create a ledger and list it ─▶ send the other records there, in order
+
+`Opener` owns these steps up to the new ledger, and the ids of the ledgers that this writer has made.
+`Healer` owns the records that no ledger is replicating, the failure that ends the writer, and its state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from client_aio.context import Repeats
+from client_aio.core.log_chain import AppendAges, Backlog, Listing, is_still_own
+from client_aio.ledger.create import create_ledger
+from client_aio.ledger.futures import Failure
+from client_aio.log.takeover import LogLedger, LogTakeover, discard, is_met
+from metadata.errors import (
+    BookKeeperError,
+    ClientClosedError,
+    InvalidArgumentError,
+    LedgerRecoveryError,
+    LogFencedError,
+    MetadataCorruptError,
+    NoSuchLedgerError,
+    NoSuchLogError,
+    OperationTimeoutError,
+    UnauthorizedAccessError,
+    WriterAbortedError,
+)
+from metadata.model.log import LogRow
+from metadata.owned_task import OwnedTask
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+    from client_aio.context import ClientContext
+    from client_aio.core.digest import Digest
+    from client_aio.ledger.create import LedgerSettings
+    from metadata.access.logs import LogStore
+    from metadata.model.ledger import LedgerMetadata
+    from metadata.model.log import LogHead, Position
+    from metadata.store import Version
+
+logger = logging.getLogger(__name__)
+
+_REST_MIN_S = 0.05
+_REST_MAX_S = 1.0
+_LOOKS_PER_TIMEOUT = 8
+"""A record that is too old is found late by at most this share of the timeout."""
+_FINAL = (
+    LogFencedError,
+    WriterAbortedError,
+    ClientClosedError,
+    UnauthorizedAccessError,
+    InvalidArgumentError,
+    MetadataCorruptError,
+)
+
+
+class WriterState(enum.StrEnum):
+    """The state of a log's writer."""
+
+    WRITING = "writing"
+    HEALING = "healing"
+    """Its last ledger has failed. Records are held until the log is open again."""
+    FENCED = "fenced"
+    """Another writer has the log. Final."""
+    CLOSED = "closed"
+    """It takes no more records: closed, aborted, or failed for good. Final."""
+
+
+def is_final(error: BookKeeperError) -> bool:
+    """Return whether a writer that meets this error does not open its log again."""
+    return isinstance(error, _FINAL)
+
+
+class Listed(NamedTuple):
+    """A ledger that is the last one of the list, and the list as this writer wrote it."""
+
+    ledger: LogLedger
+    head: LogHead
+    version: Version
+
+
+class OpenedLog(Protocol):
+    """The writer of a log, as the opener sees it."""
+
+    def on_progress(self, ledger: LogLedger) -> None:
+        """Hear that records of a ledger have been acknowledged."""
+
+    def on_failed(self, ledger: LogLedger, error: BookKeeperError) -> None:
+        """Hear that a ledger has failed."""
+
+
+class Opener:
+    """Opens one log for one writer.
+
+    Args:
+        custom: becomes the log's custom metadata at each opening.
+        backlog: holds the records that wait for the end of a failed ledger.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        lists: LogStore,
+        settings: LedgerSettings,
+        custom: Mapping[str, bytes],
+        log: OpenedLog,
+        backlog: Backlog[asyncio.Future[Position]],
+    ) -> None:
+        self._context = context
+        self._lists = lists
+        self._settings = settings
+        self._custom = custom
+        self._log = log
+        self._backlog = backlog
+        self._made: set[int] = set()
+        self._repeats = Repeats()
+
+    def make(
+        self, context: ClientContext, metadata: LedgerMetadata, version: Version, digest: Digest
+    ) -> LogLedger:
+        """Build the writer's handle of a new ledger, which may be listed from now on."""
+        self._made.add(metadata.ledger_id)
+        return LogLedger(
+            context,
+            metadata,
+            version,
+            digest,
+            log_name=self._lists.name,
+            on_progress=self._log.on_progress,
+            on_failed=self._log.on_failed,
+        )
+
+    def forget_before(self, ledger_id: int) -> None:
+        """Forget the ledgers before one that is listed: none of them can become the last row."""
+        self._made = {each for each in self._made if each >= ledger_id}
+
+    async def take_over(self) -> Listed | None:
+        """Take the log over once; returns None if another client has changed the list meanwhile.
+
+        Raises:
+            NoSuchLogError: there is no such log. Otherwise as `Client.open_log`.
+        """
+        takeover = await LogTakeover.prepare(self._context, self._lists, self._settings.password)
+        ledger = await self._create(takeover.head)
+        # Not before there is a ledger to go on in: else a healthy writer would be fenced in vain.
+        try:
+            await takeover.fence()
+        except BookKeeperError:
+            await discard(self._context, ledger, self._settings.password)
+            raise
+        except BaseException:
+            await ledger.abort()
+            raise
+        return await self._list(ledger, takeover)
+
+    async def open_again(self, on_settled: Callable[[int], None]) -> Listed:
+        """Open the log again, trying until it succeeds.
+
+        Args:
+            on_settled: called with the last entry of the failed ledger, where records wait for its end.
+
+        Cancelling leaves the log to another call, or to the next takeover.
+
+        Raises:
+            LogFencedError: another writer has the log, or the log was deleted.
+            BookKeeperError: an error for which `is_final` holds.
+        """
+        loop, rest_s = asyncio.get_running_loop(), _REST_MIN_S
+        while True:
+            try:
+                listed = await self._try_again(on_settled)
+                if listed is not None:
+                    return listed
+            except BookKeeperError as error:
+                if is_final(error):
+                    raise
+                if count := self._repeats.due(type(error), loop.time()):
+                    logger.warning(
+                        "log=%s is not open again yet (attempts since the last report: %d): %s",
+                        self._lists.name, count, error,
+                    )  # fmt: skip
+            await self._context.pool.directory.wait_for_change(rest_s)
+            rest_s = min(2 * rest_s, _REST_MAX_S)
+
+    async def _try_again(self, on_settled: Callable[[int], None]) -> Listed | None:
+        """Open the log again once; returns None if the list was changed meanwhile."""
+        try:
+            try:
+                takeover = await LogTakeover.prepare(
+                    self._context, self._lists, self._settings.password, check=self._check_own
+                )
+            except LogFencedError:
+                # A takeover closes this writer's ledgers before it lists another: the end is known.
+                with suppress(BookKeeperError):
+                    await self._settle(on_settled)
+                raise
+            await takeover.fence()
+            await self._settle(on_settled)
+            return await self._list(await self._create(takeover.head), takeover)
+        except NoSuchLogError as error:
+            raise self._lost(str(error)) from error
+
+    def _check_own(self, head: LogHead) -> None:
+        """Raise LogFencedError unless this writer still has the log. Nothing has been fenced yet."""
+        if not is_still_own(head, self._made):
+            raise self._lost(f"its last ledger is {head.rows.last_key} now")
+
+    async def _settle(self, on_settled: Callable[[int], None]) -> None:
+        """Report the end of the failed ledger, which is CLOSED by now."""
+        ledger_id = self._backlog.undecided
+        if ledger_id is None:
+            return
+        try:
+            metadata, _ = await self._context.ledgers.read(ledger_id)
+        except NoSuchLedgerError as error:
+            raise self._lost(str(error)) from error
+        if metadata.last_entry is None:
+            raise LedgerRecoveryError(
+                f"ledger {ledger_id} is {metadata.state.value} yet: its recovery is tried again",
+                ledger_id=ledger_id,
+            )
+        on_settled(metadata.last_entry)
+
+    async def _create(self, head: LogHead) -> LogLedger:
+        return await create_ledger(self._context, self._settings, self.make, id_min=head.id_min)
+
+    async def _list(self, ledger: LogLedger, takeover: LogTakeover) -> Listed | None:
+        """List a new ledger behind the rows of a head that was read before the ledger was made.
+
+        Returns:
+            None if the list has been changed since.
+        """
+        context, lists = self._context, self._lists
+        row = LogRow(ledger.ledger_id, ledger.ledger_id, context.now_ms())
+        listing = Listing(lambda found: found.append([row]).with_custom(self._custom), row.id)
+        try:
+            changed = await lists.change_now(takeover.head, takeover.version, listing.apply)
+            is_listed = changed.is_done or await is_met(lists, listing, changed.head)
+        except BaseException:
+            await ledger.abort()  # Not discarded: the ledger may be listed, now or later.
+            raise
+        if not is_listed:
+            await discard(context, ledger, self._settings.password)
+            return None
+        if changed.head.rows.last_key != row.id:
+            await ledger.abort()  # The ledger is listed, and another writer has taken over since.
+            return None
+        return Listed(ledger, changed.head, changed.version)
+
+    def _lost(self, why: str) -> LogFencedError:
+        return LogFencedError(f"log {self._lists.name!r} has been taken over by another writer: {why}")
+
+
+class HealedLog(OpenedLog, Protocol):
+    """The writer of a log, as the healer sees it."""
+
+    @property
+    def current(self) -> LogLedger:
+        """Return the ledger that records go to, or that has failed."""
+        ...
+
+    async def withdraw(self) -> None:
+        """Take no further step to another ledger; returns when none is under way."""
+
+    def begin(self, listed: Listed) -> None:
+        """Write to a ledger that has just been listed."""
+
+
+class Healer:
+    """The records of one log's writer that no ledger replicates, and what becomes of them.
+
+    Args:
+        timeout_s: how long an append may be outstanding; None for ever.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        lists: LogStore,
+        settings: LedgerSettings,
+        custom: Mapping[str, bytes],
+        log: HealedLog,
+        timeout_s: float | None,
+    ) -> None:
+        self._name = lists.name
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self.backlog: Backlog[asyncio.Future[Position]] = Backlog()
+        self.opener = Opener(context, lists, settings, custom, log, self.backlog)
+        self.failure: BookKeeperError | None = None
+        self._failure: Failure | None = None
+        self.is_holding = False  # records are held back: the log rolls or heals
+        self._switched = asyncio.Event()  # or failed
+        self._healing: OwnedTask | None = None
+        self._is_closed = False
+        self._state_changed = asyncio.Event()
+        self.completed: Position | None = None  # the last record that a recovered end has completed
+        self.timeout_s = timeout_s
+        self._ages = AppendAges(timeout_s or 0.0)
+        self._timer: asyncio.TimerHandle | None = None
+        self._loss: Failure | None = None  # not raised by `check_loss` yet
+
+    # --- what is known ---
+
+    @property
+    def is_healing(self) -> bool:
+        """Return whether the log is being opened again."""
+        return self._healing is not None and self.failure is None
+
+    @property
+    def state(self) -> WriterState:
+        """Return the state of the writer."""
+        if isinstance(self.failure, LogFencedError):
+            return WriterState.FENCED
+        if self.failure is not None or self._is_closed:
+            return WriterState.CLOSED
+        return WriterState.HEALING if self.is_healing else WriterState.WRITING
+
+    async def states(self) -> AsyncGenerator[WriterState, None]:
+        """Yield the state now, and each later state; end behind a final one."""
+        last: WriterState | None = None
+        while True:
+            changed = self._state_changed
+            if (state := self.state) is not last:
+                last = state
+                yield state
+            if state in (WriterState.FENCED, WriterState.CLOSED):
+                return
+            await changed.wait()
+
+    @property
+    def settled(self) -> int:
+        """Return how many of the appends have been acknowledged, or have failed."""
+        return self.backlog.settled + (0 if self.is_healing else self._log.current.last_add_confirmed + 1)
+
+    @property
+    def appended(self) -> int:
+        """Return how many appends there have been."""
+        in_ledger = 0 if self.is_healing else self._log.current.last_add_pushed + 1
+        return self.backlog.settled + len(self.backlog) + in_ledger
+
+    def check(self) -> None:
+        """Raise the failure that ended the writer."""
+        if self._failure is not None:
+            raise self._failure.to_raise()
+
+    def check_loss(self) -> None:
+        """Raise the failure that ended the writer, or, once, the error of overdue records."""
+        self.check()
+        loss, self._loss = self._loss, None
+        if loss is not None:
+            raise loss.to_raise()
+
+    @property
+    def is_failure_known(self) -> bool:
+        """Return whether the application has been told of the failure, and of overdue records."""
+        return all(each is None or each.is_known for each in (self._failure, self._loss))
+
+    def refuse(self, future: asyncio.Future[Position]) -> None:
+        """Fail the future of a record that came after the failure."""
+        assert self._failure is not None
+        self._failure.fail([future])
+
+    # --- holding back ---
+
+    def hold(self) -> None:
+        """Hold back the records appended from now on."""
+        self.is_holding = True
+        self._switched.clear()
+
+    def release(self, ledger: LogLedger) -> None:
+        """Send the records held back to a ledger."""
+        self.is_holding = False
+        for data, future in self.backlog.take():
+            ledger.take(data, future)
+        self._switched.set()
+
+    async def switched(self) -> None:
+        """Wait until records are not held back any more, or fewer of them are, or the writer has failed."""
+        await self._switched.wait()
+
+    def _stir(self) -> None:
+        self._switched.set()
+        if self.is_holding and self.failure is None:
+            self._switched.clear()
+
+    # --- healing, and the end ---
+
+    def failed(self, ledger: LogLedger, error: BookKeeperError, *, is_closing: bool) -> None:
+        """Take over the outstanding records of the current ledger, which has failed; heal, or end.
+
+        Args:
+            is_closing: there is nothing to heal for if no record is outstanding.
+        """
+        self.backlog.cut_off(ledger.ledger_id, ledger.last_add_confirmed + 1, ledger.cut_off)
+        if is_final(error) or (is_closing and not self.backlog):
+            self.end(error)
+            return
+        logger.warning("log=%s its ledger %d has failed, healing: %s", self._name, ledger.ledger_id, error)
+        self.hold()
+        self._healing = OwnedTask(lambda: self._heal(ledger), f"healing of log {self._name}")
+        self._note_state()
+
+    async def _heal(self, failed: LogLedger) -> None:
+        try:
+            await self._log.withdraw()
+            await failed.abort()
+            listed = await self.opener.open_again(self._settled)
+        except BookKeeperError as error:
+            self.end(error)
+            return
+        except Exception as error:
+            # A bug of ours must not leave appends waiting for a task that has ended.
+            why = f"log {self._name!r} cannot be opened again: {error!r}"
+            logger.exception("%s", why)
+            self.end(WriterAbortedError(why, ledger_id=failed.ledger_id))
+            return
+        self._healing = None
+        logger.info("log=%s is open again with ledger %d", self._name, listed.ledger.ledger_id)
+        self._log.begin(listed)
+        self._note_state()
+
+    def _settled(self, last_entry: int) -> None:
+        known = self.backlog.ended(last_entry)
+        for position, future in known:
+            if not future.done():
+                future.set_result(position)
+        if known:
+            self.completed = known[-1][0]
+        logger.info(
+            "log=%s the failed ledger ends at entry %d: %d outstanding records are in it, %d are sent again",
+            self._name, last_entry, len(known), len(self.backlog),
+        )  # fmt: skip
+        self._stir()
+
+    def end(self, error: BookKeeperError) -> None:
+        """Fail for good, with all outstanding records. The first failure is that of the writer."""
+        if self.failure is not None:
+            return
+        self._failure = Failure(error)
+        self.failure = self._failure.error
+        self._failure.fail(self.backlog.give_up())
+        if self._healing is not None and not self._healing.is_current:
+            self._healing.cancel()
+        self._switched.set()
+        self._note_state()
+
+    async def until_healed(self) -> None:
+        """Wait, for a writer that closes, until it does not heal; give up after the timeout of appends."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                while self.is_healing:
+                    await self._switched.wait()
+        except TimeoutError:
+            self.end(
+                OperationTimeoutError(
+                    f"log {self._name!r} was closed while its bookies were away; the next takeover of the "
+                    "log closes its last ledger"
+                )
+            )
+        self.check()
+
+    async def stop(self) -> None:
+        """Release everything; the writer has been closed, or has failed."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._healing is not None:
+            await self._healing.wait()
+        self._note_state()
+
+    def _note_state(self) -> None:
+        changed, self._state_changed = self._state_changed, asyncio.Event()
+        changed.set()
+
+    # --- the timeout of appends ---
+
+    def watch_ages(self) -> None:
+        """Look from now on for outstanding records that are too old."""
+        if self.timeout_s is None or self.failure is not None or self._is_closed:
+            return
+        self._timer = self._loop.call_later(self.timeout_s / _LOOKS_PER_TIMEOUT, self.watch_ages)
+        if not self._ages.is_overdue(self._loop.time(), self.appended, self.settled):
+            return
+        error = OperationTimeoutError(
+            f"log {self._name!r}: records were not acknowledged within {self.timeout_s:g} s. They may be in "
+            "the log or not; records appended from now on come behind them"
+        )
+        logger.warning("%s", error)
+        self._loss = Failure(error)
+        # A younger record must not overtake these. Only the recovered end of their ledger keeps those that
+        # are on their way from coming later.
+        self._log.current.fail(error)
+        self._loss.fail(self.backlog.give_up())
+        self._stir()

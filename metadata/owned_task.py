@@ -1,0 +1,76 @@
+"""Tasks that only their owner ends.
+
+An application may cancel every task of its event loop: `asyncio.all_tasks()` at SIGTERM is a usual recipe.
+Test frameworks do so too. A task of ours that ends this way leaves callers waiting for what it would have
+done. `OwnedTask` starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+_RESTART_S = 0.02
+"""A timer, and not at once: a loop that is being closed calls no timers, so no task is left over in it."""
+
+
+class OwnedTask:
+    """A task that is started again when somebody else has cancelled it.
+
+    Args:
+        run: makes the coroutine. A second call goes on from the state that the owner has by then.
+    """
+
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._run = run
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self.is_cancelled = False  # by its owner
+        self._timer: asyncio.TimerHandle | None = None
+        self._ended = asyncio.Event()
+        self._task: asyncio.Task[None]
+        self._start()
+
+    def _start(self) -> None:
+        self._timer = None
+        self._task = self._loop.create_task(self._run(), name=self._name)
+        self._task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() and not self.is_cancelled:
+            self._timer = self._loop.call_later(_RESTART_S, self._start)
+        else:
+            self._ended.set()
+
+    def cancel(self) -> None:
+        """End the task for good."""
+        self.is_cancelled = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._ended.set()
+        self._task.cancel()
+
+    def done(self) -> bool:
+        """Return whether the task has ended for good: at once, not only when its callbacks have run."""
+        has_ended = self._task.done() and (self.is_cancelled or not self._task.cancelled())
+        return has_ended or self._ended.is_set()
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the caller runs in this task."""
+        return asyncio.current_task() is self._task
+
+    async def wait(self) -> None:
+        """Wait until the task has ended for good; its exception, if it has one, is not raised."""
+        await self._ended.wait()
+        if not self._task.cancelled():
+            self._task.exception()  # retrieved
+
+    def result(self) -> None:
+        """Raise the exception with which the task has ended, if there is one."""
+        if self.done() and not self._task.cancelled():
+            self._task.result()

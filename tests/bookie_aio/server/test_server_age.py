@@ -1,0 +1,406 @@
+"""A bookie's age, its doubt in the metadata store, and ids that were not given out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import struct
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bookie_aio.core.identity import SET_BACK_JUMP, AgeFile
+from bookie_aio.server.bookie import Bookie
+from bookie_aio.storage.segment.format import AGE
+from bookie_aio.wire.messages import (
+    AddFlag,
+    Delete,
+    Failure,
+    Force,
+    Info,
+    IsFree,
+    ListLedgers,
+    Read,
+    ReadLac,
+    Status,
+    WriteLac,
+)
+from metadata.access.bookies import AgeRecord, SetBacks
+from metadata.access.ledgers import LEDGER_SEQUENCE, LedgerStore
+from metadata.backends.memory import MemoryMetadataStore, MemoryTree
+from metadata.errors import (
+    CookieMismatchError,
+    KeyExistsError,
+    MetadataSetBackError,
+    MetadataUnavailableError,
+)
+from metadata.ids import TERM_FINAL, age_key, cookie_key
+from metadata.model.ledger import LedgerMetadata
+from tests.support.mortal import DiedError, MortalStore
+from tests.support.rawclient import RawClient, lac_statement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.bookie_aio.server.conftest import Bookies
+
+WAIT_S = 30
+SIZES = {"ensemble_size": 1, "write_quorum": 1, "ack_quorum": 1, "bookies": ["b1"]}
+
+
+def age_of(folder: Path) -> AgeFile:
+    age = AgeFile.parse((folder / AGE).read_bytes())
+    assert age is not None
+    return age
+
+
+async def stored_age(bookies: Bookies) -> AgeRecord:
+    return AgeRecord.from_json((await bookies.store().read(age_key("b1"))).value)
+
+
+async def held(client: RawClient) -> list[int]:
+    return [one for (one,) in struct.iter_unpack("<Q", (await client.call(ListLedgers(0))).body)]
+
+
+async def draw(bookies: Bookies, count: int) -> range:
+    return await bookies.store().allocate_ids(LEDGER_SEQUENCE, count)
+
+
+async def poll(is_so: Callable[[], bool]) -> None:
+    """Wait until something that no event tells of is so."""
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def make(bookies: Bookies, client: RawClient, *ledger_ids: int) -> None:
+    """Make ledgers with an entry each; their ids have been given out."""
+    for ledger_id in ledger_ids:
+        await LedgerStore(bookies.store()).create_ledger(LedgerMetadata.new(ledger_id, **SIZES))  # type: ignore[arg-type]
+        assert (await client.add(ledger_id, 0, [b"0"])).status is Status.OK
+
+
+def copy_of(tree: MemoryTree) -> MemoryTree:
+    """Return a copy of the metadata, as a backup holds it: without registrations."""
+    copy = MemoryTree()
+    nodes = {key: node for key, node in tree.__dict__["_nodes"].items() if "available/" not in key}
+    copy.__dict__["_nodes"] = deepcopy(nodes)
+    for name in ("_counters", "_drawn"):
+        copy.__dict__[name] = dict(tree.__dict__[name])
+    return copy
+
+
+@pytest.fixture
+def fresh(bookies: Bookies) -> Bookies:
+    """A cluster whose id counter is at 0."""
+    bookies.tree = MemoryTree()
+    return bookies
+
+
+# --- the age ---
+
+
+async def test_the_age_grows_with_each_start_and_with_what_is_written(
+    bookies: Bookies, tmp_path: Path
+) -> None:
+    bookie = await bookies.start(age_interval_s=3600.0)
+    first = age_of(tmp_path / "b1")
+    stored = await stored_age(bookies)
+    assert (stored.number, stored.token) == (first.number, first.token) == (first.number, bookie.nonce)
+    await bookie.age.raise_if_written()
+    assert age_of(tmp_path / "b1").number == first.number  # nothing was written
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"a"])).status is Status.OK
+    await bookie.age.raise_if_written()
+    assert age_of(tmp_path / "b1").number == first.number + 1 == (await stored_age(bookies)).number
+    assert (await client.add(7, 1, [b"b"])).status is Status.OK
+    await bookie.close()  # raises it for what was written last
+    assert age_of(tmp_path / "b1").number == first.number + 2
+    bookie = await bookies.start()
+    assert age_of(tmp_path / "b1").number == first.number + 3
+    assert not bookie.age.has_lost
+    await client.close()
+
+
+async def test_a_directory_set_back_has_lost_data(bookies: Bookies, tmp_path: Path) -> None:
+    bookie = await bookies.start(age_interval_s=3600.0)
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"a"])).status is Status.OK
+    await bookie.age.raise_if_written()
+    shutil.copytree(tmp_path / "b1", tmp_path / "backup")
+    assert (await client.add(7, 1, [b"b"])).status is Status.OK
+    await bookie.age.raise_if_written()
+    await bookie.close()
+    shutil.rmtree(tmp_path / "b1")
+    shutil.copytree(tmp_path / "backup", tmp_path / "b1")
+    bookie = await bookies.start()
+    assert bookie.age.has_lost
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 1, [b"b"])).status is Status.DATA_LOST
+    await bookie.close()
+    bookie = await bookies.start()  # it is no older copy any more, and the mark stays
+    assert not bookie.age.has_lost
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 1, [b"b"])).status is Status.DATA_LOST
+
+
+async def test_an_age_that_is_lost_or_damaged_counts_as_set_back(bookies: Bookies, tmp_path: Path) -> None:
+    for damage in (b"", b"0000 {}"):
+        await (await bookies.start()).close()
+        (tmp_path / "b1" / AGE).write_bytes(damage)
+        bookie = await bookies.start()
+        assert bookie.age.has_lost
+        await bookie.close()
+
+
+async def test_of_a_directory_and_its_copy_only_the_one_that_ran_last_goes_on(
+    bookies: Bookies, tmp_path: Path
+) -> None:
+    await (await bookies.start()).close()
+    shutil.copytree(tmp_path / "b1", tmp_path / "copy")
+    bookie = await bookies.start()
+    with pytest.raises(KeyExistsError, match="running already"):
+        await bookies.start(folder="copy")
+    await bookie.close()
+    for _ in range(2):  # for good
+        with pytest.raises(CookieMismatchError, match=r"--accept-older-copy"):
+            await bookies.start(folder="copy")
+    bookie = await bookies.start()
+    assert not bookie.age.has_lost
+    await bookie.close()
+    # The other order: a directory that was moved goes on in its new place, and the old one does not.
+    shutil.copytree(tmp_path / "b1", tmp_path / "moved")
+    bookie = await bookies.start(folder="moved")
+    assert not bookie.age.has_lost
+    await bookie.close()
+    with pytest.raises(CookieMismatchError, match="moved"):
+        await bookies.start()
+    bookie = await bookies.start(folder="copy", accept_older_copy=True)
+    assert bookie.age.has_lost
+    await bookie.close()
+
+
+async def test_a_bookie_whose_copy_was_started_serves_no_more(bookies: Bookies, tmp_path: Path) -> None:
+    bookie = await bookies.start(age_interval_s=0.5)
+    shutil.copytree(tmp_path / "b1", tmp_path / "copy")
+    assert bookie._registration is not None
+    await bookie._registration.close()  # as if it had been cut off from the store
+    copy = await bookies.start(folder="copy")
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"a"])).status is Status.OK
+    async with asyncio.timeout(WAIT_S):
+        error = await bookie.stopped
+    assert isinstance(error, CookieMismatchError)
+    assert not copy.stopped.done()
+
+
+@pytest.mark.parametrize("lives", range(1, 8))
+async def test_a_start_that_ends_behind_any_write_to_the_store_marks_nothing(
+    bookies: Bookies, lives: int, tmp_path: Path
+) -> None:
+    bookie = await bookies.start()
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 0, [b"a"])).status is Status.OK
+    await bookie.close()
+    for _ in range(2):
+        store = MortalStore(bookies.store(), lives)
+        try:
+            dying = await Bookie.start(
+                bookies.config(), store, bookies.disk(), rng=bookies.rng, now_ms=lambda: 0
+            )
+        except DiedError:
+            pass
+        else:
+            store.dead.set()
+            await dying.close()
+        await store.inner.close()
+    bookie = await bookies.start()
+    assert not bookie.age.has_lost
+    assert not bookie.age.in_doubt_below
+    client = await bookies.connect(bookie)
+    assert (await client.add(7, 1, [b"b"])).status is Status.OK
+
+
+async def test_a_new_bookie_under_an_id_that_was_removed_has_no_older_age(
+    bookies: Bookies, tmp_path: Path
+) -> None:
+    await (await bookies.start()).close()
+    await bookies.store().delete(cookie_key("b1"))
+    bookie = await bookies.start(folder="another")
+    assert not bookie.age.has_lost
+    assert not bookie.age.in_doubt_below
+
+
+# --- metadata set back ---
+
+
+async def test_metadata_set_back_drop_nothing_until_an_operator_answers(
+    fresh: Bookies, tmp_path: Path
+) -> None:
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    client = await fresh.connect(bookie)
+    await make(fresh, client, *await draw(fresh, 3))
+    older = copy_of(fresh.tree)
+    await make(fresh, client, *await draw(fresh, 3))
+    await bookie.close()
+    fresh.tree = older
+    for _ in range(2):  # also after a restart
+        bookie = await fresh.start(sweep_interval_s=3600.0)
+        client = await fresh.connect(bookie)
+        assert bookie._ledger_gc is not None
+        assert await bookie._ledger_gc.sweep() == 0
+        assert await held(client) == [0, 1, 2, 3, 4, 5]
+        refusal = await client.call(Delete(4))
+        assert refusal.status is Status.INTERNAL_ERROR
+        doubt = json.loads((await client.call(Info())).body)["metadata_set_back"]
+        assert doubt["in_doubt_below"] > 5
+        await bookie.close()
+    assert (await draw(fresh, 1)).start > SET_BACK_JUMP
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    client = await fresh.connect(bookie)
+    assert bookie._ledger_gc is not None
+    # What is given out from now on is deleted as ever.
+    (new,) = await draw(fresh, 1)
+    await make(fresh, client, new)
+    await LedgerStore(fresh.store()).delete(new)
+    assert (await client.call(Delete(new))).status is Status.OK
+    store = fresh.store()
+    found = await SetBacks.read(store)
+    await found.replace(store, [replace(event, answered=["b1"]) for event in found.events])
+    await poll(lambda: not bookie.age.in_doubt_below)
+    assert await bookie._ledger_gc.sweep() == 3
+    assert await held(client) == [0, 1, 2]
+
+
+async def test_the_newest_metadata_put_back_end_the_doubt(fresh: Bookies) -> None:
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    client = await fresh.connect(bookie)
+    await make(fresh, client, *await draw(fresh, 2))
+    older = copy_of(fresh.tree)
+    await make(fresh, client, *await draw(fresh, 2))
+    await bookie.close()
+    newest = copy_of(fresh.tree)
+    fresh.tree = older
+    await (await fresh.start()).close()
+    fresh.tree = newest
+    bookie = await fresh.start(sweep_interval_s=3600.0)
+    assert bookie.age.in_doubt_below
+    assert bookie._ledger_gc is not None
+    assert await bookie._ledger_gc.sweep() == 0
+    assert not bookie.age.in_doubt_below  # all that is held is listed
+    client = await fresh.connect(bookie)
+    await LedgerStore(fresh.store()).delete(3)
+    assert (await client.call(Delete(3))).status is Status.OK
+
+
+async def test_a_store_set_back_under_a_running_bookie_is_noticed_before_anything_is_dropped(
+    fresh: Bookies,
+) -> None:
+    store = fresh.store()
+    bookie = await fresh.start(store=store, sweep_interval_s=3600.0, age_interval_s=3600.0)
+    client = await fresh.connect(bookie)
+    ids = await draw(fresh, 32)  # one block: the counter does not change with the ledgers made from it
+    await make(fresh, client, ids[0])
+    await bookie.age.raise_if_written()
+    older = copy_of(fresh.tree)
+    await make(fresh, client, ids[1])
+    await bookie.age.raise_if_written()
+    store.tree = older
+    with pytest.raises(MetadataSetBackError):
+        await bookie.age.check()
+    store.tree = fresh.tree = older
+    assert (await client.call(Delete(ids[1]))).status is Status.INTERNAL_ERROR
+    assert await held(client) == [ids[0], ids[1]]
+    assert bookie.age.in_doubt_below
+
+
+# --- ids that were not given out ---
+
+
+def hostile(ledger_id: int) -> list[object]:
+    return [
+        ReadLac(ledger_id, TERM_FINAL, -1, 0),
+        Read(ledger_id, 3, 3, 0, 0, 1, 1000),
+        Force(ledger_id, 0),
+        WriteLac(ledger_id, 0, lac_statement(ledger_id, 3)),
+    ]
+
+
+async def test_nothing_is_stored_for_ids_that_were_not_given_out(fresh: Bookies) -> None:
+    bookie = await fresh.start()
+    client = await fresh.connect(bookie)
+    await draw(fresh, 8)
+    for ledger_id in (8, 10**15, 2**63 - 1):
+        for request in hostile(ledger_id):
+            assert (await client.call(request, auth=b"t" * 32)).status is Status.ID_TAKEN  # type: ignore[arg-type]
+        for flags in (AddFlag.NONE, AddFlag.RECOVERY, AddFlag.REPAIR, AddFlag.DEFERRED_SYNC):
+            assert (await client.add(ledger_id, 0, [b"x"], flags=flags)).status is Status.ID_TAKEN
+        assert (await client.call(Delete(ledger_id))).status is Status.INTERNAL_ERROR
+        assert (await client.call(IsFree(ledger_id))).status is Status.ID_TAKEN
+    assert await held(client) == []
+    assert (await draw(fresh, 1)).start == 8  # no made-up id raised the counter
+    await bookie.close()
+    assert not (await fresh.start()).age.in_doubt_below
+
+
+async def test_an_id_that_was_drawn_a_moment_ago_is_never_refused(fresh: Bookies) -> None:
+    bookie = await fresh.start()
+    client = await fresh.connect(bookie)
+    for _ in range(20):
+        (ledger_id,) = await draw(fresh, 1)
+        adds = [client.add(ledger_id, number, [b"%d" % number]) for number in range(5)]
+        fence = client.send(ReadLac(ledger_id, TERM_FINAL, -1, 0))
+        late = client.add(ledger_id, 5, [b"late"])
+        answers = await asyncio.gather(*adds, fence, late)
+        # In their order: everything before the fence is stored, and what comes behind it is refused.
+        assert [answer.status for answer in answers] == [Status.OK] * 6 + [Status.INVALID_TERM]
+
+
+async def test_requests_that_wait_are_refused_for_now_while_the_store_is_away(fresh: Bookies) -> None:
+    class Away(MemoryMetadataStore):
+        is_away = False
+
+        async def ids_drawn(self, name: str, *, least: int = 0) -> int:
+            if self.is_away:
+                raise MetadataUnavailableError("away")
+            return await super().ids_drawn(name, least=least)
+
+    store = Away(fresh.tree)
+    bookie = await fresh.start(store=store)
+    client = await fresh.connect(bookie)
+    (ledger_id,) = await draw(fresh, 1)
+    store.is_away = True
+    refusal = await client.add(ledger_id, 0, [b"x"])
+    assert refusal.status is Status.TOO_MANY_REQUESTS
+    assert isinstance(refusal.message, Failure)
+    assert "try again" in refusal.message.message
+    store.is_away = False
+    assert (await client.add(ledger_id, 0, [b"x"])).status is Status.OK
+
+
+async def test_a_thousand_made_up_ids_cost_a_bounded_number_of_readings(fresh: Bookies) -> None:
+    bookie = await fresh.start()
+    client = await fresh.connect(bookie)
+    assert bookie._given_ids is not None
+    before = bookie._given_ids.readings
+    asked = [client.call(ReadLac(1000 + number, TERM_FINAL, -1, 0)) for number in range(1000)]
+    assert {answer.status for answer in await asyncio.gather(*asked)} == {Status.ID_TAKEN}
+    assert bookie._given_ids.readings - before < 200
+    assert bookie._backpressure.adds.used == 0
+
+
+async def test_a_bookie_says_which_ids_are_free(fresh: Bookies) -> None:
+    bookie = await fresh.start()
+    client = await fresh.connect(bookie)
+    await draw(fresh, 4)
+    assert (await client.call(IsFree(0))).status is Status.OK
+    await make(fresh, client, 0)
+    assert (await client.call(ReadLac(1, TERM_FINAL, -1, 0))).status is Status.OK
+    assert (await client.call(Delete(2))).status is Status.OK
+    for ledger_id in (0, 1, 2):
+        assert (await client.call(IsFree(ledger_id))).status is Status.ID_TAKEN
+    assert (await client.call(IsFree(3))).status is Status.OK

@@ -1,0 +1,232 @@
+"""An application that cancels all tasks of its event loop, or uses a client on another loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import client_aio
+from client_aio import BookKeeperError, InvalidArgumentError
+from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+LASTS_S = 60
+
+
+async def cancel_all_but(kept: set[asyncio.Task[Any]]) -> None:
+    """Do as a usual recipe at SIGTERM does, but for the tasks that watch the processes of the test."""
+    others = asyncio.all_tasks() - {asyncio.current_task()} - kept
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def test_a_ledger_goes_on_after_all_tasks_were_cancelled(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, bookies=5) as cluster:
+        kept = asyncio.all_tasks()
+        client = await client_aio.connect(cluster.uri)
+        writer = await client.create_ledger()
+        await writer.add_entry(b"0")
+        reader = await client.open_ledger(writer.ledger_id)
+        await cancel_all_but(kept)
+        tailing = asyncio.create_task(_tailed(reader))
+        for name in writer.metadata.last_fragment.bookies[:2]:
+            await cluster[name].kill()
+        adding = writer.add_entry(b"1")
+        await asyncio.sleep(0)
+        await cancel_all_but({*kept, tailing})
+        async with asyncio.timeout(LASTS_S):
+            with contextlib.suppress(BookKeeperError):
+                await adding
+            with contextlib.suppress(BookKeeperError):
+                await writer.close()
+            async with client.open_ledger(writer.ledger_id, recover=True) as again:
+                assert again.is_closed
+            assert await tailing >= 1
+            await client.close()
+
+
+async def _tailed(reader: client_aio.LedgerReader) -> int:
+    return len([entry async for entry in reader.tail(0)])
+
+
+async def test_a_log_rolls_and_is_followed_after_all_tasks_were_cancelled(cluster: Cluster) -> None:
+    kept = asyncio.all_tasks()
+    async with client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("a")
+        await log.append(b"0")
+        found: list[bytes] = []
+        three = asyncio.Event()
+
+        async def follow() -> None:
+            async for record in client.read_log("a", follow=True):
+                found.append(bytes(record.data))
+                if len(found) == 3:
+                    three.set()
+
+        following = asyncio.create_task(follow())
+        await cancel_all_but({*kept, following})
+        async with asyncio.timeout(LASTS_S):
+            await log.roll()
+            await log.append(b"1")
+            await cancel_all_but({*kept, following})
+            await log.roll()
+            await log.append(b"2")
+            await three.wait()
+            await log.close()
+        assert found == [b"0", b"1", b"2"]
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_a_roll_that_is_cancelled_at_any_step_loses_nothing(cluster: Cluster) -> None:
+    kept = asyncio.all_tasks()
+    async with client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("a")
+        appended: list[bytes] = []
+        async with asyncio.timeout(2 * LASTS_S):
+            for steps in (0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144):
+                appended.append(b"%d" % steps)
+                appending = log.append(appended[-1])
+                rolling = asyncio.create_task(log.roll())
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                await cancel_all_but({*kept, rolling})
+                await appending
+                await rolling
+            await log.close()
+        assert [bytes(record.data) async for record in client.read_log("a")] == appended
+        metadata = await client.log_metadata("a")
+        states = [(await client.ledger_metadata(row.ledger_id)).is_closed for row in metadata.rows]
+        assert all(states)
+
+
+async def test_a_writer_heals_and_a_candidate_is_elected_after_all_tasks_were_cancelled(
+    cluster: Cluster,
+) -> None:
+    kept = asyncio.all_tasks()
+    async with client_aio.connect(cluster.uri) as client, client_aio.LeaderElection(client, "a") as election:
+        log = await client.open_log("a")
+        await log.append(b"0")
+        await asyncio.gather(cluster["b1"].kill(), cluster["b2"].kill())
+        outstanding = log.append(b"1")
+        async with asyncio.timeout(LASTS_S):
+            async with contextlib.aclosing(log.states()) as states:
+                async for state in states:
+                    if state is client_aio.WriterState.HEALING:
+                        break
+            await cancel_all_but(kept)
+            await asyncio.gather(cluster["b1"].start(), cluster["b2"].start())
+            await outstanding
+            await election.gained()
+            await log.close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_client_says_that_it_belongs_to_another_event_loop(tmp_path: Path) -> None:
+    async def first(uri: str) -> tuple[client_aio.Client, Any, Any, Any]:
+        client = await client_aio.connect(uri)
+        writer = await client.create_ledger()
+        await writer.add_entry(b"0")
+        log = await client.open_log("a")
+        await log.append(b"0")
+        return client, writer, log, await client.open_ledger(writer.ledger_id)
+
+    async def second(client: client_aio.Client, writer: Any, log: Any, reader: Any) -> None:
+        calls: list[Callable[[], Any]] = [
+            lambda: writer.add_entry(b"1"), lambda: writer.add_entries([b"1"]), writer.flush, writer.force,
+            writer.close, writer.abort, lambda: log.append(b"1"), log.flush, log.roll, log.close, log.abort,
+            reader.read_last_add_confirmed, client.create_ledger, lambda: client.open_log("b"),
+            lambda: client.ledger_metadata(0), lambda: client.delete_log("a"),
+        ]  # fmt: skip
+        for call in calls:
+            with pytest.raises(InvalidArgumentError, match="belongs to another event loop"):
+                async with asyncio.timeout(LASTS_S):
+                    await call()
+        with pytest.raises(InvalidArgumentError, match="belongs to another event loop"):
+            [entry async for entry in reader.tail(0)]
+        async with asyncio.timeout(LASTS_S):
+            await client.close()
+
+    with asyncio.Runner() as runner:
+        cluster = Cluster(tmp_path)
+        runner.run(cluster.__aenter__())
+        try:
+            asyncio.run(second(*asyncio.run(first(cluster.uri))))
+        finally:
+            runner.run(cluster.end())
+            gc.collect()  # The sockets of a loop that is gone are shut down, and closed by Python.
+
+
+async def test_a_client_is_closed_from_another_thread(cluster: Cluster) -> None:
+    client = await client_aio.connect(cluster.uri)
+    writer = await client.create_ledger()
+    refused: list[BaseException] = []
+
+    async def there() -> None:
+        await client.close()
+
+    def run() -> None:
+        for call in (lambda: writer.add_entry(b"1"), lambda: asyncio.run(_awaited(writer.flush()))):
+            try:
+                call()
+            except InvalidArgumentError as error:
+                refused.append(error)
+        asyncio.run(there())
+
+    async with asyncio.timeout(LASTS_S):
+        await asyncio.to_thread(run)
+    assert len(refused) == 2
+    with pytest.raises(client_aio.ClientClosedError):
+        await client.create_ledger()
+
+
+async def _awaited(call: Awaitable[Any]) -> Any:
+    return await call
+
+
+async def test_leaving_does_not_raise_a_failure_again_that_the_application_knows(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        for look in ("future", "flush"):
+            async with client.create_ledger() as writer, client.open_log("a") as log:
+                async with other.open_ledger(writer.ledger_id, recover=True), other.open_log("a"):
+                    pass
+                adding, appending = writer.add_entry(b"1"), log.append(b"1")
+                if look == "future":
+                    with pytest.raises(client_aio.LedgerFencedError):
+                        await adding
+                    with pytest.raises(client_aio.LogFencedError):
+                        await appending
+                else:
+                    with pytest.raises(client_aio.LedgerFencedError):
+                        await writer.flush()
+                    with pytest.raises(client_aio.LogFencedError):
+                        await log.flush()
+
+
+async def test_leaving_raises_a_failure_that_the_application_has_not_seen(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+
+        async def leave_a_ledger() -> None:
+            async with client.create_ledger() as writer:
+                async with other.open_ledger(writer.ledger_id, recover=True):
+                    pass
+                await asyncio.wait([writer.add_entry(b"1")])
+
+        async def leave_a_log() -> None:
+            async with client.open_log("a") as log:
+                async with other.open_log("a"):
+                    pass
+                await asyncio.wait([log.append(b"1")])
+
+        with pytest.raises(client_aio.LedgerFencedError):
+            await leave_a_ledger()
+        with pytest.raises(client_aio.LogFencedError):
+            await leave_a_log()

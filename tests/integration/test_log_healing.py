@@ -1,0 +1,193 @@
+"""A log's writer that loses two of its three bookies, or the log: what becomes of each append."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+import client_aio
+from benchmarks.healing import Round, run_round
+from client_aio import (
+    BookKeeperError,
+    InvalidArgumentError,
+    LogFencedError,
+    OperationTimeoutError,
+    Outcome,
+    WriterState,
+)
+
+if TYPE_CHECKING:
+    from client_aio import Client, LogWriter
+    from tests.support.cluster import Cluster
+
+LASTS_S = 60
+QUICK = client_aio.ClientConfig(add_timeout_s=1.0, read_timeout_s=1.0, connect_timeout_s=1.0)
+
+
+async def contents(client: Client) -> list[bytes]:
+    return [bytes(record.data) async for record in client.read_log("a")]
+
+
+async def state_is(log: LogWriter, wanted: WriterState) -> None:
+    async with asyncio.timeout(LASTS_S), contextlib.aclosing(log.states()) as states:
+        async for state in states:
+            if state is wanted:
+                return
+    raise AssertionError(f"{log} was never {wanted}")
+
+
+async def lose_two(cluster: Cluster) -> None:
+    await asyncio.gather(cluster["b1"].kill(), cluster["b2"].kill())
+
+
+async def bring_back(cluster: Cluster) -> None:
+    await asyncio.gather(cluster["b1"].start(), cluster["b2"].start())
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("way", ["alone", "with a roll", "with a takeover"])
+async def test_a_thousand_appends_take_effect_once_over_a_loss(cluster: Cluster, way: str, how: str) -> None:
+    config = QUICK if how == "stop" else client_aio.ClientConfig()
+    async with (
+        client_aio.connect(cluster.uri, config=config) as client,
+        client_aio.connect(cluster.uri) as other,
+    ):
+        this = Round(1, way, how, away_s=2.5)
+        await run_round(cluster, client, other, this)
+        assert not this.faults
+        if way != "with a takeover":
+            assert this.counts() == {"acknowledged": 1000}
+
+
+async def test_a_writer_says_what_it_is_doing(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("a")
+        seen: list[WriterState] = []
+
+        async def follow() -> None:
+            seen.extend([state async for state in log.states()])
+
+        following = asyncio.create_task(follow())
+        await log.append(b"1")
+        assert log.state is WriterState.WRITING
+        await lose_two(cluster)
+        outstanding = log.append(b"2")
+        await state_is(log, WriterState.HEALING)
+        held = log.append(b"3")
+        assert log.bytes_in_flight > 0
+        await bring_back(cluster)
+        async with asyncio.timeout(LASTS_S):
+            assert await outstanding < await held
+            assert log.last_add_confirmed == await held
+            assert log.rolls == 1
+            await log.close()
+            await following
+        assert seen == [
+            WriterState.WRITING, WriterState.HEALING, WriterState.WRITING, WriterState.CLOSED,
+        ]  # fmt: skip
+        assert await contents(client) == [b"1", b"2", b"3"]
+
+
+async def test_a_writer_that_heals_is_fenced_once_another_has_the_log(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client, client_aio.connect(cluster.uri) as other:
+        log = await client.open_log("a")
+        await log.append(b"1")
+        healing = asyncio.Event()
+        go_on = asyncio.Event()
+        reads = log._lists.read
+
+        async def read_late(**options: bool) -> object:
+            healing.set()
+            await go_on.wait()  # between the failure and the list that decides
+            return await reads(**options)
+
+        log._lists.read = read_late  # type: ignore[method-assign, assignment]
+        await lose_two(cluster)
+        cut_off = log.append(b"2")
+        async with asyncio.timeout(LASTS_S):
+            await healing.wait()
+            held = log.append(b"3")
+            await bring_back(cluster)
+            while True:
+                with contextlib.suppress(BookKeeperError):
+                    async with other.open_log("a") as taken:
+                        await taken.append(b"other")
+                    break
+            go_on.set()
+            with pytest.raises(LogFencedError) as failed:
+                await held
+            assert failed.value.outcome is Outcome.UNKNOWN
+            await asyncio.wait([cut_off])
+        assert log.state is WriterState.FENCED
+        with pytest.raises(LogFencedError):
+            await log.close()
+        await log.abort()
+        is_in = cut_off.exception() is None  # The takeover has decided that.
+        assert is_in or isinstance(cut_off.exception(), LogFencedError)
+        assert await contents(other) == ([b"1", b"2", b"other"] if is_in else [b"1", b"other"])
+
+
+async def test_overdue_appends_fail_together_and_later_ones_go_on(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("a", append_timeout_s=1.0)
+        await log.append(b"1")
+        await lose_two(cluster)
+        overdue = [log.append(b"2")]
+        await state_is(log, WriterState.HEALING)
+        overdue += [log.append(b"3"), log.append(b"4")]
+        async with asyncio.timeout(LASTS_S):
+            for future in overdue:
+                with pytest.raises(OperationTimeoutError, match="may be in the log") as failed:
+                    await future
+                assert failed.value.outcome is Outcome.UNKNOWN
+            assert not log.is_closed
+            with pytest.raises(OperationTimeoutError):
+                await log.flush()
+            await bring_back(cluster)
+            while log.state is not WriterState.WRITING:
+                await state_is(log, WriterState.WRITING)
+            await log.append(b"5")
+            await log.close()
+        found = await contents(client)
+        assert found in ([b"1", b"2", b"5"], [b"1", b"5"])
+
+
+async def test_a_failure_that_nobody_looked_at_is_raised_at_the_end(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        log = await client.open_log("a", append_timeout_s=1.0)
+        await lose_two(cluster)
+        lost = log.append(b"1")
+        async with asyncio.timeout(LASTS_S):
+            await asyncio.wait([lost])
+            await bring_back(cluster)
+            await state_is(log, WriterState.WRITING)
+            with pytest.raises(OperationTimeoutError):
+                async with log:
+                    log.append(b"2")
+        await log.abort()
+
+
+async def test_a_writer_that_heals_can_be_aborted_and_its_client_closed(cluster: Cluster) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        logs = [await client.open_log(name) for name in "ab"]
+        await lose_two(cluster)
+        futures = [log.append(b"1") for log in logs]
+        for log in logs:
+            await state_is(log, WriterState.HEALING)
+        await logs[0].abort()
+    async with asyncio.timeout(LASTS_S):
+        for log, future in zip(logs, futures, strict=True):
+            with pytest.raises(BookKeeperError) as failed:
+                await future
+            assert failed.value.outcome is Outcome.UNKNOWN
+            assert log.state is WriterState.CLOSED
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), "1", True])
+async def test_the_timeout_of_appends_is_a_positive_number(cluster: Cluster, wrong: object) -> None:
+    async with client_aio.connect(cluster.uri) as client:
+        with pytest.raises(InvalidArgumentError, match="append_timeout_s"):
+            client.open_log("a", append_timeout_s=wrong)  # type: ignore[arg-type]

@@ -1,0 +1,280 @@
+"""Copies from the past, on bookies in processes: of a bookie's directory, of the metadata, and of both."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import client_aio
+from bookie_aio.core.identity import SET_BACK_JUMP, AgeFile
+from bookie_aio.storage.segment.format import AGE
+from bookie_aio.wire.messages import Info
+from tests.support.cli import Cli
+from tests.support.cluster import Cluster
+from tests.support.rawclient import RawClient
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+WAIT_S = 60
+ORDERS = list(itertools.permutations(["b1", "b2", "b3"]))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    """Three bookies that sweep all the time; the test starts and ends them."""
+    cluster = Cluster(tmp_path)
+    for bookie in cluster.bookies.values():
+        bookie.arguments = ["--sweep-interval", "0.2"]
+    return cluster
+
+
+def copy_metadata(folder: Path, name: str) -> None:
+    """Copy the metadata of a cluster whose bookies have ended."""
+    (folder / name).mkdir()
+    for path in folder.glob("metadata.db*"):
+        shutil.copy2(path, folder / name / path.name)
+
+
+def restore_metadata(folder: Path, name: str) -> None:
+    for path in folder.glob("metadata.db*"):
+        path.unlink()
+    for path in (folder / name).iterdir():
+        shutil.copy2(path, folder / path.name)
+
+
+def restore_directory(cluster: Cluster, bookie_id: str, copy: Path) -> None:
+    shutil.rmtree(cluster[bookie_id].directory)
+    shutil.copytree(copy, cluster[bookie_id].directory)
+
+
+async def info(cluster: Cluster, bookie_id: str) -> dict[str, object]:
+    async with await RawClient.connect(cluster[bookie_id].addresses[0]) as raw:
+        document: dict[str, object] = json.loads((await raw.call(Info())).body)
+        return document
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not await is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def raised(cluster: Cluster, bookie_id: str) -> None:
+    """Wait until the age of a bookie covers what was written, so that a copy from now on is noticed."""
+    first = (await info(cluster, bookie_id))["age"]
+
+    async def has_grown() -> bool:
+        return (await info(cluster, bookie_id))["age"] != first
+
+    await until(has_grown)
+
+
+async def command(cluster: Cluster, *arguments: str) -> Any:
+    return await asyncio.to_thread(Cli(cluster.uri).rows, *arguments)
+
+
+async def make_ledgers(uri: str, count: int) -> list[int]:
+    ids = []
+    async with client_aio.connect(uri) as client:
+        for _ in range(count):
+            async with client.create_ledger() as ledger:
+                await ledger.add_entries([b"0", b"1"])
+            ids.append(ledger.ledger_id)
+    return ids
+
+
+async def readable(uri: str, ids: list[int]) -> list[int]:
+    found = []
+    async with client_aio.connect(uri, read_timeout_s=5) as client:
+        for ledger_id in ids:
+            reader = await client.open_ledger(ledger_id)
+            if [bytes(entry.data) async for entry in reader.read(0, 1)] == [b"0", b"1"]:
+                found.append(ledger_id)
+    return found
+
+
+async def test_a_recovery_does_not_count_a_replica_that_was_set_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(4 * WAIT_S):
+        await cluster.start()
+        async with client_aio.connect(cluster.uri) as client:
+            writer = await client.create_ledger()
+            await writer.add_entry(b"0")
+            await cluster["b1"].end()
+            shutil.copytree(cluster["b1"].directory, tmp_path / "backup")
+            await cluster["b1"].start()
+            await writer.add_entry(b"1")
+            await cluster["b3"].end()
+            for number in range(2, 8):
+                await writer.add_entry(b"%d" % number)
+            await writer.abort()
+        await cluster.end()
+        restore_directory(cluster, "b1", tmp_path / "backup")
+        await cluster["b1"].start()
+        await cluster["b3"].start()
+        async with client_aio.connect(cluster.uri, connect_timeout_s=1, read_timeout_s=2) as client:
+            with pytest.raises(client_aio.LedgerRecoveryError):
+                await client.open_ledger(writer.ledger_id, recover=True)
+            await cluster["b2"].start()
+            reader = await client.open_ledger(writer.ledger_id, recover=True)
+            entries = [bytes(entry.data) async for entry in reader.read(0, reader.last_add_confirmed)]
+            assert entries[:8] == [b"%d" % number for number in range(8)]
+            # The bookie takes ordinary adds to new ledgers: all three are needed here.
+            async with client.create_ledger(ack_quorum=3) as ledger:
+                assert await ledger.add_entries([b"0", b"1"]) == (0, 1)
+        await cluster.end()
+
+
+async def test_of_a_directory_and_its_copy_only_one_serves(cluster: Cluster, tmp_path: Path) -> None:
+    async with asyncio.timeout(4 * WAIT_S):
+        await cluster.start()
+        await make_ledgers(cluster.uri, 1)
+        original = cluster["b1"]
+        shutil.copytree(original.directory, tmp_path / "copy")
+        await original.kill()
+        await original.start()
+        await original.end()
+        home, original.directory = original.directory, tmp_path / "copy"
+        with pytest.raises(Exception):  # noqa: B017, PT011
+            await original.start()
+        assert "--accept-older-copy" in original.log.read_text()
+        original.directory = home
+        await original.start()
+        assert (await info(cluster, "b1"))["is_writable"]
+        await cluster.end()
+
+
+@pytest.mark.parametrize("order", [ORDERS[0], ORDERS[3], ORDERS[5]], ids=lambda order: "-".join(order))
+async def test_bookies_drop_nothing_on_the_word_of_older_metadata(
+    cluster: Cluster, tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    async with asyncio.timeout(6 * WAIT_S):
+        await cluster.start()
+        before = await make_ledgers(cluster.uri, 2)
+        await cluster.end()
+        copy_metadata(tmp_path, "older")
+        await cluster.start()
+        lost = await make_ledgers(cluster.uri, 3)
+        await cluster.end()
+        copy_metadata(tmp_path, "newest")
+        restore_metadata(tmp_path, "older")
+        for bookie_id in order:  # one after another, each of them twice
+            for _ in range(2):
+                await cluster[bookie_id].start()
+                await cluster[bookie_id].end()
+        await cluster.start()
+        for bookie_id in order:
+            doubt = (await info(cluster, bookie_id))["metadata_set_back"]
+            assert isinstance(doubt, dict)
+            assert doubt["in_doubt_below"] > max(lost)
+        (new,) = await make_ledgers(cluster.uri, 1)
+        assert new > SET_BACK_JUMP
+        shown = await command(cluster, "bookie", "accept-metadata", "--dry-run")
+        assert shown["answered_for"] == []
+        assert [row["ledger_id"] for row in shown["ledgers_in_doubt"]] == lost
+        await cluster.end()
+        copy_metadata(tmp_path, "after")
+        restore_metadata(tmp_path, "newest")
+        await cluster.start()
+        assert await readable(cluster.uri, before + lost) == before + lost
+        await cluster.end()
+        # The older metadata once more: the operator accepts them, and what they lack is dropped.
+        restore_metadata(tmp_path, "after")
+        await cluster.start()
+        answer = await command(cluster, "bookie", "accept-metadata", "--yes")
+        assert answer["answered_for"] == ["b1", "b2", "b3"]
+
+        async def is_dropped() -> bool:
+            return all([(await info(cluster, each))["ledgers_dropped"] == len(lost) for each in order])
+
+        await until(is_dropped)
+        assert await readable(cluster.uri, [*before, new]) == [*before, new]
+        await cluster.end()
+
+
+async def test_a_log_opens_on_older_metadata_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    async with asyncio.timeout(4 * WAIT_S):
+        await cluster.start()
+        async with client_aio.connect(cluster.uri) as client, client.open_log("orders") as log:
+            await log.append(b"before")
+        await cluster.end()
+        copy_metadata(tmp_path, "older")
+        await cluster.start()
+        await make_ledgers(cluster.uri, 3)
+        await cluster.end()
+        restore_metadata(tmp_path, "older")
+        await cluster.start()
+        async with client_aio.connect(cluster.uri) as client:
+            async with client.open_log("orders") as log:
+                await log.append(b"after")
+            records = [bytes(record.data) async for record in client.read_log("orders")]
+            assert records == [b"before", b"after"]
+        await cluster.end()
+
+
+async def test_a_client_that_drew_its_ids_before_the_bookies_came_draws_others(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(4 * WAIT_S):
+        await cluster.start()
+        (before,) = await make_ledgers(cluster.uri, 1)
+        await cluster.end()
+        copy_metadata(tmp_path, "older")
+        await cluster.start()
+        lost = await make_ledgers(cluster.uri, 3)
+        await cluster.end()
+        restore_metadata(tmp_path, "older")
+        async with client_aio.connect(cluster.uri) as client:
+            assert await client._context.ledgers.allocate_id() <= max(lost)  # its block is drawn by now
+            await cluster.start()
+            async with client.create_ledger() as ledger:
+                await ledger.add_entries([b"0", b"1"])
+            assert ledger.ledger_id > SET_BACK_JUMP
+            assert sorted([one async for one in client.list_ledgers()]) == [before, ledger.ledger_id]
+        await cluster.end()
+
+
+async def test_a_directory_and_the_metadata_set_back_together_are_told_apart_by_the_other_bookies(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    async with asyncio.timeout(6 * WAIT_S):
+        await cluster.start()
+        await make_ledgers(cluster.uri, 1)
+        await cluster.end()
+        copy_metadata(tmp_path, "older")
+        shutil.copytree(cluster["b1"].directory, tmp_path / "backup")
+        await cluster.start()
+        await make_ledgers(cluster.uri, 1)
+        await raised(cluster, "b2")
+
+        async def is_seen() -> bool:
+            age = AgeFile.parse((cluster["b2"].directory / AGE).read_bytes())
+            seen = {} if age is None else {peer: number for peer, _, number in age.peers}
+            older = AgeFile.parse((tmp_path / "backup" / AGE).read_bytes())
+            return older is not None and seen.get("b1", 0) > older.number
+
+        await until(is_seen)
+        await cluster.kill()
+        restore_metadata(tmp_path, "older")
+        restore_directory(cluster, "b1", tmp_path / "backup")
+        await cluster["b1"].start()  # alone, nothing tells it
+        await cluster["b2"].start()
+
+        async def is_marked() -> bool:
+            return "as another bookie knows" in cluster["b1"].log.read_text()
+
+        await until(is_marked)
+        await cluster["b1"].kill()  # perhaps before the mark was durable
+        for _ in range(2):
+            await cluster["b1"].start()
+            await cluster["b1"].end()
+        assert cluster["b1"].log.read_text().count("as another bookie knows") <= 2
+        await cluster.end()

@@ -1,0 +1,54 @@
+"""Planted bugs of lost data: a file or a directory of another time, number or bookie is believed."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.planting import Edit, Mutant
+
+_RECOVERY = "bookie_aio.storage.crash_recovery:CrashRecovery"
+_CHECK = "bookie_aio.storage.found_files:FoundFiles.check"
+_WITNESS_TESTS = "tests/bookie_aio/storage/test_storage_witness.py"
+
+MUTANTS = [
+    Mutant(
+        101, "a checkpoint of the past is believed",
+        (Edit(f"{_RECOVERY}._judge", "if checkpoint.number < self._newest:", "if False:"),),
+        ("stale-files",),
+        note="72 is the same bug, caught by a test; here a profile has to find it",
+    ),
+    Mutant(
+        102, "the durable end that the witness names is not heard",
+        (Edit(f"{_RECOVERY}._replay_one", "claimed = self._files.claimed_end(segment_id)", "claimed = 0"),),
+        ("stale-files", "damaged-files"),
+        note="71 is the same bug, caught by a test",
+    ),
+    Mutant(
+        103, "a segment that is listed and missing is no loss",
+        (Edit(f"{_RECOVERY}._open_unsealed",
+              'await self._lose(segment_id, f"segment {segment_id} is missing")', "pass"),),
+        ("damaged-files",),
+    ),
+    Mutant(
+        104, "an intact file counts, whichever segment, bookie and life it is of",
+        (Edit(_CHECK, "if found.segment_id != segment_id:", "if False:"),
+         Edit(_CHECK, "if found.owner != self._owner:", "if False:"),
+         Edit(_CHECK, "if generations and", "if False and")),
+        ("damaged-files",),
+    ),
+    Mutant(
+        105, "a table of ledgers that is missing or damaged is no loss",
+        (Edit(f"{_RECOVERY}._read_table", "found.lose_all(str(error))\n        self._is_table_lost = True",
+              "pass"),),
+        ("damaged-files",),
+    ),
+    Mutant(
+        106, "a witness of the past is believed",
+        (Edit(f"{_RECOVERY}._judge", "if claimed + 1 < self._newest:", "if False:"),),
+        tests=(_WITNESS_TESTS, "-k", "zeroed_tail"),
+    ),
+    Mutant(
+        107, "a start does not claim the checkpoint that it found",
+        (Edit("bookie_aio.storage.segment.witness:WitnessFiles.catch_up",
+              "if self._files and", "if False and"),),
+        tests=(_WITNESS_TESTS, "-k", "two_crashes"),
+    ),
+]  # fmt: skip
