@@ -406,8 +406,8 @@ class LedgerGarbageCollector:
         await self._age.check()
         if ledger_id < self._age.in_doubt_below:
             raise MetadataSetBackError(
-                f"the metadata store was set back to an older copy, which may know less of ledger {ledger_id} "
-                "than this bookie did: wait until `bookie-aio bookie accept-metadata` answers"
+                f"the metadata store was set back to an older copy, which may know less of ledger "
+                f"{ledger_id} than this bookie did: wait until `bookie-aio bookie accept-metadata` answers"
             )
 
     async def _check_droppable(self, ledger_id: int) -> None:
