@@ -23,6 +23,7 @@ from metadata.errors import (
     MetadataUnavailableError,
     NoSuchKeyError,
 )
+from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +209,7 @@ async def test_a_process_that_stood_still_registers_anew(tmp_path: Path) -> None
             async for _ in changes:
                 if not await two.children("b"):
                     break
-            one._tasks = [asyncio.create_task(one._maintain()), asyncio.create_task(one._keep_session())]
+            one._tasks = [OwnedTask(one._maintain, "keys"), OwnedTask(one._keep_session, "session")]
             async for _ in changes:
                 if await two.children("b"):
                     break
