@@ -41,7 +41,7 @@ COVERED_S = 5.0
 
 @dataclass
 class Acknowledged:
-    """What the writers were told is stored."""
+    """Entries, records and ids that the writers were told of as stored."""
 
     ledgers: dict[int, list[bytes]] = field(default_factory=dict)
     records: list[bytes] = field(default_factory=list)

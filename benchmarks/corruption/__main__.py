@@ -6,8 +6,7 @@
 Each round copies the directory of a real bookie: after a clean stop, after a kill when idle, or after a kill
 while small groups were being written. It damages one file or two, and starts the bookie on them. It asks the
 bookie over the wire for all entries that it has acknowledged, and adds to ledgers that were fenced or
-deleted. Then it stops the bookie and looks at its files. Half of the bookies are started once more and asked
-again.
+deleted. Then it stops the bookie and looks at its files. Half of the bookies are started and asked once more.
 
 A round of a seed draws the same state, file and damage again. The bytes of a state differ from campaign to
 campaign, since real processes make them. `--keep` copies the damaged directory of each round with a fault.

@@ -338,10 +338,11 @@ def judge_ids(
 ) -> IdVerdict:
     """Conclude whether the metadata store was set back to an older copy.
 
-    There are three proofs: a ledger at or above the counter, a counter below its last known value, and an
-    age in the store below that of the directory. An event in the store then tells the other bookies. It is
-    needed since the first bookie that starts raises the counter above all that the others could compare it
-    with. A bookie to which an event is new is in doubt about every ledger that the store does not list.
+    There are three proofs. The bookie holds a ledger at or above the counter. The counter is below its last
+    known value. The age in the store is below that of the directory. An event in the store then tells the
+    other bookies. It is needed since the first bookie that starts raises the counter above all that the
+    others could compare it with. A bookie to which an event is new is in doubt about every ledger that the
+    store does not list.
 
     Args:
         file: the bookie's file.

@@ -520,7 +520,7 @@ async def test_a_roll_that_finds_no_bookies_is_tried_again_in_a_while_only(
 ) -> None:
     async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
         # With guaranteed write quorum no ledger begins on two bookies of three, and writing goes on at Qa.
-        log = await client.open_log("events", roll_entries=8, guaranteed_write_quorum=True)
+        log = await client.open_log("events", roll_entries=80, guaranteed_write_quorum=True)
         await log.append(b"0")
         await cluster["b3"].end()
         begun = asyncio.get_running_loop().time()

@@ -124,6 +124,7 @@ class Simulation:
         self.history.on_violation = self._stop
         self.tree = SimTree()
         self.tree.watchers.append(self.history.metadata_changed)
+        self.tree.watchers.append(self.history.words.metadata_changed)
         self.shared: dict[str, Any] = {}  # what roles and checkers keep
         self.disks = {
             name: Hardware(self.loop, random.Random(f"{source}/{name}/disk"), self.stats)
@@ -143,6 +144,7 @@ class Simulation:
         self.wiped: set[str] = set()
         self.served: set[str] = set()
         """Bookies that have come to serve once: they are formatted."""
+        self.is_store_set_back = False
         self.damaged_files: list[str] = []
         """What `tests.sim.faults.files` did to files of the dishonest bookie."""
         self._meta_faults: dict[str, MetadataFaults] = {}
@@ -291,7 +293,8 @@ class Simulation:
             )
             age = bookie.age
             # A damaged file of the age counts as one that is missing; the dishonest disk alone damages files.
-            is_sound = name == self.dishonest or not (age.has_lost or age.in_doubt_below)
+            may_doubt = identity_of(name) == self.dishonest or self.is_store_set_back
+            is_sound = may_doubt or not (age.has_lost or age.in_doubt_below)
             self.history.require(
                 is_sound, "NothingWasSetBack", lambda: f"{name} takes a copy for the original"
             )

@@ -22,8 +22,9 @@ SEEDS = [
     ("set-back-bookie", 1),
     ("set-back-bookie", 3),
     ("set-back-metadata", 0),
+    ("set-back-metadata", 1),
     ("set-back-metadata", 2),
-    ("set-back-metadata", 3),
+    ("set-back-metadata", 4),
     ("copied-bookie", 4),
 ]
 

@@ -33,7 +33,7 @@ The form in a checkpoint, little-endian:
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bookie_aio.storage.segment import format as form
 from metadata.ids import LEDGER_ID_MAX
@@ -41,13 +41,19 @@ from metadata.ids import LEDGER_ID_MAX
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from bookie_aio.storage.ledgers.checkpoint import LedgerState
     from bookie_aio.storage.segment.replay import Replayed
     from bookie_aio.wire.blocks import Buffer
 
 MARKS = struct.Struct("<QQQqQq")
 NO_LEDGER = -1
 _SEGMENT_SHIFT = 32
+
+
+class MarkedState(Protocol):
+    """The state of a ledger (`checkpoint.LedgerState`), as far as marks are concerned."""
+
+    marked: int
+    lifted: int
 
 
 class Marks:
@@ -110,7 +116,7 @@ class Marks:
         """Return whether a client may know the mark of that number, and may be about to have it lifted."""
         return number <= self._told
 
-    def tell(self, ledger_id: int, state: LedgerState | None) -> int:
+    def tell(self, ledger_id: int, state: MarkedState | None) -> int:
         """Return what `of` returns, to a client that is going to verify the ledger.
 
         Damage that is found from now on gets a mark of its own, which the client's lift does not cover.
@@ -142,7 +148,7 @@ class Marks:
 
     # --- learning at a start -------------------------------------------------------------------
 
-    def learn_from(self, replayed: Replayed, state: Callable[[int], LedgerState]) -> None:
+    def learn_from(self, replayed: Replayed, state: Callable[[int], MarkedState]) -> None:
         """Learn the marks and the lifts that stand in a segment; `state` returns the state of a ledger."""
         for number, bound in replayed.marks_of_all:
             self.learn_mark(number, bound)
@@ -167,7 +173,7 @@ class Marks:
 
     # --- one ledger ----------------------------------------------------------------------------
 
-    def of(self, ledger_id: int, state: LedgerState | None) -> int:
+    def of(self, ledger_id: int, state: MarkedState | None) -> int:
         """Return the highest number of the ledger's marks that count; 0: it has none."""
         number = self.number if ledger_id <= self.bound else 0
         if state is None:
@@ -175,7 +181,7 @@ class Marks:
         number = max(number, state.marked)
         return number if number > state.lifted else 0
 
-    def is_fenced(self, ledger_id: int, state: LedgerState | None) -> bool:
+    def is_fenced(self, ledger_id: int, state: MarkedState | None) -> bool:
         """Return whether the ledger counts as fenced, since its marks ended with those of all ledgers."""
         return ledger_id <= self._fenced and (state is None or state.lifted < self._ended)
 

@@ -15,20 +15,25 @@ bounded ones, those of logs, and unbounded ones. `tests.sim.cluster.wiretap` rep
   (rule 4). From then on it denies no entry that it owes of a CLOSED ledger.
 - LiftedIsFenced: from then on it takes no ordinary add to a ledger that is CLOSED.
 - LiftsHold: a mark that was lifted does not count again; a later mark has a higher number.
-- OnlyTheDeletedIsDropped: no bookie says that a ledger is deleted while its metadata are there (rule 15).
+- OnlyTheDeletedIsDropped: no bookie says that a ledger is deleted while its metadata are there (rule 15). A
+  ledger that was created below the id floor is exempt: its creator died, or its request was late.
+- FloorHolds: nobody adds to a ledger that was created below the id floor.
 - OpenLedgersAreNotFenced: no bookie refuses a term as too low while the ledger's metadata say OPEN.
 - LacIsAcknowledged: no bookie states a LAC of a bounded ledger that is not acknowledged.
 """
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from metadata.ids import KEY_ID_FLOOR, KEY_LEDGERS, ledger_id_of
 from metadata.model.ledger import LedgerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from metadata.store import Version
     from tests.sim.checkers.invariants import History, LedgerRecord
 
 
@@ -52,8 +57,38 @@ class Words:
         self._damaged: dict[tuple[str, int], int] = {}  # bookie, ledger → event number
         self._lifted: dict[tuple[str, int], tuple[int, int]] = {}  # bookie, ledger → mark, event number
         self.lifts = 0
+        self._floor = 0
+        self._created: set[int] = set()
+        self._late: set[int] = set()  # ledgers that were created below the floor
         self._deleted: dict[tuple[str, int], float] = {}  # bookie, ledger → since when it says so
         self.fenced: dict[tuple[str, int], dict[int, Answered]] = {}  # bookie, ledger → term
+
+    # --- the id floor --------------------------------------------------------------------------
+
+    def metadata_changed(self, key: str, value: bytes | None, version: Version | None) -> None:
+        """Take note of a change of the metadata store."""
+        if value is None:
+            return
+        if key == KEY_ID_FLOOR:
+            self._floor = max(self._floor, json.loads(value)["floor"])
+        elif key.startswith(f"{KEY_LEDGERS}/"):
+            ledger_id = ledger_id_of(key)
+            if ledger_id not in self._created and ledger_id < self._floor:
+                self._late.add(ledger_id)
+                self._history.ignore(ledger_id)
+            self._created.add(ledger_id)
+
+    def is_late(self, ledger_id: int) -> bool:
+        """Return whether the ledger was created below the id floor."""
+        return ledger_id in self._late
+
+    def adds(self, client: str, ledger_id: int) -> None:
+        """Note that a client sends an add that is neither a recovery's nor a repair's."""
+        self._history.require(
+            ledger_id not in self._late,
+            "FloorHolds",
+            lambda: f"{client} adds to ledger {ledger_id}, which was created below the id floor",
+        )
 
     # --- adds ----------------------------------------------------------------------------------
 
@@ -150,7 +185,7 @@ class Words:
         """Note that a bookie said that a ledger is deleted."""
         record = self._history.ledger(ledger_id)
         self._history.require(
-            record.metadata is None or record.is_gone,
+            record.metadata is None or record.is_gone or ledger_id in self._late,
             "OnlyTheDeletedIsDropped",
             lambda: f"{bookie} says that ledger {ledger_id} is deleted, which is there",
         )

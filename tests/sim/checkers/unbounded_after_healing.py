@@ -35,6 +35,8 @@ async def _check_lives(simulation: Simulation, client: Client) -> None:
         return
     checker = _Checker(simulation, client, lives)
     for life in lives.alive():
+        if simulation.history.words.is_late(life.ledger_id):
+            continue  # nobody uses it
         if not await checker.seal(life) or simulation.history.violation is not None:
             return
         # It may be deleted at any moment by the late request of somebody who is dead. Whether that was asked

@@ -106,6 +106,8 @@ class Tap:
                     block = Block.parse(body)
                     end = block.first_entry + block.count * block.stride
                     added = _Block(range(block.first_entry, end, block.stride), block.content_term)
+                    if not request.flags & (AddFlag.RECOVERY | AddFlag.REPAIR):
+                        history.words.adds(self._client, request.ledger_id)
                 self._requests[request_id] = (request, added, len(history.events))
                 history.note(self._client, self._there, request_id, request, added.entries or "")
         except ProtocolError as error:

@@ -40,11 +40,12 @@ def metadata_set_back(simulation: Simulation, fault: Fault) -> None:
 
 def _set_back(simulation: Simulation, fault: Fault, older: TreeCopy) -> None:
     tree, history = simulation.tree, simulation.history
-    if simulation.is_healed or "newest metadata" in simulation.shared:
+    if simulation.is_healed or simulation.is_store_set_back:
         return
     for actor in simulation.plan.actors:
         simulation.stop_client(actor.name)
-    newest = simulation.shared["newest metadata"] = tree.copied()
+    simulation.is_store_set_back = True
+    newest = tree.copied()
     for record in history.ledgers.values():
         key = ledger_key(record.ledger_id)
         record.is_of_before = not older.has_same(key, newest) and not record.is_gone

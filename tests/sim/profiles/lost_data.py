@@ -184,9 +184,15 @@ def set_back_bookie(draw: Draw) -> Plan:
 
 @profile
 def set_back_metadata(draw: Draw) -> Plan:
-    """The metadata store is set back to a copy, and ledgers and a log are written before and afterwards."""
+    """The metadata store is set back to a copy, and ledgers and a log are written before and afterwards.
+
+    Every bookie is started once more behind the copy, and raises its age. Nothing tells a copy that is
+    younger than the last raise from the original.
+    """
     rng = draw.rng
-    copied_at, lasts = rng.uniform(0.5, 2.0), rng.uniform(0.6, 3.0)
+    copied_at, lasts = rng.uniform(0.5, 2.0), rng.uniform(2.0, 4.0)
+    for bookie in draw.bookies:
+        draw.fault("kill_bookie", bookie, at=copied_at + rng.uniform(0.05, 0.5), lasts=0.1)
     back_at = copied_at + lasts
     for at in (0.0, back_at + 0.1):
         for _ in range(rng.choice((1, 2))):
