@@ -108,7 +108,7 @@ async def test_a_takeover_that_finds_no_bookies_for_its_next_ledger_fences_nobod
 async def test_a_takeover_whose_bookies_do_not_answer_leaves_the_writer_to_go_on(tmp_path: Path) -> None:
     async with (
         Cluster(tmp_path) as cluster,
-        client_aio.connect(cluster.uri, add_timeout_s=600) as first,
+        client_aio.connect(cluster.uri, add_timeout_s=600, ping_timeout_s=600) as first,
         client_aio.connect(cluster.uri, **QUICK) as standby,
     ):
         log, unbounded = await first.open_log("orders"), await first.open_unbounded_ledger("u")
