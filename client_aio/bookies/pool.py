@@ -201,6 +201,19 @@ class BookiePool:
         silent += sorted(self._suspects.difference(silent))
         return [*(name for name in silent if name not in quarantined), *quarantined]
 
+    async def await_suspects(self, bookie_ids: Iterable[str]) -> bool:
+        """Wait until one of these bookies whose connection ended in silence is reached, or is down.
+
+        Returns:
+            Whether one of them was being connected to. Else nothing was waited for.
+        """
+        opening = [
+            self._opening[name] for name in bookie_ids if name in self._suspects & self._opening.keys()
+        ]
+        if opening:
+            await asyncio.wait(opening, return_when=asyncio.FIRST_COMPLETED)
+        return bool(opening)
+
     async def until_enough(
         self,
         tasks: Mapping[asyncio.Task[Result], str],

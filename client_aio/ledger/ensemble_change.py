@@ -297,6 +297,10 @@ class EnsembleChangeTask(Generic[Token]):
             )
         except NotEnoughBookiesError as error:
             step = changer.not_found()
+            if isinstance(step, GiveUp):
+                failed = [changer.target[index] for index in indexes_of(self._replicator.window.failed)]
+                if await self._context.pool.await_suspects(failed):
+                    return changer.next()  # Bookies that only stood still are back, or are known to be down.
             if isinstance(step, Wait):
                 names = ", ".join(changer.target[index] for index in indexes_of(seats))
                 now = asyncio.get_running_loop().time()

@@ -173,6 +173,24 @@ async def test_a_bookie_that_stands_still_for_two_seconds_has_not_failed(cluster
         await writer.close()
 
 
+async def test_a_writer_outlives_a_majority_that_stands_still(cluster: Cluster) -> None:
+    """Their connections have ended, and the writer waits for the new ones before it gives up."""
+    config = client_aio.ClientConfig(ping_timeout_s=0.5, connect_timeout_s=500.0)
+    async with client_aio.connect(cluster.uri, config=config) as client, asyncio.timeout(WAIT_S):
+        writer = await written(client)
+        for name in ("b1", "b2"):
+            cluster[name].stop()
+        adding = writer.add_entry(b"1")
+        while len(writer.failed_bookies) < 2:
+            await asyncio.wait([adding], timeout=0.1)
+            assert not adding.done()
+        await asyncio.wait([adding], timeout=0.5)
+        for name in ("b1", "b2"):
+            cluster[name].resume()
+        assert await adding == 1
+        await writer.close()
+
+
 async def test_hundreds_of_tails_cost_the_bookies_a_request_now_and_then(cluster: Cluster) -> None:
     async with (
         client_aio.connect(cluster.uri) as client,

@@ -27,7 +27,7 @@ from tests.sim.checkers.writer_calls import Writing
 from tests.sim.workloads.ledger import role
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 
     from client_aio import Client, LedgerReader
     from client_aio.admin.repair import RepairProgress
@@ -44,7 +44,7 @@ async def _opened(opening: AwaitableContext[Opened]) -> Opened:
     return await opening
 
 
-async def _made(make: Callable[[], AwaitableContext[Any]]) -> object:
+async def _made(make: Callable[[], Awaitable[object]]) -> object:
     return await make()
 
 
@@ -200,7 +200,7 @@ class _Reading:
             client.ledger_replicas(self.handle.ledger_id),
             client.delete_ledger(self.handle.ledger_id),
             client.repair_ledger(self.handle.ledger_id, replace="b1"),
-            _first(client.list_ledgers()),
+            _made(lambda: _first(client.list_ledgers())),
         ]
         for call in refused:
             try:
