@@ -198,12 +198,16 @@ async def idle(home: Path, rounds: int) -> Samples:
 
 async def lost(home: Path, rounds: int) -> Samples:
     """Lose a log's writer and one bookie of three, and take the log over."""
+    defaults = client_aio.ClientConfig()
     rng, taken = random.Random(1), {way: list[float]() for way in ("kill", "stop", "drop", "host")}
     async with Cluster(home) as cluster, Links(cluster.uri) as links:
         for number in range(rounds):
             for way, samples in taken.items():
                 name, victim = f"{way}.{number}", rng.choice(sorted(cluster.bookies))
-                async with links.connect("writer") as writing, links.connect("standby") as standby:
+                async with (
+                    links.connect("writer", config=defaults) as writing,
+                    links.connect("standby", config=defaults) as standby,
+                ):
                     log = await writing.open_log(name)
                     for _ in range(10):
                         await log.append(ENTRY)

@@ -59,7 +59,7 @@ class Healing:
         engine: Engine,
         store: MetadataStore,
         bookie_id: str,
-        check_cluster: Callable[[], Awaitable[None]],
+        check_store: Callable[[int], Awaitable[None]],
     ) -> None:
         """Share the storage and the store. The caller closes both after this object.
 
@@ -67,13 +67,13 @@ class Healing:
             engine: the storage.
             store: the metadata store.
             bookie_id: this bookie.
-            check_cluster: raises MetadataError if the store is not that of this bookie's cluster.
+            check_store: `LedgerGarbageCollector.check_store`.
         """
         self._engine = engine
         self._store = store
         self._ledgers = LedgerStore(store)
         self._bookie_id = bookie_id
-        self._check_cluster = check_cluster
+        self._check_store = check_store
         self._bounding: asyncio.Task[None] | None = None
         self.lifted = 0
 
@@ -157,7 +157,7 @@ class Healing:
             return held  # none, or a mark for damage that was found since the client asked
         self._engine.eviction_candidates.discard(ledger_id)
         metadata, _ = await self._ledgers.read(ledger_id, sync=True)
-        await self._check_cluster()
+        await self._check_store(ledger_id)  # an older copy may have a term below a fence that was lost
         reason = why_marked(metadata, self._bookie_id)
         if reason:
             raise MarkStaysError(f"ledger {ledger_id} stays marked: {reason}", ledger_id=ledger_id)

@@ -395,6 +395,21 @@ class LedgerGarbageCollector:
                 "is dropped on its word"
             )
 
+    async def check_store(self, ledger_id: int) -> None:
+        """Check that what the metadata store said of a ledger is of this cluster, and not of the past.
+
+        Raises:
+            MetadataSetBackError: the store was set back to an older copy.
+            MetadataError: it is another cluster's, or cannot be reached.
+        """
+        await self.check_cluster()
+        await self._age.check()
+        if ledger_id < self._age.in_doubt_below:
+            raise MetadataSetBackError(
+                f"the metadata store was set back to an older copy, which may know less of ledger "
+                f"{ledger_id} than this bookie did: wait until `bookie-aio bookie accept-metadata` answers"
+            )
+
     async def _check_droppable(self, ledger_id: int) -> None:
         """Check that "no such node" proves a deletion.
 

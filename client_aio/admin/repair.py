@@ -223,6 +223,10 @@ class Repair:
         """Have the bookie lift the mark that it had before; return whether it did, and why not."""
         if not self._mark:
             return False, ""
+        lost = sum(run.entries for fragment in self._fragments.values() for run in fragment.lost)
+        if lost:
+            # Rule 4: without the mark the bookie would deny entries that it may have held.
+            return False, f"{lost:,} of the entries that it owes can be had from no bookie"
         try:
             left = await self._call_for_mark(await self._context.pool.get(self._lost), self._mark)
         except BookKeeperError as error:
@@ -281,10 +285,16 @@ class Repair:
                 await self._note_absent(part, copier)
             if not await self._name(part, target):
                 return  # Another client changed the fragment: it needs another plan.
+        lost_before = copier.lost.entries
         try:
             await copier.verify()
         except _TargetFailed as failure:
             raise failure.error from failure
+        if copier.lost.entries > lost_before:
+            if await self._is_trimmed(part):
+                return
+            if target != self._lost:
+                await self._note_absent(part, copier)
         if not copier.lost:
             await self._forget_absent(part)
         self._fragments[part.first_entry] = copier.result()

@@ -42,6 +42,8 @@ Writer = TypeVar("Writer", bound=LedgerWriter)
 _IDS_TRIED_MAX = 8
 _ASKED_S = 1.0
 """The time that bookies have to say whether an id is free."""
+_ASKED_MORE_S = 0.2
+"""The same, for the last Qw − Qa of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ async def create_metadata(
         metadata, proof, connections = await _new_metadata(
             context, settings, id_min=id_min, unbounded=unbounded
         )
-        asking = asyncio.ensure_future(_refusal(context, metadata.ledger_id, connections.values()))
+        asking = asyncio.ensure_future(_refusal(context, metadata, connections.values()))
         try:
             version = await context.ledgers.create_ledger(metadata, token=context.draw_token())
             refused = await asking
@@ -138,12 +140,17 @@ async def create_metadata(
 
 
 async def _refusal(
-    context: ClientContext, ledger_id: int, connections: Iterable[BookieConnection | BookKeeperError]
+    context: ClientContext,
+    metadata: LedgerMetadata,
+    connections: Iterable[BookieConnection | BookKeeperError],
 ) -> LedgerIdTakenError | None:
     """Ask the bookies of a new ledger whether its id is free; return the first refusal.
 
-    A bookie that does not answer in time does not hold the creation up: it proves nothing.
+    A bookie that does not answer in time does not hold the creation up: it proves nothing. Where only bookies
+    are silent that the ledger could do without (Qw − Qa), the time is short: a takeover must not wait for a
+    bookie that hangs.
     """
+    ledger_id = metadata.ledger_id
 
     async def ask(connection: BookieConnection) -> LedgerIdTakenError | None:
         timeout_s = context.config.read_timeout_s
@@ -160,12 +167,18 @@ async def _refusal(
         for each in connections
         if not isinstance(each, BookKeeperError) and each.version >= VERSION_IS_FREE
     ]
+    spare, waiting = metadata.write_quorum - metadata.ack_quorum, set(asked)
     try:
-        for answer in asyncio.as_completed(asked, timeout=_ASKED_S):
-            if (refusal := await answer) is not None:
-                return refusal
-    except TimeoutError:
-        pass
+        while waiting:
+            timeout_s = _ASKED_S if len(waiting) > spare else _ASKED_MORE_S
+            done, waiting = await asyncio.wait(
+                waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                if (refusal := task.result()) is not None:
+                    return refusal
+            if not done:
+                break
     finally:
         for task in asked:
             task.cancel()

@@ -289,6 +289,6 @@ def test_no_call_that_takes_arguments_is_left_out() -> None:
 
 _SHORT = {"sweep_log_orphans": "sweep(", "read_log_batches": "read_log("}
 _NOT_FOR_APPLICATIONS = {
-    "begin", "check_size", "close", "hold", "on_failed", "on_progress", "read_rest", "refresh",
-    "switch_to", "take",
+    "begin", "check_size", "close", "hold", "on_failed", "on_progress", "read_rest", "refresh", "switch_to",
+    "take",
 }  # fmt: skip

@@ -92,18 +92,28 @@ async def test_every_bookie_of_every_fragment_is_told(tmp_path: Path) -> None:
                 assert (await raw.call(ListEntries(ledger.ledger_id, 0))).status is Status.NO_SUCH_LEDGER
 
 
-async def test_a_bookie_that_an_intruder_came_to_first_is_done_without(tmp_path: Path) -> None:
+async def test_an_intruder_that_comes_to_a_bookie_first_stops_no_creation(tmp_path: Path) -> None:
     async with Cluster(tmp_path, bookies=4) as cluster, client_aio.connect(cluster.uri) as client:
+        async with client.create_ledger() as ledger:
+            first = ledger.ledger_id + 1  # of the block that the client has drawn
+        answers = []
         async with await RawClient.connect(cluster["b1"].addresses[0]) as intruder:
-            for ledger_id in range(40):
+            for ledger_id in range(first, first + 40):
                 fence = ReadLac(ledger_id, TERM_FINAL - 1, -1, 0)
-                assert (await intruder.call(fence, auth=b"i" * 32)).status is Status.OK
+                assert (await intruder.call(fence, auth=b"i" * 32)).status in (
+                    Status.UNAUTHORIZED,
+                    Status.ID_TAKEN,
+                )
+                answers.append((await intruder.call(fence)).status)
+        # An id that was not given out is refused. Of the others, the client draws new ones in their place.
+        assert set(answers) == {Status.OK, Status.ID_TAKEN}
+        assert answers == sorted(answers)
         for _ in range(4):  # some of them begin with b1
             password = b"an open secret"
             async with client.create_ledger(digest="hmac-sha256", password=password) as ledger:
                 async with asyncio.timeout(WAIT_S):
                     assert await ledger.add_entry(b"zero") == 0
-                    while "b1" in ledger.metadata.last_fragment.bookies:
-                        await ledger.add_entry(b"more")
+                is_known = ledger.ledger_id < first + answers.count(Status.OK)
+                assert not (is_known and "b1" in ledger.metadata.last_fragment.bookies)
             reader = await client.open_ledger(ledger.ledger_id, password=password)
             assert [entry.data async for entry in reader.read(0, 0)] == [b"zero"]

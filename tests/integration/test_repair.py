@@ -425,6 +425,24 @@ class TestDamage:
             copies = await stored(client, fragment.replacement, ledger_id, range(COUNT))
             assert len(copies) == fragment.entries_copied
 
+    async def test_a_mark_stays_where_an_entry_is_found_nowhere(self, tmp_path: Path) -> None:
+        """Rule 4: else the bookie would deny an entry that it has lost."""
+        async with Cluster(tmp_path, bookies=2) as cluster, client_aio.connect(cluster.uri) as client:
+            ledger_id = await written(client, 2, 2, 2)
+            repaired, other = (await client.ledger_metadata(ledger_id)).last_fragment.bookies
+            for name in (repaired, other):
+                await cluster[name].end()
+                flip(cluster[name].directory, payload(2222))
+                await cluster[name].start()
+                # The bookie finds the damage, and has its mark before the repair begins.
+                assert len(await stored(client, name, ledger_id, range(COUNT))) < COUNT
+            report = await client.repair_ledger(ledger_id, replace=repaired, by=repaired)
+            assert report.fragments[0].lost
+            assert not report.is_mark_lifted
+            assert "can be had from no bookie" in report.mark_left
+            states = {each.bookie_id: each.is_damaged for each in await client.ledger_replicas(ledger_id)}
+            assert states[repaired]
+
     async def test_a_lost_bookie_that_still_answers_is_a_source_too(self, tmp_path: Path) -> None:
         async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
             ledger_id = await written(client, 2, 2, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,22 @@ async def test_marks_of_unbounded_ledgers_are_lifted_outside_of_their_last_fragm
     assert "b1 is in its last fragment" in str(await lift(client, 7))
     assert await lift(client, 8) == 0
     assert (engine_of(bookie).term(8), engine_of(bookie).is_damaged(8)) == (0, False)
+
+
+async def test_no_mark_is_lifted_by_the_word_of_an_older_copy(
+    ledgers: LedgerStore, bookie: Bookie, client: RawClient
+) -> None:
+    await create(ledgers, 7, "b1", last=-1)
+    await lose(bookie)
+    mark, age = await ask(client, 7), gc_of(bookie)._age
+    assert isinstance(mark, int)
+    before, age._file = age._file, replace(age._file, doubt="an event", in_doubt_below=IDS)
+    answer = await client.call(LiftMark(7, mark))
+    assert answer.status is Status.INTERNAL_ERROR
+    assert "set back to an older copy" in str(answer.message)
+    assert engine_of(bookie).is_damaged(7)
+    age._file = before
+    assert await ask(client, 7, mark) == 0
 
 
 async def test_marks_of_all_ledgers_end_when_nothing_needs_them(

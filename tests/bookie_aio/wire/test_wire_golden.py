@@ -57,6 +57,7 @@ def frames() -> dict[str, bytes]:
         (wire.Force(7, 0), None, b""),
         (wire.Delete(7), bytes(range(32)), b""),
         (wire.Watch(10_000), None, encode_asked([(7, 41), (8, UNWATCH)])),
+        (wire.IsFree(7), None, b""),
         (wire.LiftMark(7, 2**33 + 1), None, b""),
     ]
     answers: list[tuple[wire.Message, wire.Op, bytes]] = [
@@ -72,6 +73,7 @@ def frames() -> dict[str, bytes]:
         (wire.Done(), wire.Op.FORCE, b""),
         (wire.Done(), wire.Op.DELETE, b""),
         (wire.Done(), wire.Op.WATCH, encode_moved([Moved(7, STATEMENT), Moved(8, None)])),
+        (wire.Done(), wire.Op.IS_FREE, b""),
         (wire.LiftMarkAnswer(2**33 + 2), wire.Op.LIFT_MARK, b""),
     ]
     found = {}

@@ -114,8 +114,7 @@ MUTANTS = [
     ),
     Mutant(
         68, "a repair forgets who may still hold what it found nowhere",
-        (Edit("client_aio.admin.repair:Repair._repair_part", "await self._note_absent(part, copier)",
-              "pass"),),
+        (Edit("client_aio.admin.repair:Repair._note_absent", "now.with_absent(absent)", "None"),),
         tests=("tests/integration/test_ways_on.py", "-k", "gap_after_a_repair"),
     ),
     Mutant(

@@ -131,14 +131,14 @@ MUTANTS = [
         ("disk-faults", "full-starts", "refusals"),
     ),
     Mutant(
-        95, "a ledger that is closed with a loss ends at the LAC that is stated",
+        220, "a ledger that is closed with a loss ends at the LAC that is stated",
         (Edit("client_aio.ledger.accept_loss:_find_end",
               "last_entry, length = await _last_readable(context, metadata, digest, holdings)",
               "last_entry, length = max(each.lac for each in holdings), 0"),),
         ("accepted-losses",),
     ),
     Mutant(
-        96, "a ledger that is closed with a loss ends where one bookie does",
+        221, "a ledger that is closed with a loss ends where one bookie does",
         (Edit("client_aio.ledger.accept_loss:_find_end",
               "last_entry, length = await _last_readable(context, metadata, digest, holdings)",
               "last_entry, length = await _last_readable(context, metadata, digest, holdings[:1])"),),
