@@ -32,7 +32,7 @@ from metadata.ids import KEY_AVAILABLE
 from metadata.owned_task import OwnedTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from bookie_aio.wire.messages import Message
     from client_aio.config import ClientConfig
@@ -176,6 +176,7 @@ class BookiePool:
         self._instance_id = instance_id
         self._open: dict[str, BookieConnection] = {}
         self._opening: dict[str, asyncio.Task[BookieConnection]] = {}
+        self._back_at: dict[str, float] = {}  # when suspects were reached
         self._suspects: set[str] = set()  # whose connection ended in silence, and that were not reached since
         self._loop = asyncio.get_running_loop()
         self._is_closed = False
@@ -201,12 +202,21 @@ class BookiePool:
         silent += sorted(self._suspects.difference(silent))
         return [*(name for name in silent if name not in quarantined), *quarantined]
 
-    async def await_suspects(self, bookie_ids: Iterable[str]) -> bool:
+    async def await_suspects(self, bookie_ids: Collection[str]) -> bool:
         """Wait until one of these bookies whose connection ended in silence is reached, or is down.
 
+        A bookie that stood still for long has lost its registration, and is chosen for no seat without it. So
+        one that was reached is waited for until it is registered, at most for `connect_timeout_s`.
+
         Returns:
-            Whether one of them was being connected to. Else nothing was waited for.
+            Whether there was one to wait for.
         """
+        since = self._loop.time() - self._config.connect_timeout_s
+        for name in bookie_ids:
+            is_back = self._back_at.get(name, since) > since and name in self._open
+            if is_back and name not in self.directory.available:
+                await self.directory.wait_for_change(_REFRESH_RETRY_S)
+                return True
         opening = [
             self._opening[name] for name in bookie_ids if name in self._suspects & self._opening.keys()
         ]
@@ -409,6 +419,8 @@ class BookiePool:
     def _opened(self, bookie_id: str, task: asyncio.Task[BookieConnection]) -> None:
         if self._opening.get(bookie_id) is task:
             del self._opening[bookie_id]
+        if bookie_id in self._suspects:
+            self._back_at[bookie_id] = self._loop.time()
         self._suspects.discard(bookie_id)  # It is reached, or in quarantine.
         if task.cancelled() or task.exception() is not None:
             return
