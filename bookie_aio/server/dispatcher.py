@@ -131,7 +131,9 @@ class LedgerAuthoriser:
         access = judge_token(lock, auth)
         if access is Access.REFUSE:
             return f"ledger {ledger_id} has a password here, and the request {_fault(auth)}"
-        if access is Access.LOCK and not self._engine.is_deleted(ledger_id):
+        # A DELETE is believed of nobody, and the metadata that would permit a lock are gone.
+        is_deletion = type(request) is Delete
+        if access is Access.LOCK and not is_deletion and not self._engine.is_deleted(ledger_id):
             assert auth is not None
             known = self._passwords.has_password(ledger_id)
             if isinstance(known, asyncio.Future):

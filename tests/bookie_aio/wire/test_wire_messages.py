@@ -42,6 +42,7 @@ REQUESTS = {
     wire.Force: (ledgers, terms),
     wire.Delete: (ledgers,),
     wire.Watch: (st.integers(0, wire.WAIT_MS_MAX),),
+    wire.IsFree: (ledgers,),
     wire.LiftMark: (ledgers, st.integers(0, 2**63 - 1)),
 }
 ANSWERS = {
@@ -236,7 +237,7 @@ def test_an_answer_to_no_operation_is_refused(op: object) -> None:
         wire.decode_answer([op, 1, 0])
 
 
-@pytest.mark.parametrize("status", [13, -1, False, None, "0", 2**63, [], 0.0])
+@pytest.mark.parametrize("status", [14, -1, False, None, "0", 2**63, [], 0.0])
 def test_an_unknown_status_is_refused(status: object) -> None:
     with pytest.raises(MalformedFrameError):
         wire.decode_answer([0x82, 1, status, "message", 0])
