@@ -26,6 +26,7 @@ def _plants(number: int) -> str:
 
 def test_every_planted_bug_still_fits_the_code() -> None:
     numbers = [mutant.number for mutant in everything()]
+    assert len(set(numbers)) == len(numbers), sorted(numbers)
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         assert not [failed for failed in pool.map(_plants, numbers, chunksize=1) if failed]
 

@@ -54,28 +54,28 @@ MUTANTS = [
         ("truncated-logs", "versatile-logs"),
     ),
     Mutant(
-        140, "a writer that heals sends records again that its failed ledger holds",
+        160, "a writer that heals sends records again that its failed ledger holds",
         (Edit("client_aio.core.log_chain:Backlog.ended", "reversed(rest)", "reversed(known + rest)"),),
         _HEALING,
     ),
     Mutant(
-        141, "a writer that heals completes records that are behind the end of its failed ledger",
+        161, "a writer that heals completes records that are behind the end of its failed ledger",
         (Edit("client_aio.core.log_chain:Backlog.ended",
               "min(max(0, last_entry + 1 - self._first_entry), len(self._cut))", "len(self._cut)"),),
         _HEALING,
     ),
     Mutant(
-        142, "a writer that heals sends the records that were cut off behind those that were held",
+        162, "a writer that heals sends the records that were cut off behind those that were held",
         (Edit("client_aio.core.log_chain:Backlog.ended", "extendleft(reversed(rest))", "extend(rest)"),),
         _HEALING,
     ),
     Mutant(
-        143, "a writer that heals goes on though another client has taken its log over",
+        163, "a writer that heals goes on though another client has taken its log over",
         (Edit("client_aio.log.healing:Opener._check_own", "not is_still_own(head, self._made)", "False"),),
         _HEALING,
     ),
     Mutant(
-        144, "records that wait behind overdue ones go on, and overtake them",
+        164, "records that wait behind overdue ones go on, and overtake them",
         (Edit("client_aio.core.log_chain:Backlog.give_up", "(*self._cut, *self._held)", "self._cut"),
          Edit("client_aio.core.log_chain:Backlog.give_up",
               "self._cut, self._held, self.bytes_held = [], deque(), 0", "self._cut = []")),
