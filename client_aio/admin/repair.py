@@ -576,7 +576,7 @@ class _Copier:
             ledger_id=wanted.ledger_id,
         )
         # Without a password only the checksums can be checked.
-        return checked_blocks(wanted, answer, body, Digest(wanted.ledger_id)), answer
+        return checked_blocks(wanted, answer, body, Digest(wanted.ledger_id))
 
     async def _ask_target(self, asking: Awaitable[Answer]) -> Answer:
         try:

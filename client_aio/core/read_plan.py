@@ -112,21 +112,35 @@ def class_ranges(metadata: LedgerMetadata, first: int, last: int) -> list[ClassR
     return ranges
 
 
-def checked_blocks(asked: ClassRange, answer: ReadAnswer, body: memoryview, digest: Digest) -> list[Block]:
+def checked_blocks(
+    asked: ClassRange, answer: ReadAnswer, body: memoryview, digest: Digest
+) -> tuple[list[Block], ReadAnswer]:
     """Parse the blocks of an answer, and check that they are the intact beginning of the range asked for.
 
+    An answer is judged entry by entry. Before a wrong entry its entries count. Of the wrong entry the answer
+    says nothing, as a bookie does that lost it: the answer returned stops there with UNKNOWN.
+
     Raises:
-        DigestMismatchError: an entry's bytes do not match its checksum, or its authentication code.
+        DigestMismatchError: the first entry's bytes do not match its checksum, or its authentication code.
         ProtocolError: the answer does not fit this request.
     """
     blocks = list(_in_order(asked, body))
-    for block in blocks:
-        wrong = digest.wrong_entries(block)
-        if wrong:
+    for number, block in enumerate(blocks):
+        beginning: Block | None = block
+        first_wrong = None
+        # The codes of a block are checked only where all of its checksums are right.
+        while beginning is not None and (wrong := digest.wrong_entries(beginning)):
+            first_wrong = min(wrong)
+            count = block.entry_ids.index(first_wrong)
+            beginning = Block.parse(block.whole(0, count)) if count else None
+        if first_wrong is not None:
+            intact = blocks[:number] + ([beginning] if beginning is not None else [])
+            if intact:
+                return intact, ReadAnswer(Stop.UNKNOWN, first_wrong, answer.statement)
             raise DigestMismatchError(
-                f"entry {wrong[0]} of ledger {asked.ledger_id} does not match its {digest.name}",
+                f"entry {first_wrong} of ledger {asked.ledger_id} does not match its {digest.name}",
                 ledger_id=asked.ledger_id,
-                entry_id=wrong[0],
+                entry_id=first_wrong,
             )
     following = blocks[-1].last_entry + asked.stride if blocks else asked.first
     if answer.stop == Stop.END:
@@ -136,7 +150,7 @@ def checked_blocks(asked: ClassRange, answer: ReadAnswer, body: memoryview, dige
         raise ProtocolError(f"the answer stops at entry {answer.stop_entry}, its entries before {following}")
     if answer.stop == Stop.BUDGET and not blocks:
         raise ProtocolError("the answer holds nothing, for want of budget")
-    return blocks
+    return blocks, answer
 
 
 def _in_order(asked: ClassRange, body: memoryview) -> Iterator[Block]:

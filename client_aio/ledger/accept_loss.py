@@ -162,7 +162,7 @@ async def _length_at(
             timeout_s=context.config.read_timeout_s,
             ledger_id=metadata.ledger_id,
         )
-        blocks = checked_blocks(wanted, answer, body, digest)
+        blocks, _ = checked_blocks(wanted, answer, body, digest)
     except BookKeeperError as error:
         logger.warning("ledger=%d entry=%d: %s", metadata.ledger_id, entry_id, error)
         return None

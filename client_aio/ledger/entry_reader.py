@@ -331,7 +331,7 @@ class EntryReader:
             ledger_id=wanted.ledger_id,
         )
         try:
-            blocks = checked_blocks(wanted, answer, body, self._digest)
+            blocks, answer = checked_blocks(wanted, answer, body, self._digest)
         except (DigestMismatchError, ProtocolError) as error:  # damaged, forged, or no answer to this request
             self.digest_mismatches += 1
             logger.error("ledger=%d bookie=%s: %s", wanted.ledger_id, bookie_id, error)

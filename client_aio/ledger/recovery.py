@@ -381,8 +381,8 @@ class Recovery:
                 ledger_id=wanted.ledger_id,
                 auth=self._digest.token(bookie_id),
             )
-            # An answer with a wrong digest counts neither for the entry nor against it.
-            self._events.put_nowait((ask, (checked_blocks(wanted, answer, body, self._digest), answer)))
+            # An entry with a wrong digest counts neither for the entry nor against it.
+            self._events.put_nowait((ask, checked_blocks(wanted, answer, body, self._digest)))
         except BookKeeperError as error:
             self._events.put_nowait((ask, error))
         except asyncio.CancelledError:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from bookie_aio.wire.blocks import Block, LacStatement, encode_block, statement_crc
+from bookie_aio.wire.messages import ReadAnswer, Stop
 from client_aio.core.digest import Digest, HmacDigest, check_choice, check_root
-from metadata.errors import InvalidArgumentError, UnauthorizedAccessError
+from client_aio.core.read_plan import ClassRange, checked_blocks
+from metadata.errors import DigestMismatchError, InvalidArgumentError, UnauthorizedAccessError
 from metadata.model.ledger import LedgerMetadata
 from metadata.model.passwords import new_password
 
@@ -35,7 +37,8 @@ def build(digest: HmacDigest = DIGEST, **changes: Any) -> Block:
         "payloads": PAYLOADS,
         "running": RUNNING,
     } | changes
-    ids = range(fields["first_entry"], fields["first_entry"] + fields["stride"] * 4, fields["stride"])
+    behind = fields["first_entry"] + fields["stride"] * len(fields["payloads"])
+    ids = range(fields["first_entry"], behind, fields["stride"])
     make = digest.codes(fields["content_term"])
     macs = make(fields["lac"], fields["lafr"], ids, fields["running"], fields["payloads"])
     return Block.parse(memoryview(encode_block(**fields, macs=macs)))
@@ -175,3 +178,35 @@ def test_opening_takes_the_right_password_only() -> None:
         check_root(locked, b"", None)
     with pytest.raises(UnauthorizedAccessError, match="has no password"):
         check_root(plain, b"secret", None)
+
+
+@pytest.mark.parametrize("at", range(6))
+@pytest.mark.parametrize("how", ["forged", "damaged", "damaged behind a forged one"])
+def test_the_entries_of_an_answer_before_a_wrong_one_count(how: str, at: int) -> None:
+    """Of the wrong entry the answer says nothing. A whole answer thrown away would hide genuine entries."""
+    payloads = [b"entry %d" % number for number in range(6)]
+    running = list(accumulate(map(len, payloads)))
+    genuine = build(DIGEST, payloads=payloads, running=running)
+    raw = bytearray(genuine.whole(0, 6))
+    first = genuine.first_entry
+    if how == "damaged":
+        raw[genuine.payload_range(at, at + 1)[0]] ^= 1
+        body = bytes(raw)
+    else:
+        stranger = HmacDigest(LEDGER, bytes(32))
+        forged = build(stranger, payloads=payloads[at:], running=running[at:], first_entry=first + at)
+        head = genuine.whole(0, at) if at else b""
+        tail = bytearray(forged.whole(0, 6 - at))
+        if how == "damaged behind a forged one":
+            tail[forged.payload_range(5 - at, 6 - at)[0]] ^= 1
+        body = bytes(head) + bytes(tail)
+    asked = ClassRange(LEDGER, genuine.content_term, first, first + 5, 1, ("b1",))
+    answer = ReadAnswer(Stop.END, first + 6, None)
+    if at == 0:
+        with pytest.raises(DigestMismatchError):
+            checked_blocks(asked, answer, memoryview(body), DIGEST)
+        return
+    blocks, judged = checked_blocks(asked, answer, memoryview(body), DIGEST)
+    found = [bytes(payload) for block in blocks for payload in block.payloads()]
+    assert found == payloads[:at]
+    assert (judged.stop, judged.stop_entry) == (Stop.UNKNOWN, first + at)
