@@ -71,7 +71,7 @@ class ClassRange(NamedTuple):
     stride: int
     bookies: tuple[str, ...]
     former: tuple[str, ...] = ()
-    """Bookies that a repair replaced without their entries. They are asked as well, and are the last `bookies`."""
+    """Bookies that a repair replaced without their entries. They are asked too, as the last `bookies`."""
 
     @property
     def present(self) -> tuple[str, ...]:
