@@ -17,6 +17,12 @@ _RESTART_S = 0.02
 """A timer, and not at once: a loop that is being closed calls no timers, so no task is left over in it."""
 
 
+def is_cancelled_alone(task: asyncio.Task[Any]) -> bool:
+    """Return whether somebody has cancelled a task, and not the caller's own task, which waits for it."""
+    current = asyncio.current_task()
+    return task.cancelled() and (current is None or not current.cancelling())
+
+
 class OwnedTask:
     """A task that is started again when somebody else has cancelled it.
 

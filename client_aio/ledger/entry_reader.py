@@ -37,6 +37,7 @@ from metadata.errors import (
     NoSuchEntryError,
     ProtocolError,
 )
+from metadata.owned_task import is_cancelled_alone
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -243,6 +244,11 @@ class EntryReader:
             return await shared.result()
         except BookKeeperError:
             return await self.blocks(wanted)  # Its reader may have had older metadata than this one.
+        except asyncio.CancelledError:
+            # By the tail that waited for it before, or by an application that cancels all tasks.
+            if not is_cancelled_alone(shared.task):
+                raise
+            return await self.blocks(wanted)
 
     async def _batches(self, first: int, last: int, *, is_tail: bool = False) -> BatchStream:
         ahead: deque[_Chunk] = deque()
@@ -357,7 +363,15 @@ class _Part:
 
     async def next_blocks(self) -> list[Block]:
         """Return the next blocks: the first answer's, then those of a read for each remainder."""
-        blocks = await self.task
+        while True:
+            try:
+                blocks = await self.task
+                break
+            except asyncio.CancelledError:
+                if not is_cancelled_alone(self.task):
+                    raise
+                # An application that cancels all tasks but its reader's ends no read.
+                self.task = asyncio.create_task(self._read(self.wanted))
         rest = self.wanted.after(blocks[-1].last_entry)
         if rest is not None:
             self.wanted = rest

@@ -36,6 +36,7 @@ from metadata.errors import (
     EntryTooLargeError,
     InvalidArgumentError,
     LedgerClosedError,
+    LedgerFencedError,
     WriterAbortedError,
 )
 from metadata.ids import NO_ENTRY, TERM_WRITER
@@ -153,6 +154,7 @@ class LedgerWriter(ClosesOnExit):
         self._on_dropped: Callable[[Outstanding[Token]], None] | None = None
         self._is_closing = False
         self._has_closed = False  # this writer has closed the ledger, and not found it closed
+        self._was_idle = False  # fenced by a bookie while every add had been acknowledged
         self._order: EntryOrder[_Given] | None = EntryOrder() if options.advanced else None
         self._is_direct = not options.advanced  # and not failed, not closing, no bulk in progress
         self._entry_bytes_max = context.config.entry_bytes_max
@@ -327,6 +329,7 @@ class LedgerWriter(ClosesOnExit):
         except BookKeeperError as error:
             if error is not self._failure:
                 raise
+            self._was_idle = False
             raise with_message(
                 error, f"{error}; acknowledged up to entry {self._window.lac}", self._window.lac
             ) from error
@@ -404,14 +407,22 @@ class LedgerWriter(ClosesOnExit):
         """Flush, and end the writer with `end`. Concurrent calls may have different ends."""
         if self._is_closed_here:
             return self._held.current
-        if not self._is_closing:
-            await self._settle(at_ack_quorum)
-            self._is_closing, self._is_direct = True, False
-            self._refuse_behind_gap()
-        await self._changes.finish()
+        try:
+            if not self._is_closing:
+                await self._settle(at_ack_quorum)
+                self._is_closing, self._is_direct = True, False
+                self._refuse_behind_gap()
+            await self._changes.finish()
+        except LedgerFencedError:
+            if not self._was_idle:
+                raise
         async with self._ending:  # The later one of two concurrent calls sees the result of the first.
             if self._failure is not None:
-                raise self._failure.with_traceback(None)
+                if not self._was_idle:
+                    raise self._failure.with_traceback(None)
+                # Rule 10: no add is lost where the other client closed the ledger at the same end.
+                self._is_closing = True
+                await self._changes.cancel()
             try:
                 self._replicator.stop()  # Nobody waits for the outstanding answers.
                 await end()
@@ -529,7 +540,7 @@ class LedgerWriter(ClosesOnExit):
     def _refuse(self, future: asyncio.Future[int]) -> None:
         closed = LedgerClosedError(f"ledger {self.ledger_id} is closed", ledger_id=self.ledger_id)
         if self._failure is not None:
-            self._was_told = self.is_failure_known
+            self._was_told, self._was_idle = self.is_failure_known, False
         fail_all([future], self._failure or closed)
 
     async def _take_all(
@@ -625,9 +636,11 @@ class LedgerWriter(ClosesOnExit):
         if self._failure is not None:
             return
         self._failure, self._is_direct = as_unknown(error).with_traceback(None), False
+        was_idle = self._window.is_idle
         dropped = self._window.abort()
         queued, self._queued, self._queued_bytes = self._queued, [], 0
         behind_gap = self._order.give_up() if self._order is not None else []
+        self._was_idle = was_idle and not queued and not behind_gap and isinstance(error, LedgerFencedError)
         if self._on_dropped is not None:
             self._on_dropped(dropped)
         else:
@@ -670,10 +683,11 @@ class LedgerWriter(ClosesOnExit):
         short_from = None if window.is_idle else window.lafr + 1  # rule 11: closed at the ack quorum
         closing = Closing(window.lac, window.length_confirmed, self._changes.fragment, short_from)
         if await self._held.update(closing.apply) or closing.is_met_by(self._held.current):
-            self._has_closed = True
+            self._has_closed, self._failure = True, None
             return
         error = fenced_by_metadata(self._held.current)
         self._fail(error)
+        self._was_idle = False  # The metadata have decided: a further call fails too.
         raise error
 
 

@@ -158,6 +158,8 @@ class UnboundedLedgerWriter(LedgerWriter):
     async def _leave(self) -> None:
         if self._has_closed:
             return  # Another call has sealed the ledger meanwhile.
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
         # Else readers would hear nothing of the last entries' LAC until the next takeover.
         window = self._window
         statement = self._digest.statement(window.content_term, window.lac, window.lafr_to_state)

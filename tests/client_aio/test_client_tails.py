@@ -139,6 +139,29 @@ async def test_tails_that_wake_together_read_once() -> None:
     assert reads < 10
 
 
+async def test_a_tail_goes_on_after_its_read_was_cancelled_with_all_tasks_but_its_own() -> None:
+    begun, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: Message) -> None:
+        if isinstance(request, Read):
+            begun.set()
+            await may_answer.wait()
+
+    async with scene() as now, asyncio.timeout(WAIT_S):
+        tail = await followed(now)
+        kept = asyncio.all_tasks()
+        for bookie in now.bookies:
+            bookie.script = hold
+        waiting = asyncio.ensure_future(anext(tail))
+        await asyncio.sleep(0)
+        write(now, now.bookies)
+        await begun.wait()
+        for task in asyncio.all_tasks() - kept - {waiting}:
+            task.cancel()
+        may_answer.set()
+        assert (await waiting).data == b"0"
+
+
 async def test_a_tail_ends_when_its_client_is_closed() -> None:
     async with scene() as now, asyncio.timeout(WAIT_S):
         tail = await followed(now)

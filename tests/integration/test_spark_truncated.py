@@ -100,7 +100,7 @@ def test_a_ledger_that_is_listed_and_missing_is_an_error_at_once(
     async def look(client: client_aio.Client) -> None:
         looks.append(client)
 
-    bookies.run(bookies.client.delete_ledger(positions[5][0]))
+    bookies.run(bookies.client.delete_ledger(positions[5][0], force=True))
     between(look)
     reader: Any = LedgerDataSource({"metadata": bookies.uri, "log": log}).reader(SCHEMA)
     with pytest.raises(client_aio.NoSuchLedgerError, match=str(positions[5][0])):

@@ -132,9 +132,11 @@ async def test_a_handle_of_the_past_that_is_told_a_lac_reads_what_was_acknowledg
         reader = await on.clients["r"].open_ledger(NAME)
         on.links["w2", "b1"].requests.hold(Op.READ_LAC)
         second = await on.clients["w2"].open_unbounded_ledger(NAME)
+        # A connection that answers no PING is made anew: no further one reaches b1 either.
+        on.links["w2", "b1"].requests.block()
         assert await asyncio.wait_for(second.add_entry(b"C"), WAIT_S) == 1
         for name in ("b2", "b3"):  # so that nobody tells of the later term
-            on.links["r", name].requests.hold(Op.READ)
+            on.links["r", name].requests.block()
         assert reader.last_add_confirmed < 1
         seen = []
         with contextlib.suppress(client_aio.BookieUnavailableError, client_aio.EntryUnknownError):

@@ -305,8 +305,7 @@ async def test_adds_go_on_while_one_of_three_is_stopped_in_an_orderly_way(tmp_pa
 
 
 async def test_both_at_once_are_refused(tmp_path: Path) -> None:
-    uri = f"sqlite://{tmp_path / 'm.db'}"
-    async with client_aio.connect(uri) as client:
+    async with Cluster(tmp_path, bookies=1) as cluster, client_aio.connect(cluster.uri) as client:
         with pytest.raises(client_aio.InvalidArgumentError, match="choose one"):
             client.create_ledger(deferred_sync=True, guaranteed_write_quorum=True)
 

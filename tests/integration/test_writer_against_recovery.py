@@ -76,6 +76,33 @@ async def test_a_close_after_a_recovery_that_found_the_same_end_succeeds(tmp_pat
         assert (await ledger.close()).last_entry == 9
 
 
+@pytest.mark.parametrize("adds", [False, True], ids=["idle", "an add was refused"])
+async def test_a_close_after_a_refused_lac_succeeds_at_the_same_end_unless_an_add_has_failed(
+    tmp_path: Path, adds: bool
+) -> None:
+    async with scene(tmp_path) as on:
+        held = [on.links["writer", name].requests.hold(Op.WRITE_LAC) for name in ("b1", "b2", "b3")]
+        ledger = await on.writer.create_ledger()
+        await ledger.add_entries(numbered(10))
+        assert await on.recover(ledger.ledger_id) == numbered(10)
+        for hold in held:
+            await hold.reached()
+            hold.release()
+        async with asyncio.timeout(WAIT_S):
+            while not ledger.is_closed:  # until the refusal has come
+                await asyncio.sleep(0.01)
+        if adds:
+            with pytest.raises(client_aio.LedgerFencedError):
+                await ledger.add_entry(b"10")
+            with pytest.raises(client_aio.LedgerFencedError):
+                await ledger.close()
+        else:
+            closed = await asyncio.gather(ledger.close(), ledger.close())
+            assert [metadata.last_entry for metadata in closed] == [9, 9]
+            with pytest.raises(client_aio.LedgerClosedError):
+                await ledger.add_entry(b"10")
+
+
 async def test_a_close_that_meets_a_recovery_under_way_fails(tmp_path: Path) -> None:
     async with scene(tmp_path) as on:
         ledger = await on.writer.create_ledger()
