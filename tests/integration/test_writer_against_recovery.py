@@ -89,7 +89,7 @@ async def test_a_close_after_a_refused_lac_succeeds_at_the_same_end_unless_an_ad
             await hold.reached()
             hold.release()
         async with asyncio.timeout(WAIT_S):
-            while not ledger.is_closed:  # until the refusal has come
+            while not ledger.is_closed:  # noqa: ASYNC110 (a refusal tells nobody)
                 await asyncio.sleep(0.01)
         if adds:
             with pytest.raises(client_aio.LedgerFencedError):
