@@ -278,9 +278,10 @@ class Client(LogOperations, UnboundedLedgerOperations):
     ) -> None:
         """Delete a ledger for good. A writer that is alive is fenced, and its late adds are refused.
 
-        On return the metadata are gone, and all bookies that could be reached have dropped the ledger. The
-        other bookies find out by themselves. Bookies free the space later. Cancelling leaves the ledger
-        unchanged or deleted. If it was unbounded, pages may be left, which `sweep_log_orphans` deletes.
+        On return the metadata are gone. No writer can acknowledge an add, unless too few bookies could be
+        reached. The client tells slow bookies in the background, until it is closed. The others find out by
+        themselves. Bookies free the space later. Cancelling leaves the ledger unchanged or deleted. If it was
+        unbounded, pages may be left, which `sweep_log_orphans` deletes.
 
         Args:
             force: delete it even where a log lists it. Readers of that log get past it with

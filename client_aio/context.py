@@ -42,16 +42,22 @@ class ClientContext:
     lac_clock: LacClock = field(init=False)
     tails: Tails = field(init=False)
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
+    _unawaited: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.lac_clock = LacClock(self.config.explicit_lac_delay_s)
         self.tails = Tails(self.pool, self.ledgers, self.config)
 
     def close(self) -> None:
-        """Mark the client as closed. All tails end, unless this is called from outside the event loop."""
+        """Mark the client as closed.
+
+        All tails and the tasks of `finish_later` end, unless this is called from outside the event loop.
+        """
         self._closed.set()
         if _get_running_loop() is self.loop:
             self.tails.close()
+            for task in self._unawaited:
+                task.cancel()
 
     def check_loop(self) -> None:
         """Raise InvalidArgumentError outside the client's event loop, where calls would wait for ever."""
@@ -98,6 +104,16 @@ class ClientContext:
     def draw_token(self) -> str:
         """Draw the token of one write to the metadata store."""
         return f"{self.tokens.getrandbits(64):016x}"
+
+    def finish_later(self, task: asyncio.Task[Any]) -> None:
+        """Let a task go on that nobody waits for any more; closing the client cancels it.
+
+        The task must end by itself, and must not raise.
+        """
+        if self._closed.is_set():
+            task.cancel()
+        self._unawaited.add(task)
+        task.add_done_callback(self._unawaited.discard)
 
     def keep(self, handle: Handle) -> None:
         """Register an open handle."""

@@ -49,6 +49,7 @@ async def delete_ledger(
         MetadataUnavailableError: the metadata may be gone, now or later; no bookie was told.
         MetadataCorruptError: the ledger's metadata do not parse. Nothing was done.
 
+    Bookies that have not answered by the return are told in the background, until the client is closed.
     Cancelling leaves the ledger as it was, or deleted, with some bookies not told.
     """
     while True:
@@ -79,11 +80,15 @@ async def delete_ledger(
     try:
         # From then on no writer can acknowledge. A bookie that is not told finds out by its next sweep.
         timeout_s = context.config.connect_timeout_s
-        await context.pool.until_enough(telling, is_fenced, timeout_s=timeout_s)
-    finally:
+        untold = await context.pool.until_enough(telling, is_fenced, timeout_s=timeout_s)
+    except BaseException:
         for task in telling:
             task.cancel()
         await asyncio.gather(*telling, return_exceptions=True)
+        raise
+    # A bookie that has just come back may be in quarantine still, so that it was not waited for.
+    for task in untold:
+        context.finish_later(task)
     return True
 
 

@@ -70,6 +70,13 @@ class ClassRange(NamedTuple):
     last: int
     stride: int
     bookies: tuple[str, ...]
+    former: tuple[str, ...] = ()
+    """Bookies that a repair replaced without their entries. They are asked too, as the last `bookies`."""
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Return the bookies that the metadata name for the entries."""
+        return self.bookies[: len(self.bookies) - len(self.former)]
 
     @property
     def entries(self) -> int:
@@ -107,8 +114,18 @@ def class_ranges(metadata: LedgerMetadata, first: int, last: int) -> list[ClassR
     for start in range(first, min(first + stride, last + 1)):
         seats = write_set(start % metadata.ensemble_size, metadata.ensemble_size, metadata.write_quorum)
         bookies = tuple(fragment.bookies[seat] for seat in seats)
+        # A replacement lacks entries that only the former bookie of the seat may hold.
+        lacking = (
+            each.bookie
+            for each in metadata.absent
+            if each.first_entry == fragment.first_entry and each.seat in seats
+        )
+        former = tuple(dict.fromkeys(each for each in lacking if each not in bookies))
         end = start + (last - start) // stride * stride
-        ranges.append(ClassRange(metadata.ledger_id, fragment.content_term, start, end, stride, bookies))
+        bookies += former
+        ranges.append(
+            ClassRange(metadata.ledger_id, fragment.content_term, start, end, stride, bookies, former)
+        )
     return ranges
 
 
@@ -318,7 +335,9 @@ class RangeRead:
         self._errors.append(error)
         if self._unasked or self._outstanding:
             return None
-        return _worst(self.wanted, self._errors, self._plan.absent_at or len(self.wanted.bookies))
+        # A replacement that lacks entries proves nothing by denying them.
+        absent_at = None if self.wanted.former else self._plan.absent_at
+        return _worst(self.wanted, self._errors, absent_at or len(self.wanted.bookies))
 
     def is_certain(self, error: BookKeeperError) -> bool:
         """Return whether a round's error holds though the metadata cannot be read: a copy is damaged."""
@@ -425,6 +444,9 @@ def _worst(wanted: ClassRange, errors: list[BookKeeperError], absent_at: int) ->
         first = first_found
     elif len(absent := list(pick((NoSuchEntryError,)))) >= absent_at:
         first = absent[0]
+    elif wanted.former and len(absent) >= len(wanted.present):
+        # In doubt, as with a bookie that lost data: a bookie that a repair replaced may hold it.
+        first = EntryUnknownError("replaced by a repair")
     else:
         ranked = [*pick((StaleMetadataError,)), *pick((EntryUnknownError,)), *pick((BookKeeperError,))]
         first = next((error for error in ranked if not isinstance(error, NoSuchEntryError)), errors[0])

@@ -3,7 +3,8 @@
 A record is lost when its ledger is gone though the log lists it. It is lost when every bookie of its write
 set has answered and none returned it. And it is lost behind the end of a ledger that was closed with a loss
 (`client_aio.ledger.accept_loss`). A bookie that does not answer may still hold the record. That is no gap,
-and reading fails as it does without gaps.
+and reading fails as it does without gaps. The exception is a bookie that a repair has replaced: whoever
+replaced it has given it up. Its copies are read while it answers.
 """
 
 from __future__ import annotations
@@ -124,8 +125,9 @@ async def _last_lost(
             return None
         return rows
 
-    answers = dict(zip(fragment.bookies, await asyncio.gather(*map(ask, fragment.bookies)), strict=True))
-    if any(answers[name] is None for name in class_ranges(metadata, entry_id, entry_id)[0].bookies):
+    names = list(dict.fromkeys((*fragment.bookies, *(each.bookie for each in metadata.absent))))
+    answers = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+    if any(answers[name] is None for name in class_ranges(metadata, entry_id, entry_id)[0].present):
         raise error  # The bookie that did not answer may hold the entry.
     following = last + 1
     if entry_id < last:
@@ -134,6 +136,8 @@ async def _last_lost(
             marks = bytearray(len(ids))
             for name in wanted.bookies:
                 rows = answers[name]
+                if rows is None and name in wanted.former:
+                    continue
                 found = b"\1" if rows is None else listed(ids, rows, wanted.content_term)
                 place = found.find(1)
                 if place >= 0:

@@ -107,7 +107,13 @@ def test_tail_waits_for_a_log(cli: Cli) -> None:
 def test_a_loss_is_accepted_only_where_there_is_one(cli: Cli) -> None:
     ledger_id = str(cli.rows("ledger", "write", "-")["ledger_id"])
     recovered = cli.rows("ledger", "recover", ledger_id, "--accept-loss", "--yes")
-    assert recovered == {"ledger_id": int(ledger_id), "last_entry": -1, "length": 0, "given_up": None}
+    assert recovered == {
+        "ledger_id": int(ledger_id),
+        "last_entry": -1,
+        "length": 0,
+        "given_up": None,
+        "below_write_quorum_from": None,
+    }
 
 
 def test_append_says_that_it_takes_the_log_over(cli: Cli) -> None:

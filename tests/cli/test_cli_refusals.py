@@ -81,7 +81,8 @@ async def test_handles_show_what_they_are_and_no_secret(cluster: RunningCluster)
         async with client.open_ledger(writer.ledger_id, password=password) as reader:
             assert repr(reader) == f"<LedgerReader of ledger {writer.ledger_id}: CLOSED, LAC 0>"
         async with client.open_log("shown", digest="hmac-sha256", password=password) as log:
-            assert repr(log) == "<LogWriter of log 'shown': last position None>"
+            assert repr(log) == "<LogWriter of log 'shown': last position None, writing>"
+        assert repr(log) == "<LogWriter of log 'shown': last position None, closed>"
     assert repr(client).startswith("<Client: closed")
     assert "secret" not in f"{writer!r} {log!r} {client!r} {reader!r}"
 

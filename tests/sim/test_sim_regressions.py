@@ -161,3 +161,9 @@ def test_a_segment_with_a_damaged_header_is_not_taken_for_one_that_was_never_mad
 ) -> None:
     """It was removed without a word, and was the only proof that the segment before it was damaged."""
     replay(profile, seed)
+
+
+@pytest.mark.parametrize(("profile", "seed"), [("read-errors", 162)])
+def test_what_a_repair_found_nowhere_is_read_from_the_former_bookie(profile: str, seed: int) -> None:
+    """The former bookie was away, had the only copy, and was not asked any more: the entry was denied."""
+    replay(profile, seed)

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tests.sim.campaign import verdicts
+from tests.sim.profiles import all_profiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,8 @@ def test_a_verdict_that_differs_is_named(tmp_path: Path, capsys: pytest.CaptureF
     other.chmod(0o755)
     assert verdicts.compare({"one": sys.executable, "two": sys.executable}, range(2)) == 0
     assert verdicts.compare({"one": sys.executable, "two": str(other)}, range(2)) == 1
-    assert "two: added-logs 0 FencesHold" in capsys.readouterr().out
+    first_profile = all_profiles()[0]
+    assert f"two: {first_profile} 0 FencesHold" in capsys.readouterr().out
 
 
 def test_the_running_version_is_among_those_found() -> None:

@@ -19,7 +19,7 @@ from metadata.errors import (
     OperationTimeoutError,
     StaleMetadataError,
 )
-from metadata.model.ledger import Fragment, LedgerMetadata
+from metadata.model.ledger import Absent, Fragment, LedgerMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -320,3 +320,37 @@ def test_what_was_asked_for_comes_before_the_error_of_a_closed_ledger() -> None:
 def test_a_read_fences_nothing() -> None:
     asked = range_of(ledger_of(), 3, 8)
     assert asked.request(BUDGET) == Read(LEDGER, NO_TERM, 0, 3, 8, 1, BUDGET)
+
+
+# --- entries that a repair found nowhere ---
+
+
+def test_a_former_bookie_is_asked_for_what_its_replacement_lacks() -> None:
+    """The replacement and the other bookie deny the entry. Only the former bookie, which was away, has it."""
+    metadata = ledger_of(("b0", "b9", "b2"), write_quorum=2).close(8, 100)
+    metadata = replace(metadata, absent=(Absent(0, 1, "b1", 3),))
+    asked = {each.first: each for each in class_ranges(metadata, 0, 8)}
+    assert [asked[first].bookies for first in range(3)] == [
+        ("b0", "b9", "b1"),
+        ("b9", "b2", "b1"),
+        ("b2", "b0"),
+    ]
+    read = RangeRead(ReadPlan(BUDGET, can_refresh=False, turn=2, absent_at=1), metadata, asked[1])
+    read.begin_round(())
+    assert read.next_bookie() is not None
+    assert read.failed(MISS) is None
+    assert read.next_bookie() is not None
+    assert read.failed(MISS) is None
+    assert read.next_bookie() is not None
+    ending = read.failed(SLOW)
+    assert isinstance(ending, EntryUnknownError), "one bookie that may hold the entry has not answered"
+
+
+def test_absence_is_proven_by_as_many_as_ever_where_no_repair_left_a_gap() -> None:
+    metadata = ledger_of(("b0", "b1", "b2"), write_quorum=2).close(8, 100)
+    read = RangeRead(
+        ReadPlan(BUDGET, can_refresh=False, turn=2, absent_at=1), metadata, range_of(metadata, 0, 8)
+    )
+    read.begin_round(())
+    ending = end_of(read, MISS, SLOW)
+    assert isinstance(ending, NoSuchEntryError)

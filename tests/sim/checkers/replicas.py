@@ -59,7 +59,8 @@ class Copies:
         """Check the copies of a ledger's entries, from `first` to `last`, of all its fragments."""
         fragments = list(fragments)
         listings: dict[str, Listing] = {}
-        for bookie in sorted({name for fragment in fragments for name in fragment.bookies}):
+        named = {name for fragment in fragments for name in fragment.bookies}
+        for bookie in sorted(named | {each.bookie for each in metadata.absent}):
             listing = await self._ask(bookie, metadata.ledger_id)
             if listing is None:
                 return
@@ -84,6 +85,17 @@ class Copies:
                     f"{bookie} acknowledged entry {entry_id} of ledger {ledger_id} and does not list it",
                 )
                 return False
+        # A repair that found an entry nowhere names the former bookie of the seat, which still owes it.
+        former = {
+            each.bookie
+            for each in metadata.absent
+            if each.first_entry == fragment.first_entry and fragment.bookies[each.seat] in owing
+        }
+        copies += [
+            each
+            for each in sorted(former - set(owing))
+            if wanted in listings[each].held or listings[each].cannot_tell
+        ]
         if len(copies) < metadata.ack_quorum:
             self._history.fail(
                 "AllCommittedEntriesReachAckQuorum",
