@@ -213,6 +213,7 @@ class Connection(asyncio.BufferedProtocol):
                 if self._slow_since is not None:
                     self._backpressure.slow_lane.end(self._slow_since)
                     self._slow_since = None
+                    self.slow_frames = max(0, self.slow_frames - 1)
                 if self._is_closing:
                     return
                 if self._awaited is not None:
@@ -260,7 +261,6 @@ class Connection(asyncio.BufferedProtocol):
                     self._block()
                     return None
                 self._slow_since = began
-                self.slow_frames = max(0, self.slow_frames - 1)
         return parser.next_packed()
 
     def _greet(self, packed: memoryview) -> None:
