@@ -46,7 +46,7 @@ class Reader(Actor):
             encoded, stop, stop_entry = self.world.bookie(name).read(wanted.first, wanted.last, wanted.stride)
             answer = ReadAnswer(stop, stop_entry, None)
             try:
-                blocks, _ = checked_blocks(wanted, answer, memoryview(b"".join(encoded)), Digest(LEDGER_ID))
+                blocks, judged = checked_blocks(wanted, answer, memoryview(b"".join(encoded)), Digest(LEDGER_ID))
             except (DigestMismatchError, ProtocolError) as error:
                 self.say(f"passes {name} over: {error}")
                 continue
@@ -56,7 +56,8 @@ class Reader(Actor):
                 wanted = wanted.after(blocks[-1].last_entry)
             if wanted is None:
                 return
-            self.say(f"hears of {name}: {'unknown' if stop is Stop.UNKNOWN else 'no'} {stop_entry}")
+            stopped = "unknown" if judged.stop == Stop.UNKNOWN else "no"
+            self.say(f"hears of {name}: {stopped} {judged.stop_entry}")
         assert wanted is not None
         self.say(f"cannot read {wanted.first}: asked all of {' '.join(asked.bookies)}")
 
