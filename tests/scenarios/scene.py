@@ -46,7 +46,8 @@ class Reader(Actor):
             encoded, stop, stop_entry = self.world.bookie(name).read(wanted.first, wanted.last, wanted.stride)
             answer = ReadAnswer(stop, stop_entry, None)
             try:
-                blocks, judged = checked_blocks(wanted, answer, memoryview(b"".join(encoded)), Digest(LEDGER_ID))
+                body = memoryview(b"".join(encoded))
+                blocks, judged = checked_blocks(wanted, answer, body, Digest(LEDGER_ID))
             except (DigestMismatchError, ProtocolError) as error:
                 self.say(f"passes {name} over: {error}")
                 continue
