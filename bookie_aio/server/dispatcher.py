@@ -170,7 +170,7 @@ class PasswordLedgers:
         if ledger_id in self._known:
             return self._known[ledger_id] is not None
         if ledger_id in self._failed:
-            error = self._failed.pop(ledger_id)
+            error = self._failed[ledger_id]
             if error is not None:
                 raise error
             return False
@@ -208,8 +208,11 @@ class PasswordLedgers:
 
     def _ask(self, ledger_id: int) -> asyncio.Future[None]:
         if ledger_id not in self._asking:
-            task = asyncio.get_running_loop().create_task(self._answer(ledger_id))
-            self._asking[ledger_id] = task
+            loop = asyncio.get_running_loop()
+            self._asking[ledger_id] = task = loop.create_task(self._answer(ledger_id))
+            # The answer serves the requests that waited for it, and none that comes later. By then the ledger
+            # may exist, or the store be back. The callbacks of those that wait are queued before this one.
+            task.add_done_callback(lambda _: loop.call_soon(self._failed.pop, ledger_id, None))
         return self._asking[ledger_id]
 
     async def _answer(self, ledger_id: int) -> None:
@@ -222,8 +225,6 @@ class PasswordLedgers:
             del self._asking[ledger_id]
         if ledger_id not in self._known:
             self._failed[ledger_id] = error
-            while len(self._failed) > _KNOWN_MAX:
-                del self._failed[next(iter(self._failed))]
 
     async def close(self) -> None:
         """Stop asking. Requests that wait are refused or lost with their connections."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -220,6 +221,23 @@ async def test_a_first_token_is_believed_again_once_the_metadata_store_answers(
     assert [answer.request_id for answer in client.arrived] == sorted(
         one.request_id for one in client.arrived
     )
+
+
+async def test_an_answer_that_nobody_took_is_not_given_to_a_later_token(
+    bookies: Bookies, bookie: Bookie
+) -> None:
+    """A stranger asks for the next ledger and disconnects. Its owner, who comes later, is not refused."""
+    passwords = bookie._passwords
+    assert passwords is not None
+    for is_there in (False, True):
+        asking = passwords.has_password(9)
+        assert isinstance(asking, asyncio.Future)
+        await asking
+        await asyncio.sleep(0)  # the callbacks behind the answer
+        await asyncio.sleep(0)
+        if not is_there:
+            await bookies.protect(9)
+    assert passwords.has_password(9) is True
 
 
 async def test_without_the_token_a_repair_stores_nothing_behind_what_is_settled(
