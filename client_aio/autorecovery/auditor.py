@@ -20,12 +20,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from contextlib import aclosing
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bookie_aio.wire.messages import Done, Info
 from client_aio.admin.replicas import list_replicas, parts_of, verify_replica
+from client_aio.admin.survey import AUDITOR_ELECTION, layout_in_full
 from client_aio.core.audit import (
     BookieStates,
     Checks,
@@ -39,7 +40,6 @@ from client_aio.core.audit import (
 )
 from client_aio.core.repair_plan import Part
 from client_aio.election import LeaderElection
-from client_aio.unbounded.paged_fragments import spans
 from metadata.access.repair_tasks import (
     REASON_LOST,
     REASON_MARKED,
@@ -64,13 +64,13 @@ if TYPE_CHECKING:
     from client_aio.admin.replicas import Replica
     from client_aio.config import AutoRecoveryConfig
     from client_aio.context import ClientContext
-    from metadata.model.ledger import Fragment, LedgerMetadata
+    from metadata.model.ledger import LedgerMetadata
     from metadata.store import Version
 
 logger = logging.getLogger(__name__)
 
-ELECTION = "bookie-aio.auditor"
 _CHECKS_AT_ONCE = 4
+_REREAD_S = 5.0
 _READ_AHEAD = 1024
 """A pass reads metadata in bites of so many ledgers, so that the first one needs no list of all of them."""
 _SAMPLE_ENTRIES = 64
@@ -117,12 +117,14 @@ class Auditor:
         self._reasons: dict[int, dict[str, list[str]]] = {}  # those of the tasks that this auditor made
         self._told: dict[str, tuple[Any, ...]] = {}  # what each bookie said last of lost data
         self._reads = 0
+        self._pass_now = asyncio.Event()
+        self._reread_at = 0.0
         self._is_dirty = True  # whether tasks may have to be made
         self._written: AuditorRecord | None = None
 
     async def run(self) -> None:
         """Stand for election, and audit while elected, until cancelled."""
-        async with LeaderElection(self._tasks.store, ELECTION, self._name.encode()) as election:
+        async with LeaderElection(self._tasks.store, AUDITOR_ELECTION, self._name.encode()) as election:
             while True:
                 await election.gained()
                 logger.info("auditor=%s audits the cluster", self._name)
@@ -141,16 +143,24 @@ class Auditor:
         record, _ = await self._tasks.auditor()
         self._begin(record)
         return [
-            self._again(self._pass, self._config.pass_interval_s),
+            self._again(self._pass, self._config.pass_interval_s, self._pass_now),
             self._again(self._look, self._config.look_interval_s),
             self._again(self._check_due, 1.0),
             self._again(self._ask_bookies, self._config.info_interval_s),
         ]
 
     def _again(
-        self, step: Callable[[float], Awaitable[None]], interval_s: float
+        self,
+        step: Callable[[float], Awaitable[None]],
+        interval_s: float,
+        wake: asyncio.Event | None = None,
     ) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Return a job that runs a step for ever, with the time since it began the step before."""
+        """Return a job that runs a step for ever, with the time since it began the step before.
+
+        Args:
+            wake: ends the pause between two steps early, when it is set.
+        """
+        wake = wake or asyncio.Event()
 
         async def run() -> None:
             before = self._loop.time()
@@ -163,7 +173,10 @@ class Auditor:
                     raise
                 except BookKeeperError as error:
                     logger.warning("auditor=%s %s: %s", self._name, step.__name__.strip("_"), error)
-                await asyncio.sleep(interval_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s):
+                        await wake.wait()
+                wake.clear()
 
         return run
 
@@ -216,9 +229,8 @@ class Auditor:
             metadata, version = await self._context.ledgers.read(ledger_id)
             if metadata.is_unbounded and self._versions.get(ledger_id) == version:
                 return  # Every change of the pages changes the head.
-            fragments: list[Fragment] = []
-            if metadata.is_unbounded:
-                metadata, fragments = await self._paged(metadata)
+            metadata, layout, pages = await layout_in_full(self._context, metadata)
+            self._reads += pages
         except NoSuchLedgerError:
             self._drop(ledger_id)
             return
@@ -231,21 +243,10 @@ class Auditor:
         if metadata.is_unbounded:
             self._versions[ledger_id] = version
         was_known, was_growing = ledger_id in self.index, ledger_id in self.index.growing
-        self._is_dirty |= self.index.note(ledger_id, layout_of(metadata, fragments))
+        self._is_dirty |= self.index.note(ledger_id, layout)
         if metadata.is_closed and (was_growing or (self.record.passes and not was_known)):
             # It may have been written, or closed, below E or at its ack quorum.
             self._checks.add(ledger_id, self._loop.time() + self._config.lost_bookie_delay_s)
-
-    async def _paged(self, metadata: LedgerMetadata) -> tuple[LedgerMetadata, list[Fragment]]:
-        """Return the metadata as last read, and one fragment for each ensemble in pages."""
-        by_ensemble: dict[tuple[str, ...], Fragment] = {}
-        async with aclosing(spans(self._context, metadata)) as found:
-            async for span in found:
-                metadata = span.metadata
-                if span.fragments != metadata.fragments:
-                    self._reads += 1
-                    by_ensemble.update((one.bookies, one) for one in span.fragments)
-        return metadata, list(by_ensemble.values())
 
     def _drop(self, ledger_id: int) -> None:
         self.index.drop(ledger_id)
@@ -258,13 +259,17 @@ class Auditor:
     async def _look(self, elapsed_s: float) -> None:
         """Notice the bookies that are gone for too long, and those that have come back."""
         running = {name: record.nonce for name, record in self._context.pool.directory.available.items()}
-        for bookie_id in self.states.look(self.index.bookies(), running, elapsed_s):
+        # A bookie that no ledger in the index names may be named by a new one.
+        known = {*self.index.bookies(), *self._context.pool.directory.last_known}
+        for bookie_id in self.states.look(known, running, elapsed_s):
             logger.info("auditor=%s bookie=%s is back: its ledgers are checked", self._name, bookie_id)
             self._check_ledgers_of(bookie_id)
         lost = self.states.lost
         if lost != self.record.lost:
             self._is_dirty = True
+            self._pass_now.set()  # The newest ledgers are not in the index yet.
             logger.warning("auditor=%s lost bookies: %s", self._name, ", ".join(lost) or "none")
+        await self._reread_growing(lost)
         quantum = max(1.0, min(10.0, self._config.lost_bookie_delay_s / 10))
         gone_s = {name: gone_s // quantum * quantum for name, gone_s in self.states.gone_s.items()}
         self.record = replace(self.record, lost=lost, gone_s=gone_s)
@@ -273,6 +278,16 @@ class Auditor:
         if self.record != self._written:
             await self._tasks.write_auditor(self.record)
             self._written = self.record
+
+    async def _reread_growing(self, lost: list[str]) -> None:
+        """Read the open ledgers on lost bookies more often than others: their writers replace these bookies.
+
+        The fragment before such a change is complete, and is repaired.
+        """
+        now = self._loop.time()
+        if lost and now >= self._reread_at:
+            self._reread_at = now + _REREAD_S
+            await self._read_all(self.index.growing_on(lost)[: self._config.reads_per_pass])
 
     async def _make_tasks(self, lost: list[str]) -> None:
         """Make the tasks that there have to be and are not, those with the fewest good copies first."""

@@ -61,7 +61,7 @@ class AutoRecovery:
             raise InvalidArgumentError("audits=False, repairs=False leaves nothing to do")
         self._context = client._context
         self._config = config
-        self._name = check_bookie_id(name or f"r{self._context.draw_token()}")
+        self.name = check_bookie_id(name or f"r{self._context.draw_token()}")
         self._audits, self._repairs = audits, repairs
         self._jobs: list[OwnedTask] = []
         self.auditor: Auditor | None = None
@@ -70,10 +70,10 @@ class AutoRecovery:
     async def __aenter__(self) -> Self:
         self._context.check_open()
         if self._audits:
-            self.auditor = Auditor(self._context, self._config, self._name)
+            self.auditor = Auditor(self._context, self._config, self.name)
             self._jobs.append(OwnedTask(partial(_for_ever, self.auditor.run), "auditor"))
         if self._repairs:
-            self.worker = Worker(self._context, self._config, self._name)
+            self.worker = Worker(self._context, self._config, self.name)
             self._jobs.append(OwnedTask(partial(_for_ever, self.worker.run), "repair worker"))
         self._context.keep(self)
         return self

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 import random
 import resource
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+import client_aio
 from bookie_aio import structured_logging
 from bookie_aio.config import BookieConfig, Limits, share_descriptors
 from bookie_aio.server.bookie import Bookie
@@ -25,10 +27,20 @@ from bookie_aio.storage.data_directory import read_cookie
 from bookie_aio.storage.disk.disk import RealDisk
 from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.messages import Done, Info, ListLedgers, ListLedgersAnswer
+from client_aio.autorecovery.service import AutoRecovery
 from client_aio.bookies.connection import BookieConnection, connect
 from client_aio.cli.input import ask
-from client_aio.cli.options import Invocation, command, usage_error
+from client_aio.cli.options import (
+    LOST_BOOKIE_DELAY_S,
+    Invocation,
+    LostBookieDelay,
+    Placement,
+    PlacementOption,
+    command,
+    usage_error,
+)
 from client_aio.cli.output import Output
+from client_aio.config import AutoRecoveryConfig
 from metadata.access.bookies import (
     BookieRecord,
     SetBacks,
@@ -40,7 +52,9 @@ from metadata.access.ledgers import LedgerStore
 from metadata.backends.uri import open_store
 from metadata.errors import BookieUnavailableError, BookKeeperError
 from metadata.ids import KEY_COOKIES, check_bookie_id
+from metadata.store import MetadataStore
 
+log = logging.getLogger(__name__)
 app = typer.Typer(no_args_is_help=True, help="Run bookies, and look after them.")
 
 DIRECTORIES = typer.Option(
@@ -55,6 +69,7 @@ BookieId = Annotated[
 ]
 
 _CALL_TIMEOUT_S = 5.0
+_RECOVERY_RETRY_S = 1.0
 
 
 @command(app, "serve")
@@ -84,6 +99,12 @@ async def serve(
             help="Start on an older copy of a directory that is lost; the entries written since are owed.",
         ),
     ] = False,
+    autorecovery: Annotated[
+        bool,
+        typer.Option("--autorecovery", help="Run auto recovery in this process: an auditor and a worker."),
+    ] = False,
+    lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
+    placement: PlacementOption = Placement.WEIGHTED,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log one JSON object a line.")] = False,
     stop_with_parent: Annotated[
@@ -120,8 +141,12 @@ async def serve(
         storage=StorageConfig(files_max=files_max),
     )
     is_new = not await is_formatted(disk, paths)
+    recovery = AutoRecoveryConfig(lost_bookie_delay_s=lost_bookie_delay) if autorecovery else None
     stopping = asyncio.create_task(_stop_event(watch_standard_input=stop_with_parent).wait())
-    serving = asyncio.create_task(_serve(invocation.output, config, uri, disk, create=is_new))
+    running = _serve(
+        invocation.output, config, uri, disk, create=is_new, recovery=recovery, placement=placement
+    )
+    serving = asyncio.create_task(running)
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     serving.cancel()  # closes the bookie, even while it is still starting
@@ -129,11 +154,22 @@ async def serve(
         await serving
 
 
-async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk, *, create: bool) -> None:
+async def _serve(
+    output: Output,
+    config: BookieConfig,
+    uri: str,
+    disk: RealDisk,
+    *,
+    create: bool,
+    recovery: AutoRecoveryConfig | None,
+    placement: Placement,
+) -> None:
     """Run a bookie until it fails, or until cancelled.
 
     Args:
         create: make the metadata store and the cluster where they are missing: the directories are new.
+        recovery: the settings of auto recovery in this process; None for none.
+        placement: chooses the bookies that auto recovery copies to.
     """
     await _check_port_is_free(*config.listen)
     rng = random.SystemRandom()
@@ -143,9 +179,32 @@ async def _serve(output: Output, config: BookieConfig, uri: str, disk: RealDisk,
     ):
         row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
         output.document(row, text=f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)}")
-        failure = await asyncio.shield(bookie.stopped)
+        recovering = asyncio.create_task(_recover(store, recovery, placement, bookie.bookie_id))
+        try:
+            failure = await asyncio.shield(bookie.stopped)
+        finally:
+            recovering.cancel()
+            await asyncio.gather(recovering, return_exceptions=True)
     if failure is not None:
         raise failure
+
+
+async def _recover(
+    store: MetadataStore, config: AutoRecoveryConfig | None, placement: Placement, name: str
+) -> None:
+    """Run auto recovery beside a bookie, on the bookie's session, until cancelled."""
+    while config is not None:
+        try:
+            async with (
+                client_aio.connect(store, placement=placement.policy) as client,
+                AutoRecovery(client, config, name=name),
+            ):
+                await asyncio.Event().wait()
+        except BookKeeperError as error:
+            log.warning(
+                "auto recovery cannot begin", extra=structured_logging.fields(bookie=name, error=error)
+            )
+            await asyncio.sleep(_RECOVERY_RETRY_S)
 
 
 async def _check_port_is_free(host: str, port: int) -> None:

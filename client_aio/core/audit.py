@@ -21,6 +21,7 @@ back for the delay: its list of entries is compared with what it owes. A rolling
 
 from __future__ import annotations
 
+import enum
 import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -407,3 +408,81 @@ def copies_by_replicas(layout: Layout, replicas: Iterable[ReplicaState]) -> int:
 def retry_after_s(attempts: int, first_s: float, longest_s: float) -> float:
     """Return how long a task rests after so many failed attempts: twice as long after each."""
     return 0.0 if attempts <= 0 else min(first_s * 2.0 ** min(attempts - 1, 30), longest_s)
+
+
+class Condition(enum.IntEnum):
+    """The condition of a cluster; the exit code of `cluster status`."""
+
+    HEALTHY = 0
+    DEGRADED = 1
+    """Copies are lacking, or soon will be; another loss would lose nothing."""
+    AT_RISK = 2
+    """Some entry has one good copy at most, or none."""
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong, or worth knowing."""
+
+    condition: Condition
+    text: str
+
+
+def judge(
+    *,
+    down: Mapping[str, int],
+    impaired: Sequence[str],
+    damaged: Sequence[str],
+    lacking: Mapping[int, int],
+    tasks: Mapping[int, int],
+    growing_on_down: int,
+    absent: int,
+    unreadable: int,
+    is_paused: bool,
+    has_auditor: bool,
+) -> list[Problem]:
+    """Return what is wrong with a cluster, the worst first.
+
+    Args:
+        down: for each bookie that is registered nowhere now, how many ledgers name it.
+        impaired: bookies that take no entries, or give no answer.
+        damaged: bookies with marks of lost data.
+        lacking: how many ledgers name bookies that are down in complete fragments, by good copies.
+        tasks: how many repair tasks there are, by good copies.
+        growing_on_down: how many ledgers that are not CLOSED name such a bookie in their last fragment.
+        absent: how many ledgers have entries that no bookie returned to a repair.
+        unreadable: how many ledgers' metadata do not parse.
+        is_paused: whether auto recovery is paused.
+        has_auditor: whether an auditor is elected and a worker is alive.
+    """
+    found: list[Problem] = []
+
+    def note(condition: Condition, text: str) -> None:
+        found.append(Problem(condition, text))
+
+    for what, by_copies in (("ledgers lack copies on bookies that are down", lacking),
+                            ("ledgers wait for repair", tasks)):  # fmt: skip
+        for copies, count in sorted(by_copies.items()):
+            condition = Condition.AT_RISK if copies <= 1 else Condition.DEGRADED
+            note(condition, f"{count:,} {what}, good copies of some entries: {copies}")
+    if absent:
+        note(Condition.AT_RISK, f"{absent:,} ledgers have entries that can be had from no bookie")
+    if unreadable:
+        note(Condition.AT_RISK, f"the metadata of {unreadable:,} ledgers do not parse")
+    if growing_on_down:
+        note(
+            Condition.DEGRADED, f"{growing_on_down:,} ledgers that are not closed name a bookie that is down"
+        )
+    for bookie_id, ledgers in sorted(down.items()):
+        if ledgers:
+            note(Condition.DEGRADED, f"bookie {bookie_id} is down, and {ledgers:,} ledgers name it")
+        else:
+            note(Condition.HEALTHY, f"bookie {bookie_id} is down, and no ledger names it")
+    for bookie_id in impaired:
+        note(Condition.DEGRADED, f"bookie {bookie_id} is read-only, or gives no answer")
+    for bookie_id in damaged:
+        note(Condition.DEGRADED, f"bookie {bookie_id} lost data of some ledgers")
+    if is_paused:
+        note(Condition.DEGRADED, "auto recovery is paused")
+    elif not has_auditor:
+        note(Condition.HEALTHY, "nobody repairs: no auditor is elected, or no worker is alive")
+    return sorted(found, key=lambda problem: -problem.condition)
