@@ -58,6 +58,7 @@ class LogOperations(ContextOwner):
         digest: str = "crc32c",
         password: bytes = b"",
         custom_metadata: Mapping[str, bytes] | None = None,
+        ledger_metadata: Mapping[str, bytes] | None = None,
         guaranteed_write_quorum: bool = False,
     ) -> AwaitableContext[LogWriter]:
         """Open a log for writing. **Takes it over**: its present writer is fenced.
@@ -79,6 +80,7 @@ class LogOperations(ContextOwner):
             ensemble_size: of the log's ledgers, as are the settings that follow; see `create_ledger`.
             password: of all ledgers of the log.
             custom_metadata: kept with the log, at most 64 KiB; keys that are not given stay as they are.
+            ledger_metadata: kept with each ledger that this writer makes, at most 64 KiB.
 
         Raises:
             InvalidArgumentError: at the call: an argument is not legal.
@@ -102,9 +104,16 @@ class LogOperations(ContextOwner):
         )
         limits = RollLimits(bytes=roll_bytes, entries=roll_entries, age_s=roll_age_s)
         check_timeout(append_timeout_s)
+        custom = check_custom(ledger_metadata or {})
         return AwaitableContext(
             lambda: open_log(
-                self._context, lists, settings, limits, create=create, append_timeout_s=append_timeout_s
+                self._context,
+                lists,
+                settings,
+                limits,
+                create=create,
+                append_timeout_s=append_timeout_s,
+                ledger_metadata=custom,
             )
         )
 
