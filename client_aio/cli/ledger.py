@@ -570,8 +570,7 @@ async def repair(
     Safe beside a live writer, which is neither fenced nor disturbed. Of a ledger that is not closed, the last
     fragment is left alone, unless --recover-after is given. May be interrupted, and run again. Copying needs
     no password, unless the new bookie has entries of former terms in their place. Taking over a ledger that
-    has a password needs it. A bookie that is in no fragment needs no repair, but one that the cluster has
-    never heard of is an error.
+    has a password needs it. A bookie that is in no fragment needs no repair; an unknown one is an error.
 
     Entries that no bookie returns are named, and the others are copied; the exit code is then 5.
     """

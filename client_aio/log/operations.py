@@ -5,6 +5,7 @@ The other modules of this package do the work.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal, overload
 
 from client_aio.config import check_flags, check_seconds
@@ -104,18 +105,9 @@ class LogOperations(ContextOwner):
         )
         limits = RollLimits(bytes=roll_bytes, entries=roll_entries, age_s=roll_age_s)
         check_timeout(append_timeout_s)
-        custom = check_custom(ledger_metadata or {})
-        return AwaitableContext(
-            lambda: open_log(
-                self._context,
-                lists,
-                settings,
-                limits,
-                create=create,
-                append_timeout_s=append_timeout_s,
-                ledger_metadata=custom,
-            )
-        )
+        tags = check_custom(ledger_metadata or {})
+        start = partial(open_log, self._context, lists, settings, limits, create=create)
+        return AwaitableContext(partial(start, append_timeout_s=append_timeout_s, ledger_metadata=tags))
 
     async def create_log(
         self,
