@@ -103,7 +103,7 @@ class Auditor:
         """Begin with an empty index, and with what the auditor before this one saw of the bookies."""
         config = self._config
         self.index = LedgerIndex()
-        self.states = BookieStates(config.lost_bookie_delay_s, record.gone_s)
+        self.states = BookieStates(config.lost_bookie_delay_s, 2 * config.look_interval_s, record.gone_s)
         self.record = AuditorRecord(name=self._name, delay_s=config.lost_bookie_delay_s)
         self._versions: dict[int, Version] = {}  # of unbounded ledgers, whose pages cost further reads
         self._unreadable: set[int] = set()

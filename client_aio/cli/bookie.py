@@ -29,6 +29,7 @@ from bookie_aio.storage.engine import StorageConfig
 from bookie_aio.wire.messages import Done, Info, ListLedgers, ListLedgersAnswer
 from client_aio.autorecovery.service import AutoRecovery
 from client_aio.bookies.connection import BookieConnection, connect
+from client_aio.cli.completion import complete_bookies
 from client_aio.cli.input import ask
 from client_aio.cli.options import (
     LOST_BOOKIE_DELAY_S,
@@ -427,7 +428,13 @@ async def list_(invocation: Invocation) -> None:
 async def info(
     invocation: Invocation,
     bookie: Annotated[
-        str, typer.Argument(metavar="BOOKIE", help="A bookie's id, or HOST:PORT.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="BOOKIE",
+            help="A bookie's id, or HOST:PORT.",
+            show_default=False,
+            autocompletion=complete_bookies,
+        ),
     ],
 ) -> None:
     """Show a running bookie's figures: queue, group sizes, fsync latency, segments, disk."""

@@ -12,7 +12,7 @@ The *good copies* of a ledger are those of the entry that has the fewest: the sm
 sets of all complete fragments, of bookies that are not bad. Ledgers with the fewest come first.
 
 A bookie is *lost* when it was seen to be gone for longer than the delay. Time counts only while an auditor
-looks: a look that comes late counts for `LOOK_S_MAX` at most. So an auditor that stood still, or that was
+looks: a look that comes late counts for twice the interval at most. So an auditor that stood still, or was
 elected a moment ago, holds nobody for lost too early. A bookie that comes back is lost no more.
 
 A bookie that comes back may lack what was written without it. Its ledgers are *checked* when it has been
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from metadata.model.ledger import Fragment, LedgerMetadata
-
-LOOK_S_MAX = 5.0
-"""A look at the bookies counts for this much time at most."""
 
 Ensemble = tuple[str, ...]
 
@@ -194,14 +191,16 @@ class LedgerIndex:
 class BookieStates:
     """For how long bookies were seen to be gone, or to be back."""
 
-    def __init__(self, delay_s: float, gone_s: Mapping[str, float] | None = None) -> None:
+    def __init__(self, delay_s: float, look_s_max: float, gone_s: Mapping[str, float] | None = None) -> None:
         """Begin with what an auditor before this one has seen.
 
         Args:
             delay_s: a bookie that is gone for longer is lost.
+            look_s_max: a look counts for this much time at most.
             gone_s: for how long each bookie was seen to be gone. Those that are back by now do not count.
         """
         self._delay_s = delay_s
+        self._look_s_max = look_s_max
         self.gone_s: dict[str, float] = dict(gone_s or {})
         self._back_s: dict[str, float] = {}
         self._starts: dict[str, str] = {}
@@ -222,7 +221,7 @@ class BookieStates:
         Returns:
             The bookies that were away, and have now been back for the delay: their ledgers are to be checked.
         """
-        elapsed_s = min(elapsed_s, LOOK_S_MAX)
+        elapsed_s = min(elapsed_s, self._look_s_max)
         wanted = set(named)
         for name in sorted(wanted - running.keys()):
             self._back_s.pop(name, None)

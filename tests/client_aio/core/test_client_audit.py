@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_aio.core.audit import (
-    LOOK_S_MAX,
     BookieStates,
     Checks,
     Lacking,
@@ -105,7 +104,7 @@ def test_the_index_says_what_a_scan_of_all_ledgers_says(
 
 
 def test_a_bookie_is_lost_when_it_was_seen_to_be_gone_for_longer_than_the_delay() -> None:
-    states = BookieStates(10.0)
+    states = BookieStates(10.0, 5.0)
     all_up = {"b1": "x", "b2": "y"}
     assert states.look(["b1", "b2"], all_up, 0.0) == []
     assert states.look(["b1", "b2"], {"b1": "x"}, 4.0) == []
@@ -121,28 +120,28 @@ def test_a_bookie_is_lost_when_it_was_seen_to_be_gone_for_longer_than_the_delay(
 
 
 def test_an_auditor_that_stood_still_holds_nobody_for_lost() -> None:
-    states = BookieStates(600.0)
+    states = BookieStates(600.0, 2.0)
     states.look(["b1"], {}, 0.0)
     states.look(["b1"], {}, 10_000.0)
-    assert states.gone_s == {"b1": LOOK_S_MAX}
+    assert states.gone_s == {"b1": 2.0}
 
 
 def test_the_next_auditor_goes_on_from_what_the_last_one_saw() -> None:
-    states = BookieStates(10.0, {"b1": 9.0, "b2": 9.0})
+    states = BookieStates(10.0, 5.0, {"b1": 9.0, "b2": 9.0})
     states.look(["b1", "b2"], {"b2": "y"}, 0.0)
     states.look(["b1", "b2"], {"b2": "y"}, 1.5)
     assert states.lost == ["b1"]
 
 
 def test_a_bookie_that_no_ledger_names_is_lost_to_nobody() -> None:
-    states = BookieStates(1.0)
+    states = BookieStates(1.0, 5.0)
     for _ in range(5):
         states.look([], {}, 1.0)
     assert states.lost == []
 
 
 def test_the_ledgers_of_a_bookie_are_checked_once_it_has_been_back_for_the_delay() -> None:
-    states = BookieStates(2.0)
+    states = BookieStates(2.0, 5.0)
     up, down = {"b1": "x"}, dict[str, str]()
     looks = [down, up, up, up, up, up]
     assert [states.look(["b1"], running, 1.0) for running in looks] == [[], [], [], ["b1"], [], []]

@@ -1,0 +1,93 @@
+"""Planted bugs of auto recovery: of the auditor, of workers, and of the repair that they rely on."""
+
+from __future__ import annotations
+
+from tests.sim.mutants.planting import Edit, Mutant
+
+_REPAIR = "client_aio.admin.repair:Repair"
+_COPIER = "client_aio.admin.repair:_Copier"
+_WORKER = "client_aio.autorecovery.worker:Worker"
+_AUDITOR = "client_aio.autorecovery.auditor:Auditor"
+_AUDIT = "client_aio.core.audit"
+_PROFILES = ("auto-recovery", "rolling-absences")
+
+MUTANTS = [
+    Mutant(
+        250, "a repair counts a seat before its entries are there",
+        (Edit(f"{_REPAIR}._repair_part", "await copier.copy()", "pass"),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        251, "a repair counts copies that the target has not acknowledged",
+        (Edit(f"{_COPIER}._copy_run",
+              "await self._ask_target(asyncio.gather(*map(self._store, blocks)))",
+              "self._context.finish_later(asyncio.gather(*map(self._store, blocks), return_exceptions=True))"),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        252, "a lock outlives the session of its worker",
+        (Edit("metadata.access.repair_tasks:RepairTasks.lock", "return await self.store.register(key, ",
+              "make = lambda value: self.store.create(key, value)\n"
+              "    made = await make(b'{}')\n"
+              "    class Lock:\n"
+              "        async def close(_):\n"
+              "            await self.store.delete(key, made)\n"
+              "    return Lock() or (key, "),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        253, "a bookie counts as lost as soon as it is gone",
+        (Edit(f"{_AUDIT}:BookieStates.lost", "if gone_s > self._delay_s", "if gone_s >= 0.0"),),
+        _PROFILES,
+    ),
+    Mutant(
+        254, "a bookie that does not answer loses its seats, lost or not",
+        (Edit(f"{_AUDIT}:seats_to_repair",
+              "is_gone = replica.bookie_id in lost and replica.bookie_id not in running", "is_gone = True"),),
+        _PROFILES,
+    ),
+    Mutant(
+        255, "a task that has failed is over",
+        (Edit(f"{_WORKER}._settle", "if outcome.is_done:", "if True:"),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        256, "a worker does not look again whether every copy is there",
+        (Edit(f"{_WORKER}._attempt", "if not lacking:", "if True:"),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        257, "a worker that is paused, or killed, leaves its task to nobody: tasks end when they are taken",
+        (Edit(f"{_WORKER}._do_locked", "workers = max(",
+              "await self._tasks.done(ref, version)\n    workers = max("),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        258, "a repair copies one run of the entries that are missing",
+        (Edit(f"{_COPIER}._copy_piece", "for run in lacking:", "for run in lacking[:1]:"),),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        259, "the auditor never reads a ledger again",
+        (Edit(f"{_AUDITOR}._pass",
+              "wanted: list[int] = self._growing_turns.next(sorted(growing), elapsed_s, config.reads_per_pass)",
+              "wanted: list[int] = []"),
+         Edit(f"{_AUDITOR}._reread_growing", "if lost and", "if False and")),
+        ("auto-recovery",),
+    ),
+    Mutant(
+        260, "nobody compares what a bookie lists with what it owes",
+        (Edit(f"{_AUDITOR}._check", "if not bad:\n        return", "if True:\n        return"),),
+        _PROFILES,
+    ),
+    Mutant(
+        261, "a bookie that comes back stays lost",
+        (Edit(f"{_AUDIT}:BookieStates.look",
+              "for name in [one for one in self.gone_s if one in running or one not in wanted]:",
+              "for name in []:"),
+         Edit(f"{_AUDIT}:seats_to_repair",
+              "is_gone = replica.bookie_id in lost and replica.bookie_id not in running",
+              "is_gone = replica.bookie_id in lost")),
+        _PROFILES,
+    ),
+]  # fmt: skip

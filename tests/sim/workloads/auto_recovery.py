@@ -1,0 +1,28 @@
+"""Processes that run auto recovery: a candidate for the auditor and a worker each."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from client_aio.autorecovery.service import AutoRecovery
+from tests.sim.checkers.auto_recovery import QUICK
+from tests.sim.workloads.ledger import role
+
+if TYPE_CHECKING:
+    from client_aio import Client
+    from tests.sim.plan import Actor
+    from tests.sim.simulation import Simulation
+
+
+@role
+async def auto_recoverer(simulation: Simulation, actor: Actor, client: Client) -> None:
+    """Run auto recovery until the process is killed; some are ended in order, and begun again."""
+    lives = actor.settings.get("lives", 0.0)
+    number = 0
+    while True:
+        number += 1
+        async with AutoRecovery(client, QUICK, name=f"{actor.name}.{number}") as recovery:
+            await asyncio.sleep(lives or 1000.0)
+            assert recovery.worker is not None
+            simulation.history.note(actor.name, "auto recovery ends in order:", repr(recovery.worker.record))
