@@ -48,7 +48,9 @@ def auto_recovery(draw: Draw) -> Plan:
         for kind in ("block_both", "block_one_way"):
             draw.some(kind, draw.clients, 2)
     draw.some("cut_reset", draw.clients, 3)
-    return draw.plan(setup="auto_recovery")
+    # Answers that hold a few entries only, so that a copy takes several.
+    settings = {"read_ahead_bytes": rng.choice((600, 1500, 1 << 20))}
+    return draw.plan(setup="auto_recovery", client_settings=settings)
 
 
 @profile
