@@ -267,6 +267,7 @@ class Auditor:
         lost = self.states.lost
         if lost != self.record.lost:
             self._is_dirty = True
+            self.record = replace(self.record, waiting=0)  # Look at all ledgers again.
             self._pass_now.set()  # The newest ledgers are not in the index yet.
             logger.warning("auditor=%s lost bookies: %s", self._name, ", ".join(lost) or "none")
         await self._reread_growing(lost)
@@ -298,7 +299,9 @@ class Auditor:
             await self._read_all(done)
             for ledger_id in done:
                 self._reasons.pop(ledger_id, None)
-        if not self._is_dirty:
+        room = self._config.tasks_max - len(refs)
+        has_room = room > self._config.tasks_max // 5 or not self.record.waiting
+        if not (has_room and (self._is_dirty or self.record.waiting)):
             return
         self._is_dirty = False
         lacking = {one.ledger_id: (one.copies, {REASON_LOST: list(one.bookies)})
@@ -307,11 +310,10 @@ class Auditor:
             before, others = lacking.get(ledger_id, (copies, {}))
             lacking[ledger_id] = (min(copies, before), {**others, **reasons})
         order = sorted(lacking, key=lambda one: (lacking[one][0], one))
-        room = max(self._config.tasks_max - len(refs), 0)
         new = [one for one in order if one not in refs]
         changed = [one for one in order if one in refs and _adds(lacking[one][1], self._reasons.get(one, {}))]
-        self.record = replace(self.record, waiting=max(len(new) - room, 0))
-        waiting = iter([*changed, *new[:room]])
+        self.record = replace(self.record, waiting=max(len(new) - max(room, 0), 0))
+        waiting = iter([*changed, *new[: max(room, 0)]])
 
         async def take_turns() -> None:
             for ledger_id in waiting:
@@ -322,8 +324,11 @@ class Auditor:
         except BaseException:
             self._is_dirty = True
             raise
-        # More are made when there is room for them.
-        self._is_dirty = self.record.waiting > 0
+        if changed or new:
+            logger.info(
+                "auditor=%s made %d repair tasks; %d ledgers wait for theirs",
+                self._name, len(changed) + len(new) - self.record.waiting, self.record.waiting,
+            )  # fmt: skip
 
     async def _make_task(self, ledger_id: int, copies: int, reasons: dict[str, list[str]]) -> None:
         """Make a ledger's task, or put one with more reasons in the place of the one there is."""
@@ -342,9 +347,7 @@ class Auditor:
         self._refs[ledger_id] = ref
         self._reasons[ledger_id] = task.reasons
         self._found.pop(ledger_id, None)
-        logger.info(
-            "auditor=%s ledger=%d copies=%d is to be repaired: %s", self._name, ledger_id, copies, reasons
-        )
+        logger.debug("ledger=%d is to be repaired: copies=%d %s", ledger_id, copies, reasons)
 
     # --- checks --------------------------------------------------------------------------------
 

@@ -90,8 +90,8 @@ MUTANTS = [
     ),
     Mutant(
         262, "a WATCH says deleted before the adds that were accepted earlier are durable",
-        (Edit("bookie_aio.server.handlers.lac:LacHandlers._answer_watch",
+        (Edit("bookie_aio.server.handlers.lac:LacHandler._answer_watch",
               "if not any(map(self._engine.is_deleted, ledger_ids)):", "if True:"),),
-        ("auto-recovery", "deletions"),
+        tests=("tests/bookie_aio/server/test_server_watches.py", "-k", "deleted_is_told"),
     ),
 ]  # fmt: skip
