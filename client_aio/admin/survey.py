@@ -125,7 +125,7 @@ class BookieReport:
 
 @dataclass(slots=True)
 class AutoRecoveryState:
-    """Who audits and who repairs, and what there is to do."""
+    """The auditor, the workers, and the tasks."""
 
     auditor: str | None = None
     """The name of the auditor that is elected; None for none."""

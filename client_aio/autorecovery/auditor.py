@@ -5,10 +5,10 @@ may get two tasks: the worker of the second one finds nothing to do.
 
 The shell around `client_aio.core.audit`. Three tasks run while this process leads:
 
-- *Passes* over the metadata keep the index of ledgers by bookie: the first reads all ledgers, later ones read
+- *Passes* over the metadata keep the index of ledgers by bookie. The first reads all ledgers, later ones read
   new ledgers and those that are not CLOSED. A look at the registered bookies costs no read.
 - *Checks* compare what bookies list with what they owe, at a bounded rate. A ledger is checked after it was
-  closed, after a bookie of it came back, after a bookie said that it lost data, and once a day. So the seats
+  closed, after a bookie of it came back or reported lost data, and once a day. So the seats
   that were never filled are found: those of ledgers that began below E, or were closed at the ack quorum.
 - *Looks* notice the bookies that are gone for longer than the delay, and make the tasks.
 

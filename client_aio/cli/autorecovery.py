@@ -51,7 +51,7 @@ async def run(
 
     Any number may run at once, also inside of bookies (`bookie serve --autorecovery`). One auditor is
     elected. A worker that is killed leaves its task to another one. A bookie that is gone for longer than the
-    delay is lost: what it held is copied to others, and they are named in its place.
+    delay is lost. Its entries are copied to others, which get its seats.
     """
     level = log_level.upper()
     if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):

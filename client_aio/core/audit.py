@@ -8,8 +8,8 @@ Fragments are *complete* if they take no more entries: all of a CLOSED ledger, e
 these are repaired (`client_aio.core.repair_plan`), so only these make a task. The last fragment of an open
 ledger is counted apart: its writer replaces a bookie that is gone when it adds the next time.
 
-The *good copies* of a ledger are those of the entry that has the fewest: the smallest number, over all write
-sets of all complete fragments, of bookies that are not bad. Ledgers with the fewest come first.
+The *good copies* of a ledger are those of the entry that has the fewest. That is the smallest number of good
+bookies in any write set of its complete fragments. Ledgers with the fewest come first.
 
 A bookie is *lost* when it was seen to be gone for longer than the delay. Time counts only while an auditor
 looks: a look that comes late counts for twice the interval at most. So an auditor that stood still, or was
@@ -347,7 +347,7 @@ class ReplicaState(NamedTuple):
 
 
 class Seats(NamedTuple):
-    """What a worker does about a ledger's bookies: each is in one of these, or needs nothing."""
+    """The bookies of a ledger that a worker has to care for, by the way it does that."""
 
     in_place: tuple[str, ...]
     """Bookies that answer and lack entries, or have a mark that can be lifted: copied to in their place."""

@@ -152,7 +152,7 @@ class RepairTask:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """What a worker says of itself. Its wall clock is not used."""
+    """A worker, and its work so far. No wall clock is in it."""
 
     name: str
     ledger_id: int | None = None
@@ -169,7 +169,7 @@ class WorkerRecord:
 
 @dataclass(frozen=True, slots=True)
 class AuditorRecord:
-    """What the auditor knows. The next auditor goes on from it."""
+    """The knowledge of the auditor. The next auditor goes on from it."""
 
     name: str = ""
     gone_s: dict[str, float] = field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""What auto recovery owes: it copies first, replaces nobody early, keeps its tasks, and comes to an end.
+"""The promises of auto recovery: it copies first, replaces nobody early, and keeps its tasks to the end.
 
-- RepairsCopyFirst: a complete fragment of a bounded ledger comes to name a bookie only when that bookie has
-  acknowledged, or given to somebody, every entry that it owes there. Entries recorded as absent are excepted.
+- RepairsCopyFirst: a repair names a bookie in a fragment of a bounded ledger when it has shown every entry
+  that it owes there: acknowledged it, or returned it to somebody. Entries recorded as absent are excepted.
 - NobodyIsReplacedEarly: a bookie loses a seat of a complete fragment only if it was away for the delay. This
   is checked in runs in which every client sees the metadata store in time.
-- TasksEndWhole: a task ends when its ledger is gone, when another task has its place, or when no complete
-  fragment names a bookie that the task calls lost and whose disk is gone for good.
+- TasksEndWhole: no complete fragment names a bookie whose disk is gone for good when the task that calls it
+  lost ends. Tasks of deleted ledgers, and tasks that another one follows, are excepted.
 - CopiesComeBack: once faults are over, every CLOSED ledger gets all its copies back, on bookies that serve.
   No task is left then, and no lock.
 """
@@ -54,7 +54,7 @@ QUICK = AutoRecoveryConfig(
 
 
 class Watched:
-    """What a run shows of auto recovery."""
+    """Auto recovery, as a run shows it in the metadata store."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation

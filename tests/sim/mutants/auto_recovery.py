@@ -57,7 +57,7 @@ MUTANTS = [
         ("auto-recovery",),
     ),
     Mutant(
-        257, "a worker that is paused, or killed, leaves its task to nobody: tasks end when they are taken",
+        257, "tasks end when they are taken",
         (Edit(f"{_WORKER}._do_locked", "workers = max(",
               "await self._tasks.done(ref, version)\n    workers = max("),),
         ("auto-recovery",),
