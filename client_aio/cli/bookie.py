@@ -68,6 +68,16 @@ BookieId = Annotated[
     str | None,
     typer.Option("--id", help="The bookie's id; default: the one in the data directory, else one is drawn."),
 ]
+AcceptOlderCopy = Annotated[
+    bool,
+    typer.Option(
+        "--accept-older-copy",
+        help="Start on an older copy of a directory that is lost; the entries written since are owed.",
+    ),
+]
+AutoRecoveryFlag = Annotated[
+    bool, typer.Option("--autorecovery", help="Run auto recovery in this process: an auditor and a worker.")
+]
 
 _CALL_TIMEOUT_S = 5.0
 _RECOVERY_RETRY_S = 1.0
@@ -93,17 +103,8 @@ async def serve(
     allow_remote_without_auth: Annotated[
         bool, typer.Option("--allow-remote-without-auth", help="Listen beyond this machine, open to anybody.")
     ] = False,
-    accept_older_copy: Annotated[
-        bool,
-        typer.Option(
-            "--accept-older-copy",
-            help="Start on an older copy of a directory that is lost; the entries written since are owed.",
-        ),
-    ] = False,
-    autorecovery: Annotated[
-        bool,
-        typer.Option("--autorecovery", help="Run auto recovery in this process: an auditor and a worker."),
-    ] = False,
+    accept_older_copy: AcceptOlderCopy = False,
+    autorecovery: AutoRecoveryFlag = False,
     lost_bookie_delay: LostBookieDelay = LOST_BOOKIE_DELAY_S,
     placement: PlacementOption = Placement.WEIGHTED,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
