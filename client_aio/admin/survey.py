@@ -245,7 +245,7 @@ async def survey(context: ClientContext) -> ClusterSurvey:
     recovery = await auto_recovery_state(context)
     bookies = await _report_bookies(context, index, recovery.record)
     down = {one.bookie_id for one in bookies if one.state == "down"}
-    lacking = Counter(one.copies for one in index.lacking(down))
+    lacking = Counter(one.copies for one in index.lacking(down)[0])
     growing = len(index.growing_on(down))
     problems = judge(
         down={one.bookie_id: one.ledgers for one in bookies if one.state == "down"},

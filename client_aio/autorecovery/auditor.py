@@ -304,15 +304,17 @@ class Auditor:
         if not (has_room and (self._is_dirty or self.record.waiting)):
             return
         self._is_dirty = False
-        lacking = {one.ledger_id: (one.copies, {REASON_LOST: list(one.bookies)})
-                   for one in self.index.lacking(lost)}  # fmt: skip
+        # Not all of them: 100,000 ledgers at once would hold the event loop for seconds.
+        scarcest, total = self.index.lacking(lost, self._config.tasks_max)
+        lacking = {one.ledger_id: (one.copies, {REASON_LOST: list(one.bookies)}) for one in scarcest}
         for ledger_id, (copies, reasons) in self._found.items():
             before, others = lacking.get(ledger_id, (copies, {}))
             lacking[ledger_id] = (min(copies, before), {**others, **reasons})
         order = sorted(lacking, key=lambda one: (lacking[one][0], one))
         new = [one for one in order if one not in refs]
         changed = [one for one in order if one in refs and _adds(lacking[one][1], self._reasons.get(one, {}))]
-        self.record = replace(self.record, waiting=max(len(new) - max(room, 0), 0))
+        left = total - len(scarcest) + max(len(new) - max(room, 0), 0)
+        self.record = replace(self.record, waiting=left)
         waiting = iter([*changed, *new[: max(room, 0)]])
 
         async def take_turns() -> None:
@@ -325,10 +327,8 @@ class Auditor:
             self._is_dirty = True
             raise
         if changed or new:
-            logger.info(
-                "auditor=%s made %d repair tasks; %d ledgers wait for theirs",
-                self._name, len(changed) + len(new) - self.record.waiting, self.record.waiting,
-            )  # fmt: skip
+            made = len(changed) + min(len(new), max(room, 0))
+            logger.info("auditor=%s made %d repair tasks, %d ledgers wait", self._name, made, left)
 
     async def _make_task(self, ledger_id: int, copies: int, reasons: dict[str, list[str]]) -> None:
         """Make a ledger's task, or put one with more reasons in the place of the one there is."""
@@ -336,7 +336,12 @@ class Auditor:
         task = RepairTask(reasons, self._context.now_ms())
         if known is not None:
             try:
-                task = (await self._tasks.read(known))[0].merged(reasons)
+                stored, _ = await self._tasks.read(known)
+                task = stored.merged(reasons)
+                if task is stored and known.copies <= copies:
+                    self._reasons[ledger_id] = task.reasons  # Another auditor made it.
+                    self._found.pop(ledger_id, None)
+                    return
             except (NoSuchKeyError, MetadataCorruptError):
                 known = None
         ref = TaskRef(max(copies, 0), ledger_id, self._context.draw_token())

@@ -52,6 +52,15 @@ _BURST_S = 0.25
 _LIST_AGAIN_S = 5.0
 """A list of the tasks is used for this time, or until all of them were tried."""
 _RETRY_S = 1.0
+_RELEASE_S = 2.0
+"""A process that ends does not wait longer for the metadata store."""
+
+
+async def _release(registration: Registration) -> None:
+    """Remove an ephemeral key; where the store does not answer in time, its session's end removes it."""
+    with suppress(BookKeeperError, TimeoutError):
+        async with asyncio.timeout(_RELEASE_S):
+            await registration.close()
 
 
 class Outcome(NamedTuple):
@@ -110,8 +119,7 @@ class Worker:
             for follower in followers:
                 follower.cancel()
             if registration is not None:
-                with suppress(BookKeeperError):
-                    await registration.close()
+                await _release(registration)
 
     # --- choosing a task -----------------------------------------------------------------------
 
@@ -203,8 +211,7 @@ class Worker:
         try:
             await self._do_locked(ref, registration)
         finally:
-            with suppress(BookKeeperError):
-                await lock.close()
+            await _release(lock)
 
     async def _do_locked(self, ref: TaskRef, registration: Registration) -> None:
         try:

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 import enum
 import heapq
+import itertools
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from client_aio.core.quorum import write_set
@@ -169,19 +171,33 @@ class LedgerIndex:
             for ledger_id in self._ledgers_of[layout]
         )
 
-    def lacking(self, bad: Collection[str]) -> list[Lacking]:
-        """Return the ledgers of which a complete fragment names a bad bookie; the fewest copies come first.
+    def lacking(self, bad: Collection[str], count_max: int = sys.maxsize) -> tuple[list[Lacking], int]:
+        """Return ledgers of which a complete fragment names a bad bookie; the fewest copies come first.
 
-        The work grows with the layouts concerned, and then with the ledgers found.
+        The work grows with the layouts concerned, and then with the ledgers returned.
+
+        Args:
+            bad: the bookies that do not count.
+            count_max: at most so many ledgers are returned, of those with the fewest copies.
+
+        Returns:
+            The ledgers, and how many there are in all.
         """
-        found: list[Lacking] = []
         layouts = dict.fromkeys(layout for name in sorted(bad) for layout in self._layouts_of.get(name, ()))
+        by_copies: dict[int, list[tuple[Layout, tuple[str, ...]]]] = {}
         for layout in layouts:
             concerned = tuple(layout.concerned(bad))
             if concerned:
-                copies = layout.copies(bad)
-                found.extend(Lacking(copies, one, concerned) for one in self._ledgers_of[layout])
-        return sorted(found)
+                by_copies.setdefault(layout.copies(bad), []).append((layout, concerned))
+        found: list[Lacking] = []
+        total = 0
+        for copies, rows in sorted(by_copies.items()):
+            for layout, concerned in rows:
+                ledgers = self._ledgers_of[layout]
+                total += len(ledgers)
+                taken = itertools.islice(ledgers, max(count_max - len(found), 0))
+                found.extend(Lacking(copies, one, concerned) for one in taken)
+        return sorted(found), total
 
     def growing_on(self, bad: Collection[str]) -> list[int]:
         """Return the ledgers not CLOSED whose last fragment names a bad bookie, ascending."""

@@ -98,7 +98,11 @@ def test_the_index_says_what_a_scan_of_all_ledgers_says(
         if concerned:
             copies = min(good_copies(ensemble, 2, bad) for ensemble in layout.complete)
             expected.append(Lacking(copies, ledger_id, tuple(concerned)))
-    assert index.lacking(bad) == sorted(expected)
+    assert index.lacking(bad) == (sorted(expected), len(expected))
+    some, total = index.lacking(bad, 2)
+    assert total == len(expected)
+    assert [one.copies for one in some] == [one.copies for one in sorted(expected)[:2]]
+    assert set(some) <= set(expected)
     assert index.growing_on(bad) == sorted(one for one in model if bad & set(model[one].growing))
     assert sorted(index.growing) == sorted(one for one in model if model[one].growing)
 
@@ -239,6 +243,6 @@ def test_ledgers_with_the_fewest_good_copies_come_first() -> None:
     index, rng = LedgerIndex(), random.Random(1)
     for ledger_id in range(200):
         index.note(ledger_id, Layout(3, (tuple(rng.sample(NAMES, 4)),), ()))
-    found = index.lacking({"b1", "b2"})
+    found, _ = index.lacking({"b1", "b2"})
     assert [one.copies for one in found] == sorted(one.copies for one in found)
     assert {one.copies for one in found} == {1, 2}
