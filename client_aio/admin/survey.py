@@ -103,6 +103,27 @@ async def all_metadata(
         await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
+async def ledgers_naming(context: ClientContext, bookie_id: str) -> list[int]:
+    """Return the ledgers that name a bookie in a fragment, or as one that may hold what a repair lacked.
+
+    Raises:
+        MetadataCorruptError: a ledger's metadata do not parse: it may name the bookie.
+        MetadataUnavailableError: the store does not answer.
+    """
+    naming: list[int] = []
+    async with aclosing(all_metadata(context)) as found:
+        async for ledger_id, metadata in found:
+            if isinstance(metadata, MetadataCorruptError):
+                raise metadata
+            try:
+                metadata, layout, _ = await layout_in_full(context, metadata)
+            except NoSuchLedgerError:
+                continue
+            if bookie_id in layout.bookies or any(one.bookie == bookie_id for one in metadata.absent):
+                naming.append(ledger_id)
+    return naming
+
+
 @dataclass(slots=True)
 class BookieReport:
     """One bookie of the cluster."""

@@ -78,6 +78,15 @@ def test_a_cluster_says_what_is_wrong_heals_and_says_that_nothing_is(tmp_path: P
         assert f"bookie {lost} is down, and no ledger names it" in [
             each["text"] for each in found["problems"]
         ]
-        assert b"healthy" in cli.run("cluster", "status")
+
+        kept = next(each for each in ("b1", "b2") if each != lost)
+        assert b"runs: stop it" in cli.run("bookie", "forget", kept, code=1)
+        assert b"there is no bookie b9" in cli.run("bookie", "forget", "b9", code=3)
+        cli.run("bookie", "forget", lost)
+        assert lost not in [each["bookie_id"] for each in cli.rows("bookie", "list")]
+        assert status(cli, HEALTHY)["problems"] == []
+        refused = cli.run("bookie", "serve", "--id", lost, "--dir", str(tmp_path / "new"), "--listen",
+                          "127.0.0.1:0", code=1)  # fmt: skip
+        assert b"empty" in refused
     finally:
         cluster.end()
