@@ -33,6 +33,7 @@ from metadata.errors import (
     InvalidTransitionError,
     MetadataError,
     MetadataUnavailableError,
+    NoSuchLedgerError,
     NotEnoughBookiesError,
     WriterAbortedError,
 )
@@ -50,6 +51,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Token = TypeVar("Token")
+
+_LOOK_S = 2.0
+"""How long a fenced owner waits for the metadata store: the store only decides which error it is."""
 
 
 class ChangesOwner(Protocol):
@@ -122,6 +126,7 @@ class EnsembleChangeTask(Generic[Token]):
         self._rolls: list[asyncio.Future[None]] = []
         self._later_rolls: list[asyncio.Future[None]] = []  # requested when a roll had begun
         self._task: OwnedTask | None = None
+        self._look: OwnedTask | None = None  # at the metadata of an owner that is fenced
         self._repeats = Repeats()
 
     @property
@@ -162,8 +167,35 @@ class EnsembleChangeTask(Generic[Token]):
         if self._task is not None:
             await self._task.wait()
 
+    def fenced(self, error: BookKeeperError) -> None:
+        """Fail the owner, whose term a bookie refuses, with the cause that the metadata show.
+
+        A deletion fences at a bookie before it deletes there. The owner must not hear of another client that
+        took over a ledger which is gone.
+        """
+        if self._look is None:
+            name = f"look at ledger {self._replicator.window.ledger_id}"
+            self._look = OwnedTask(lambda: self._fail_fenced(error), name)
+
+    async def _fail_fenced(self, error: BookKeeperError) -> None:
+        ledger_id = self._replicator.window.ledger_id
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                await self._context.ledgers.read(ledger_id, sync=True)
+        except NoSuchLedgerError:
+            error = NoSuchLedgerError(f"ledger {ledger_id} has been deleted", ledger_id=ledger_id)
+        except (BookKeeperError, TimeoutError) as unknown:
+            logger.warning("ledger=%d why it is fenced is not known: %s", ledger_id, unknown)
+        except Exception:
+            # A bug of ours must not leave callers waiting for a task that has ended.
+            logger.exception("ledger=%d why it is fenced is not known", ledger_id)
+        if self._owner._needs_bookies():  # Else the compare-and-set that closes the ledger decides.
+            self._owner._fail(error)
+
     def stop(self) -> None:
         """Stop at once. The outcome of a change under way stays unknown."""
+        if self._look is not None and not self._look.is_current:
+            self._look.cancel()
         if self._task is not None and not self._task.is_current:
             self._task.cancel()
             self._end_all_rolls()  # A task that is cancelled before it first runs does not end them.
@@ -171,8 +203,9 @@ class EnsembleChangeTask(Generic[Token]):
     async def cancel(self) -> None:
         """Stop, and wait until the task has ended."""
         self.stop()
-        if self._task is not None:
-            await self._task.wait()
+        for task in (self._look, self._task):
+            if task is not None:
+                await task.wait()
 
     async def _run(self) -> None:
         has_ended = True

@@ -96,7 +96,8 @@ class Replicator(Generic[Token]):
         on_reported: called with the groups that the window has just reported, in order. The list may be
             empty: the groups that the window retains may have changed.
         on_seat_failed: called once for each seat whose bookie has newly failed.
-        on_fenced: called when a bookie refuses the term, or holds an entry under a later content term.
+        on_fenced: called once, when a bookie refuses the term, or holds an entry under a later content term.
+            From then on nothing is sent, and no answer counts.
         on_reseated: called when new occupants of seats, or the same bookies again, have been sent the batches
             that they owe.
     """
@@ -130,6 +131,7 @@ class Replicator(Generic[Token]):
         self.flush_is_due = False
         self._gathering: asyncio.TimerHandle | None = None
         self._is_stopped = False
+        self._is_fenced = False
 
     @property
     def bookies(self) -> tuple[str, ...]:
@@ -266,7 +268,8 @@ class Replicator(Generic[Token]):
 
         def answered(outcome: Outcome, body: memoryview) -> None:
             if isinstance(outcome, Done):
-                self._on_reported(self.window.forced(index, epoch, last_entry))
+                if not self._is_fenced:
+                    self._on_reported(self.window.forced(index, epoch, last_entry))
             else:
                 self._refused(index, epoch, seat, outcome)
             done.set_result(None)
@@ -288,7 +291,7 @@ class Replicator(Generic[Token]):
         change that follows a failure.
         """
         for index, seat in enumerate(self._seats):
-            if seat.connection is None:
+            if seat.connection is None or self._is_fenced:
                 continue
             epoch, error = self.window.epoch(index), seat.connection.error
             if error is not None:
@@ -337,6 +340,8 @@ class Replicator(Generic[Token]):
         self._transmit(self.window.flush())
 
     def _transmit(self, sends: list[Send]) -> None:
+        if self._is_fenced:
+            return
         seats, answered, timeout_s = self._seats, self._answered, self._config.add_timeout_s
         for send in sends:
             index, epoch, batch = send
@@ -363,6 +368,8 @@ class Replicator(Generic[Token]):
 
     def _answered(self, send: Send, seat: _Seat, outcome: Outcome, body: memoryview) -> None:
         seat.bytes_owed -= len(send.batch.block)
+        if self._is_fenced:
+            return
         if isinstance(outcome, Done):
             groups = self.window.acknowledged(send)
             if groups or self.window.retains:
@@ -373,14 +380,15 @@ class Replicator(Generic[Token]):
         self._refused(send.seat, send.epoch, seat, outcome)
 
     def _refused(self, index: int, epoch: int, seat: _Seat, outcome: Outcome) -> None:
-        if self._is_stopped:
+        if self._is_stopped or self._is_fenced:
             return
         if isinstance(outcome, Failure):
             error = error_of(outcome, bookie_id=seat.bookie_id, ledger_id=self.window.ledger_id)
             if outcome.status in _WITHDRAWALS:
                 if epoch == self.window.epoch(index):
-                    is_fenced = isinstance(error, LedgerFencedError)
-                    self._on_fenced(fenced_by_term(self.window.ledger_id, error) if is_fenced else error)
+                    self._is_fenced = True
+                    is_by_term = isinstance(error, LedgerFencedError)
+                    self._on_fenced(fenced_by_term(self.window.ledger_id, error) if is_by_term else error)
                 return
         else:
             assert isinstance(outcome, BookKeeperError)
@@ -467,7 +475,7 @@ class Replication(Generic[Token]):
             config=context.config,
             on_reported=owner._on_reported,
             on_seat_failed=self._on_seat_failed,
-            on_fenced=owner._fail,
+            on_fenced=lambda error: self.changes.fenced(error),
             on_reseated=owner._on_reseated,
         )
         machine = EnsembleChangeMachine.of(self.window, metadata, context.config.ensemble_changes_max)
