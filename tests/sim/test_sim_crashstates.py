@@ -6,17 +6,19 @@ import multiprocessing
 
 import pytest
 
-from bookie_aio.storage.segment.format import CHECKPOINT, RESERVE, SEGMENT_SUFFIX
+from bookie_aio.storage.segment.format import CHECKPOINT, RESERVE, SEGMENT_SUFFIX, WITNESS
 from tests.sim.cluster.quiet import quiet
 from tests.sim.crash.chains import start_on_a_full_disk, sweep_chains
 from tests.sim.crash.states import (
     HOME,
     Step,
     Sweep,
+    Work,
     by_chance,
     check_state,
     image_of,
     record,
+    record_from,
     sweep,
     with_names,
 )
@@ -77,6 +79,21 @@ def test_a_start_makes_names_durable_before_it_goes_by_them() -> None:
                 if cut_off.call[0] == "unlink":
                     _check_power_cuts(cut_off, 4)
                     tried += 1
+    assert tried > 50
+
+
+def test_two_crashes_each_between_a_checkpoint_and_its_claim_are_no_witness_of_the_past() -> None:
+    """A start claims the checkpoint that it found before it writes the next one."""
+    tried = 0
+    with quiet():
+        for at_work in record(0, restarts=0):
+            call = at_work.call
+            if call[0] != "write" or not call[1].endswith(WITNESS) or call[2] == 0:
+                continue  # it is no claim of a checkpoint
+            work = Work(turns=0, deletes_from=0, first_ledger=0)
+            for again in record_from("started", with_names(at_work, 0), at_work.facts, work, 0):
+                assert not check_state(again.facts, with_names(again, 0)), again.call
+                tried += 1
     assert tried > 50
 
 
