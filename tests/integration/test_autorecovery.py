@@ -17,6 +17,7 @@ from client_aio.config import AutoRecoveryConfig
 from client_aio.core.audit import Condition
 from metadata.access.repair_tasks import REASON_MISSING, RepairTasks
 from metadata.ids import KEY_REPAIR_LOCKS
+from tests.integration.test_healing import lose_segments, mark_of
 from tests.support.cluster import Cluster
 from tests.support.replicas import WAIT_S, lose
 
@@ -213,3 +214,19 @@ async def test_a_task_of_a_ledger_that_is_deleted_ends_and_a_pause_holds_all(tmp
             assert "auto recovery is paused" in [problem.text for problem in found.problems]
             await tasks.pause(False)
             await until_whole(client, ledger_ids[1:])
+
+
+async def test_a_bookie_that_lost_its_segments_is_healed_and_its_marks_are_lifted(tmp_path: Path) -> None:
+    async with Cluster(tmp_path) as cluster, client_aio.connect(cluster.uri) as client:
+        ledger_ids = [await written(client) for _ in range(2)]
+        await lose_segments(cluster["b1"], with_indexes=False)
+        config = AutoRecoveryConfig(**{**QUICK, "check_interval_s": 1000.0, "lost_bookie_delay_s": 60.0})
+        async with AutoRecovery(client, config):
+
+            async def are_lifted() -> bool:
+                return not any([await mark_of(client, "b1", ledger_id) for ledger_id in ledger_ids])
+
+            assert not await are_lifted()
+            await until(are_lifted)
+            await until_whole(client, ledger_ids)
+            assert [one.ledgers_damaged for one in (await survey(client._context)).bookies] == [0, 0, 0]
