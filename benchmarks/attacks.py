@@ -73,6 +73,7 @@ def part_frames(connection: int) -> Iterator[bytes]:
     """4.9 MiB of a frame of 5 MiB, and no more."""
     whole = framed(Add(FUTURE, 0, 0), 1, bytes(4900 * 1024))
     yield whole[:-1]
+    yield from itertools.repeat(b"")
 
 
 def dear_requests(connection: int) -> Iterator[bytes]:
@@ -125,6 +126,11 @@ def hostile_mix(connection: int) -> Iterator[bytes]:
         yield b"".join(draw.choice(kinds)() for _ in range(32))
 
 
+def bursts_of_connections(connection: int) -> Iterator[bytes]:
+    """Nothing: the connection is closed after its greeting, and made again."""
+    return iter(())
+
+
 ATTACKS: dict[str, tuple[Callable[[int], Iterator[bytes]], int]] = {
     "part-frames": (part_frames, 300),
     "dear-requests": (dear_requests, 100),
@@ -133,6 +139,7 @@ ATTACKS: dict[str, tuple[Callable[[int], Iterator[bytes]], int]] = {
     "made-up-tokens": (made_up_tokens, 50),
     "junk-repairs": (junk_repairs, 50),
     "hostile-mix": (hostile_mix, 200),
+    "bursts-of-connections": (bursts_of_connections, 500),
 }
 """Name: what one connection sends, and the number of connections."""
 

@@ -9,7 +9,7 @@ Owns the budgets, and for each of them a queue of the connections that wait for 
 - `received_of_others`: receive buffers of all other connections. A stranger's frames in part take no room
   from the frames of writers.
 
-Owns the `SlowLane`, too. It bounds the time of all requests but adds in one event-loop iteration.
+Owns the `SlowLane`, too. It bounds the time of all requests but adds.
 
 Each connection keeps its own sums (`bookie_aio.server.connection`).
 
@@ -19,11 +19,12 @@ needs more room than it found goes to the end of the queue.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import types
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine, Generator
 
     from bookie_aio.config import Limits
     from bookie_aio.wire.frames import FrameParser
@@ -31,6 +32,16 @@ if TYPE_CHECKING:
 
 _BUFFER_BYTES_SCARCE = 16 * 1024
 """The largest usual receive buffer while less than half of its budget is left."""
+_TURN_S = 0.0002
+"""The time of one connection's turn in the slow lane. It begins no further request after that."""
+_REST_S_MIN = 0.001
+"""The finest that timers have."""
+_ADDS_RECENT_S = 0.25
+"""Adds are being served for so long after the last one."""
+_DEBT_S_MAX = 0.1
+"""The longest rest. A process that was not scheduled for a while has not worked for all that time."""
+
+_T = TypeVar("_T")
 
 
 class Waiting(Protocol):
@@ -38,6 +49,9 @@ class Waiting(Protocol):
 
     def room_again(self) -> None:
         """Handle the frames that wait, as far as there is room. Called by the event loop."""
+
+    def take_turn(self) -> None:
+        """Handle frames that wait for their turn in the slow lane, and send the answers that there are."""
 
 
 class Budget:
@@ -163,64 +177,148 @@ class ReceiveRoom:
 
 
 class SlowLane:
-    """The time in each event-loop iteration for all requests but adds.
+    """The time for all requests but adds. It keeps the event loop free for adds, whoever asks for what.
 
-    A connection whose request finds no time left waits. It is woken in a later iteration, after the bytes
-    that have arrived in between were handled, and the adds among them.
+    It is a token bucket of time. While adds are served, the other requests run in slices of `slice_s`. The
+    rest after a slice is as long as the requests took, times their price. In a rest the event loop sleeps.
+    The journal's thread finds the interpreter lock free then, and writers on the same machine find a
+    processor. While no adds come, the slices follow one another, one in each event-loop iteration.
+
+    Turns are counted in time. A turn ends after `_TURN_S`, and the connection goes to the end of the queue.
+    So a connection whose requests are dear gets fewer of them. Writers have a queue of their own, which goes
+    first: the adds of a writer wait behind its own reads.
     """
 
-    __slots__ = ("_clock", "_is_due", "_is_waking", "_loop", "_seconds", "_spent", "_waiting")
+    __slots__ = (
+        "_adds_at", "_adds_seen", "_began", "_clock", "_credit", "_credited_at", "_is_armed", "_loop",
+        "_others", "_price", "_slice_s", "_turn_of", "_turn_until", "_turns", "_writers", "adds",
+    )  # fmt: skip
 
-    def __init__(self, seconds: float, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
-        self._seconds = seconds
+    def __init__(self, slice_s: float, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
+        self._slice_s = slice_s
         self._loop = loop
         self._clock = clock
-        self._waiting: dict[Waiting, None] = {}
-        self._spent = 0.0
-        self._is_due = False
-        self._is_waking = False
+        self._writers: dict[Waiting, None] = {}
+        self._others: dict[Waiting, None] = {}
+        self._credit = slice_s
+        self._credited_at = self._adds_at = clock()
+        self._adds_seen = 0
+        self._is_armed = False
+        self._turn_of: Waiting | None = None
+        self._turn_until: float | None = None
+        self._turns = 0
+        self._began = 0.0
+        self._price = 1.0
+        self.adds = 0
+        """The number of adds that became durable."""
 
     @property
     def waiting(self) -> int:
         """Return the number of connections that wait."""
-        return len(self._waiting)
+        return len(self._writers) + len(self._others)
 
-    def begin(self, connection: Waiting) -> float | None:
-        """Return the time at which a request begins; None where the connection has to wait for its turn."""
-        if self._spent >= self._seconds or (self._waiting and not self._is_waking):
-            self._waiting[connection] = None
-            self._arm()
-            return None
-        self._is_waking = False  # one request each: the next one goes to the end of the queue
-        return self._clock()
+    def begin(self, connection: Waiting, price: float, *, is_writer: bool) -> bool:
+        """Return whether a request may be handled now. Where it may not, its connection is queued."""
+        now = self._clock()
+        if self._turn_of is connection:
+            if self._turn_until is None:
+                self._turn_until = now + _TURN_S
+            is_due = now < self._turn_until
+        else:
+            is_due = not self._writers and not self._others and self._has_credit(now)
+        if not is_due:
+            (self._writers if is_writer else self._others)[connection] = None
+            self._arm(now)
+            return False
+        self._price = price
+        self._began = now
+        return True
 
-    def end(self, began: float) -> None:
-        """Count the time of a request that ends now."""
-        self._spent += self._clock() - began
-        self._arm()
+    def end(self) -> None:
+        """Count the time of the request that began last, unless it is a part of a turn, which is counted."""
+        if self._turn_of is None:
+            self._spend(self._began, self._price)
+
+    def timed(self, work: Coroutine[object, object, _T], price: float) -> Coroutine[object, object, _T]:
+        """Return a coroutine that does this work, and counts the time that the event loop spends on it."""
+        return _in_slow_lane(work, self._clock, lambda began: self._spend(began, price))
 
     def forget(self, connection: Waiting) -> None:
         """Take a connection out of the queue."""
-        self._waiting.pop(connection, None)
+        self._writers.pop(connection, None)
+        self._others.pop(connection, None)
 
-    def _arm(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self._next_iteration)
+    def _spend(self, began: float, price: float) -> None:
+        now = self._clock()
+        self._has_credit(began)
+        self._credit = max(self._credit - (now - began) * price, -_DEBT_S_MAX)
+        self._credited_at = now
 
-    def _next_iteration(self) -> None:
-        self._is_due = False
-        self._spent = 0.0
-        for _ in range(len(self._waiting)):
-            if self._spent >= self._seconds or not self._waiting:
-                break
-            first = next(iter(self._waiting))
-            del self._waiting[first]
-            self._is_waking = True
-            first.room_again()
-            self._is_waking = False
-        if self._waiting:
-            self._arm()
+    def _are_adds_served(self, now: float) -> bool:
+        if self.adds != self._adds_seen:
+            self._adds_seen, self._adds_at = self.adds, now
+        return now - self._adds_at < _ADDS_RECENT_S
+
+    def _has_credit(self, now: float) -> bool:
+        rested = max(0.0, now - self._credited_at)
+        self._credited_at = max(now, self._credited_at)
+        self._credit = min(self._credit + rested, self._slice_s)
+        return self._credit > 0
+
+    def _arm(self, now: float) -> None:
+        if self._is_armed:
+            return
+        self._is_armed = True
+        if self._are_adds_served(now):
+            self._loop.call_later(max(self._slice_s - self._credit, _REST_S_MIN), self._run_slice)
+        else:
+            self._credit = max(self._credit, 0.0)
+            self._loop.call_soon(self._run_slice)
+
+    def _run_slice(self) -> None:
+        self._is_armed = False
+        now = self._clock()
+        if not self._are_adds_served(now):
+            self._credit = self._slice_s
+        left = self.waiting  # a connection that queues up again in this loop waits for the next slice
+        while self._has_credit(now) and left > 0 and self.waiting:
+            left -= 1
+            self._turns += 1
+            # Every fourth turn is one of the others, so that readers go on beside any number of writers.
+            is_of_writers = self._writers and (self._turns % 4 or not self._others)
+            queue = self._writers if is_of_writers else self._others
+            self._turn_of = first = next(iter(queue))
+            del queue[first]
+            self._turn_until = None
+            self._price = 1.0
+            try:
+                first.take_turn()
+            finally:
+                self._turn_of = None
+            self._spend(now, self._price)
+            now = self._credited_at
+        if self.waiting:
+            self._arm(now)
+
+
+@types.coroutine
+def _in_slow_lane(
+    work: Coroutine[object, object, _T], clock: Callable[[], float], spend: Callable[[float], None]
+) -> Generator[object, object, _T]:
+    step: Callable[[Any], object] = work.send
+    argument: object = None
+    while True:
+        began = clock()
+        try:
+            waited_for = step(argument)
+        except StopIteration as end:
+            return cast("_T", end.value)
+        finally:
+            spend(began)
+        try:
+            step, argument = work.send, (yield waited_for)
+        except BaseException as error:  # a cancellation, which belongs to the work
+            step, argument = work.throw, error
 
 
 class Backpressure:
@@ -237,7 +335,7 @@ class Backpressure:
         self.running = Budget(limits.reads_max, loop)  # reads that are being computed
         self.received = Budget(limits.received_bytes_max, loop)
         self.received_of_others = Budget(limits.received_bytes_max, loop)
-        self.slow_lane = SlowLane(limits.slow_lane_turn_s, loop, clock or loop.time)
+        self.slow_lane = SlowLane(limits.slow_lane_slice_s, loop, clock or loop.time)
 
     @property
     def _queues(self) -> tuple[Budget | SlowLane, ...]:

@@ -8,7 +8,7 @@ refusals. Owns `Peer`, the part of a connection that handlers use. Does not deci
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bookie_aio.storage.journal import when_durable
 from bookie_aio.structured_logging import fields
@@ -40,6 +40,8 @@ class Peer(Protocol):
     version: int
     slow_frames: int
     """The number of next requests that wait for those of other peers, even if they are adds."""
+    received_at: float
+    """The loop's time when bytes arrived last. No request that has arrived is younger."""
 
     def __hash__(self) -> int: ...
 
@@ -65,8 +67,12 @@ class Peer(Protocol):
         The coroutine returns the number of bytes that it sent. Until then `bytes_max` is counted for it.
         """
 
-    def handle_again_after(self, future: asyncio.Future[None]) -> None:
-        """Handle the present request again once the future is done, and no other request before that."""
+    @property
+    def is_writer(self) -> bool:
+        """Return whether an add of the peer has become durable."""
+
+    def go_on_after(self, future: asyncio.Future[Any], go_on: Callable[[], None]) -> None:
+        """Go on with the present request once the future is done, and handle no other before that."""
 
     def fail(self, reason: str) -> None:
         """Close the connection because of the peer's fault, once the answers queued so far have left."""

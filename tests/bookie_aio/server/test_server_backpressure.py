@@ -343,7 +343,7 @@ class Deaf(asyncio.Transport):
 
 
 async def test_a_connection_with_many_frames_at_once_leaves_others_their_turn(bookies: Bookies) -> None:
-    bookie = await bookies.start(limits=Limits(connection_frames_per_turn=10, slow_lane_turn_s=60))
+    bookie = await bookies.start(limits=Limits(connection_frames_per_turn=10, slow_lane_slice_s=60))
     connection = bookie._accept()
     connection.connection_made(Deaf())
     requests = [hello(), *[Ping()] * 35]

@@ -279,7 +279,8 @@ MUTANTS = [
     Mutant(
         145, "an id that was drawn a moment ago is refused without another look at the counter",
         (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
-              "self._given_ids.hold(peer, ledger_id, len(body), go_on)", 'go_on("")'),),
+              "self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)",
+              'go_on("")'),),
         ("chaos", "all-uses"),
     ),
     Mutant(
