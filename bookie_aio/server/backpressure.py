@@ -50,8 +50,16 @@ class Waiting(Protocol):
     def room_again(self) -> None:
         """Handle the frames that wait, as far as there is room. Called by the event loop."""
 
+
+class Turns(Protocol):
+    """A connection that waits for its turn in the slow lane, or the server that accepts connections."""
+
     def take_turn(self) -> None:
-        """Handle frames that wait for their turn in the slow lane, and send the answers that there are."""
+        """Handle the requests that wait, as far as `SlowLane.begin` allows, and send their answers."""
+
+
+class Blocked(Waiting, Turns, Protocol):
+    """A connection that waits for any of these."""
 
 
 class Budget:
@@ -198,13 +206,13 @@ class SlowLane:
         self._slice_s = slice_s
         self._loop = loop
         self._clock = clock
-        self._writers: dict[Waiting, None] = {}
-        self._others: dict[Waiting, None] = {}
+        self._writers: dict[Turns, None] = {}
+        self._others: dict[Turns, None] = {}
         self._credit = slice_s
         self._credited_at = self._adds_at = clock()
         self._adds_seen = 0
         self._is_armed = False
-        self._turn_of: Waiting | None = None
+        self._turn_of: Turns | None = None
         self._turn_until: float | None = None
         self._turns = 0
         self._began = 0.0
@@ -217,7 +225,7 @@ class SlowLane:
         """Return the number of connections that wait."""
         return len(self._writers) + len(self._others)
 
-    def begin(self, connection: Waiting, price: float, *, is_writer: bool) -> bool:
+    def begin(self, connection: Turns, price: float, *, is_writer: bool) -> bool:
         """Return whether a request may be handled now. Where it may not, its connection is queued."""
         now = self._clock()
         if self._turn_of is connection:
@@ -234,6 +242,11 @@ class SlowLane:
         self._began = now
         return True
 
+    def begin_at_once(self, price: float) -> None:
+        """Begin a request that does not wait. The others wait for longer in its place."""
+        self._price = price
+        self._began = self._clock()
+
     def end(self) -> None:
         """Count the time of the request that began last, unless it is a part of a turn, which is counted."""
         if self._turn_of is None:
@@ -243,7 +256,7 @@ class SlowLane:
         """Return a coroutine that does this work, and counts the time that the event loop spends on it."""
         return _in_slow_lane(work, self._clock, lambda began: self._spend(began, price))
 
-    def forget(self, connection: Waiting) -> None:
+    def forget(self, connection: Turns) -> None:
         """Take a connection out of the queue."""
         self._writers.pop(connection, None)
         self._others.pop(connection, None)
@@ -338,26 +351,30 @@ class Backpressure:
         self.slow_lane = SlowLane(limits.slow_lane_slice_s, loop, clock or loop.time)
 
     @property
-    def _queues(self) -> tuple[Budget | SlowLane, ...]:
-        return (
-            self.adds, self.reads, self.running, self.received, self.received_of_others, self.slow_lane,
-        )  # fmt: skip
+    def _budgets(self) -> tuple[Budget, ...]:
+        return self.adds, self.reads, self.running, self.received, self.received_of_others
 
     @property
     def waiting(self) -> int:
         """Return the number of connections that wait."""
-        return sum(queue.waiting for queue in self._queues)
+        return sum(budget.waiting for budget in self._budgets) + self.slow_lane.waiting
 
     @property
     def has_room_for_reads(self) -> bool:
         """Return whether another read may start."""
         return not self.reads.is_exhausted and not self.running.is_exhausted
 
+    @property
+    def may_read_at_once(self) -> bool:
+        """Return whether another read may start, and takes the room of no connection that waits for it."""
+        return self.has_room_for_reads and not self.reads.waiting and not self.running.waiting
+
     def wait_for_reads(self, waiting: Waiting) -> None:
         """Queue up for the budget that keeps reads from starting."""
         (self.reads if self.reads.is_exhausted else self.running).wait(waiting)
 
-    def forget(self, waiting: Waiting) -> None:
+    def forget(self, blocked: Blocked) -> None:
         """Take a connection out of all queues."""
-        for queue in self._queues:
-            queue.forget(waiting)
+        for budget in self._budgets:
+            budget.forget(blocked)
+        self.slow_lane.forget(blocked)

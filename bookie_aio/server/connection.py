@@ -55,8 +55,8 @@ _ADD = int(Op.ADD)
 _FAST_OF_WRITERS = frozenset({int(Op.WRITE_LAC), int(Op.FORCE), int(Op.PING)})
 """Requests of a writer that do not wait in the slow lane, where the adds behind them would wait as well."""
 _CHEAP = frozenset({int(Op.READ), int(Op.READ_LAC), int(Op.WATCH)})
-"""The requests of readers. All others, and those of a peer that was refused, have the price `_DEAR`."""
-_DEAR = 8.0
+"""The requests of readers. All others, and those of a peer that was refused, have the price `DEAR`."""
+DEAR = 8.0
 """The rest of the slow lane after a request, in times of what the request took; 1 for requests of readers."""
 _JOIN_BYTES_MAX = 64 * 1024
 """Frames of up to this size together are joined for one write; larger ones are not copied."""
@@ -125,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         self._again: Callable[[], None] | None = None  # goes on with a request that had to wait
         self._awaited: asyncio.Future[Any] | None = None  # what that request waits for
         self._is_slow = False  # the request being handled, or that waits, is one of the slow lane
-        self._price = _DEAR  # of that request
+        self._price = DEAR  # of that request
         self._awaits_turn = False
         self._room = ReceiveRoom(self._parser, limits, backpressure)
         self.slow_frames = 0
@@ -260,12 +260,18 @@ class Connection(asyncio.BufferedProtocol):
         parser = self._parser
         op = parser.next_op
         self._is_slow = False
+        if not self.is_greeted:
+            # At once: while it waited, nobody would see that its peer is gone. The server paces connections.
+            self._is_slow = op >= 0
+            if self._is_slow:
+                self._backpressure.slow_lane.begin_at_once(DEAR)
+            return parser.next_packed()
         is_writer = self._room.is_writer
         if op != _ADD or self.slow_frames or not is_writer:
             if op < 0:
                 return parser.next_packed()
             if self.slow_frames or not (is_writer and op in _FAST_OF_WRITERS):
-                self._price = 1.0 if op in _CHEAP and not self.slow_frames else _DEAR
+                self._price = 1.0 if op in _CHEAP and not self.slow_frames else DEAR
                 if not self._may_begin():
                     return None
                 self._is_slow = True
@@ -400,7 +406,7 @@ class Connection(asyncio.BufferedProtocol):
         later, and this connection is blocked until then. The task is cancelled when the connection is lost.
         """
         price = self._price
-        if self._deferred or not self._backpressure.has_room_for_reads:
+        if self._deferred or not self._backpressure.may_read_at_once:
             self._deferred.append((read, bytes_max, price))
         else:
             self._start_read(read, bytes_max, price)
