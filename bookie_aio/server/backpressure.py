@@ -290,6 +290,13 @@ class SlowLane:
 
     def _run_slice(self) -> None:
         self._is_armed = False
+        try:
+            self._give_turns()
+        finally:
+            if self.waiting:
+                self._arm(self._clock())
+
+    def _give_turns(self) -> None:
         now = self._clock()
         if not self._are_adds_served(now):
             self._credit = self._slice_s
@@ -310,8 +317,6 @@ class SlowLane:
                 self._turn_of = None
             self._spend(now, self._price)
             now = self._credited_at
-        if self.waiting:
-            self._arm(now)
 
 
 @types.coroutine
@@ -371,7 +376,8 @@ class Backpressure:
 
     def wait_for_reads(self, waiting: Waiting) -> None:
         """Queue up for the budget that keeps reads from starting."""
-        (self.reads if self.reads.is_exhausted else self.running).wait(waiting)
+        is_for_bytes = self.reads.is_exhausted or self.reads.waiting  # both budgets wake when a read ends
+        (self.reads if is_for_bytes else self.running).wait(waiting)
 
     def forget(self, blocked: Blocked) -> None:
         """Take a connection out of all queues."""

@@ -343,6 +343,7 @@ class Bookie:
             given_ids=self._given_ids,
             not_free_below=lambda: age.not_free_below,
             lift_mark=self._healing.lift,
+            warnings=self._warnings,
         )
         self._bound_marks()
         self._ledger_gc.start(config.sweep_interval_s)

@@ -35,7 +35,6 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from bookie_aio.server.backpressure import ReceiveRoom
-from bookie_aio.structured_logging import fields
 from bookie_aio.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameParser, encode_frame
 from bookie_aio.wire.messages import ALIVE_ID, VERSION_ALIVE, VERSION_MIN, Done, Op, encode_answer
 from metadata.errors import NotABookieError, ProtocolError
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from bookie_aio.server.dispatcher import Dispatcher
     from bookie_aio.structured_logging import RepeatedWarnings
     from bookie_aio.wire.blocks import Buffer
-
-log = logging.getLogger(__name__)
 
 _ADD = int(Op.ADD)
 _FAST_OF_WRITERS = frozenset({int(Op.WRITE_LAC), int(Op.FORCE), int(Op.PING)})
@@ -352,8 +349,10 @@ class Connection(asyncio.BufferedProtocol):
             self.room_again()
             return
         self._is_flush_due = True  # the answers of the turn leave with it, so the lane counts their time
-        self.room_again()
-        self._flush()
+        try:
+            self.room_again()
+        finally:
+            self._flush()
 
     # --- bytes and reads under way -------------------------------------------------------------
 
@@ -429,7 +428,8 @@ class Connection(asyncio.BufferedProtocol):
             if error is None:
                 size = task.result()
             else:
-                log.error("read failed", extra=fields(peer=self.peer), exc_info=error)
+                values = {"peer": self.peer, "reason": type(error).__name__}
+                self._warnings.log(logging.ERROR, "read failed", exc_info=error, **values)
                 self.fail("an internal error")
         # An answer holds at least one entry, so it may be larger than `bytes_max`.
         self._count_reads(size - bytes_max)

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from bookie_aio.server.given_ids import GivenIds
     from bookie_aio.server.responder import Peer
     from bookie_aio.storage.engine import Engine
+    from bookie_aio.structured_logging import RepeatedWarnings
     from bookie_aio.wire.messages import Message
     from metadata.access.ledgers import LedgerStore
 
@@ -243,6 +244,7 @@ class Dispatcher:
         given_ids: GivenIds,
         not_free_below: Callable[[], int],
         lift_mark: Callable[[int, int], Awaitable[int]],
+        warnings: RepeatedWarnings,
     ) -> None:
         """Make the handlers.
 
@@ -265,7 +267,7 @@ class Dispatcher:
         self._hello = hello
         self._authoriser = authoriser
         self._decoder = RequestDecoder()
-        self._responder = responder = Responder(engine, metrics)
+        self._responder = responder = Responder(engine, metrics, warnings)
         fence = Fence(engine, responder, metrics)
         reads = ReadHandler(engine, limits, responder, fence, metrics)
         inspections = InspectHandler(engine, limits, responder, info)

@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
 from bookie_aio.storage.journal import when_durable
-from bookie_aio.structured_logging import fields
 from bookie_aio.wire.frames import encode_frame
 from bookie_aio.wire.messages import Done, Failure, Op, Status, encode_answer, encode_failure
 from metadata.errors import DiskFullError, NoSuchLedgerError, StorageError
@@ -22,9 +21,8 @@ if TYPE_CHECKING:
 
     from bookie_aio.metrics import RequestMetrics
     from bookie_aio.storage.engine import Engine
+    from bookie_aio.structured_logging import RepeatedWarnings
     from bookie_aio.wire.blocks import Buffer
-
-log = logging.getLogger(__name__)
 
 _REFUSED_FRAMES = 64
 """Requests of a peer that wait for those of others after one that was refused."""
@@ -81,9 +79,10 @@ class Peer(Protocol):
 class Responder:
     """Answers requests; held by the dispatcher and by every handler."""
 
-    def __init__(self, engine: Engine, metrics: RequestMetrics) -> None:
+    def __init__(self, engine: Engine, metrics: RequestMetrics, warnings: RepeatedWarnings) -> None:
         self._engine = engine
         self._metrics = metrics
+        self._warnings = warnings
 
     # --- waiting -------------------------------------------------------------------------------
 
@@ -161,12 +160,14 @@ class Responder:
         self.after_barrier(peer, answer)
 
     def answer_storage_error(self, peer: Peer, op: Op, request_id: int, error: StorageError) -> None:
-        """Answer READ_ONLY where the disk is full, else INTERNAL_ERROR, which is logged.
+        """Answer READ_ONLY where the disk is full, else INTERNAL_ERROR, which is logged once a minute.
 
         A lack of descriptors or memory is INTERNAL_ERROR: it is no lack of space.
         """
         if isinstance(error, DiskFullError) and error.is_of_space:
             self.refuse(peer, op, request_id, Status.READ_ONLY, str(error))
             return
-        log.error("request failed", extra=fields(peer=peer.peer, op=op.name, request=request_id, error=error))
+        self._warnings.log(
+            logging.ERROR, "request failed", peer=peer.peer, op=op.name, request=request_id, reason=str(error)
+        )
         self.refuse(peer, op, request_id, Status.INTERNAL_ERROR, str(error))
