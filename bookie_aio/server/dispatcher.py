@@ -376,10 +376,12 @@ class Dispatcher:
         if refusal is None:
             self._carry_out(peer, request_id, auth, request, body)
             return
+        is_deletion = type(request) is Delete
         if refusal:
-            status, reason = Status.TOO_MANY_REQUESTS, f"the id counter is not known, try again: {refusal}"
+            status = Status.INTERNAL_ERROR if is_deletion else Status.TOO_MANY_REQUESTS
+            reason = f"the id counter is not known, try again: {refusal}"
         else:
-            status = Status.ID_TAKEN
+            status = Status.INTERNAL_ERROR if is_deletion else Status.ID_TAKEN
             reason = f"no ledger has the id {getattr(request, 'ledger_id', None)}: it has not been given out"
         self._responder.refuse(peer, request.op, request_id, status, reason)
 
