@@ -281,7 +281,7 @@ MUTANTS = [
         (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
               "self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)",
               'go_on("")'),),
-        ("chaos", "all-uses"),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "drawn_a_moment_ago"),
     ),
     Mutant(
         146, "fences of ids that were not given out are stored",
