@@ -39,7 +39,7 @@ _REST_S_MIN = 0.001
 _ADDS_RECENT_S = 0.25
 """Adds are being served for so long after the last one."""
 _DEBT_S_MAX = 0.1
-"""The longest rest. A process that was not scheduled for a while has not worked for all that time."""
+"""The longest rest."""
 
 _T = TypeVar("_T")
 
@@ -188,7 +188,7 @@ class SlowLane:
     """The time for all requests but adds. It keeps the event loop free for adds, whoever asks for what.
 
     It is a token bucket of time. While adds are served, the other requests run in slices of `slice_s`. The
-    rest after a slice is as long as the requests took, times their price. In a rest the event loop sleeps.
+    rest after a slice is their processor time, times their price. In a rest the event loop sleeps.
     The journal's thread finds the interpreter lock free then, and writers on the same machine find a
     processor. While no adds come, the slices follow one another, one in each event-loop iteration.
 
@@ -198,14 +198,22 @@ class SlowLane:
     """
 
     __slots__ = (
-        "_adds_at", "_adds_seen", "_began", "_clock", "_credit", "_credited_at", "_is_armed", "_loop",
-        "_others", "_price", "_slice_s", "_turn_of", "_turn_until", "_turns", "_writers", "adds",
+        "_adds_at", "_adds_seen", "_began", "_clock", "_credit", "_credited_at", "_effort", "_is_armed",
+        "_loop", "_others", "_price", "_slice_s", "_turn_of", "_turn_until", "_turns", "_writers", "adds",
     )  # fmt: skip
 
-    def __init__(self, slice_s: float, loop: asyncio.AbstractEventLoop, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        slice_s: float,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float],
+        effort: Callable[[], float],
+    ) -> None:
+        """`effort` returns the processor time of this thread. `clock` returns the time."""
         self._slice_s = slice_s
         self._loop = loop
         self._clock = clock
+        self._effort = effort
         self._writers: dict[Turns, None] = {}
         self._others: dict[Turns, None] = {}
         self._credit = slice_s
@@ -238,14 +246,13 @@ class SlowLane:
             (self._writers if is_writer else self._others)[connection] = None
             self._arm(now)
             return False
-        self._price = price
-        self._began = now
+        self.begin_at_once(price)
         return True
 
     def begin_at_once(self, price: float) -> None:
         """Begin a request that does not wait. The others wait for longer in its place."""
         self._price = price
-        self._began = self._clock()
+        self._began = self._effort()
 
     def end(self) -> None:
         """Count the time of the request that began last, unless it is a part of a turn, which is counted."""
@@ -254,7 +261,7 @@ class SlowLane:
 
     def timed(self, work: Coroutine[object, object, _T], price: float) -> Coroutine[object, object, _T]:
         """Return a coroutine that does this work, and counts the time that the event loop spends on it."""
-        return _in_slow_lane(work, self._clock, lambda began: self._spend(began, price))
+        return _in_slow_lane(work, self._effort, lambda began: self._spend(began, price))
 
     def forget(self, connection: Turns) -> None:
         """Take a connection out of the queue."""
@@ -262,9 +269,10 @@ class SlowLane:
         self._others.pop(connection, None)
 
     def _spend(self, began: float, price: float) -> None:
+        spent = self._effort() - began
         now = self._clock()
-        self._has_credit(began)
-        self._credit = max(self._credit - (now - began) * price, -_DEBT_S_MAX)
+        self._has_credit(now - spent)
+        self._credit = max(self._credit - spent * price, -_DEBT_S_MAX)
         self._credited_at = now
 
     def _are_adds_served(self, now: float) -> bool:
@@ -311,22 +319,23 @@ class SlowLane:
             del queue[first]
             self._turn_until = None
             self._price = 1.0
+            began = self._effort()
             try:
                 first.take_turn()
             finally:
                 self._turn_of = None
-            self._spend(now, self._price)
+            self._spend(began, self._price)
             now = self._credited_at
 
 
 @types.coroutine
 def _in_slow_lane(
-    work: Coroutine[object, object, _T], clock: Callable[[], float], spend: Callable[[float], None]
+    work: Coroutine[object, object, _T], effort: Callable[[], float], spend: Callable[[float], None]
 ) -> Generator[object, object, _T]:
     step: Callable[[Any], object] = work.send
     argument: object = None
     while True:
-        began = clock()
+        began = effort()
         try:
             waited_for = step(argument)
         except StopIteration as end:
@@ -345,15 +354,25 @@ class Backpressure:
     __slots__ = ("adds", "reads", "received", "received_of_others", "running", "slow_lane")
 
     def __init__(
-        self, limits: Limits, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] | None = None
+        self,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] | None = None,
+        effort: Callable[[], float] | None = None,
     ) -> None:
-        """`clock` measures the time that requests take, in seconds; None stands for the loop's."""
+        """Make the budgets.
+
+        Args:
+            clock: the time in seconds; None stands for the loop's, which may stand still in an iteration.
+            effort: the processor time of this thread in seconds; None stands for `clock`.
+        """
         self.adds = Budget(limits.bytes_pending_max, loop)
         self.reads = Budget(limits.reads_bytes_max, loop)  # bytes of answers
         self.running = Budget(limits.reads_max, loop)  # reads that are being computed
         self.received = Budget(limits.received_bytes_max, loop)
         self.received_of_others = Budget(limits.received_bytes_max, loop)
-        self.slow_lane = SlowLane(limits.slow_lane_slice_s, loop, clock or loop.time)
+        clock = clock or loop.time
+        self.slow_lane = SlowLane(limits.slow_lane_slice_s, loop, clock, effort or clock)
 
     @property
     def _budgets(self) -> tuple[Budget, ...]:

@@ -208,6 +208,7 @@ class Bookie:
         *,
         nonce: str,
         clock: Callable[[], float] | None,
+        effort: Callable[[], float] | None,
         authoriser: Authoriser | None,
         listen: Listen | None,
     ) -> None:
@@ -217,7 +218,7 @@ class Bookie:
         self._authoriser = authoriser
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
-        self._backpressure = Backpressure(config.limits, self._loop, clock)
+        self._backpressure = Backpressure(config.limits, self._loop, clock, effort)
         self._connections: set[Connection] = set()
         self._warnings = RepeatedWarnings(log, self._loop)
         self._engine: Engine | None = None
@@ -248,6 +249,7 @@ class Bookie:
         rng: random.Random,
         now_ms: Callable[[], int],
         clock: Callable[[], float] | None = None,
+        effort: Callable[[], float] | None = None,
         authoriser: Authoriser | None = None,
         listen: Listen | None = None,
     ) -> Self:
@@ -259,8 +261,9 @@ class Bookie:
             disk: the disk of the data directories.
             rng: source of nonces and incarnations; `random.SystemRandom()` outside simulations.
             now_ms: wall clock in milliseconds, for the cluster's record only.
-            clock: seconds, for the time that requests take; None stands for the event loop's clock, which
-                may stand still within an iteration.
+            clock: the time in seconds; None stands for the event loop's, which may stand still within an
+                iteration.
+            effort: the processor time of this thread in seconds; None stands for `clock`.
             authoriser: decides on every request; None stands for a `LedgerAuthoriser`.
             listen: makes the server; None stands for a `PacedServer`.
 
@@ -274,7 +277,9 @@ class Bookie:
         """
         cookie = await establish_identity(config, store, disk, rng=rng, now_ms=now_ms)
         nonce = f"{rng.getrandbits(64):016x}"
-        bookie = cls(config, cookie, nonce=nonce, clock=clock, authoriser=authoriser, listen=listen)
+        bookie = cls(
+            config, cookie, nonce=nonce, clock=clock, effort=effort, authoriser=authoriser, listen=listen
+        )
         try:
             await bookie._open(disk, store, rng)
             await bookie._listen()

@@ -429,7 +429,7 @@ class Busy:
 
 
 def lane_of(hand: Hand) -> SlowLane:
-    return SlowLane(0.0005, cast("asyncio.AbstractEventLoop", hand), hand.time)
+    return SlowLane(0.0005, cast("asyncio.AbstractEventLoop", hand), hand.time, hand.time)
 
 
 def run_with_adds(hand: Hand, lane: SlowLane, seconds: float) -> float:
