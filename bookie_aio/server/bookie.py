@@ -164,9 +164,8 @@ class PacedServer:
                 except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                     break
                 except OSError as error:
-                    self._warnings.warning(
-                        "no connection can be accepted", reason=os.strerror(error.errno or 0)
-                    )
+                    reason = f"{os.strerror(error.errno or 0)}: retried every {_ACCEPT_AGAIN_S:g} s"
+                    self._warnings.warning("no connection can be accepted", reason=reason)
                     self._stop_waiting()
                     if self._again is None:
                         self._again = self._loop.call_later(_ACCEPT_AGAIN_S, self._wait_for_connections)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import os
+import resource
+import socket
 import types
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -28,6 +32,7 @@ from bookie_aio.wire.messages import (
     WriteLac,
     encode_request,
 )
+from metadata.access.bookies import split_address
 from tests.support.rawclient import WAIT_S, block, hello, lac_statement
 
 if TYPE_CHECKING:
@@ -537,6 +542,63 @@ def test_the_time_of_work_in_tasks_counts() -> None:
         run_with_adds(hand, lane, 1.0)
         assert busy.handled
         lane.forget(busy)
+
+
+async def test_bursts_of_connections_are_all_served(bookies: Bookies) -> None:
+    bookie = await bookies.start()
+    writer = await bookies.connect(bookie)
+    await writer.add(1, 0, [b"x"])
+    host, port = split_address(bookie.address)
+    for _ in range(3):
+        burst = []
+        for _ in range(200):
+            burst.append(socket.socket())
+            burst[-1].setblocking(False)
+            burst[-1].connect_ex((host, port))
+        client = await bookies.connect(bookie)
+        assert (await client.call(Ping())).status is Status.OK
+        assert figure(bookie, "connections") >= 200
+        for one in burst:
+            one.close()
+        await client.close()
+    assert (await writer.add(1, 1, [b"x"])).status is Status.OK
+    for _ in range(1000):  # there is no event for it
+        if figure(bookie, "connections") == 1:
+            break
+        await asyncio.sleep(0.01)
+    assert figure(bookie, "connections") == 1
+
+
+async def test_a_bookie_without_descriptors_says_so_and_accepts_again_later(
+    bookies: Bookies, caplog: pytest.LogCaptureFixture
+) -> None:
+    bookie = await bookies.start()
+    writer = await bookies.connect(bookie)
+    late, taken = socket.socket(), []
+    late.setblocking(False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (late.fileno() + 20, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        late.connect_ex(split_address(bookie.address))
+        for _ in range(1000):  # there is no event for it
+            if caplog.records:
+                break
+            await asyncio.sleep(0.01)
+        assert (await writer.add(1, 0, [b"x"])).status is Status.OK
+    finally:
+        for one in taken:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [record.getMessage() for record in caplog.records] == ["no connection can be accepted"]
+    assert "Too many open files" in str(vars(caplog.records[0])["bookie_fields"])
+    late.setblocking(True)
+    greeting = encode_frame(encode_request(hello(), 0))
+    await asyncio.to_thread(late.sendall, greeting)
+    assert await asyncio.to_thread(late.recv, 4096)
+    late.close()
 
 
 async def test_an_add_does_not_wait_for_dear_requests_of_others(bookies: Bookies) -> None:
