@@ -130,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deferred: deque[tuple[Callable[[], Coroutine[object, object, int]], int, float]] = deque()
         self._reads_bytes = 0
         self._unsent_reads_bytes = 0  # of computed answers that the peer has not taken yet
-        self.is_greeted = False
+        self.is_greeted = self.is_writer = False
         self.received_at = 0.0
         self.lost: asyncio.Future[None] = loop.create_future()
         self.peer = "?"
@@ -252,36 +252,26 @@ class Connection(asyncio.BufferedProtocol):
 
         A frame that has to wait blocks the connection. A request that waited comes before the next frame.
         """
-        if self._again is not None:
-            return _NO_FRAME if not self._is_slow or self._may_begin() else None
-        parser = self._parser
-        op = parser.next_op
-        self._is_slow = False
-        if not self.is_greeted:
-            # At once: while it waited, nobody would see that its peer is gone. The server paces connections.
-            self._is_slow = op >= 0
-            if self._is_slow:
-                self._backpressure.slow_lane.begin_at_once(DEAR)
-            return parser.next_packed()
-        is_writer = self._room.is_writer
-        if op != _ADD or self.slow_frames or not is_writer:
+        parser, lane = self._parser, self._backpressure.slow_lane
+        if self._again is None:
+            op = parser.next_op
             if op < 0:
+                self._is_slow = False
                 return parser.next_packed()
-            if self.slow_frames or not (is_writer and op in _FAST_OF_WRITERS):
-                self._price = 1.0 if op in _CHEAP and not self.slow_frames else DEAR
-                if not self._may_begin():
-                    return None
+            if not self.is_greeted:
+                # At once: while it waited, nobody would see that its peer is gone. The server is paced.
                 self._is_slow = True
-        return parser.next_packed()
-
-    def _may_begin(self) -> bool:
-        """Return whether a request of the slow lane may be handled now. Where not, the connection waits."""
-        lane = self._backpressure.slow_lane
-        if lane.begin(self, self._price, is_writer=self._room.is_writer):
-            return True
-        self._awaits_turn = True
-        self._block()
-        return False
+                lane.begin_at_once(DEAR)
+                return parser.next_packed()
+            is_fast = self.is_writer and (op == _ADD or op in _FAST_OF_WRITERS)
+            self._is_slow = not is_fast or self.slow_frames > 0
+            if self._is_slow:
+                self._price = 1.0 if op in _CHEAP and not self.slow_frames else DEAR
+        if self._is_slow and not lane.begin(self, self._price, is_writer=self.is_writer):
+            self._awaits_turn = True
+            self._block()
+            return None
+        return parser.next_packed() if self._again is None else _NO_FRAME
 
     def _greet(self, packed: memoryview) -> None:
         if self._dispatcher.greet(self, packed):
@@ -384,13 +374,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def added(self) -> None:
         """Note that an add of this connection is durable."""
-        self._room.is_writer = True
+        self.is_writer = self._room.is_writer = True
         self._backpressure.slow_lane.adds += 1
-
-    @property
-    def is_writer(self) -> bool:
-        """Return whether an add of this connection has become durable."""
-        return self._room.is_writer
 
     @property
     def reads(self) -> Collection[asyncio.Task[int]]:
@@ -482,9 +467,6 @@ class Connection(asyncio.BufferedProtocol):
                 transport.write(b"".join(out))
             else:
                 transport.writelines(out)
-        self._after_flush()
-
-    def _after_flush(self) -> None:
         if self._stalled_since is None or self._is_closing:
             self._release_sent_reads()
         if self._is_blocked:

@@ -38,6 +38,8 @@ class Peer(Protocol):
     version: int
     slow_frames: int
     """The number of next requests that wait for those of other peers, even if they are adds."""
+    is_writer: bool
+    """Whether an add of the peer has become durable."""
     received_at: float
     """The loop's time when bytes arrived last. No request that has arrived is younger."""
 
@@ -64,10 +66,6 @@ class Peer(Protocol):
 
         The coroutine returns the number of bytes that it sent. Until then `bytes_max` is counted for it.
         """
-
-    @property
-    def is_writer(self) -> bool:
-        """Return whether an add of the peer has become durable."""
 
     def go_on_after(self, future: asyncio.Future[Any], go_on: Callable[[], None]) -> None:
         """Go on with the present request once the future is done, and handle no other before that."""
