@@ -255,6 +255,7 @@ async def bookie_us(shape: Shape, seconds: float) -> float:
             connection,
             memoryview(encode_frame(encode_request(Hello(VERSION_MIN, VERSION_MAX, "layers", "", ""), 0))),
         )
+        connection.added()  # adds of a connection that has stored one come first
         prepared = [PreparedRequest(Add(ledger_id, 0, 0)) for ledger_id in range(shape.ledgers)]
         at = 0
 
