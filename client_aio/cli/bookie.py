@@ -185,7 +185,9 @@ async def _serve(
     rng = random.SystemRandom()
     async with (
         await open_store(uri, create=create) as store,
-        await Bookie.start(config, store, disk, rng=rng, now_ms=_now_ms, clock=time.perf_counter) as bookie,
+        await Bookie.start(
+            config, store, disk, rng=rng, now_ms=_now_ms, clock=time.perf_counter, effort=time.thread_time
+        ) as bookie,
     ):
         row = {"bookie_id": bookie.bookie_id, "addresses": bookie.addresses, "pid": os.getpid()}
         output.document(row, text=f"bookie {bookie.bookie_id} serves on {', '.join(bookie.addresses)}")

@@ -279,8 +279,9 @@ MUTANTS = [
     Mutant(
         145, "an id that was drawn a moment ago is refused without another look at the counter",
         (Edit("bookie_aio.server.dispatcher:Dispatcher.handle",
-              "self._given_ids.hold(peer, ledger_id, len(body), go_on)", 'go_on("")'),),
-        ("chaos", "all-uses"),
+              "self._given_ids.wait(peer, ledger_id, len(body), go_on, may_wait_aside=is_aside)",
+              'go_on("")'),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "drawn_a_moment_ago"),
     ),
     Mutant(
         146, "fences of ids that were not given out are stored",
