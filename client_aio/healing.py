@@ -2,7 +2,7 @@
 
 The shell that the writers of logs and of unbounded ledgers share. `client_aio.core.healing` has the theory.
 `Healing` owns the task that opens again, and the writer's state as the application sees it. It also owns the
-timer that looks for adds that are too old. It does not own the adds, nor how a log or a ledger is opened again.
+timer that looks for adds that are too old. It does not own the adds, nor how a log or a ledger is opened.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import enum
 import logging
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from client_aio.bookies.connection import awake_timeout
 from client_aio.context import Repeats
 from client_aio.core.healing import AppendAges
 from metadata.errors import (
@@ -127,6 +128,7 @@ class Healing:
         self._state_changed = asyncio.Event()
         self._ages = AppendAges(timeout_s or 0.0)
         self._timer: asyncio.TimerHandle | None = None
+        self._look_due_at = float("inf")
         self._repeats = Repeats()
 
     @property
@@ -219,7 +221,7 @@ class Healing:
     async def until_healed(self) -> None:
         """Wait, for a writer that closes, until it does not heal; give up after the timeout of adds."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with awake_timeout(self._timeout_s):
                 await self.until_open()
         except TimeoutError:
             self._owner._fail(
@@ -254,8 +256,11 @@ class Healing:
         owner = self._owner
         if self._timeout_s is None or owner._first_failure is not None or owner._has_ended:
             return
-        self._timer = self._loop.call_later(self._timeout_s / _LOOKS_PER_TIMEOUT, self.watch_ages)
-        if self._ages.is_overdue(self._loop.time(), *owner._counts()):
+        now = self._loop.time()
+        late_s = now - self._look_due_at
+        self._look_due_at = now + self._timeout_s / _LOOKS_PER_TIMEOUT
+        self._timer = self._loop.call_at(self._look_due_at, self.watch_ages)
+        if self._ages.is_overdue(now, *owner._counts(), late_s=late_s):
             error = OperationTimeoutError(
                 f"{self._what}: adds were not acknowledged within {self._timeout_s:g} s. They may be there "
                 "or not; later adds come behind them"

@@ -26,6 +26,7 @@ from client_aio.core.ensemble_change import (
     Wait,
     Write,
 )
+from client_aio.core.liveness import Patience
 from client_aio.core.quorum import indexes_of
 from metadata.errors import (
     BookKeeperError,
@@ -411,7 +412,8 @@ class EnsembleChangeTask(Generic[Token]):
     async def _wait(self, is_frozen: bool) -> None:
         if is_frozen:
             self._check_patience("no other bookie came up, and stayed, in time")
-        retry_s = self._context.config.replacement_retry_s
+        retry_s, loop = self._context.config.replacement_retry_s, asyncio.get_running_loop()
+        due_at = loop.time() + retry_s
         waits = [
             asyncio.ensure_future(self._context.pool.directory.wait_for_change(retry_s)),
             asyncio.ensure_future(self._is_finishing.wait()),
@@ -422,6 +424,7 @@ class EnsembleChangeTask(Generic[Token]):
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+        self._patience.woke(loop.time(), due_at)
 
     async def _copy(self) -> None:
         while self._replicator.window.awaits_copies and self._owner._needs_bookies():
@@ -434,19 +437,3 @@ class EnsembleChangeTask(Generic[Token]):
             f"ledger {window.ledger_id} has lost {self._replicator.describe_failed()}: {why}",
             ledger_id=window.ledger_id,
         )
-
-
-class Patience:
-    """The timeout of a stuck window. Bookies that come, refuse adds and come again do not restart it."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._since = self._asked_at = float("-inf")
-        self._lac: int | None = None
-
-    def is_over(self, now: float, lac: int) -> bool:
-        """Return whether the window has been stuck at this LAC (or LAFR) for the whole timeout."""
-        if lac != self._lac or now > self._asked_at + self._timeout_s:
-            self._since, self._lac = now, lac
-        self._asked_at = now
-        return now > self._since + self._timeout_s
