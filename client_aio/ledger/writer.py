@@ -431,6 +431,8 @@ class LedgerWriter(ClosesOnExit):
             if not self._was_idle:
                 raise
         async with self._ending:  # The later one of two concurrent calls sees the result of the first.
+            if self._failure is None and self._has_closed:
+                return self._held.current
             if self._failure is not None:
                 if not self._was_idle:
                     raise self._failure.with_traceback(None)
@@ -453,7 +455,8 @@ class LedgerWriter(ClosesOnExit):
 
         def is_settled() -> bool:
             window = self._window
-            return window.is_idle or (at_ack_quorum and window.lac == window.last_add_pushed)
+            is_acknowledged = window.lac == window.last_add_pushed
+            return window.is_idle or self._has_closed or (at_ack_quorum and is_acknowledged)
 
         while True:
             await self.flush()
@@ -696,6 +699,7 @@ class LedgerWriter(ClosesOnExit):
         closing = Closing(window.lac, window.length_confirmed, self._changes.fragment, short_from)
         if await self._held.update(closing.apply) or closing.is_met_by(self._held.current):
             self._has_closed, self._failure = True, None
+            self._room.set()  # Another call may wait for copies.
             return
         error = fenced_by_metadata(self._held.current)
         self._fail(error)

@@ -292,15 +292,20 @@ class LogWriter(ClosesOnExit):
                 break
         raise LedgerClosedError(f"log {self.name!r} has been closed by this writer")
 
-    async def close(self) -> None:
+    async def close(self, *, at_ack_quorum: bool = False) -> None:
         """Flush, and close the log's last ledger. Calling it again does nothing.
 
         A writer that heals has `append_timeout_s` to close. Cancelling leaves the ledger OPEN or CLOSED; the
         next takeover of the log closes it.
 
+        Args:
+            at_ack_quorum: with guaranteed write quorum, do not wait for more than Qa copies of each record.
+                The ledger's metadata then record from which entry on there may be fewer than Qw.
+
         Raises:
             BookKeeperError: the failure that ended the writer. LogFencedError: another writer took the log
                 over.
+            NotEnoughBookiesError: with guaranteed write quorum, as `LedgerWriter.close`.
             OperationTimeoutError: records have failed, as for `flush`.
         """
         if self._is_closed:
@@ -312,12 +317,12 @@ class LogWriter(ClosesOnExit):
             roller = self._roller
             assert roller is not None
             try:
-                await roller.stop()
+                await roller.stop(at_ack_quorum=at_ack_quorum)
                 self._healer.check()
                 if roller is self._roller and not self._healer.is_healing:
                     # The records held back while the roller ended have been sent to this ledger by now.
                     await self.current.flush()
-                    await self.current.close()
+                    await self.current.close(at_ack_quorum=at_ack_quorum)
                     self._is_closed = True
             except BookKeeperError as error:
                 if roller is self._roller and not self._healer.is_healing:
