@@ -12,13 +12,14 @@ from client_aio.config import check_flags, check_seconds
 from client_aio.context import ContextOwner, on_own_loop
 from client_aio.core.log_chain import ROLL_AGE_S, ROLL_BYTES, RollLimits
 from client_aio.handles import AwaitableContext
+from client_aio.healing import APPEND_TIMEOUT_S, check_timeout
 from client_aio.ledger.create import LedgerSettings
 from client_aio.log.add_ledgers import AddedToLog, Addition, add_to_log
 from client_aio.log.gaps import OnGap, check_on_gap
 from client_aio.log.reader import LogReading, Start, check_start, records_of
 from client_aio.log.takeover import LogMetadata, read_log_metadata
 from client_aio.log.truncation import SweepReport, create_log, delete_log, sweep, truncate_log
-from client_aio.log.writer import APPEND_TIMEOUT_S, LogWriter, check_timeout, open_log
+from client_aio.log.writer import LogWriter, open_log
 from metadata.access.logs import LogStore, log_names
 from metadata.errors import InvalidArgumentError
 from metadata.model.ledger import check_custom

@@ -237,13 +237,12 @@ MUTANTS = [
     ),
     Mutant(
         127, "a takeover fences before it has looked for bookies",
-        (Edit("client_aio.unbounded.writer:take_ledger_over",
-              "found = await context.finder.find(ledger_id, Sizes.of(metadata))\n"
-              "    if not await held.update(take_over):\n"
-              "        raise sealed(held.current)",
-              "if not await held.update(take_over):\n"
-              "        raise sealed(held.current)\n"
-              "    found = await context.finder.find(ledger_id, Sizes.of(metadata))"),),
+        (Edit("client_aio.unbounded.writer:open_term",
+              "found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))\n"
+              "    if not await held.update(take_over if own is None else own.take_over):",
+              "is_taken = await held.update(take_over if own is None else own.take_over)\n"
+              "    found = await context.finder.find(held.current.ledger_id, Sizes.of(held.current))\n"
+              "    if not is_taken:"),),
         tests=("tests/integration/test_scarce_bookies.py", "-k", "fences_nobody"),
     ),
     Mutant(
