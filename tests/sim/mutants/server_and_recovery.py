@@ -294,4 +294,10 @@ MUTANTS = [
         (Edit("client_aio.ledger.create:create_metadata", "if refused is None:", "if True:"),),
         tests=("tests/integration/test_set_back.py", "-k", "draws_others"),
     ),
+    Mutant(
+        148, "a start on a full disk forgets the age that an earlier start intended",
+        (Edit("bookie_aio.server.age:BookieAge.begin",
+              'verdict.file if is_earlier else verdict.file.intend(0, "")', 'verdict.file.intend(0, "")'),),
+        tests=("tests/bookie_aio/server/test_server_age.py", "-k", "not_forgotten"),
+    ),
 ]  # fmt: skip
