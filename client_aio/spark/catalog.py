@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import client_aio
+from client_aio.log.add_ledgers import JOBS_LOG
 from client_aio.spark.passwords import password_of, unlock
 from client_aio.spark.provenance import Written
 from client_aio.spark.row_reader import LOST
@@ -123,6 +124,23 @@ class Catalog:
     async def log_metadata(self, name: str) -> LogMetadata:
         """Read a log's metadata; raises NoSuchLogError."""
         return await self._client.log_metadata(name)
+
+    def now_ms(self) -> int:
+        """Return the time by this machine's clock, which also stamps rows that this client lists."""
+        return self._client._context.now_ms()
+
+    async def may_hold_since(self, row: Listed, start_ms: int, *, is_past: bool) -> bool:
+        """Return whether a ledger that was listed before a time may hold a record written since.
+
+        Args:
+            is_past: whether that time has passed. A ledger that is CLOSED before it gets no record any more.
+        """
+        (metadata,) = await self._metadata_of([row])
+        if metadata is None or not metadata.is_closed:
+            return True
+        created_ms = metadata.created_ms if row.created_ms is None else row.created_ms
+        was_closed = row.log is not None and JOBS_LOG in metadata.custom
+        return is_past and not (was_closed and created_ms < start_ms)
 
     async def written(self) -> Written | None:
         """Return the common encoding of all logs or ledgers of the options; None where untagged or different.

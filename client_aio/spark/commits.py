@@ -5,7 +5,8 @@ It is *garbage* once it can never be listed any more:
 
 - after a batch job's commit or abort: every ledger of the job that the log does not list. A job commits once.
 - after the commit of a query's batch N: every ledger of its batches up to N that the log does not list. A
-  later commit of batch N finds the batch recorded, and drops it. A commit of an older batch is refused.
+  later commit of batch N finds the batch recorded: it is dropped, or refused for other rows. A commit of an
+  older batch is refused.
 
 The driver deletes garbage at once. A driver that dies in between leaves orphans: ledgers that bear a log's
 tag and are in no log. `sweep_orphans` deletes them after a grace period. It *condemns* each one first, so
@@ -39,6 +40,7 @@ from metadata.errors import (
     NoSuchLedgerError,
     NoSuchLogError,
     NotEnoughBookiesError,
+    StaleTransactionError,
     VersionConflictError,
 )
 
@@ -94,8 +96,8 @@ async def draw_floor(options: WriteOptions) -> int:
         return await client._context.ledgers.allocate_id()
 
 
-class StaleCheckpointError(InvalidArgumentError):
-    """The log has recorded a later batch of the query than the batch that is to be committed."""
+class StaleCheckpointError(StaleTransactionError):
+    """The log has recorded a later batch of the query, or other rows under the batch's number."""
 
 
 async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: int | None = None) -> bool:
@@ -110,8 +112,9 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
         BookKeeperError: the log could not be changed, or the outcome is unknown. Nothing was deleted.
         InvalidArgumentError: the log has other columns now than when the write was planned; or it holds
             records now, and `ifExists` is error. Nothing was added, and the job's ledgers are deleted.
-        StaleCheckpointError: the log has recorded a later batch of the query. Nothing was added, and the
-            batch's ledgers are deleted. Spark replays only the last batch, so the rows may be new ones.
+        StaleCheckpointError: the log has recorded a later batch of the query, or this batch with other rows.
+            Nothing was added, and the batch's ledgers are deleted. Dropped as "committed before", rows that
+            are in no log would be lost.
     """
     options = job.options
     transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
@@ -120,7 +123,8 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
             floor = max(await listed_in(client, options.log), default=0)
         custom = job.written.to_custom()
         fits = _fit_check_if_new(options, custom)
-        addition = changed(Addition.check(ledger_ids, transaction, replace, custom), fits=fits)
+        content = job.content if options.if_replayed == "compare" else ""
+        addition = changed(Addition.check(ledger_ids, transaction, replace, custom, content), fits=fits)
         try:
             added = await add_to_log(
                 client._context, client._lists(options.log), addition, password_of(options)
@@ -131,28 +135,30 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
                 raise InvalidArgumentError(str(error)) from None
             logger.info("%s: nothing is written", error)
             return False
-        last = await last_batch(client, options.log, job.job_id) if added.repeated else None
+        except StaleTransactionError as error:
+            # Only the batch's own ledgers: another driver may be committing the same batch.
+            await _delete_all(client, job, ledger_ids)
+            raise StaleCheckpointError(f"{error}. {_STALE}") from None
         await _delete_leftovers(client, job, floor)
-        if not added.repeated:
-            return True
-        if last != job.batch_id:
-            raise StaleCheckpointError(
-                f"batch {job.batch_id} of query {job.job_id} was not written: log {options.log!r} has "
-                f"recorded batch {last} of that query, and Spark replays the last batch only. So the "
-                "checkpoint is older than the log (restored from a copy), or two drivers run the query. "
-                "Go on with the newest checkpoint, or with a new one and the option startingPosition"
-            )
-        logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
-        return False
+        if added.repeated:
+            logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
+        return not added.repeated
 
 
-async def last_batch(client: client_aio.Client, log: str, job_id: str) -> int | None:
-    """Return the last batch that a log has recorded of a query; None for none, and where no log exists."""
+_STALE = (
+    "Spark replays its last batch, with the same rows, and no earlier one. So the checkpoint is older than "
+    "the log (restored from a copy), or two drivers run the query, or the query gives other rows each time "
+    "it runs. Go on with the newest checkpoint, or with a new one and the option startingPosition. For a "
+    "query that gives other rows each time, such as by rand(), set the option ifReplayed to drop"
+)
+
+
+async def _delete_all(client: client_aio.Client, job: Job, ledger_ids: Sequence[int]) -> None:
     try:
-        head, _ = await client._lists(log).read(sync=True)
-    except NoSuchLogError:
-        return None
-    return head.last_batch(job_id)
+        for ledger_id in ledger_ids:
+            await _delete(client, job, ledger_id)
+    except BookKeeperError as error:  # a later sweep deletes them
+        logger.warning("log=%s what was refused is not deleted yet: %s", job.options.log, error)
 
 
 class _LogIsUsedError(InvalidArgumentError):

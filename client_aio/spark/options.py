@@ -75,6 +75,9 @@ class WriteOptions:
     compression: str = "none"
     if_exists: str = "append"
     """How a log that holds records is treated: `append`, `error`, or `ignore`, which writes nothing."""
+    if_replayed: str = "compare"
+    """Of a stream: whether a batch that the log has recorded must come again with the same rows
+    (`compare`), or is dropped by its number alone (`drop`)."""
     ensemble_size: int = 3
     write_quorum: int = 3
     ack_quorum: int = 2
@@ -251,6 +254,7 @@ _WRITE: dict[str, Callable[[str, str], Any]] = {
     "value": _name,
     "compression": _one_of(*COMPRESSIONS),
     "ifExists": _one_of("append", "error", "ignore"),
+    "ifReplayed": _one_of("compare", "drop"),
     "ensembleSize": _number,
     "writeQuorum": _number,
     "ackQuorum": _number,

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import pyarrow
 
+    from client_aio.spark.fingerprint import Fingerprint
     from client_aio.spark.options import WriteOptions
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class Job:
     """The column of bytes, with encoding binary."""
     columns: tuple[str, ...]
     """The frame's columns in the log's order."""
+    content: str = ""
+    """The fingerprint of a micro-batch's rows; the driver puts it together from those of the tasks."""
 
     def custom(self) -> dict[str, bytes]:
         """Return the custom metadata of the job's ledgers."""
@@ -75,15 +78,20 @@ class WrittenLedger:
     size: int
 
 
-def write_partition(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> tuple[WrittenLedger, ...]:
+def write_partition(
+    job: Job, batches: Iterator[pyarrow.RecordBatch], content: Fingerprint | None = None
+) -> tuple[WrittenLedger, ...]:
     """Write the rows of a partition to new ledgers; without rows, to none.
+
+    Args:
+        content: is told of all rows.
 
     Raises:
         InvalidArgumentError: a null, or a row above the limit.
         Exception: any other error of adding, or of the rows. After any error the written ledgers are deleted,
             as far as the bookies and the metadata store can be reached.
     """
-    entries = encode_chunks(job, batches)
+    entries = encode_chunks(job, batches, content)
     with client_aio.sync.connect(job.options.metadata, **SETTINGS) as client:
         return write_ledgers(client, job, entries)
 
@@ -127,7 +135,9 @@ def _chunks_up_to(size_max: int, first: list[bytes], chunks: Iterator[list[bytes
         yield chunk
 
 
-def encode_chunks(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[list[bytes]]:
+def encode_chunks(
+    job: Job, batches: Iterator[pyarrow.RecordBatch], content: Fingerprint | None = None
+) -> Iterator[list[bytes]]:
     """Yield the entries of the rows, in non-empty chunks of bounded size."""
     written = job.written
     schema = None if written.schema is None else arrow_schema(written.schema)
@@ -142,6 +152,8 @@ def encode_chunks(job: Job, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[
             continue
         if job.columns and tuple(batch.schema.names) != job.columns:
             batch = batch.select(job.columns)
+        if content is not None:
+            content.add(batch if job.value is None else batch.select([job.value]))
         size = min(CHUNK_BYTES, job.options.ledger_bytes)
         rows = max(1, batch.num_rows // (batch.nbytes // size + 1))
         for start in range(0, batch.num_rows, rows):
