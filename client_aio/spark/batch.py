@@ -133,6 +133,7 @@ def row_reader(options: ReadOptions, written: Written, schema: StructType) -> Ro
         is_permissive=options.mode == "permissive",
         is_raw=options.encoding == "raw",
         password=password_of(options),
+        outage_timeout_s=options.outage_timeout,
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import client_aio
 from client_aio.log.add_ledgers import JOBS_LOG
+from client_aio.spark.options import AWAY, Outage
 from client_aio.spark.passwords import password_of, unlock
 from client_aio.spark.provenance import Written
 from client_aio.spark.row_reader import LOST
@@ -86,12 +87,23 @@ class Catalog:
         self._is_right = not self._password
 
     async def ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
-        """Answer a question, and ask again from the start where a log was truncated or replaced meanwhile.
+        """Answer a question; ask again while servers are out of reach, up to the option outageTimeout.
 
         Raises:
             NoSuchLedgerError: a listed ledger is missing for good, or logs changed at every attempt.
             Exception: the errors of the question itself.
         """
+        loop = asyncio.get_running_loop()
+        outage = Outage(self._options.outage_timeout)
+        while True:
+            asked = loop.time()
+            try:
+                return await self._ask(question)
+            except AWAY as error:
+                await asyncio.sleep(outage.pause_s(error, loop.time(), asked))
+
+    async def _ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
+        """Answer a question, and ask again from the start where a log was truncated or replaced meanwhile."""
         for _ in range(_ATTEMPTS_MAX - 1):
             try:
                 return await question(self)
@@ -304,7 +316,7 @@ def rows_of(log: LogMetadata) -> list[Listed]:
 
 async def with_catalog(options: ReadOptions, ask: Callable[[Catalog], Awaitable[T]]) -> T:
     """Connect, ask a catalogue, and close."""
-    async with client_aio.connect(options.metadata) as client:
+    async with client_aio.connect(options.metadata, metadata_timeout_s=options.outage_timeout) as client:
         return await Catalog(client, options).ask(ask)
 
 

@@ -24,6 +24,7 @@ So safety does not depend on the grace period: a job that runs for longer, and i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING
 import client_aio
 from client_aio.log.add_ledgers import CONDEMNED, Addition, add_to_log
 from client_aio.spark import provenance
+from client_aio.spark.options import AWAY, Outage
 from client_aio.spark.passwords import password_of, unlock_log
 from metadata.errors import (
     BookKeeperError,
@@ -40,6 +42,7 @@ from metadata.errors import (
     NoSuchLedgerError,
     NoSuchLogError,
     NotEnoughBookiesError,
+    Outcome,
     StaleTransactionError,
     VersionConflictError,
 )
@@ -47,6 +50,8 @@ from metadata.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from client_aio.handles import AwaitableContext
+    from client_aio.log.add_ledgers import AddedToLog
     from client_aio.spark.options import WriteOptions
     from client_aio.spark.write_task import Job
     from metadata.model.ledger import LedgerMetadata
@@ -54,6 +59,10 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+
+def _connect(options: WriteOptions) -> AwaitableContext[client_aio.Client]:
+    return client_aio.connect(options.metadata, metadata_timeout_s=options.outage_timeout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ async def inspect_log(options: WriteOptions, *, needs_bookies: bool) -> LogState
         MetadataUnavailableError, NotEnoughBookiesError, InvalidArgumentError.
         UnauthorizedAccessError: the password is not that of the log's ledgers.
     """
-    async with client_aio.connect(options.metadata) as client:
+    async with _connect(options) as client:
         running = len(client.bookies)
         if needs_bookies and running < options.ensemble_size:
             raise NotEnoughBookiesError(
@@ -92,7 +101,7 @@ async def draw_floor(options: WriteOptions) -> int:
 
     A client draws ids in blocks of its own, upwards, so that a client connected later has higher ids.
     """
-    async with client_aio.connect(options.metadata) as client:
+    async with _connect(options) as client:
         return await client._context.ledgers.allocate_id()
 
 
@@ -118,7 +127,7 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
     """
     options = job.options
     transaction = None if job.batch_id is None else (job.job_id, job.batch_id)
-    async with client_aio.connect(options.metadata) as client:
+    async with _connect(options) as client:
         if floor is None:
             floor = max(await listed_in(client, options.log), default=0)
         custom = job.written.to_custom()
@@ -126,9 +135,7 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
         content = job.content if options.if_replayed == "compare" else ""
         addition = changed(Addition.check(ledger_ids, transaction, replace, custom, content), fits=fits)
         try:
-            added = await add_to_log(
-                client._context, client._lists(options.log), addition, password_of(options)
-            )
+            added = await _add_patiently(client, options, addition)
         except _LogIsUsedError as error:
             await _delete_leftovers(client, job, floor)
             if options.if_exists == "error":
@@ -143,6 +150,22 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
         if added.repeated:
             logger.info("log=%s batch %s was committed before, and is dropped", options.log, transaction)
         return not added.repeated
+
+
+async def _add_patiently(client: client_aio.Client, options: WriteOptions, addition: Addition) -> AddedToLog:
+    """Add to the log; while servers are out of reach try again, where that cannot add anything twice."""
+    loop = asyncio.get_running_loop()
+    outage = Outage(options.outage_timeout)
+    while True:
+        asked = loop.time()
+        try:
+            return await add_to_log(
+                client._context, client._lists(options.log), addition, password_of(options)
+            )
+        except AWAY as error:
+            if error.outcome is not Outcome.NOT_DONE and addition.transaction is None:
+                raise
+            await asyncio.sleep(outage.pause_s(error, loop.time(), asked))
 
 
 _STALE = (
@@ -196,18 +219,18 @@ async def add_bytes(client: client_aio.Client, options: WriteOptions, ledger_ids
     """
     addition = Addition.check(ledger_ids, None, False, {})
     addition = changed(addition, fits=fit_check(provenance.Written().to_custom()))
-    await add_to_log(client._context, client._lists(options.log), addition, password_of(options))
+    await _add_patiently(client, options, addition)
 
 
 async def delete_garbage(job: Job, floor: int) -> None:
     """Delete the ledgers of a job that has been aborted."""
-    async with client_aio.connect(job.options.metadata) as client:
+    async with _connect(job.options) as client:
         await _delete_garbage(client, job, floor)
 
 
 async def delete(job: Job, ledger_ids: Sequence[int]) -> None:
     """Delete ledgers whose commit was never attempted."""
-    async with client_aio.connect(job.options.metadata) as client:
+    async with _connect(job.options) as client:
         for ledger_id in ledger_ids:
             await _delete(client, job, ledger_id)
 

@@ -2,22 +2,32 @@
 
 Owns the parsing of `.option(…)` values, which Spark passes as strings under names whose case does not matter.
 An unknown name is an error that names the nearest option: ignoring a misspelt `encodnig` would write other
-bytes than asked for. Touches neither Spark nor a cluster.
+bytes than asked for. Owns also how long an outage may last (`Outage`). Touches neither Spark nor a cluster.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from metadata.backends.uri import parse_uri
-from metadata.errors import InvalidArgumentError
+from metadata.errors import (
+    BookieUnavailableError,
+    BookKeeperError,
+    InvalidArgumentError,
+    LedgerRecoveryError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+)
 from metadata.ids import check_ledger_id, check_name
 from metadata.model.ledger import check_quorums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+logger = logging.getLogger(__name__)
 
 ENCODINGS = ("binary", "json", "arrow")
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
@@ -25,7 +35,43 @@ _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 
 COMPRESSIONS = ("none", "zstd", "lz4")
 ALL = "all"
+OUTAGE_S = 120
+"""As long as a writer waits for an ack quorum (`ClientConfig.add_quorum_timeout_s`)."""
 MIB = 1024 * 1024
+
+
+AWAY = (MetadataUnavailableError, BookieUnavailableError, NotEnoughBookiesError, LedgerRecoveryError)
+"""Errors of an outage: the same request may be answered later, when servers are back."""
+_PAUSE_S = 0.5
+
+
+class Outage:
+    """Decides how long a caller goes on asking while servers are out of reach. It has no clock of its own.
+
+    Args:
+        timeout_s: how long one outage may last. An answer ends the outage.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._began: float | None = None
+
+    def ended(self) -> None:
+        """Note an answer."""
+        self._began = None
+
+    def pause_s(self, error: BookKeeperError, now: float, asked: float) -> float:
+        """Return how long to wait before asking again; raises the error once the outage has lasted too long.
+
+        Args:
+            now: the time; `asked` is when the request that failed was sent.
+        """
+        if self._began is None:
+            self._began = asked
+            logger.warning("waiting for servers that are out of reach: %s", error)
+        if now - self._began >= self._timeout_s:
+            raise error
+        return _PAUSE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +102,8 @@ class ReadOptions:
     max_bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     """Of a stream: whether records that were truncated before they were read end the query."""
+    outage_timeout: int = OUTAGE_S
+    """How many seconds bookies or the metadata store may be out of reach before the task or query fails."""
     password_file: str | None = None
     """A file with the ledgers' password, which the driver and each executor read."""
     password_env: str | None = None
@@ -85,6 +133,8 @@ class WriteOptions:
     """The size at which a task goes on to another ledger."""
     entry_bytes: int = 1 * MIB
     """With the encoding arrow: the size above which a batch of rows is cut into several entries."""
+    outage_timeout: int = OUTAGE_S
+    """How many seconds bookies or the metadata store may be out of reach before the task or query fails."""
     password_file: str | None = None
     """A file with the ledgers' password, which the driver and each executor read."""
     password_env: str | None = None
@@ -244,6 +294,7 @@ _READ: dict[str, Callable[[str, str], Any]] = {
     "maxEntriesPerTrigger": _number,
     "maxBytesPerTrigger": _number,
     "failOnDataLoss": _boolean,
+    "outageTimeout": _number,
     "passwordFile": _name,
     "passwordEnv": _text,
 }
@@ -260,6 +311,7 @@ _WRITE: dict[str, Callable[[str, str], Any]] = {
     "ackQuorum": _number,
     "ledgerBytes": _number,
     "entryBytes": _number,
+    "outageTimeout": _number,
     "passwordFile": _name,
     "passwordEnv": _text,
 }

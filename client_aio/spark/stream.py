@@ -341,7 +341,9 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ask(self, question: Callable[[Catalog], Awaitable[T]]) -> T:
         async def ask() -> T:
             if self._client is None:
-                self._client = await client_aio.connect(self._options.metadata)
+                self._client = await client_aio.connect(
+                    self._options.metadata, metadata_timeout_s=self._options.outage_timeout
+                )
             if self._catalog is None:
                 self._catalog = Catalog(self._client, self._options, is_stream=self._is_patient)
             return await self._catalog.ask(question)

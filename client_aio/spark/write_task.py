@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import client_aio.sync
 from client_aio.config import ClientConfig
 from client_aio.spark import provenance
 from client_aio.spark.encoding import Format, make_encoder
+from client_aio.spark.options import AWAY, Outage
 from client_aio.spark.passwords import password_of
 from client_aio.spark.schemas import arrow_schema
 from metadata.errors import BookKeeperError
@@ -92,7 +94,7 @@ def write_partition(
             as far as the bookies and the metadata store can be reached.
     """
     entries = encode_chunks(job, batches, content)
-    with client_aio.sync.connect(job.options.metadata, **SETTINGS) as client:
+    with connect(job.options) as client:
         return write_ledgers(client, job, entries)
 
 
@@ -105,14 +107,7 @@ def write_ledgers(
     done: list[WrittenLedger] = []
     try:
         for first in chunks:
-            with client.create_ledger(
-                ensemble_size=options.ensemble_size,
-                write_quorum=options.write_quorum,
-                ack_quorum=options.ack_quorum,
-                digest=DIGEST_HMAC if password else DIGEST_CRC,
-                password=password,
-                custom_metadata=job.custom(),
-            ) as ledger:
+            with _create(client, job, password) as ledger:
                 made.append(ledger.ledger_id)
                 ledger.add_chunks(_chunks_up_to(options.ledger_bytes, first, chunks))
             metadata = ledger.metadata
@@ -125,6 +120,34 @@ def write_ledgers(
                 client.delete_ledger(ledger_id, password=password)
         raise
     return tuple(done)
+
+
+def connect(options: WriteOptions) -> client_aio.sync.Client:
+    """Connect as a task that writes."""
+    return client_aio.sync.connect(
+        options.metadata,
+        metadata_timeout_s=options.outage_timeout,
+        add_quorum_timeout_s=options.outage_timeout,
+        **SETTINGS,
+    )
+
+
+def _create(client: client_aio.sync.Client, job: Job, password: bytes) -> client_aio.sync.LedgerWriter:
+    """Create a ledger; wait while too few bookies are there, up to the option outageTimeout."""
+    options, outage = job.options, Outage(job.options.outage_timeout)
+    while True:
+        asked = time.monotonic()
+        try:
+            return client.create_ledger(
+                ensemble_size=options.ensemble_size,
+                write_quorum=options.write_quorum,
+                ack_quorum=options.ack_quorum,
+                digest=DIGEST_HMAC if password else DIGEST_CRC,
+                password=password,
+                custom_metadata=job.custom(),
+            )
+        except AWAY as error:
+            time.sleep(outage.pause_s(error, time.monotonic(), asked))
 
 
 def _chunks_up_to(size_max: int, first: list[bytes], chunks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:

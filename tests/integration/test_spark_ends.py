@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,7 +49,7 @@ async def test_a_batch_read_fails_where_nobody_can_tell_the_end_and_a_stream_wai
         writing.open_log("a") as log,
     ):
         await cluster.heard(writing, await log.append(b"1"))
-        options = parse_read({"metadata": cluster.uri, "log": "a"})
+        options = parse_read({"metadata": cluster.uri, "log": "a", "outageTimeout": "1"})
         for name in list(cluster.bookies)[:2]:
             links["reader", name].black_hole()
         with pytest.raises(BookieUnavailableError):
@@ -63,9 +64,8 @@ async def test_a_stream_of_what_there_is_now_fails_where_nobody_can_tell_it(clus
         await cluster.heard(client, await log.append(b"1"))
         for name in list(cluster.bookies)[:2]:
             await cluster[name].kill()
-        stream = await asyncio.to_thread(
-            LedgerStreamReader, parse_read({"metadata": cluster.uri, "log": "a"}), StructType()
-        )
+        options = parse_read({"metadata": cluster.uri, "log": "a", "outageTimeout": "1"})
+        stream = await asyncio.to_thread(LedgerStreamReader, options, StructType())
         start = await asyncio.to_thread(stream.initialOffset)
         assert await asyncio.to_thread(stream.latestOffset, start, ReadAllAvailable())
         with pytest.raises(BookieUnavailableError):
@@ -75,3 +75,52 @@ async def test_a_stream_of_what_there_is_now_fails_where_nobody_can_tell_it(clus
         await asyncio.to_thread(stream.stop)
         for name in list(cluster.bookies)[:2]:
             await cluster[name].start()
+
+
+async def test_readers_wait_for_bookies_that_are_away(cluster: Cluster) -> None:
+    """Plans, offsets and tasks alike: an outage that ends in time ends no query."""
+    async with client_aio.connect(cluster.uri) as client, client.open_log("a") as log:
+        await cluster.heard(client, await log.append(b"1"))
+        stream = await asyncio.to_thread(
+            LedgerStreamReader,
+            parse_read({"metadata": cluster.uri, "log": "a", "columns": "value"}),
+            StructType().add("value", "binary"),
+        )
+
+        def rows() -> list[bytes]:
+            start = stream.initialOffset()
+            stream.prepareForTriggerAvailableNow()
+            end = stream.latestOffset(start, ReadAllAvailable())
+            (part,) = stream.partitions(start, end)
+            killed = asyncio.run_coroutine_threadsafe(kill_all(), loop)
+            killed.result(30)
+            starting = asyncio.run_coroutine_threadsafe(start_later(), loop)
+            found = [value for batch in stream.read(part) for value in batch.column("value").to_pylist()]
+            starting.result(30)
+            return found
+
+        async def kill_all() -> None:
+            await asyncio.gather(*(bookie.kill() for bookie in cluster.bookies.values()))
+
+        async def start_later() -> None:
+            is_waiting.clear()
+            await asyncio.wait_for(is_waiting.wait(), 30)
+            await asyncio.gather(*(bookie.start() for bookie in cluster.bookies.values()))
+
+        loop, is_waiting = asyncio.get_running_loop(), asyncio.Event()
+
+        class Heard(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if "waiting for servers" in record.getMessage():
+                    loop.call_soon_threadsafe(is_waiting.set)
+
+        handler = Heard()
+        logging.getLogger("client_aio.spark.options").addHandler(handler)
+        try:
+            await kill_all()
+            planning = asyncio.create_task(asyncio.to_thread(rows))
+            await start_later()
+            assert await asyncio.wait_for(planning, 60) == [b"1"]
+        finally:
+            logging.getLogger("client_aio.spark.options").removeHandler(handler)
+            await asyncio.to_thread(stream.stop)
