@@ -18,9 +18,9 @@ import client_aio
 from client_aio.log.add_ledgers import JOBS_LOG
 from client_aio.spark.options import AWAY, Outage
 from client_aio.spark.passwords import password_of, unlock
-from client_aio.spark.provenance import Written
+from client_aio.spark.provenance import Written, as_meant
 from client_aio.spark.row_reader import LOST
-from client_aio.spark.scan_plan import Bounds, Stretch
+from client_aio.spark.scan_plan import Stretch
 from metadata.errors import BookieUnavailableError, InvalidArgumentError, NoSuchLedgerError
 from metadata.ids import NO_ENTRY
 
@@ -166,35 +166,28 @@ class Catalog:
         else:
             metadata = await self._metadata_of(await self.listed())
             said = [Written.of_custom(one.custom) for one in metadata if one is not None]
-        kinds = {(one.encoding, one.schema) if one is not None else None for one in said}
+        kinds = {(one.encoding, as_meant(one.schema)) if one is not None else None for one in said}
         return said[0] if len(kinds) == 1 else None
 
-    async def stretches(self, bounds: Bounds, listed: Sequence[Listed] | None = None) -> list[Found]:
-        """Return the stretches that are readable now within the bounds, in order.
+    async def stretches(self, listed: Sequence[Listed] | None = None) -> list[Found]:
+        """Return the stretches that are readable now, in order; by default of all ledgers of the options.
 
         Raises:
             UnauthorizedAccessError: the password is not that of the ledgers.
         """
         rows = list(await self.listed() if listed is None else listed)
-        wanted = [row for row in rows if bounds.may_name(row.log, row.ledger_id)]
-        metadata = await self._metadata_of(wanted)
+        metadata = await self._metadata_of(rows)
         await self._check_password([one for one in metadata if one is not None])
         found: list[Found] = []
         stopped: set[str] = set()
-        for row, one in zip(wanted, metadata, strict=True):
+        for row, one in zip(rows, metadata, strict=True):
             if one is None or row.log in stopped:
                 continue
             created_ms = one.created_ms if row.created_ms is None else row.created_ms
-            if not bounds.may_hold(row.log, row.ledger_id, created_ms):
-                continue
             stretch = await self._stretch_of(row, one, created_ms, rows)
             if row.log is not None and not stretch.is_complete:
                 stopped.add(row.log)
-            cut = bounds.cut(stretch)
-            if cut.entries:
-                found.append(Found(cut, Written.of_custom(one.custom)))
-            elif not bounds.is_narrow:
-                found.append(Found(stretch, None))
+            found.append(Found(stretch, Written.of_custom(one.custom) if stretch.entries else None))
         return found
 
     async def _metadata_of(self, rows: Sequence[Listed]) -> list[LedgerMetadata | None]:

@@ -12,6 +12,7 @@ import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from client_aio.config import ClientConfig
 from metadata.backends.uri import parse_uri
 from metadata.errors import (
     BookieUnavailableError,
@@ -35,6 +36,7 @@ _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 
 COMPRESSIONS = ("none", "zstd", "lz4")
 ALL = "all"
+ENTRY_BYTES_MAX = ClientConfig().entry_bytes_max
 OUTAGE_S = 120
 """As long as a writer waits for an ack quorum (`ClientConfig.add_quorum_timeout_s`)."""
 MIB = 1024 * 1024
@@ -94,8 +96,6 @@ class ReadOptions:
     (`permissive`) becomes a row with the reason in the column `_error`."""
     partition_bytes: int | None = None
     """About how much one task reads; by default it grows with the read (`scan_plan.partition_size`)."""
-    push_filters: bool = False
-    """Whether filters narrow the plan; for a frame that only one query uses (`LedgerReader.pushFilters`)."""
     starting_position: str = "earliest"
     """Of a stream: `earliest`, `latest`, a position as in the column `position`, or a time (ISO 8601)."""
     max_entries_per_trigger: int | None = None
@@ -157,17 +157,16 @@ def parse_read(options: Mapping[str, str]) -> ReadOptions:
 
 
 _OF_STREAMS = ("startingPosition", "maxEntriesPerTrigger", "maxBytesPerTrigger", "failOnDataLoss")
-_OF_BATCHES = ("pushFilters",)
 
 
-def check_kind(options: Mapping[str, str], *, is_stream: bool) -> None:
-    """Raise InvalidArgumentError for a stream's option in a batch read, and for a batch's in a stream."""
+def check_kind(options: Mapping[str, str]) -> None:
+    """Raise InvalidArgumentError for a stream's option in a batch read."""
     given = {name.lower() for name in options}
-    for name in _OF_BATCHES if is_stream else _OF_STREAMS:
+    for name in _OF_STREAMS:
         if name.lower() in given:
-            kinds = ("a batch read", "spark.read") if is_stream else ("a stream", "spark.readStream")
             raise InvalidArgumentError(
-                f"the option {name} is for {kinds[0]}, {kinds[1]}, and would do nothing here: leave it out"
+                f"the option {name} is for a stream, spark.readStream, and would do nothing here: leave it "
+                "out"
             )
 
 
@@ -181,6 +180,11 @@ def parse_write(options: Mapping[str, str]) -> WriteOptions:
             f"the option value names the column for encoding binary, and encoding is {values['encoding']!r}"
         )
     parsed = WriteOptions(**values)
+    if parsed.entry_bytes > ENTRY_BYTES_MAX:
+        raise InvalidArgumentError(
+            f"the option entryBytes is {parsed.entry_bytes:,}, and the largest entry has {ENTRY_BYTES_MAX:,} "
+            "bytes: set it lower"
+        )
     check_quorums(parsed.ensemble_size, parsed.write_quorum, parsed.ack_quorum)
     return parsed
 
@@ -211,6 +215,10 @@ def _unknown(given: str, names: list[str], verb: str) -> str:
     hint = f"did you mean {lower[near[0]]}?" if near else "there is none like it."
     if given.lower() == "path":
         hint = "a log is named by the option log: call save() and load() without a path."
+    if given.lower() == "pushfilters":
+        hint = (
+            "Spark keeps the plan of a frame, and later queries would get what its filter left: use where()."
+        )
     if given.lower() == "password":
         hint = "Spark shows options in plans and keeps them in event logs: use passwordFile or passwordEnv."
     return f"option {given!r} is unknown; {hint} The options of a {verb}: {', '.join(sorted(names))}"
@@ -289,7 +297,6 @@ _READ: dict[str, Callable[[str, str], Any]] = {
     "columns": _names,
     "mode": _one_of("failfast", "permissive"),
     "partitionBytes": _number,
-    "pushFilters": _boolean,
     "startingPosition": _name,
     "maxEntriesPerTrigger": _number,
     "maxBytesPerTrigger": _number,

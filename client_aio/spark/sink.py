@@ -108,7 +108,7 @@ def _encoding_of(options: WriteOptions, schema: StructType) -> tuple[provenance.
                     "wrong with a row: give it another one with withColumnRenamed"
                 )
         written = provenance.Written(encoding, options.compression, schemas.nullable_json(schema))
-        schemas.arrow_schema(schema)
+        schemas.check_types(schema)
         written.to_custom()
         return written, None
     value = options.value

@@ -50,17 +50,17 @@ class LedgerDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Plan a batch read."""
-        return LedgerReader(self._parse_options(schema, is_stream=False), schema)
+        check_kind(self.options)
+        return LedgerReader(self._parse_options(schema), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Begin a streaming read."""
         from client_aio.spark.stream import LedgerStreamReader
 
-        return LedgerStreamReader(self._parse_options(schema, is_stream=True), schema)
+        return LedgerStreamReader(self._parse_options(schema), schema)
 
-    def _parse_options(self, schema: StructType, *, is_stream: bool) -> ReadOptions:
+    def _parse_options(self, schema: StructType) -> ReadOptions:
         options = parse_read(self.options)
-        check_kind(self.options, is_stream=is_stream)
         schemas.check_columns(options, schema)
         return settled(options)
 
@@ -78,13 +78,8 @@ class LedgerDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format "ledger" with a session. Once per session.
-
-    Also sets `spark.sql.python.filterPushdown.enabled`, without which Spark refuses readers that take
-    filters.
-    """
+    """Register the format "ledger" with a session. Once per session."""
     spark.dataSource.register(LedgerDataSource)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
 @contextmanager

@@ -25,9 +25,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 import client_aio
+from client_aio.spark import schemas
 from client_aio.spark.batch import partitions_of, row_reader, written_of
 from client_aio.spark.catalog import Catalog, Found, rows_of
-from client_aio.spark.scan_plan import Bounds, Limit, Offset, Place, advance, between
+from client_aio.spark.scan_plan import Limit, Offset, Place, advance, between
 from client_aio.sync.loop_thread import get_loop_thread
 from metadata.errors import InvalidArgumentError, LogTruncatedError
 
@@ -88,6 +89,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Over a connection that is closed again: Spark creates readers only for their schema, and never stops
         # those.
         self._written = written_of(options)
+        schemas.check_declared(options, schema, self._written)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the reader for tasks without the connection."""
@@ -159,7 +161,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not rows:
             return await self._begin(catalog)
         if self._options.ledger is not None:  # a trimmed unbounded ledger begins behind entry 0
-            found = await catalog.stretches(Bounds(), rows[:1])
+            found = await catalog.stretches(rows[:1])
             return Place(rows[0].row_id, found[0].stretch.first)
         return Place(rows[0].row_id, rows[0].first)
 
@@ -193,7 +195,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     async def _last_place(self, catalog: Catalog) -> Place:
         rows = await catalog.listed()
-        found = await catalog.stretches(Bounds(), rows[-_TAIL_ROWS:])
+        found = await catalog.stretches(rows[-_TAIL_ROWS:])
         if not found:
             return await self._begin(catalog)
         growing = [one.stretch for one in found if not one.stretch.is_complete]
@@ -287,7 +289,7 @@ class LedgerStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows = [row for row in listing.rows if row.row_id >= start.row_id]
         if end is not None:
             rows = [row.as_of(end) for row in rows if row.row_id <= end.row_id]
-        found = await catalog.stretches(Bounds(), rows)
+        found = await catalog.stretches(rows)
         if self._options.ledger is not None and found:
             stretch = found[0].stretch
             if stretch.row_id == start.row_id and stretch.first > start.entry_id:

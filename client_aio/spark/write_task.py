@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import client_aio.sync
-from client_aio.config import ClientConfig
 from client_aio.spark import provenance
 from client_aio.spark.encoding import Format, make_encoder
-from client_aio.spark.options import AWAY, Outage
+from client_aio.spark.options import AWAY, ENTRY_BYTES_MAX, Outage
 from client_aio.spark.passwords import password_of
 from client_aio.spark.schemas import arrow_schema
 from metadata.errors import BookKeeperError
@@ -167,7 +166,7 @@ def encode_chunks(
     encode = make_encoder(
         Format(written.encoding, written.compression, schema),
         entry_bytes=job.options.entry_bytes,
-        entry_bytes_max=ClientConfig().entry_bytes_max,
+        entry_bytes_max=ENTRY_BYTES_MAX,
         value=job.value,
     )
     for batch in batches:

@@ -34,6 +34,7 @@ class Scalar:
     def as_py(self) -> Any: ...
 
 class Array:
+    nbytes: int
     def view(self, target_type: DataType) -> Array: ...
     null_count: int
     type: DataType

@@ -13,7 +13,6 @@ from pyspark.sql.types import StructType
 import client_aio
 from client_aio.spark.catalog import Catalog
 from client_aio.spark.options import parse_read
-from client_aio.spark.scan_plan import Bounds
 from client_aio.spark.stream import LedgerStreamReader
 from metadata.errors import BookieUnavailableError
 from tests.support.links import Links, roll_behind
@@ -36,7 +35,7 @@ async def test_a_complete_ledger_that_is_not_closed_is_planned_to_its_end_though
         gate = await roll_behind(links, log, b"2")
         await cluster.heard(writing, await log.append(b"3"))
         catalog = Catalog(reading, parse_read({"metadata": cluster.uri, "log": "a"}))
-        found = await catalog.stretches(Bounds())
+        found = await catalog.stretches()
         assert [(one.stretch.last, one.stretch.is_complete) for one in found] == [(1, True), (0, False)]
         gate.opened.set()
 
@@ -53,8 +52,8 @@ async def test_a_batch_read_fails_where_nobody_can_tell_the_end_and_a_stream_wai
         for name in list(cluster.bookies)[:2]:
             links["reader", name].black_hole()
         with pytest.raises(BookieUnavailableError):
-            await Catalog(reading, options).stretches(Bounds())
-        (found,) = await Catalog(reading, options, is_stream=True).stretches(Bounds())
+            await Catalog(reading, options).stretches()
+        (found,) = await Catalog(reading, options, is_stream=True).stretches()
         assert not found.stretch.is_complete
 
 
