@@ -36,6 +36,7 @@ VERIFIED = (
 )
 _PART_ENTRIES = 200_000
 _AT_ONCE = 4
+_PROCESSORS_ASSUMED = 8
 _DAY_MS = 24 * 3600 * 1000
 
 
@@ -72,7 +73,10 @@ def verify(
     place = settled_place(password_file, password_env)
     wanted = get_loop_thread().run(_replicas(uri, log, ledger_ids, place))
     frame = spark.createDataFrame(wanted, "ledger_id long, first_entry long, last_entry long, bookie string")
-    tasks = max(1, min(len(wanted), 4 * spark.sparkContext.defaultParallelism))
+    # On Spark Connect there is no context here, and nothing says how many executors there are.
+    context = getattr(spark, "sparkContext", None)
+    processors = _PROCESSORS_ASSUMED if context is None else context.defaultParallelism
+    tasks = max(1, min(len(wanted), 4 * processors))
     return frame.repartition(tasks).mapInArrow(_verifier(uri, place), VERIFIED)
 
 

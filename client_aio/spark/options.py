@@ -34,6 +34,13 @@ ENCODINGS = ("binary", "json", "arrow")
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 """Options that Spark acts upon itself, and passes on to the data source."""
 
+_OF_TABLES = frozenset({"provider", "owner"})
+"""Properties of a table in the catalog, which Spark passes with its options to find the table's columns."""
+_NO_TABLES = (
+    "Spark gives the options of a table to no source in Python, so that its rows could not be found. Use "
+    "CREATE TEMPORARY VIEW … USING ledger OPTIONS (metadata '…', log '…')"
+)
+
 COMPRESSIONS = ("none", "zstd", "lz4")
 ALL = "all"
 ENTRY_BYTES_MAX = ClientConfig().entry_bytes_max
@@ -197,10 +204,16 @@ def _parse(
     for given, text in options.items():
         if given.lower() in _OF_SPARK:
             continue
+        if given.lower() in _OF_TABLES or given.lower().startswith("option."):
+            raise InvalidArgumentError(f"CREATE TABLE … USING ledger is refused: {_NO_TABLES}")
         name = known.get(given.lower())
         if name is None:
             raise InvalidArgumentError(_unknown(given, list(parsers), verb))
         values[_field_of(name)] = parsers[name](name, str(text).strip())
+    if not options:
+        raise InvalidArgumentError(
+            f"there are no options, as in a statement on a table of the catalog: {_NO_TABLES}"
+        )
     if "metadata" not in values:
         raise InvalidArgumentError(
             'the option metadata is needed: .option("metadata", "zk://host:2181/ledgers" or '

@@ -87,7 +87,7 @@ def session(master: str) -> Iterator[SparkSession]:
     """Start Spark, and end it on exit; its workers run this very interpreter.
 
     Args:
-        master: such as `local[*]` or `spark://host:7077`.
+        master: such as `local[*]`, `spark://host:7077`, or `sc://host` for a server of Spark Connect.
 
     Raises:
         InvalidArgumentError: Spark does not start; most often there is no Java.
@@ -95,19 +95,25 @@ def session(master: str) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master(master).appName("bookie-aio")
+    is_remote = master.startswith("sc://")
+    builder = SparkSession.builder.remote(master) if is_remote else SparkSession.builder.master(master)
+    builder = builder.appName("bookie-aio")
     for name, value in {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.log.level": "ERROR",
     }.items():
-        builder = builder.config(name, value)
+        if not is_remote:
+            builder = builder.config(name, value)
     try:
         started = builder.getOrCreate()
     except Exception as error:  # any error: pyspark raises several kinds when the JVM does not start
         raise InvalidArgumentError(
-            f"Spark does not start ({error}): it needs Java 17 or newer on the PATH or under JAVA_HOME"
+            f"Spark Connect at {master} cannot be used ({error}): it needs a server there, and the packages "
+            "of pyspark[connect] here"
+            if is_remote
+            else f"Spark does not start ({error}): it needs Java 17 or newer on the PATH or under JAVA_HOME"
         ) from error
     register(started)
     try:

@@ -42,6 +42,8 @@ def test_names_are_known_whatever_their_case_and_sizes_take_units() -> None:
         ({"metadata": URI}, "one of the options log and ledger is needed; there is neither"),
         ({**READ, "ledger": "1"}, "there is both"),
         ({**READ, "encodnig": "json"}, "'encodnig' is unknown; did you mean encoding\\?"),
+        ({}, "no options, .* CREATE TEMPORARY VIEW"),
+        ({**READ, "option.log": "orders", "provider": "ledger"}, "CREATE TABLE .* is refused: .* VIEW"),
         ({**READ, "pushFilters": "true"}, "use where\\(\\)"),
         ({**READ, "startingposition_": "x"}, "did you mean startingPosition"),
         ({**READ, "zzz": "1"}, "there is none like it. The options of a read: columns, "),
