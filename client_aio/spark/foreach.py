@@ -20,7 +20,7 @@ from client_aio.spark import provenance
 from client_aio.spark.commits import add_bytes
 from client_aio.spark.options import parse_write
 from client_aio.spark.passwords import settled_place
-from client_aio.spark.write_task import CHUNK_BYTES, Job, connect, write_ledgers
+from client_aio.spark.write_task import CHUNK_BYTES, Chunk, Job, connect, write_ledgers
 from metadata.errors import EntryTooLargeError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class LedgerSink:
                 added = [ledger.ledger_id for ledger in ledgers]
                 client._run(add_bytes(client._client, self.options, added))
 
-    def _chunks(self, rows: Iterable[Any]) -> Iterator[list[bytes]]:
+    def _chunks(self, rows: Iterable[Any]) -> Iterator[Chunk]:
         chunk: list[bytes] = []
         size = 0
         limit = ClientConfig().entry_bytes_max
@@ -108,10 +108,10 @@ class LedgerSink:
             chunk.append(data)
             size += len(data)
             if len(chunk) == _ROWS_PER_CHUNK or size >= CHUNK_BYTES:
-                yield chunk
+                yield Chunk(chunk, len(chunk))
                 chunk, size = [], 0
         if chunk:
-            yield chunk
+            yield Chunk(chunk, len(chunk))
 
     def _bytes_of(self, row: Any, number: int) -> bytes:
         value = row

@@ -6,6 +6,7 @@ recognised by them. A log's tags name the encoding of the whole log.
     spark.encoding      binary, json or arrow
     spark.compression   zstd or lz4; missing for none
     spark.schema        Spark's JSON of the schema (json, arrow), deflated
+    spark.rows          of a ledger with encoding arrow: its number of rows
     spark.log           of a ledger: the log that it is to be added to
     spark.job           of a ledger: the job that wrote it, a batch job's id or a streaming query's
     spark.batch         of a ledger: the number of the query's micro-batch
@@ -25,9 +26,12 @@ from metadata.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from metadata.model.ledger import LedgerMetadata
+
 ENCODING = "spark.encoding"
 COMPRESSION = "spark.compression"
 SCHEMA = "spark.schema"
+ROWS = "spark.rows"
 LOG = JOBS_LOG
 JOB = "spark.job"
 BATCH = "spark.batch"
@@ -79,6 +83,14 @@ class Written:
                 f"release knows {', '.join(ENCODINGS)}, and {', '.join(COMPRESSIONS)}"
             )
         return cls(encoding, compression, _schema_of(custom.get(SCHEMA)))
+
+
+def rows_of(metadata: LedgerMetadata) -> int | None:
+    """Return the number of rows of a CLOSED ledger; None where it is not known."""
+    if metadata.custom.get(ENCODING) != b"arrow":
+        return (-1 if metadata.last_entry is None else metadata.last_entry) + 1
+    text = metadata.custom.get(ROWS, b"").decode(errors="replace")
+    return int(text) if text.isascii() and text.isdecimal() else None
 
 
 def _schema_of(stored: bytes | None) -> str | None:

@@ -12,16 +12,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
+import client_aio
 import client_aio.sync
 from client_aio.spark import provenance
 from client_aio.spark.encoding import Format, make_encoder
 from client_aio.spark.options import AWAY, ENTRY_BYTES_MAX, Outage
 from client_aio.spark.passwords import password_of
 from client_aio.spark.schemas import arrow_schema
-from metadata.errors import BookKeeperError
+from metadata.errors import BookKeeperError, VersionConflictError
 from metadata.model.ledger import DIGEST_CRC, DIGEST_HMAC
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class Job:
         return custom
 
 
+class Chunk(NamedTuple):
+    """Some entries, and the number of rows in them."""
+
+    entries: list[bytes]
+    rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenLedger:
     """A ledger that a task has written and closed."""
@@ -98,20 +106,24 @@ def write_partition(
 
 
 def write_ledgers(
-    client: client_aio.sync.Client, job: Job, chunks: Iterator[list[bytes]]
+    client: client_aio.sync.Client, job: Job, chunks: Iterator[Chunk]
 ) -> tuple[WrittenLedger, ...]:
     """Write chunks of entries to as many ledgers as `ledger_bytes` asks for; raises as `write_partition`."""
     options, password = job.options, password_of(job.options)
     made: list[int] = []
+    rows: list[int] = []
     done: list[WrittenLedger] = []
     try:
         for first in chunks:
             with _create(client, job, password) as ledger:
                 made.append(ledger.ledger_id)
-                ledger.add_chunks(_chunks_up_to(options.ledger_bytes, first, chunks))
+                rows.clear()
+                ledger.add_chunks(_entries_up_to(options.ledger_bytes, first, chunks, rows))
             metadata = ledger.metadata
             assert metadata.last_entry is not None
             assert metadata.length is not None
+            if job.written.encoding == "arrow":
+                client._run(_note_rows(client._client, ledger.ledger_id, sum(rows)))
             done.append(WrittenLedger(ledger.ledger_id, metadata.last_entry + 1, metadata.length))
     except BaseException:
         for ledger_id in made:
@@ -149,17 +161,33 @@ def _create(client: client_aio.sync.Client, job: Job, password: bytes) -> client
             time.sleep(outage.pause_s(error, time.monotonic(), asked))
 
 
-def _chunks_up_to(size_max: int, first: list[bytes], chunks: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    yield first
-    size = sum(map(len, first))
-    while size < size_max and (chunk := next(chunks, None)) is not None:
-        size += sum(map(len, chunk))
-        yield chunk
+async def _note_rows(client: client_aio.Client, ledger_id: int, rows: int) -> None:
+    """Note the number of rows with a CLOSED ledger that no log lists yet."""
+    ledgers = client._context.ledgers
+    while True:
+        metadata, version = await ledgers.read(ledger_id)
+        noted = replace(metadata, custom={**metadata.custom, provenance.ROWS: str(rows).encode()})
+        with contextlib.suppress(VersionConflictError):
+            await ledgers.compare_and_set(noted, version, token=client._context.draw_token())
+            return
+
+
+def _entries_up_to(
+    size_max: int, first: Chunk, chunks: Iterator[Chunk], rows: list[int]
+) -> Iterator[list[bytes]]:
+    """Yield the entries of chunks up to a size, and append the chunks' numbers of rows to a list."""
+    chunk: Chunk | None = first
+    size = 0
+    while chunk is not None:
+        size += sum(map(len, chunk.entries))
+        rows.append(chunk.rows)
+        yield chunk.entries
+        chunk = next(chunks, None) if size < size_max else None
 
 
 def encode_chunks(
     job: Job, batches: Iterator[pyarrow.RecordBatch], content: Fingerprint | None = None
-) -> Iterator[list[bytes]]:
+) -> Iterator[Chunk]:
     """Yield the entries of the rows, in non-empty chunks of bounded size."""
     written = job.written
     schema = None if written.schema is None else arrow_schema(written.schema)
@@ -179,4 +207,5 @@ def encode_chunks(
         size = min(CHUNK_BYTES, job.options.ledger_bytes)
         rows = max(1, batch.num_rows // (batch.nbytes // size + 1))
         for start in range(0, batch.num_rows, rows):
-            yield encode(batch.slice(start, rows))
+            part = batch.slice(start, rows)
+            yield Chunk(encode(part), part.num_rows)
