@@ -34,7 +34,13 @@ class Scalar:
     def as_py(self) -> Any: ...
 
 class Array:
+    items: Array
+    keys: Array
     nbytes: int
+    offsets: Array
+    values: Array
+    def flatten(self) -> list[Array]: ...
+    def slice(self, offset: int, length: int) -> Array: ...
     def view(self, target_type: DataType) -> Array: ...
     null_count: int
     type: DataType
