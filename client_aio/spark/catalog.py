@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from metadata.model.ledger import LedgerMetadata
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _AT_ONCE = 32
 _ATTEMPTS_MAX = 10
@@ -94,7 +97,7 @@ class Catalog:
             Exception: the errors of the question itself.
         """
         loop = asyncio.get_running_loop()
-        outage = Outage(self._options.outage_timeout)
+        outage = Outage(self._options.outage_timeout, logger.warning)
         while True:
             asked = loop.time()
             try:

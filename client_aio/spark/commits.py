@@ -155,7 +155,7 @@ async def commit(job: Job, ledger_ids: Sequence[int], *, replace: bool, floor: i
 async def _add_patiently(client: client_aio.Client, options: WriteOptions, addition: Addition) -> AddedToLog:
     """Add to the log; while servers are out of reach try again, where that cannot add anything twice."""
     loop = asyncio.get_running_loop()
-    outage = Outage(options.outage_timeout)
+    outage = Outage(options.outage_timeout, logger.warning)
     while True:
         asked = loop.time()
         try:

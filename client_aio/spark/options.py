@@ -8,11 +8,9 @@ bytes than asked for. Owns also how long an outage may last (`Outage`). Touches 
 from __future__ import annotations
 
 import difflib
-import logging
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from client_aio.config import ClientConfig
 from metadata.backends.uri import parse_uri
 from metadata.errors import (
     BookieUnavailableError,
@@ -28,8 +26,6 @@ from metadata.model.ledger import check_quorums
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-logger = logging.getLogger(__name__)
-
 ENCODINGS = ("binary", "json", "arrow")
 _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 """Options that Spark acts upon itself, and passes on to the data source."""
@@ -43,10 +39,11 @@ _NO_TABLES = (
 
 COMPRESSIONS = ("none", "zstd", "lz4")
 ALL = "all"
-ENTRY_BYTES_MAX = ClientConfig().entry_bytes_max
 OUTAGE_S = 120
 """As long as a writer waits for an ack quorum (`ClientConfig.add_quorum_timeout_s`)."""
 MIB = 1024 * 1024
+ENTRY_BYTES_MAX = 4 * MIB
+"""The largest entry that a client takes, by its defaults."""
 
 
 AWAY = (MetadataUnavailableError, BookieUnavailableError, NotEnoughBookiesError, LedgerRecoveryError)
@@ -59,10 +56,12 @@ class Outage:
 
     Args:
         timeout_s: how long one outage may last. An answer ends the outage.
+        warn: called with a format and the error when an outage begins.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, warn: Callable[[str, BookKeeperError], None]) -> None:
         self._timeout_s = timeout_s
+        self._warn = warn
         self._began: float | None = None
 
     def ended(self) -> None:
@@ -77,7 +76,7 @@ class Outage:
         """
         if self._began is None:
             self._began = asked
-            logger.warning("waiting for servers that are out of reach: %s", error)
+            self._warn("waiting for servers that are out of reach: %s", error)
         if now - self._began >= self._timeout_s:
             raise error
         return _PAUSE_S

@@ -7,6 +7,7 @@ Python object per entry. Owns also the treatment of an entry that cannot be read
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from client_aio.ledger.entry_reader import EntryBatch
     from client_aio.spark.provenance import Written
     from client_aio.spark.scan_plan import Stretch
+
+logger = logging.getLogger(__name__)
 
 SETTINGS = {"read_ahead_bytes": 4 * 1024 * 1024, "read_ahead_requests": 2}
 """Settings of a task's client. Large requests cut fewer of the blocks that bookies store. A block that is
@@ -102,7 +105,7 @@ class RowReader:
 
     def _entries_of(self, client: client_aio.sync.Client, stretch: Stretch) -> Iterator[EntryBatch | _Lost]:
         """Yield a stretch's entries; go on behind the last one while bookies are out of reach."""
-        following, outage = stretch.first, Outage(self._outage_timeout_s)
+        following, outage = stretch.first, Outage(self._outage_timeout_s, logger.warning)
         while True:
             asked = time.monotonic()
             try:

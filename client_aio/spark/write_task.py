@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import client_aio
 import client_aio.sync
+from client_aio.config import ClientConfig
 from client_aio.spark import provenance
 from client_aio.spark.encoding import Format, make_encoder
 from client_aio.spark.options import AWAY, ENTRY_BYTES_MAX, Outage
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+assert ClientConfig().entry_bytes_max == ENTRY_BYTES_MAX
 CHUNK_BYTES = 4 * 1024 * 1024
 """The bytes of a batch that are encoded at a time: a task holds a few of these chunks beside its window."""
 
@@ -145,7 +147,7 @@ def connect(options: WriteOptions) -> client_aio.sync.Client:
 
 def _create(client: client_aio.sync.Client, job: Job, password: bytes) -> client_aio.sync.LedgerWriter:
     """Create a ledger; wait while too few bookies are there, up to the option outageTimeout."""
-    options, outage = job.options, Outage(job.options.outage_timeout)
+    options, outage = job.options, Outage(job.options.outage_timeout, logger.warning)
     while True:
         asked = time.monotonic()
         try:

@@ -114,12 +114,12 @@ async def test_readers_wait_for_bookies_that_are_away(cluster: Cluster) -> None:
                     loop.call_soon_threadsafe(is_waiting.set)
 
         handler = Heard()
-        logging.getLogger("client_aio.spark.options").addHandler(handler)
+        logging.getLogger("client_aio.spark").addHandler(handler)
         try:
             await kill_all()
             planning = asyncio.create_task(asyncio.to_thread(rows))
             await start_later()
             assert await asyncio.wait_for(planning, 60) == [b"1"]
         finally:
-            logging.getLogger("client_aio.spark.options").removeHandler(handler)
+            logging.getLogger("client_aio.spark").removeHandler(handler)
             await asyncio.to_thread(stream.stop)

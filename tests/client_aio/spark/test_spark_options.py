@@ -128,11 +128,13 @@ def test_columns_that_differ_are_named_and_nulls_and_order_are_no_difference() -
 
 def test_an_outage_ends_with_an_answer_and_fails_once_it_has_lasted_too_long() -> None:
     error = BookieUnavailableError("away")
-    outage = Outage(10)
+    said: list[str] = []
+    outage = Outage(10, lambda text, reason: said.append(text % reason))
     assert outage.pause_s(error, 5.0, asked=1.0) > 0
     assert outage.pause_s(error, 10.9, asked=9.0) > 0, "one outage since 1.0"
     outage.ended()
     assert outage.pause_s(error, 20.0, asked=19.0) > 0, "another one"
+    assert len(said) == 2
     with pytest.raises(BookieUnavailableError):
         outage.pause_s(error, 29.0, asked=28.0)
 
