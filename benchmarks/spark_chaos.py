@@ -8,8 +8,8 @@ A query on a checkpoint that was set back ends with StaleCheckpointError, or goe
 error the newest checkpoint is put in place again. The file sink's checkpoint is never set back: Spark's own
 file sink drops a batch by its number.
 
-At the end both logs and the Parquet files have every id from 0 on exactly once, and after a sweep no ledger
-is left over.
+At the end both logs and the Parquet files have every id from 0 on exactly once. After a sweep no ledger is
+left over.
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ class Driver:
 
     def __init__(self, uri: str, folder: Path, rate: int, master: str) -> None:
         self.folder, self.uri, self.rate = folder, uri, rate
-        settings = {"spark.sql.streaming.stopTimeout": "60s", "spark.task.maxFailures": "20"}
+        settings = {
+            "spark.sql.streaming.stopTimeout": "60s",
+            "spark.task.maxFailures": "20",
+            "spark.python.authenticate.socketTimeout": "120s",  # of a worker that starts on a busy machine
+        }
         self.spark: SparkSession = start_spark(master, folder, **settings)
         self.starts: dict[str, Callable[[], StreamingQuery]] = {
             "first": self.start_first,

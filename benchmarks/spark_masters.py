@@ -2,9 +2,9 @@
 
     python -m benchmarks.spark_masters [local-cluster] [standalone] [connect]
 
-`local-cluster` is local-cluster[2,1,1024], `standalone` a master with two workers, and `connect` a server of
-Spark Connect in a process of its own, with a client that has no JVM (it needs pyspark[connect]).
-Each runs in a process of its own, on three bookies and a real ZooKeeper.
+`local-cluster` is local-cluster[2,1,1024], and `standalone` a master with two workers. `connect` is a server
+of Spark Connect in a process of its own, with a client that has no JVM; it needs pyspark[connect]. Each runs
+in a process of its own, on three bookies and a real ZooKeeper.
 """
 
 from __future__ import annotations
