@@ -274,3 +274,26 @@ def test_nulls_and_rows_above_the_limit_fail_the_job_and_leave_nothing(
         write(large, bookies.uri, log="refused")
     assert bookies.ledgers_of("refused")[0] == set()
     assert bookies.leftovers("refused") == set()
+
+
+def test_sql_reads_and_writes_through_views_and_makes_no_table(spark: SparkSession, bookies: Bookies) -> None:
+    write(spark.range(3), bookies.uri, log="sql")
+    view = f"using ledger options (metadata '{bookies.uri}', log 'sql')"
+    with pytest.raises(PySparkException, match=r"CREATE TABLE .* is refused: .* TEMPORARY VIEW"):
+        spark.sql(f"create table sql_table {view}")
+    with pytest.raises(PySparkException, match="no options, as in a statement on a table of the catalog"):
+        spark.sql(f"create table sql_made {view} as select 1 as id")
+    spark.sql(f"create temporary view sql_view {view}")
+    assert spark.sql("select count(*) from sql_view").first()[0] == 3
+    spark.sql("insert into sql_view values (9)")
+    spark.sql(f"create or replace temporary view sql_view {view}")
+    assert sorted(row.id for row in spark.sql("select * from sql_view").collect()) == [0, 1, 2, 9]
+    spark.sql("drop view sql_view")
+
+
+def test_a_collation_decides_what_matches_after_reading_too(spark: SparkSession, bookies: Bookies) -> None:
+    frame = spark.sql("select 'Ab' collate UTF8_LCASE c").withMetadata("c", {"comment": "a word"})
+    write(frame, bookies.uri, log="collated")
+    back = read(spark, bookies.uri, log="collated")
+    assert back.where("c = 'aB'").count() == 1
+    assert back.schema["c"].metadata == {"comment": "a word"}

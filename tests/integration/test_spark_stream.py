@@ -303,3 +303,17 @@ def test_a_micro_batch_without_partitions_is_committed(
     bookies.append("halting", [b"2"])
     copy()
     assert bookies.records("halting-copy") == [b"1", b"2"]
+
+
+def test_update_mode_ends_the_query_before_rows_are_written(
+    spark: SparkSession, bookies: Bookies, tmp_path: Path
+) -> None:
+    """As docs/SPARK.md says; Spark asks a sink in Python about no mode at `start()`."""
+    bookies.append("updated", [b"1"])
+    counts = spark.readStream.format("ledger").options(metadata=bookies.uri, log="updated").load()
+    writer = counts.groupBy("value").count().writeStream.outputMode("update").format("ledger")
+    writer = writer.options(metadata=bookies.uri, log="updates", checkpointLocation=str(tmp_path))
+    query = writer.trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match="does not support Update mode"):
+        query.awaitTermination(60)
+    assert bookies.ledgers_of("updates") == (set(), set())
